@@ -1,0 +1,95 @@
+"""The C++ side, as Python sees it (nanobind module, sources in xla_ffi/ffi/module.cc)."""
+
+from collections.abc import Sequence
+from types import CapsuleType
+from typing import final
+
+@final
+class UdpSocket:
+    """A UDP socket bound to an unused port, connected to the switch's data port."""
+
+    def __init__(self, switch_host: str, switch_port: int) -> None: ...  # raises OSError
+    @property
+    def port(self) -> int: ...
+
+@final
+class Stall:
+    site_name: str
+    site: int
+    occurrence: int
+    waits_for_order: bool
+    slot: int
+    version: int
+    sequence: int
+
+@final
+class Event:
+    kind: str  # "order_message" | "stall" | "failed"
+    order_message: bytes
+    stall: Stall | None
+    stalled_s: float
+    failure: tuple[str, str] | None  # (name of an exception in jax_passing.errors, message)
+
+@final
+class Transport:
+    """One rank's sums over UDP. Takes the socket."""
+
+    def __init__(
+        self,
+        socket: UdpSocket,
+        *,
+        job: int,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        slot_first: int,
+        slot_count: int,
+        lanes_per_chunk: int,
+        warn_s: float,
+        deadline_s: float,
+    ) -> None: ...
+    def deliver_order_message(self, message: bytes) -> None: ...
+    def note_stall(self, note: str) -> None: ...
+    def fail(self, kind: str, message: str) -> None: ...
+    def failure(self) -> tuple[str, str] | None: ...
+    def wait_event(self, timeout_s: float) -> Event | None: ...  # releases the GIL
+    def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...  # releases the GIL
+    def closed(self) -> bool: ...
+
+@final
+class LocalCollective:
+    """The sum over the local devices alone: a world of one rank, no switch."""
+
+    def __init__(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+def attach(collective: Transport | LocalCollective) -> None:
+    """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached."""
+
+def detach() -> None:
+    """Undoes attach; calls of handlers fail with NotInitializedError from then on."""
+
+@final
+class SoftwareDataPlane:
+    """A slot pool behind a UDP port, served by a C++ thread."""
+
+    def __init__(self, host: str, port: int, slot_count: int) -> None: ...  # raises OSError
+    @property
+    def port(self) -> int: ...
+    def add_job(
+        self, *, job: int, epoch: int, slot_first: int, slot_count: int, addresses: Sequence[tuple[str, int]]
+    ) -> None: ...
+    def remove_job(self, job: int) -> None: ...
+    def slot_state(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
+        """(empty, sequence, bitmap, complete)"""
+
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
+    """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}}."""
+
+def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
+    """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""

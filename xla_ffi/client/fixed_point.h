@@ -1,0 +1,63 @@
+// Floats to 32-bit lanes and back, with one power-of-two scale for each block. Pure functions.
+#ifndef XLA_FFI_CLIENT_FIXED_POINT_H_
+#define XLA_FFI_CLIENT_FIXED_POINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace passing {
+
+// complex64 and complex128 are twice as many float32 and float64.
+enum class DType : uint8_t {
+  kInt8, kInt16, kInt32, kInt64, kUint8, kUint16, kUint32, kUint64,
+  kFloat16, kBFloat16, kFloat32, kFloat64,
+};
+
+size_t SizeOf(DType dtype);
+bool IsFloat(DType dtype);
+
+// 32-bit lanes that carry one element: 1, but 2 for float64 and 3 for int64 and uint64 (see the bounds in the .cc).
+uint32_t LanesPerElement(DType dtype);
+
+// Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
+// 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
+inline constexpr uint32_t kBlockElements = 1440;
+
+// The exponent lane of a block without a finite element other than zero. Below every other exponent.
+inline constexpr int32_t kNoExponent = -(1 << 20);
+
+// Bits kept free for the sum of `world_size` hosts: ceil(log2(world_size)).
+uint32_t HeadroomBits(uint32_t world_size);
+
+// In all that follows `inputs` holds one pointer per local device, each to the same `count` elements of a
+// leaf (at most kBlockElements of one block); element i of the host is inputs[0][i] + inputs[1][i] + ...,
+// in that order, float16 and bfloat16 widened to float32 first.
+
+// The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite.
+int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count);
+
+// Writes LanesPerElement(dtype) * count lanes in network order. Integers ignore `exponent` and
+// `headroom_bits`. Non-finite elements become 0 and set their wire::Flag in the value returned.
+uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
+                    uint32_t headroom_bits, uint8_t* lanes);
+
+// The sum's lanes to elements, rounded once (to nearest, ties to even), written to every output. An output
+// may be an input: nothing of `inputs` is read.
+void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
+                 std::span<void* const> outputs);
+
+// For a flagged chunk, once more: each element's class as counters that add up over at most 1023 ranks:
+// NaN << 20 | +Inf << 10 | -Inf, one lane an element, host order.
+void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
+
+// Overwrites the elements that are not finite according to the summed `classes`: NaN if any rank had NaN or
+// both infinities met, else the infinity.
+void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);
+
+// The sum over the local devices alone (world size 1, no switch): outputs[k][i] = host element i, rounded once.
+void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_FIXED_POINT_H_

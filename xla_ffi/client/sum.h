@@ -1,0 +1,60 @@
+// One sum of one host, as the FFI layer hands it to the transport.
+#ifndef XLA_FFI_CLIENT_SUM_H_
+#define XLA_FFI_CLIENT_SUM_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/fixed_point.h"
+
+namespace passing {
+
+// Which sum this is, alike on every host whatever order XLA issues them in.
+struct SumKey {
+  uint64_t site = 0;        // hash of (program, site, instance, shard, dtype, leaf sizes)
+  uint32_t occurrence = 0;  // how often this site was called before, since the session began
+  uint32_t step = 0;        // the same, since the running execution of the program began
+
+  friend bool operator==(const SumKey&, const SumKey&) = default;
+};
+
+// Why sums fail. `kind` is the name of a Python exception in jax_passing.errors.
+struct Failure {
+  std::string kind;
+  std::string message;
+};
+
+// What is the same each time a site is called.
+struct SumShape {
+  std::string site_name;  // for people: "train.py:41 psum of f32[128,10]"
+  DType dtype = DType::kFloat32;
+  std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
+  uint32_t device_count = 1;            // L
+};
+
+struct Sum {
+  SumKey key;
+  std::shared_ptr<const SumShape> shape;
+  // Device-major: pointer of (device, leaf) at [device * leaf_count + leaf]. Owned by the caller, valid until
+  // `done` ran. An output is the same device's and leaf's input, or memory that no input overlaps.
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
+  std::function<void(const Failure*)> done;
+};
+
+// Whatever can carry out a sum: the transport, or the host alone when the world has one rank.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  virtual uint32_t world_size() const = 0;
+  // From any thread; never blocks on the network. After a failure `done` is called with it at once.
+  virtual void Start(Sum sum) = 0;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_SUM_H_

@@ -1,0 +1,62 @@
+// AllReduce on a thread of its own, over UDP: what a session holds.
+#ifndef XLA_FFI_CLIENT_TRANSPORT_H_
+#define XLA_FFI_CLIENT_TRANSPORT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "client/all_reduce.h"
+#include "net/udp_socket.h"
+
+namespace passing {
+
+// What the transport asks of its session (Python), which polls for it on a thread of its own.
+struct TransportEvent {
+  enum class Kind { kOrderMessage, kStall, kFailed } kind;
+  std::string order_message;       // kOrderMessage: relay to all other ranks
+  std::optional<Stall> stall;      // kStall: warn, and ask the switch who is missing
+  double stalled_s = 0;
+  std::optional<Failure> failure;  // kFailed: tell the switch
+};
+
+struct TransportOptions {
+  JobConfig job;
+  double warn_s = 5;
+  double deadline_s = 60;
+};
+
+class Transport : public Collective {
+ public:
+  // Takes the bound socket, connected to the switch's data port.
+  Transport(UdpSocket socket, const TransportOptions& options);
+  ~Transport() override;  // fails what is pending, joins the thread
+
+  uint32_t world_size() const override;
+  void Start(Sum sum) override;
+
+  // From any thread.
+  void DeliverOrderMessage(std::string message);
+  // What the session learned about the stall that was reported (missing ranks); part of the deadline's message.
+  void NoteStall(std::string note);
+  // Fails all sums, now and later. The first failure wins.
+  void Fail(const Failure& failure);
+  std::optional<Failure> failure() const;
+
+  // The next event; empty after timeout_s or once the transport is closed.
+  std::optional<TransportEvent> WaitEvent(double timeout_s);
+  // True once no sum is pending; false after timeout_s.
+  bool Drain(double timeout_s);
+  AllReduceStats stats() const;
+  // Idempotent. Pending sums fail; WaitEvent returns.
+  void Close();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_TRANSPORT_H_

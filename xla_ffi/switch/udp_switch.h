@@ -1,0 +1,42 @@
+// A slot pool behind a UDP port: the software data plane.
+#ifndef XLA_FFI_SWITCH_UDP_SWITCH_H_
+#define XLA_FFI_SWITCH_UDP_SWITCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "switch/slot_pool.h"
+
+namespace passing {
+
+struct UdpSwitchStats {
+  std::array<uint64_t, kVerdictCount> verdicts{};
+  uint64_t packets_received = 0;
+  uint64_t bytes_received = 0;
+  uint64_t packets_sent = 0;
+  uint64_t bytes_sent = 0;
+};
+
+class UdpSwitch {
+ public:
+  // Binds host:port (port 0: any) and serves it on a thread of its own. Throws std::system_error.
+  UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count);
+  ~UdpSwitch();  // Close
+
+  uint16_t port() const;
+  // From any thread; both take effect before they return.
+  void AddJob(const JobSlots& job);
+  void RemoveJob(uint16_t job);
+  SlotState State(uint32_t slot, uint8_t version) const;
+  UdpSwitchStats stats() const;
+  void Close();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_SWITCH_UDP_SWITCH_H_

@@ -1,0 +1,104 @@
+// The packet header, once for every program that speaks the protocol.
+//
+//  0                   1                   2                   3
+//  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+// +---------------+---------------+---------------+---------------+
+// |     magic     |    protocol   |  packet type  |     flags     |
+// +---------------+---------------+---------------+---------------+
+// |              job              |             epoch             |
+// +-------------------------------+-------------------------------+
+// |              rank             |              slot             |
+// +-------------------------------+-------------------------------+
+// |                            sequence                           |
+// +---------------+---------------+-------------------------------+
+// |    version    |  lane format  |         element count         |
+// +---------------+---------------+-------------------------------+
+// |                  lanes, element count x 32 bit                |
+//
+// Every field is in network order and aligned to its size; a P4 parser needs no loop.
+#ifndef XLA_FFI_WIRE_HEADER_H_
+#define XLA_FFI_WIRE_HEADER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace passing::wire {
+
+inline constexpr uint8_t kMagic = 0x9A;
+inline constexpr uint8_t kProtocolVersion = 1;
+inline constexpr size_t kHeaderBytes = 20;
+
+// 360 lanes: 1440 + 20 header + 28 IP and UDP = 1488 bytes, inside an MTU of 1500 with 12 bytes to spare.
+inline constexpr uint32_t kMaxLanes = 360;
+inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
+
+// One bit of a 64-bit bitmap for each rank.
+inline constexpr uint32_t kMaxWorldSize = 64;
+
+enum class PacketType : uint8_t { kContribution = 1, kResult = 2 };
+
+// How the switch joins two lanes: wrapping 32-bit addition, or the signed maximum.
+enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
+
+// Sticky: the switch ors them over all ranks.
+enum Flag : uint8_t { kFlagNaN = 1, kFlagPosInf = 2, kFlagNegInf = 4 };
+inline constexpr uint8_t kAllFlags = kFlagNaN | kFlagPosInf | kFlagNegInf;
+
+struct Header {
+  PacketType type = PacketType::kContribution;
+  uint8_t flags = 0;
+  uint16_t job = 0;
+  uint16_t epoch = 0;
+  uint16_t rank = 0;  // sender of a contribution; receiver of a unicast result, 0xFFFF on a result for all
+  uint16_t slot = 0;
+  uint32_t sequence = 0;
+  uint8_t version = 0;  // 0 or 1
+  LaneFormat lane_format = LaneFormat::kSumInt32;
+  uint16_t element_count = 0;
+
+  friend bool operator==(const Header&, const Header&) = default;
+};
+
+inline constexpr uint16_t kEveryRank = 0xFFFF;
+
+// Why a packet can't be decoded; each has its own counter in the metrics.
+enum class DecodeError : uint8_t {
+  kNone,
+  kTooShort,
+  kBadMagic,
+  kBadProtocolVersion,
+  kBadType,
+  kBadFlags,
+  kBadVersion,
+  kBadLaneFormat,
+  kBadElementCount,  // zero, or above kMaxLanes
+  kBadLength,        // the packet's length is not kHeaderBytes + 4 * element_count
+};
+
+// Writes kHeaderBytes to `out`.
+void Encode(const Header& header, uint8_t* out);
+
+// Checks every field that can be checked without knowing the job. `header` is valid if kNone is returned.
+DecodeError Decode(std::span<const uint8_t> packet, Header& header);
+
+const char* Name(DecodeError error);
+
+// Serial number arithmetic (RFC 1982) over 32 bits: is `a` before `b`?
+constexpr bool SequenceBefore(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
+
+// Lanes stand in network order on the wire.
+inline uint32_t LoadLane(const uint8_t* at) {
+  return uint32_t{at[0]} << 24 | uint32_t{at[1]} << 16 | uint32_t{at[2]} << 8 | at[3];
+}
+inline void StoreLane(uint8_t* at, uint32_t value) {
+  at[0] = static_cast<uint8_t>(value >> 24);
+  at[1] = static_cast<uint8_t>(value >> 16);
+  at[2] = static_cast<uint8_t>(value >> 8);
+  at[3] = static_cast<uint8_t>(value);
+}
+
+}  // namespace passing::wire
+
+#endif  // XLA_FFI_WIRE_HEADER_H_
