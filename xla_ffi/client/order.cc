@@ -1,0 +1,178 @@
+#include "client/order.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace passing {
+namespace {
+
+// A job that never repeats itself must not fill the memory. All ranks forget at the same announcement.
+constexpr size_t kMaxPredictions = 1 << 20;
+constexpr size_t kMaxNameBytes = 512;
+
+void Put(std::string& out, uint64_t value, int bytes) {
+  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  uint64_t Take(size_t bytes) {
+    uint64_t value = 0;
+    for (uint8_t byte : TakeBytes(bytes)) value = value << 8 | byte;
+    return value;
+  }
+  std::span<const uint8_t> TakeBytes(size_t bytes) {
+    if (bytes > bytes_.size()) {
+      ok_ = false;
+      bytes = 0;
+    }
+    auto taken = bytes_.first(bytes);
+    bytes_ = bytes_.subspan(bytes);
+    return taken;
+  }
+  bool ok() const { return ok_; }
+  std::span<const uint8_t> rest() const { return bytes_; }
+
+ private:
+  std::span<const uint8_t> bytes_;
+  bool ok_ = true;
+};
+
+}  // namespace
+
+size_t Order::ContextHash::operator()(const Context& context) const {
+  uint64_t hash = context.site ^ (uint64_t{context.segment} << 32 | context.step);
+  hash *= 0x9E3779B97F4A7C15;
+  return hash ^ hash >> 29;
+}
+
+std::optional<Place> Order::Predict() const {
+  const Successor* successor = nullptr;
+  uint32_t step = 0;
+  if (auto found = exact_.find(context_); found != exact_.end()) {
+    successor = &found->second;
+    step = successor->step;
+  } else if (auto guess = loose_.find({context_.site, context_.segment, 0}); guess != loose_.end()) {
+    successor = &guess->second;
+    step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{context_.step} + successor->step_delta));
+  } else {
+    return std::nullopt;
+  }
+  const auto occurrence = next_occurrence_.find({successor->site, successor->segment, 0});
+  return Place{.id = {.site = successor->site,
+                      .occurrence = occurrence == next_occurrence_.end() ? 0 : occurrence->second,
+                      .segment = successor->segment},
+               .step = step,
+               .chunk_count = successor->chunk_count,
+               .index = next_index_,
+               .first_position = next_position_};
+}
+
+Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, const std::string& name,
+                    std::string& announcement) {
+  if (auto predicted = Predict(); predicted && predicted->id == id && predicted->chunk_count == chunk_count) {
+    Push(*predicted);
+    return *predicted;
+  }
+  const Place place{.id = id,
+                    .step = step,
+                    .chunk_count = chunk_count,
+                    .index = next_index_,
+                    .first_position = PositionAfterDeviation()};
+  Put(announcement, place.index, 8);
+  Put(announcement, place.first_position, 8);
+  Put(announcement, id.site, 8);
+  Put(announcement, id.occurrence, 4);
+  Put(announcement, id.segment, 4);
+  Put(announcement, id.pass, 4);
+  Put(announcement, step, 4);
+  Put(announcement, chunk_count, 4);
+  const bool first = id.occurrence == 0 && id.segment == 0 && id.pass == 0;
+  const size_t name_bytes = first ? std::min(name.size(), kMaxNameBytes) : 0;
+  Put(announcement, name_bytes, 2);
+  announcement.append(name, 0, name_bytes);
+  Learn(place);
+  Push(place);
+  return place;
+}
+
+Place Order::Speculate() {
+  const auto place = Predict();
+  assert(place);
+  Push(*place);
+  return *place;
+}
+
+std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
+  Reader reader(message);
+  Place place;
+  place.index = reader.Take(8);
+  place.first_position = reader.Take(8);
+  place.id.site = reader.Take(8);
+  place.id.occurrence = static_cast<uint32_t>(reader.Take(4));
+  place.id.segment = static_cast<uint32_t>(reader.Take(4));
+  place.id.pass = static_cast<uint32_t>(reader.Take(4));
+  place.step = static_cast<uint32_t>(reader.Take(4));
+  place.chunk_count = static_cast<uint32_t>(reader.Take(4));
+  const auto name = reader.TakeBytes(reader.Take(2));
+  if (!reader.ok() || place.chunk_count == 0) return std::nullopt;
+  if (place.index < announced_ || place.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
+
+  Change change{.keep = place.index, .name = std::string(name.begin(), name.end())};
+  RollBack(place.index);
+  while (next_index_ < place.index) {
+    if (!Predict() || next_position_ >= place.first_position) return std::nullopt;
+    change.places.push_back(Speculate());
+  }
+  if (place.first_position != PositionAfterDeviation()) return std::nullopt;
+  Learn(place);
+  Push(place);
+  announced_ = next_index_;
+  change.places.push_back(place);
+  message = reader.rest();
+  return change;
+}
+
+void Order::Settle(uint64_t index) {
+  while (!unsettled_.empty() && unsettled_.front().place.index < index) unsettled_.pop_front();
+}
+
+void Order::Push(const Place& place) {
+  unsettled_.push_back({place, context_});
+  if (place.id.pass == 0) {
+    context_ = {place.id.site, place.id.segment, place.step};
+    next_occurrence_[{place.id.site, place.id.segment, 0}] = place.id.occurrence + 1;
+  }
+  next_index_ = place.index + 1;
+  next_position_ = place.end_position();
+}
+
+void Order::Learn(const Place& place) {
+  if (place.id.pass != 0) return;  // follows from the data, not from the program
+  if (exact_.size() >= kMaxPredictions) {
+    exact_.clear();
+    loose_.clear();
+  }
+  const Successor successor{.site = place.id.site,
+                            .segment = place.id.segment,
+                            .step = place.step,
+                            .chunk_count = place.chunk_count,
+                            .step_delta = int64_t{place.step} - context_.step};
+  exact_[context_] = successor;
+  loose_[{context_.site, context_.segment, 0}] = successor;
+}
+
+void Order::RollBack(uint64_t index) {
+  while (next_index_ > index) {
+    const Line& line = unsettled_.back();
+    const SegmentId& id = line.place.id;
+    if (id.pass == 0) next_occurrence_[{id.site, id.segment, 0}] = id.occurrence;
+    context_ = line.context_before;
+    next_index_ = line.place.index;
+    next_position_ = line.place.first_position;
+    unsettled_.pop_back();
+  }
+}
+
+}  // namespace passing

@@ -1,0 +1,82 @@
+// How a sum's elements are cut into segments, blocks and chunks. Pure; alike on every rank.
+#ifndef XLA_FFI_CLIENT_SUM_PLAN_H_
+#define XLA_FFI_CLIENT_SUM_PLAN_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "client/sum.h"
+
+namespace passing {
+
+// A segment takes one place in the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and
+// 16 blocks of float32: no chunk but the last of a leaf is ever short.
+inline constexpr uint32_t kSegmentLanes = 23040;
+
+struct Segment {
+  uint64_t first_element = 0;  // in the leaves laid end to end
+  uint32_t element_count = 0;
+  uint64_t first_block = 0;
+  uint32_t block_count = 0;      // 0 for integers, which need no scale
+  uint32_t exponent_chunks = 0;  // sent first, one lane a block
+  uint32_t data_chunks = 0;
+
+  uint32_t chunk_count() const { return exponent_chunks + data_chunks; }
+};
+
+// Elements of one leaf, inside one block.
+struct Run {
+  uint32_t leaf;
+  uint64_t first;  // in the leaf
+  uint32_t count;
+  uint64_t block;   // in the sum
+  uint32_t offset;  // in the range that was asked for
+};
+
+class SumPlan {
+ public:
+  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk);
+
+  uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
+  const Segment& segment(uint32_t index) const { return segments_[index]; }
+
+  uint32_t lanes_per_element() const { return lanes_per_element_; }
+  uint32_t blocks_per_chunk() const { return lanes_per_chunk_; }
+  uint32_t elements_per_chunk() const { return elements_per_chunk_; }
+
+  // Calls f(Run) for the runs of `count` elements from `first` on, in order.
+  template <typename F>
+  void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
+    auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;
+    uint64_t in_leaf = first - leaf_starts_[leaf];
+    for (uint64_t offset = 0; offset < count;) {
+      const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
+      const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
+      const uint64_t run = std::min({count - offset, leaf_left, block_left});
+      f(Run{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(run),
+            leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
+      offset += run;
+      in_leaf += run;
+      if (run == leaf_left) {
+        ++leaf;
+        in_leaf = 0;
+      }
+    }
+  }
+
+  // The elements of block `block`, a number from the sum's start.
+  Run Block(uint64_t block) const;
+
+ private:
+  uint32_t lanes_per_chunk_;
+  uint32_t lanes_per_element_;
+  uint32_t elements_per_chunk_;
+  std::vector<uint64_t> leaf_starts_;  // element at which each leaf starts, and the end
+  std::vector<uint64_t> leaf_blocks_;  // the same in blocks
+  std::vector<Segment> segments_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_SUM_PLAN_H_
