@@ -8,16 +8,10 @@
 #include <span>
 #include <vector>
 
+#include "net/address.h"
 #include "wire/header.h"
 
 namespace passing {
-
-// The address that a contribution must come from: IPv4 or IPv6 bytes and port, opaque to the pool.
-struct Address {
-  std::array<uint8_t, 28> bytes{};  // a sockaddr_in or sockaddr_in6
-  uint8_t size = 0;
-  friend bool operator==(const Address&, const Address&) = default;
-};
 
 enum class Verdict : uint8_t {
   kAdded,          // counted, the slot still waits for other ranks
@@ -67,7 +61,8 @@ class SlotPool {
   explicit SlotPool(uint32_t slot_count);
   ~SlotPool();
 
-  // Admits a job, or a new epoch of it; clears its slots. The partition must not overlap another job's.
+  // Admits a job, or a new epoch of it; clears its slots. Throws std::invalid_argument if the partition leaves the
+  // pool, overlaps another job's, or isn't a power of two, or if the world size is out of range.
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 

@@ -1,0 +1,33 @@
+// The driver over a connected UDP socket.
+#ifndef XLA_FFI_NET_UDP_DRIVER_H_
+#define XLA_FFI_NET_UDP_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "net/driver.h"
+#include "net/udp_socket.h"
+
+namespace passing {
+
+class UdpDriver : public Driver {
+ public:
+  // The socket must outlive the driver.
+  explicit UdpDriver(UdpSocket& socket);
+
+  uint8_t* Reserve() override;
+  void Commit(size_t bytes) override;
+  void Flush() override;
+
+ private:
+  UdpSocket& socket_;
+  std::unique_ptr<uint8_t[]> buffer_;  // the queued packets side by side
+  size_t used_bytes_ = 0;
+  std::vector<uint16_t> packet_bytes_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_NET_UDP_DRIVER_H_
