@@ -1,5 +1,8 @@
 // The client's side of the protocol: one rank's sums, as a state machine over a Driver. No threads, no clock,
 // no sockets: time is an argument, packets and order messages are handed in.
+//
+// Start, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one run of
+// packets: call OnTimer after each batch, and whenever next_timer_us() has come.
 #ifndef XLA_FFI_CLIENT_ALL_REDUCE_H_
 #define XLA_FFI_CLIENT_ALL_REDUCE_H_
 
@@ -51,6 +54,7 @@ struct Stall {
   uint32_t slot = 0;             // else: the first chunk without a result
   uint8_t version = 0;
   uint32_t sequence = 0;
+  std::string job_is_at{};  // the sum that rank 0 placed before this one and that this host hasn't issued; else empty
 };
 
 class AllReduce {
@@ -63,9 +67,9 @@ class AllReduce {
   void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
   // Empty if it was understood, else why the job can't go on.
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message, int64_t now_us);
-  // Resends what is due; call it at next_timer_us(), or earlier.
+  // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);
-  // When OnTimer is due; INT64_MAX if nothing waits.
+  // When OnTimer is due: 0 if at once, INT64_MAX if nothing waits.
   int64_t next_timer_us() const;
 
   // Calls `done` of every sum with `failure`; nothing is sent or received from then on.

@@ -43,7 +43,7 @@ struct Sum {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
-  std::function<void(const Failure*)> done;
+  std::function<void(const Failure*)> done{};
 };
 
 // Whatever can carry out a sum: the transport, or the host alone when the world has one rank.

@@ -1,0 +1,571 @@
+#include "client/all_reduce.h"
+
+#include <algorithm>
+#include <cassert>
+#include <deque>
+#include <list>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "client/order.h"
+#include "client/slot_window.h"
+#include "client/sum_plan.h"
+
+namespace passing {
+namespace {
+
+// How long rank 0 waits for the sum that the job's history predicts while another one is ready. Deviating costs a
+// message to every host and a drained pipeline, about this long.
+constexpr int64_t kDeviateGraceUs = 500;
+
+// A sum in progress. Pass 0 is the caller's; pass 1 adds up the class counters of its flagged chunks.
+struct ActiveSum {
+  ActiveSum(Sum s, uint32_t lanes_per_chunk, uint32_t p, int64_t now_us)
+      : sum(std::move(s)), plan(*sum.shape, lanes_per_chunk), pass(p), started_us(now_us) {}
+
+  SegmentId IdOf(uint32_t segment) const { return {sum.key.site, sum.key.occurrence, segment, pass}; }
+  size_t leaf_count() const { return sum.shape->leaf_elements.size(); }
+
+  Sum sum;
+  SumPlan plan;
+  uint32_t pass;
+  int64_t started_us;
+  uint32_t segments_placed = 0;
+  uint32_t segments_done = 0;
+  // Pass 0: first element of each flagged chunk, and its elements' classes.
+  std::map<uint64_t, std::vector<uint32_t>> flagged;
+  // Pass 1: the sum that these counters complete, and the counters.
+  std::unique_ptr<ActiveSum> parent;
+  std::vector<uint32_t> classes;
+};
+
+// A line of the order's log, and what this rank knows about its chunks.
+struct Line {
+  Place place;
+  ActiveSum* sum = nullptr;  // null until this host issues it
+  std::vector<int32_t> exponents{};  // of its blocks: this host's, then the job's
+  uint32_t exponents_awaited = 0;    // chunks
+  uint32_t next_chunk = 0;           // to be sent for the first time
+  uint32_t chunks_done = 0;
+
+  const Segment& segment() const { return sum->plan.segment(place.id.segment); }
+};
+
+}  // namespace
+
+class AllReduce::Impl {
+ public:
+  Impl(const JobConfig& job, Driver& driver, std::function<void(std::string)> broadcast)
+      : job_(job),
+        headroom_bits_(HeadroomBits(job.world_size)),
+        driver_(driver),
+        broadcast_(std::move(broadcast)),
+        order_(job.slot_count),
+        window_(job.slot_count) {
+    assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorldSize);
+    assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
+  }
+
+  void Start(Sum sum, int64_t now_us) {
+    ++stats_.sums_started;
+    if (failure_) return sum.done(&*failure_);
+    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, 0, now_us));
+  }
+
+  void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
+  std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
+  void OnTimer(int64_t now_us);
+  int64_t next_timer_us() const;
+  void Fail(const Failure& failure);
+  std::optional<Stall> OldestStall() const;
+
+  bool idle() const { return sums_.empty(); }
+  AllReduceStats stats() const {
+    AllReduceStats stats = stats_;
+    stats.round_trip_us = window_.round_trip_us();
+    stats.rto_us = window_.rto_us();
+    return stats;
+  }
+
+ private:
+  bool leads() const { return job_.rank == 0; }
+
+  // Order.
+  void Issue(std::unique_ptr<ActiveSum> sum);
+  void PlaceIssued(int64_t now_us);
+  ActiveSum* ShortestToPlace() const;
+  void SpeculateAhead();
+  void AddLine(const Place& place);
+  void Join(Line& line);
+  bool DropLinesFrom(uint64_t index);
+
+  // Sending.
+  void SendNew(int64_t now_us);
+  void SendChunk(const Line& line, uint32_t chunk);
+  void EncodeExponents(const Line& line, uint32_t chunk, uint8_t* lanes);
+  void EncodeData(const Line& line, uint32_t chunk, uint8_t* lanes, uint8_t& flags);
+
+  // Receiving.
+  Line& LineAt(uint64_t position);
+  wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
+  void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
+  void TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
+  void Finish(Line& line, int64_t now_us);
+  void Retire();
+  void Complete(ActiveSum* sum, int64_t now_us);
+  void ApplyClassCounters(ActiveSum& counters);
+
+  std::span<const void* const> InputsAt(const ActiveSum& sum, const Run& run);
+  std::span<void* const> OutputsAt(const ActiveSum& sum, const Run& run);
+
+  // Which elements, or blocks, of its segment a chunk carries.
+  struct Range {
+    uint64_t first;
+    uint32_t count;
+  };
+  static Range DataRange(const Line& line, uint32_t chunk);
+  static Range ExponentRange(const Line& line, uint32_t chunk);
+
+  const JobConfig job_;
+  const uint32_t headroom_bits_;
+  Driver& driver_;
+  const std::function<void(std::string)> broadcast_;
+  Order order_;
+  SlotWindow window_;
+  std::deque<Line> log_;  // from the first line that isn't done
+  std::list<std::unique_ptr<ActiveSum>> sums_;  // in the order of issue
+  std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
+  std::string announcement_;
+  int64_t deviate_us_ = 0;  // when rank 0 stops waiting for the predicted sum; 0 if it doesn't wait
+  bool dirty_ = false;      // something happened that OnTimer may act on
+  std::optional<Failure> failure_;
+  AllReduceStats stats_;
+  std::vector<const void*> input_scratch_;
+  std::vector<void*> output_scratch_;
+};
+
+// ---------------------------------------------------------------- order
+
+void AllReduce::Impl::Issue(std::unique_ptr<ActiveSum> sum) {
+  sums_.push_back(std::move(sum));
+  dirty_ = true;
+  if (leads()) return;
+  for (Line& line : log_) {
+    if (line.sum == nullptr) Join(line);
+  }
+}
+
+// Rank 0 gives places to what it issued, as far as the window reaches.
+void AllReduce::Impl::PlaceIssued(int64_t now_us) {
+  const auto place = [&](ActiveSum& sum) {
+    const uint32_t segment = sum.segments_placed;
+    AddLine(order_.Append(sum.IdOf(segment), sum.sum.key.step, sum.plan.segment(segment).chunk_count(),
+                          sum.sum.shape->site_name, announcement_));
+    deviate_us_ = 0;
+  };
+  while (order_.next_position() < window_.end()) {
+    ActiveSum* shortest = ShortestToPlace();
+    if (shortest == nullptr) break;
+    const auto predicted = order_.Predict();
+    if (predicted) {
+      const auto expected = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
+        return sum->segments_placed < sum->plan.segment_count() && sum->IdOf(sum->segments_placed) == predicted->id;
+      });
+      if (expected != sums_.end()) {
+        place(**expected);
+        continue;
+      }
+      if (shortest->pass == 0) {
+        if (deviate_us_ == 0) deviate_us_ = now_us + kDeviateGraceUs;
+        if (now_us < deviate_us_) break;
+      }
+    }
+    place(*shortest);
+  }
+  if (announcement_.empty()) return;
+  ++stats_.order_messages;
+  broadcast_(std::move(announcement_));
+  announcement_.clear();
+}
+
+// The sum with the fewest segments left goes first: a small one isn't stuck behind a large one.
+ActiveSum* AllReduce::Impl::ShortestToPlace() const {
+  ActiveSum* shortest = nullptr;
+  uint32_t shortest_left = UINT32_MAX;
+  for (const auto& sum : sums_) {
+    const uint32_t left = sum->plan.segment_count() - sum->segments_placed;
+    if (left > 0 && left < shortest_left) {
+      shortest = sum.get();
+      shortest_left = left;
+    }
+  }
+  return shortest;
+}
+
+void AllReduce::Impl::SpeculateAhead() {
+  while (order_.next_position() < window_.end() && order_.Predict()) AddLine(order_.Speculate());
+}
+
+void AllReduce::Impl::AddLine(const Place& place) {
+  if (log_.empty()) window_.Advance(place.first_position);
+  log_.push_back({.place = place});
+  Join(log_.back());
+}
+
+// Connects a line with this host's sum, if it is issued; takes the scales that this host needs.
+void AllReduce::Impl::Join(Line& line) {
+  const SegmentId& id = line.place.id;
+  const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
+    return sum->sum.key.site == id.site && sum->sum.key.occurrence == id.occurrence && sum->pass == id.pass;
+  });
+  if (found == sums_.end()) return;
+  ActiveSum* sum = found->get();
+  // The site's hash covers dtype and sizes, so a line that doesn't fit is a hash collision or a foul message.
+  if (id.segment >= sum->plan.segment_count()) return;
+  const Segment& segment = sum->plan.segment(id.segment);
+  if (segment.chunk_count() != line.place.chunk_count) return;
+  line.sum = sum;
+  ++sum->segments_placed;
+  line.exponents_awaited = segment.exponent_chunks;
+  line.exponents.resize(segment.block_count);
+  for (uint32_t block = 0; block < segment.block_count; ++block) {
+    const Run run = sum->plan.Block(segment.first_block + block);
+    line.exponents[block] = BlockExponent(sum->sum.shape->dtype, InputsAt(*sum, run), run.count);
+  }
+}
+
+std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> message) {
+  if (failure_) return std::nullopt;
+  ++stats_.order_messages;
+  dirty_ = true;
+  while (!message.empty()) {
+    const auto change = leads() ? std::nullopt : order_.Read(message);
+    if (!change || !DropLinesFrom(change->keep)) {
+      return Failure{"ProtocolError",
+                     "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
+                     "connection carried foreign data. Restart the job; please report it with the logs of all hosts."};
+    }
+    for (const Place& place : change->places) AddLine(place);
+    if (!change->name.empty()) site_names_[change->places.back().id.site] = change->name;
+  }
+  return std::nullopt;
+}
+
+// False if one of them has a result: then rank 0 took part in it, and can't have placed something else there.
+bool AllReduce::Impl::DropLinesFrom(uint64_t index) {
+  if (log_.empty() || log_.back().place.index < index) return true;
+  ++stats_.order_rollbacks;
+  uint64_t position = 0;
+  for (; !log_.empty() && log_.back().place.index >= index; log_.pop_back()) {
+    const Line& line = log_.back();
+    if (line.chunks_done > 0) return false;
+    if (line.sum != nullptr) --line.sum->segments_placed;
+    position = line.place.first_position;
+  }
+  window_.Forget(position);
+  return true;
+}
+
+// ---------------------------------------------------------------- sending
+
+void AllReduce::Impl::OnTimer(int64_t now_us) {
+  if (failure_) return;
+  dirty_ = false;
+  leads() ? PlaceIssued(now_us) : SpeculateAhead();
+  while (const auto position = window_.NextResend(now_us)) {
+    Line& line = LineAt(*position);
+    ++stats_.packets_resent;
+    SendChunk(line, static_cast<uint32_t>(*position - line.place.first_position));
+  }
+  SendNew(now_us);
+  driver_.Flush();
+}
+
+int64_t AllReduce::Impl::next_timer_us() const {
+  if (failure_) return INT64_MAX;
+  if (dirty_) return 0;
+  return std::min(window_.next_timer_us(), deviate_us_ == 0 ? INT64_MAX : deviate_us_);
+}
+
+void AllReduce::Impl::SendNew(int64_t now_us) {
+  for (Line& line : log_) {
+    if (line.place.first_position >= window_.end()) break;
+    if (line.sum == nullptr) continue;
+    const Segment& segment = line.segment();
+    // Data waits until the job's scales are known.
+    const uint32_t sendable = line.exponents_awaited == 0 ? segment.chunk_count() : segment.exponent_chunks;
+    while (line.next_chunk < sendable) {
+      const uint64_t position = line.place.first_position + line.next_chunk;
+      if (!window_.CanSend(position)) return;
+      window_.OnSent(position, now_us);
+      SendChunk(line, line.next_chunk++);
+    }
+  }
+}
+
+wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
+  const uint64_t position = line.place.first_position + chunk;
+  const bool exponents = chunk < line.segment().exponent_chunks;
+  const uint32_t lanes = exponents ? ExponentRange(line, chunk).count
+                                   : DataRange(line, chunk).count * line.sum->plan.lanes_per_element();
+  return {.type = wire::PacketType::kContribution,
+          .job = job_.job,
+          .epoch = job_.epoch,
+          .rank = job_.rank,
+          .slot = static_cast<uint16_t>(job_.slot_first + position % job_.slot_count),
+          .sequence = static_cast<uint32_t>(position),
+          .version = static_cast<uint8_t>(position / job_.slot_count % 2),
+          .lane_format = exponents ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
+          .element_count = static_cast<uint16_t>(lanes)};
+}
+
+void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
+  uint8_t* packet = driver_.Reserve();
+  uint8_t* lanes = packet + wire::kHeaderBytes;
+  wire::Header header = HeaderOf(line, chunk);
+  if (header.lane_format == wire::LaneFormat::kMaxInt32) {
+    EncodeExponents(line, chunk, lanes);
+  } else {
+    EncodeData(line, chunk, lanes, header.flags);
+  }
+  wire::Encode(header, packet);
+  const size_t bytes = wire::kHeaderBytes + 4 * size_t{header.element_count};
+  driver_.Commit(bytes);
+  ++stats_.packets_sent;
+  stats_.bytes_sent += bytes;
+}
+
+AllReduce::Impl::Range AllReduce::Impl::ExponentRange(const Line& line, uint32_t chunk) {
+  const uint32_t first = chunk * line.sum->plan.blocks_per_chunk();
+  return {first, std::min(line.sum->plan.blocks_per_chunk(), line.segment().block_count - first)};
+}
+
+AllReduce::Impl::Range AllReduce::Impl::DataRange(const Line& line, uint32_t chunk) {
+  const Segment& segment = line.segment();
+  const uint32_t first = (chunk - segment.exponent_chunks) * line.sum->plan.elements_per_chunk();
+  return {segment.first_element + first, std::min(line.sum->plan.elements_per_chunk(), segment.element_count - first)};
+}
+
+void AllReduce::Impl::EncodeExponents(const Line& line, uint32_t chunk, uint8_t* lanes) {
+  const Range range = ExponentRange(line, chunk);
+  for (uint32_t i = 0; i < range.count; ++i) {
+    wire::StoreLane(lanes + 4 * i, static_cast<uint32_t>(line.exponents[range.first + i]));
+  }
+}
+
+void AllReduce::Impl::EncodeData(const Line& line, uint32_t chunk, uint8_t* lanes, uint8_t& flags) {
+  const ActiveSum& sum = *line.sum;
+  const Range range = DataRange(line, chunk);
+  const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
+  sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+    const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
+    flags |= EncodeLanes(sum.sum.shape->dtype, InputsAt(sum, run), run.count, exponent, headroom_bits_,
+                         lanes + run.offset * lane_bytes);
+  });
+}
+
+std::span<const void* const> AllReduce::Impl::InputsAt(const ActiveSum& sum, const Run& run) {
+  const SumShape& shape = *sum.sum.shape;
+  const size_t offset = run.first * SizeOf(shape.dtype);
+  input_scratch_.clear();
+  for (uint32_t device = 0; device < shape.device_count; ++device) {
+    const void* leaf = sum.sum.inputs[device * sum.leaf_count() + run.leaf];
+    input_scratch_.push_back(static_cast<const uint8_t*>(leaf) + offset);
+  }
+  return input_scratch_;
+}
+
+std::span<void* const> AllReduce::Impl::OutputsAt(const ActiveSum& sum, const Run& run) {
+  const SumShape& shape = *sum.sum.shape;
+  const size_t offset = run.first * SizeOf(shape.dtype);
+  output_scratch_.clear();
+  for (uint32_t device = 0; device < shape.device_count; ++device) {
+    void* leaf = sum.sum.outputs[device * sum.leaf_count() + run.leaf];
+    output_scratch_.push_back(static_cast<uint8_t*>(leaf) + offset);
+  }
+  return output_scratch_;
+}
+
+// ---------------------------------------------------------------- receiving
+
+void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) {
+  ++stats_.packets_received;
+  stats_.bytes_received += packet.size();
+  wire::Header header;
+  const auto drop = [&] { ++stats_.packets_dropped; };
+  if (failure_) return drop();
+  if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
+  const auto position = window_.InFlight(header.sequence);
+  if (!position) return drop();
+  Line& line = LineAt(*position);
+  const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
+  wire::Header expected = HeaderOf(line, chunk);
+  expected.type = wire::PacketType::kResult;
+  expected.rank = header.rank;
+  expected.flags = header.flags;
+  if (header != expected || (header.rank != wire::kEveryRank && header.rank != job_.rank)) return drop();
+  const bool data = chunk >= line.segment().exponent_chunks;
+  if (header.flags != 0 && !(data && IsFloat(line.sum->sum.shape->dtype))) return drop();
+
+  window_.OnResult(*position, now_us);
+  dirty_ = true;
+  ++line.chunks_done;
+  const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
+  if (data) {
+    TakeData(line, chunk, lanes, header.flags);
+  } else {
+    TakeExponents(line, chunk, lanes);
+  }
+  if (line.chunks_done == line.place.chunk_count) Finish(line, now_us);
+  Retire();
+}
+
+Line& AllReduce::Impl::LineAt(uint64_t position) {
+  auto after = std::upper_bound(log_.begin(), log_.end(), position,
+                                [](uint64_t at, const Line& line) { return at < line.place.first_position; });
+  assert(after != log_.begin());
+  Line& line = *--after;
+  assert(position < line.place.end_position());
+  return line;
+}
+
+void AllReduce::Impl::TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes) {
+  const Range range = ExponentRange(line, chunk);
+  for (uint32_t i = 0; i < range.count; ++i) {
+    line.exponents[range.first + i] = static_cast<int32_t>(wire::LoadLane(lanes + 4 * i));
+  }
+  --line.exponents_awaited;
+}
+
+void AllReduce::Impl::TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
+  ActiveSum& sum = *line.sum;
+  const DType dtype = sum.sum.shape->dtype;
+  const Range range = DataRange(line, chunk);
+  if (flags != 0) {
+    // Before the result overwrites the input: what this host has to say about each element.
+    ++stats_.flagged_chunks;
+    std::vector<uint32_t>& classes = sum.flagged[range.first];
+    classes.resize(range.count);
+    sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+      ClassifyElements(dtype, InputsAt(sum, run), run.count, classes.data() + run.offset);
+    });
+  }
+  const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
+  sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+    const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
+    DecodeLanes(dtype, lanes + run.offset * lane_bytes, run.count, exponent, headroom_bits_, OutputsAt(sum, run));
+  });
+}
+
+void AllReduce::Impl::Finish(Line& line, int64_t now_us) {
+  ActiveSum* sum = line.sum;
+  line.exponents.clear();
+  if (++sum->segments_done == sum->plan.segment_count()) Complete(sum, now_us);
+}
+
+// Moves the window past the lines and chunks that are done.
+void AllReduce::Impl::Retire() {
+  uint64_t low = window_.low();
+  while (!log_.empty()) {
+    const Place& place = log_.front().place;
+    low = std::max(low, place.first_position);
+    while (low < place.end_position() && window_.Done(low)) window_.Advance(++low);
+    if (low < place.end_position()) break;
+    order_.Settle(place.index + 1);
+    log_.pop_front();
+    if (!log_.empty()) window_.Advance(low = log_.front().place.first_position);
+  }
+}
+
+void AllReduce::Impl::Complete(ActiveSum* sum, int64_t now_us) {
+  const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& other) { return other.get() == sum; });
+  std::unique_ptr<ActiveSum> done = std::move(*found);
+  sums_.erase(found);
+  if (!done->flagged.empty()) {
+    // Flags are alike on all ranks, so all of them start this second pass.
+    std::vector<uint32_t> classes;
+    for (const auto& [first, counters] : done->flagged) classes.insert(classes.end(), counters.begin(), counters.end());
+    auto shape = std::make_shared<SumShape>(SumShape{.site_name = done->sum.shape->site_name + " (NaN and infinities)",
+                                                     .dtype = DType::kUint32,
+                                                     .leaf_elements = {classes.size()}});
+    Sum counters{.key = done->sum.key, .shape = shape, .inputs = {classes.data()}, .outputs = {classes.data()}};
+    auto second = std::make_unique<ActiveSum>(std::move(counters), job_.lanes_per_chunk, 1, now_us);
+    second->classes = std::move(classes);
+    second->started_us = done->started_us;
+    second->parent = std::move(done);
+    return Issue(std::move(second));
+  }
+  if (done->pass == 1) {
+    ApplyClassCounters(*done);
+    done = std::move(done->parent);
+  }
+  ++stats_.sums_completed;
+  for (uint64_t elements : done->sum.shape->leaf_elements) {
+    stats_.tensor_bytes += elements * SizeOf(done->sum.shape->dtype);
+  }
+  done->sum.done(nullptr);
+}
+
+void AllReduce::Impl::ApplyClassCounters(ActiveSum& counters) {
+  const ActiveSum& sum = *counters.parent;
+  std::span<const uint32_t> rest = counters.classes;
+  for (const auto& [first, own] : sum.flagged) {
+    sum.plan.ForEachRun(first, own.size(), [&](const Run& run) {
+      ApplyClasses(sum.sum.shape->dtype, rest.subspan(run.offset, run.count), OutputsAt(sum, run));
+    });
+    rest = rest.subspan(own.size());
+  }
+}
+
+// ---------------------------------------------------------------- failures
+
+void AllReduce::Impl::Fail(const Failure& failure) {
+  if (failure_) return;
+  failure_ = failure;
+  log_.clear();
+  auto sums = std::move(sums_);
+  sums_.clear();
+  for (const auto& sum : sums) (sum->parent ? *sum->parent : *sum).sum.done(&*failure_);
+}
+
+std::optional<Stall> AllReduce::Impl::OldestStall() const {
+  if (sums_.empty()) return std::nullopt;
+  const ActiveSum* oldest = std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
+                              return a->started_us < b->started_us;
+                            })->get();
+  Stall stall{.site_name = oldest->sum.shape->site_name, .key = oldest->sum.key, .since_us = oldest->started_us};
+  // Results come in the order of the log: the first chunk without one is what the sum waits for.
+  const auto waiting = std::find_if(log_.begin(), log_.end(), [&](const Line& line) { return line.sum == oldest; });
+  stall.waits_for_order = waiting == log_.end();
+  if (!stall.waits_for_order) {
+    uint64_t position = waiting->place.first_position;
+    while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
+    stall.slot = static_cast<uint32_t>(job_.slot_first + position % job_.slot_count);
+    stall.version = static_cast<uint8_t>(position / job_.slot_count % 2);
+    stall.sequence = static_cast<uint32_t>(position);
+  }
+  if (!log_.empty() && log_.front().sum == nullptr) {
+    const auto name = site_names_.find(log_.front().place.id.site);
+    stall.job_is_at = name == site_names_.end() ? "an unnamed sum" : name->second;
+  }
+  return stall;
+}
+
+AllReduce::AllReduce(const JobConfig& job, Driver& driver, std::function<void(std::string)> broadcast)
+    : impl_(std::make_unique<Impl>(job, driver, std::move(broadcast))) {}
+AllReduce::~AllReduce() = default;
+
+void AllReduce::Start(Sum sum, int64_t now_us) { impl_->Start(std::move(sum), now_us); }
+void AllReduce::OnPacket(std::span<const uint8_t> packet, int64_t now_us) { impl_->OnPacket(packet, now_us); }
+std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message, int64_t) {
+  return impl_->OnOrderMessage(message);
+}
+void AllReduce::OnTimer(int64_t now_us) { impl_->OnTimer(now_us); }
+int64_t AllReduce::next_timer_us() const { return impl_->next_timer_us(); }
+void AllReduce::Fail(const Failure& failure) { impl_->Fail(failure); }
+bool AllReduce::idle() const { return impl_->idle(); }
+std::optional<Stall> AllReduce::OldestStall() const { return impl_->OldestStall(); }
+AllReduceStats AllReduce::stats() const { return impl_->stats(); }
+
+}  // namespace passing

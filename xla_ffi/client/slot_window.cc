@@ -1,0 +1,157 @@
+#include "client/slot_window.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+
+namespace passing {
+namespace {
+
+constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
+constexpr int64_t kMinRtoUs = 1'000;     // ten times a round trip in a rack; below it, a busy host's scheduling looks like loss
+constexpr int64_t kMaxRtoUs = 50'000;    // a round trip includes the wait for stragglers: don't learn from those
+
+// A chunk is lost if results of chunks sent this much later are here: a GSO run is reordered as a whole.
+constexpr uint64_t kReorderChunks = 32;
+
+// A straggler makes every chunk time out, though nothing is lost. Resend this many, then a few at each probe, ever
+// more seldom, until a result shows that all ranks are there.
+constexpr uint32_t kTimeoutBudget = 64;
+constexpr uint32_t kProbeBudget = 8;
+constexpr int64_t kMaxProbeIntervalUs = 200'000;
+
+// Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
+// bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip.
+constexpr double kIncreaseChunks = 8;
+constexpr double kDecrease = 0.85;
+constexpr double kMinWindowChunks = 16;
+
+}  // namespace
+
+SlotWindow::SlotWindow(uint32_t slot_count)
+    : slot_count_(slot_count),
+      chunks_(slot_count),
+      congestion_window_(slot_count),
+      timeout_budget_(kTimeoutBudget),
+      rto_us_(kFirstRtoUs) {
+  assert(slot_count > 0 && (slot_count & (slot_count - 1)) == 0);
+}
+
+void SlotWindow::Advance(uint64_t low) {
+  assert(low >= low_);
+  low_ = low;
+}
+
+void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
+  assert(position >= low_ && position < end());
+  Chunk& chunk = At(position);
+  assert(chunk.position != position || chunk.state != State::kInFlight);
+  chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++send_number_};
+  sent_.push_back({position, send_number_});
+  ++in_flight_;
+}
+
+std::optional<uint64_t> SlotWindow::InFlight(uint32_t sequence) const {
+  const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
+  if (ahead >= slot_count_) return std::nullopt;
+  const Chunk& chunk = At(low_ + ahead);
+  if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
+  return chunk.position;
+}
+
+void SlotWindow::OnResult(uint64_t position, int64_t now_us) {
+  Chunk& chunk = At(position);
+  assert(chunk.position == position && chunk.state == State::kInFlight);
+  chunk.state = State::kDone;
+  --in_flight_;
+  answered_number_ = std::max(answered_number_, chunk.send_number);
+  if (!chunk.resent) MeasureRoundTrip(now_us - chunk.sent_us);
+  timeout_budget_ = kTimeoutBudget;
+  probe_interval_us_ = 0;
+  congestion_window_ = std::min<double>(slot_count_, congestion_window_ + kIncreaseChunks / congestion_window_);
+}
+
+bool SlotWindow::Done(uint64_t position) const {
+  if (position < low_) return true;
+  const Chunk& chunk = At(position);
+  return chunk.position == position && chunk.state == State::kDone;
+}
+
+void SlotWindow::Forget(uint64_t position) {
+  for (Chunk& chunk : chunks_) {
+    if (chunk.position < position || chunk.state == State::kUnsent) continue;
+    assert(chunk.state == State::kInFlight);  // rank 0 took no part in it, so it has no result
+    chunk.state = State::kUnsent;
+    --in_flight_;
+  }
+}
+
+std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
+  DropStale();
+  if (sent_.empty()) return std::nullopt;
+  Chunk& chunk = At(sent_.front().position);
+  const bool overtaken = answered_number_ > chunk.send_number + kReorderChunks;
+  if (!overtaken) {
+    if (now_us < chunk.sent_us + rto_us_) return std::nullopt;
+    if (timeout_budget_ == 0) {
+      if (now_us < probe_us_) return std::nullopt;
+      timeout_budget_ = kProbeBudget;
+    }
+    if (--timeout_budget_ == 0) {
+      probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us_, kMaxProbeIntervalUs);
+      probe_us_ = now_us + probe_interval_us_;
+    }
+  }
+  if (answered_number_ > chunk.send_number) OnLoss(now_us);
+  chunk.resent = true;
+  chunk.sent_us = now_us;
+  chunk.send_number = ++send_number_;
+  sent_.pop_front();
+  sent_.push_back({chunk.position, chunk.send_number});
+  return chunk.position;
+}
+
+int64_t SlotWindow::next_timer_us() const {
+  for (const Sent& sent : sent_) {
+    const Chunk& chunk = At(sent.position);
+    if (chunk.position != sent.position || chunk.send_number != sent.send_number || chunk.state != State::kInFlight) {
+      continue;
+    }
+    if (answered_number_ > chunk.send_number + kReorderChunks) return 0;
+    const int64_t due_us = chunk.sent_us + rto_us_;
+    return timeout_budget_ == 0 ? std::max(due_us, probe_us_) : due_us;
+  }
+  return INT64_MAX;
+}
+
+void SlotWindow::DropStale() {
+  while (!sent_.empty()) {
+    const Sent& sent = sent_.front();
+    const Chunk& chunk = At(sent.position);
+    if (chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight) {
+      return;
+    }
+    sent_.pop_front();
+  }
+}
+
+// RFC 6298, with bounds of our own.
+void SlotWindow::MeasureRoundTrip(int64_t sample_us) {
+  sample_us = std::min(sample_us, kMaxRtoUs);
+  if (round_trip_us_ == 0) {
+    round_trip_us_ = sample_us;
+    variation_us_ = sample_us / 2;
+  } else {
+    variation_us_ += (std::abs(sample_us - round_trip_us_) - variation_us_) / 4;
+    round_trip_us_ += (sample_us - round_trip_us_) / 8;
+  }
+  rto_us_ = std::clamp(round_trip_us_ + 4 * variation_us_, kMinRtoUs, kMaxRtoUs);
+}
+
+void SlotWindow::OnLoss(int64_t now_us) {
+  if (now_us < next_decrease_us_) return;  // once for all losses of one round trip
+  next_decrease_us_ = now_us + round_trip_us_;
+  congestion_window_ = std::max(kMinWindowChunks, congestion_window_ * kDecrease);
+}
+
+}  // namespace passing

@@ -1,0 +1,83 @@
+// What is in flight, and what to resend: the sliding window over the positions of the job's order.
+#ifndef XLA_FFI_CLIENT_SLOT_WINDOW_H_
+#define XLA_FFI_CLIENT_SLOT_WINDOW_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace passing {
+
+class SlotWindow {
+ public:
+  // `slot_count`: a power of two; a rank may be this many positions ahead of its first missing result.
+  explicit SlotWindow(uint32_t slot_count);
+
+  // The first position without a result. Positions below it are done, or were skipped.
+  uint64_t low() const { return low_; }
+  uint64_t end() const { return low_ + slot_count_; }
+  void Advance(uint64_t low);
+
+  // May `position` be sent now? False outside the window, or while enough is in flight.
+  bool CanSend(uint64_t position) const {
+    return position >= low_ && position < end() && in_flight_ < static_cast<uint32_t>(congestion_window_);
+  }
+  void OnSent(uint64_t position, int64_t now_us);
+
+  // The position that a result's 32-bit sequence means, if that chunk is in flight.
+  std::optional<uint64_t> InFlight(uint32_t sequence) const;
+  void OnResult(uint64_t position, int64_t now_us);
+  bool Done(uint64_t position) const;
+
+  // The order changed: what was sent from `position` on can't complete, and no longer counts.
+  void Forget(uint64_t position);
+
+  // The next chunk that has waited for its RTO, or that later chunks overtook; counts it as sent again.
+  std::optional<uint64_t> NextResend(int64_t now_us);
+  int64_t next_timer_us() const;  // INT64_MAX if nothing is in flight
+
+  int64_t round_trip_us() const { return round_trip_us_; }
+  int64_t rto_us() const { return rto_us_; }
+  uint32_t in_flight() const { return in_flight_; }
+
+ private:
+  enum class State : uint8_t { kUnsent, kInFlight, kDone };
+  struct Chunk {
+    uint64_t position = 0;
+    State state = State::kUnsent;
+    bool resent = false;  // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    int64_t sent_us = 0;
+    uint64_t send_number = 0;
+  };
+  struct Sent {
+    uint64_t position;
+    uint64_t send_number;
+  };
+
+  Chunk& At(uint64_t position) { return chunks_[position & (slot_count_ - 1)]; }
+  const Chunk& At(uint64_t position) const { return chunks_[position & (slot_count_ - 1)]; }
+  void DropStale();
+  void MeasureRoundTrip(int64_t sample_us);
+  void OnLoss(int64_t now_us);
+
+  const uint32_t slot_count_;
+  uint64_t low_ = 0;
+  std::vector<Chunk> chunks_;
+  std::deque<Sent> sent_;  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
+  uint64_t send_number_ = 0;
+  uint64_t answered_number_ = 0;  // the latest send that has its result
+  uint32_t in_flight_ = 0;
+  double congestion_window_;
+  int64_t next_decrease_us_ = 0;
+  uint32_t timeout_budget_;      // resends for timeouts until a result comes or the probe is due
+  int64_t probe_us_ = 0;         // when the budget is renewed
+  int64_t probe_interval_us_ = 0;
+  int64_t round_trip_us_ = 0;
+  int64_t variation_us_ = 0;
+  int64_t rto_us_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_SLOT_WINDOW_H_
