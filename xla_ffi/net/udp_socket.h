@@ -58,8 +58,7 @@ class UdpSocket {
 
   // Sends datagrams that lie side by side in `bytes` to each destination; without one, to the connected peer.
   // Waits up to 20 ms while the send buffer is full, then drops the rest, as any network may.
-  void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
-            std::span<const Address> destinations = {});
+  void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {});
 
   const UdpSocketStats& stats() const;
   // Whether UDP_SEGMENT is in use; turned off for good by the first refusal.

@@ -69,9 +69,7 @@ struct SlotPool::Slot {
     bool empty = true;
     bool complete = false;
 
-    std::span<const uint8_t> Result() const {
-      return {header, wire::kHeaderBytes + size_t{4} * element_count};
-    }
+    std::span<const uint8_t> Result() const { return {header, wire::kHeaderBytes + size_t{4} * element_count}; }
   };
   static_assert(offsetof(Version, lanes) == 32);
   static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));

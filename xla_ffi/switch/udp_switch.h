@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_SWITCH_UDP_SWITCH_H_
 #define XLA_FFI_SWITCH_UDP_SWITCH_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
