@@ -15,10 +15,10 @@ namespace passing {
 // What the transport asks of its session (Python), which polls for it on a thread of its own.
 struct TransportEvent {
   enum class Kind { kOrderMessage, kStall, kFailed } kind;
-  std::string order_message;       // kOrderMessage: relay to all other ranks
-  std::optional<Stall> stall;      // kStall: warn, and ask the switch who is missing
+  std::string order_message{};   // kOrderMessage: relay to all other ranks
+  std::optional<Stall> stall{};  // kStall: warn, and ask the switch who is missing
   double stalled_s = 0;
-  std::optional<Failure> failure;  // kFailed: tell the switch
+  std::optional<Failure> failure{};  // kFailed, once: tell the switch, whoever called Fail
 };
 
 struct TransportOptions {

@@ -1,0 +1,348 @@
+#include "client/transport.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "net/clock.h"
+#include "net/udp_driver.h"
+
+namespace passing {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kStallRepeatUs = 1'000'000;
+
+// The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault. A sum
+// that is passed by all others for this many deadlines is lost all the same.
+constexpr int64_t kDeadlinesWhilePassed = 10;
+
+int64_t ToUs(double seconds) { return static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e6); }
+
+template <typename... Args>
+std::string Format(const char* format, Args... args) {
+  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, args...)), '\0');
+  std::snprintf(text.data(), text.size() + 1, format, args...);
+  return text;
+}
+
+}  // namespace
+
+class Transport::Impl {
+ public:
+  Impl(UdpSocket socket, const TransportOptions& options)
+      : options_(options),
+        warn_us_(ToUs(std::min(options.warn_s, options.deadline_s / 2))),
+        deadline_us_(ToUs(options.deadline_s)),
+        socket_(std::move(socket)),
+        driver_(socket_),
+        core_(options.job, driver_, [this](std::string message) { EmitOrderMessage(std::move(message)); }),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~Impl() {
+    Close();
+    close(wake_);
+  }
+
+  uint32_t world_size() const { return options_.job.world_size; }
+
+  void Start(Sum sum) {
+    std::optional<Failure> refused;
+    {
+      std::lock_guard lock(mutex_);
+      if (failure_.has_value()) {
+        refused = failure_;
+      } else if (closed_) {
+        refused = Closed();
+      } else {
+        starts_.push_back(std::move(sum));
+        idle_ = false;
+        Wake();
+        return;
+      }
+    }
+    sum.done(&*refused);
+  }
+
+  void DeliverOrderMessage(std::string message) {
+    std::lock_guard lock(mutex_);
+    if (closed_ || failure_.has_value()) return;
+    order_messages_.push_back(std::move(message));
+    Wake();
+  }
+
+  void NoteStall(std::string note) {
+    std::lock_guard lock(mutex_);
+    stall_note_ = std::move(note);
+  }
+
+  void Fail(const Failure& failure) {
+    std::lock_guard lock(mutex_);
+    if (closed_ || failure_.has_value()) return;
+    FailLocked(failure);
+    Wake();
+  }
+
+  std::optional<Failure> failure() const {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  std::optional<TransportEvent> WaitEvent(double timeout_s) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)), [this] { return !events_.empty() || closed_; });
+    if (events_.empty()) return std::nullopt;
+    TransportEvent event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+
+  bool Drain(double timeout_s) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)), [this] { return idle_; });
+  }
+
+  AllReduceStats stats() const {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+
+  void Close() {
+    {
+      std::lock_guard lock(mutex_);
+      closed_ = true;
+      Wake();
+      changed_.notify_all();
+    }
+    std::lock_guard lock(close_mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  static Failure Closed() { return {"ClosedError", "the session was shut down before this sum was complete"}; }
+
+  // All of these with mutex_ held.
+  void Wake() {
+    if (awake_) return;
+    awake_ = true;
+    const uint64_t one = 1;
+    while (write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  }
+
+  void Sleep() {
+    if (!awake_) return;
+    awake_ = false;
+    uint64_t count;
+    while (read(wake_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+  }
+
+  void FailLocked(const Failure& failure) {
+    failure_ = failure;
+    events_.push_back({.kind = TransportEvent::Kind::kFailed, .failure = failure});
+    changed_.notify_all();
+  }
+
+  // The rest runs on the thread, without the mutex.
+  void EmitOrderMessage(std::string message) {
+    std::lock_guard lock(mutex_);
+    events_.push_back({.kind = TransportEvent::Kind::kOrderMessage, .order_message = std::move(message)});
+    changed_.notify_all();
+  }
+
+  void Run() {
+    std::vector<Sum> starts;
+    std::vector<std::string> order_messages;
+    std::optional<Failure> end;
+    while (true) {
+      {
+        std::lock_guard lock(mutex_);
+        Sleep();
+        starts.swap(starts_);
+        order_messages.swap(order_messages_);
+        if (failure_.has_value()) {
+          end = failure_;
+        } else if (closed_) {
+          end = Closed();
+        }
+      }
+      if (end.has_value()) break;
+      Work(starts, order_messages);
+      Wait();
+    }
+    core_.Fail(*end);
+    for (const Sum& sum : starts) sum.done(&*end);
+    Publish();  // Start refuses from the failure or the closing on, so nothing came after `starts`
+  }
+
+  void Work(std::vector<Sum>& starts, std::vector<std::string>& order_messages) {
+    int64_t now_us = MonotonicUs();
+    for (Sum& sum : starts) core_.Start(std::move(sum), now_us);
+    for (const std::string& message : order_messages) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
+      if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()}, now_us)) {
+        Fail(*failure);
+        break;
+      }
+    }
+    starts.clear();
+    order_messages.clear();
+    if (now_us >= core_.next_timer_us()) core_.OnTimer(now_us);
+    driver_.Flush();
+    CheckStall(now_us);
+    Publish();
+  }
+
+  void Publish() {
+    const AllReduceStats stats = core_.stats();
+    const bool core_idle = core_.idle();
+    std::lock_guard lock(mutex_);
+    stats_ = stats;
+    idle_ = core_idle && starts_.empty();
+    if (idle_) changed_.notify_all();
+  }
+
+  // Until a packet, a call or a timer, and hands one batch of packets over.
+  void Wait() {
+    pollfd watched[2] = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0},
+                         {.fd = wake_, .events = POLLIN, .revents = 0}};
+    const int64_t due_us = std::min(core_.next_timer_us(), next_check_us_);
+    timespec timeout{};
+    if (due_us != kNever) {
+      const int64_t left_us = std::max<int64_t>(due_us - MonotonicUs(), 0);
+      timeout = {.tv_sec = left_us / 1'000'000, .tv_nsec = left_us % 1'000'000 * 1000};
+    }
+    if (ppoll(watched, 2, due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return;
+    if (watched[0].revents == 0) return;
+    const int64_t now_us = MonotonicUs();
+    socket_.Receive(
+        [this, now_us](std::span<const uint8_t> packet, const Address&) { core_.OnPacket(packet, now_us); });
+  }
+
+  void CheckStall(int64_t now_us) {
+    const AllReduceStats stats = core_.stats();
+    const uint64_t accepted = stats.packets_received - stats.packets_dropped;
+    if (std::exchange(accepted_, accepted) != accepted) progress_us_ = now_us;
+    if (core_.idle()) {
+      next_check_us_ = kNever;
+      return;
+    }
+    if (next_check_us_ == kNever) next_check_us_ = now_us + warn_us_;
+    if (now_us < next_check_us_) return;
+
+    const std::optional<Stall> stall = core_.OldestStall();
+    if (!stall.has_value()) {
+      next_check_us_ = now_us + warn_us_;
+      return;
+    }
+    const int64_t since_us = std::max(stall->since_us, progress_us_);
+    const int64_t stalled_us = now_us - since_us;
+    const bool passed = now_us - stall->since_us >= kDeadlinesWhilePassed * deadline_us_;
+    if (stalled_us >= deadline_us_ || passed) {
+      Fail(DeadlineExceeded(*stall, passed ? now_us - stall->since_us : stalled_us));
+      next_check_us_ = kNever;
+    } else if (stalled_us >= warn_us_) {
+      EmitStall(*stall, since_us, stalled_us);
+      next_check_us_ = std::min(now_us + kStallRepeatUs, since_us + deadline_us_);
+    } else {
+      next_check_us_ = since_us + warn_us_;
+    }
+  }
+
+  void EmitStall(const Stall& stall, int64_t since_us, int64_t stalled_us) {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(stall_since_us_, since_us) != since_us) stall_note_.clear();  // it was about another stall
+    // One is enough for a session that doesn't ask.
+    std::erase_if(events_, [](const TransportEvent& event) { return event.kind == TransportEvent::Kind::kStall; });
+    events_.push_back(
+        {.kind = TransportEvent::Kind::kStall, .stall = stall, .stalled_s = static_cast<double>(stalled_us) / 1e6});
+    changed_.notify_all();
+  }
+
+  Failure DeadlineExceeded(const Stall& stall, int64_t stalled_us) const {
+    const JobConfig& job = options_.job;
+    std::string note;
+    {
+      std::lock_guard lock(mutex_);
+      note = stall_note_;
+    }
+    const std::string waits = stall.waits_for_order ? std::string("rank 0 hasn't started this sum")
+                                                    : Format("no result for slot %u, version %u, sequence %u",
+                                                             stall.slot, stall.version, stall.sequence);
+    const char* advice = stall.waits_for_order
+                             ? "Rank 0 is slow or stopped, or runs another program: look at its log."
+                             : "A host is slow or stopped, or runs another program, or packets to the switch are lost: "
+                               "look at the other hosts' logs and at the switch's.";
+    return {
+        "DeadlineExceededError",
+        Format("%s (occurrence %u) made no progress for %.1f s: %s. This is rank %u of %u, job %u, epoch %u.%s%s %s "
+               "If hosts may wait that long for each other, raise deadline_s (now %.1f).",
+               stall.site_name.c_str(), stall.key.occurrence, static_cast<double>(stalled_us) / 1e6, waits.c_str(),
+               job.rank, job.world_size, job.job, job.epoch, note.empty() ? "" : " ", note.c_str(), advice,
+               options_.deadline_s)};
+  }
+
+  const TransportOptions options_;
+  const int64_t warn_us_;
+  const int64_t deadline_us_;
+
+  // The thread's alone.
+  UdpSocket socket_;
+  UdpDriver driver_;
+  AllReduce core_;
+  uint64_t accepted_ = 0;       // packets that a sum waited for
+  int64_t progress_us_ = 0;     // when the last of them came
+  int64_t stall_since_us_ = 0;  // the stall that was reported last
+  int64_t next_check_us_ = kNever;
+
+  int wake_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // of events_, idle_ or closed_
+  bool awake_ = false;               // wake_ is readable
+  bool closed_ = false;
+  bool idle_ = true;
+  std::optional<Failure> failure_;
+  std::vector<Sum> starts_;
+  std::vector<std::string> order_messages_;
+  std::deque<TransportEvent> events_;
+  std::string stall_note_;
+  AllReduceStats stats_;
+
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+Transport::Transport(UdpSocket socket, const TransportOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(socket), options)) {}
+Transport::~Transport() = default;
+
+uint32_t Transport::world_size() const { return impl_->world_size(); }
+void Transport::Start(Sum sum) { impl_->Start(std::move(sum)); }
+void Transport::DeliverOrderMessage(std::string message) { impl_->DeliverOrderMessage(std::move(message)); }
+void Transport::NoteStall(std::string note) { impl_->NoteStall(std::move(note)); }
+void Transport::Fail(const Failure& failure) { impl_->Fail(failure); }
+std::optional<Failure> Transport::failure() const { return impl_->failure(); }
+std::optional<TransportEvent> Transport::WaitEvent(double timeout_s) { return impl_->WaitEvent(timeout_s); }
+bool Transport::Drain(double timeout_s) { return impl_->Drain(timeout_s); }
+AllReduceStats Transport::stats() const { return impl_->stats(); }
+void Transport::Close() { impl_->Close(); }
+
+}  // namespace passing
