@@ -1,0 +1,242 @@
+#include "client/all_reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "../tests/xla_ffi/client/cluster.h"
+#include "client/sum_plan.h"
+
+namespace passing {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+// One site of a program, and the buffers of one call of it on one host.
+struct Site {
+  uint64_t id;
+  std::shared_ptr<const SumShape> shape;
+};
+struct Call {
+  std::vector<Bytes> buffers;  // device-major; results overwrite the input
+  bool done = false;
+  std::optional<Failure> failure;
+};
+
+Bytes RandomLeaf(const SumShape& shape, uint64_t elements, FakeNetwork& network, double special) {
+  Bytes bytes(elements * SizeOf(shape.dtype));
+  auto& random = network.random();
+  for (uint64_t i = 0; i < elements; ++i) {
+    uint8_t* at = &bytes[i * SizeOf(shape.dtype)];
+    const double scale = std::ldexp(1.0, static_cast<int>(network.Below(20)) - 10);
+    double value = std::normal_distribution<>(0, scale)(random);
+    if (network.Chance(special)) {
+      constexpr double kInf = std::numeric_limits<double>::infinity();
+      const double specials[] = {kInf, -kInf, std::numeric_limits<double>::quiet_NaN()};
+      value = specials[network.Below(3)];
+    }
+    if (shape.dtype == DType::kFloat32) {
+      const float f = static_cast<float>(value);
+      std::memcpy(at, &f, 4);
+    } else if (shape.dtype == DType::kFloat64) {
+      std::memcpy(at, &value, 8);
+    } else if (shape.dtype == DType::kBFloat16) {
+      const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16;
+      std::memcpy(at, &bits, 2);
+    } else {
+      const uint64_t bits = random();
+      std::memcpy(at, &bits, SizeOf(shape.dtype));
+    }
+  }
+  return bytes;
+}
+
+// What every host must get, from the inputs alone: leaf by leaf and block by block, without a protocol.
+std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hosts) {
+  const auto world_size = static_cast<uint32_t>(hosts.size());
+  const uint32_t headroom = HeadroomBits(world_size);
+  std::vector<Bytes> leaves;
+  for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
+    const uint64_t elements = shape.leaf_elements[leaf];
+    Bytes out(elements * SizeOf(shape.dtype));
+    for (uint64_t first = 0; first < elements; first += kBlockElements) {
+      const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
+      const auto inputs = [&](const Call& host) {
+        std::vector<const void*> pointers;
+        for (uint32_t device = 0; device < shape.device_count; ++device) {
+          const Bytes& buffer = host.buffers[device * shape.leaf_elements.size() + leaf];
+          pointers.push_back(buffer.data() + first * SizeOf(shape.dtype));
+        }
+        return pointers;
+      };
+      int32_t exponent = kNoExponent;
+      for (const Call& host : hosts) exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
+      const size_t lane_count = count * LanesPerElement(shape.dtype);
+      std::vector<uint32_t> lanes(lane_count);
+      std::vector<uint32_t> classes(count);
+      uint8_t flags = 0;
+      for (const Call& host : hosts) {
+        Bytes encoded(4 * lane_count);
+        flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
+        for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(&encoded[4 * i]);
+        std::vector<uint32_t> own(count);
+        ClassifyElements(shape.dtype, inputs(host), count, own.data());
+        for (size_t i = 0; i < count; ++i) classes[i] += own[i];
+      }
+      Bytes summed(4 * lane_count);
+      for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(&summed[4 * i], lanes[i]);
+      void* output = out.data() + first * SizeOf(shape.dtype);
+      DecodeLanes(shape.dtype, summed.data(), count, exponent, headroom, {&output, 1});
+      if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});
+    }
+    leaves.push_back(std::move(out));
+  }
+  return leaves;
+}
+
+class Workload {
+ public:
+  Workload(Cluster& cluster, uint32_t world_size) : cluster_(cluster), world_size_(world_size) {}
+
+  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count) {
+    const uint64_t id = 0x9E3779B97F4A7C15 * (sites_.size() + 1);
+    sites_.push_back({id, std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
+                                                              .dtype = dtype,
+                                                              .leaf_elements = std::move(leaves),
+                                                              .device_count = device_count})});
+    occurrences_.push_back(0);
+  }
+  size_t site_count() const { return sites_.size(); }
+
+  // One execution of a program that calls `sites`: every host issues them in its own order and at its own pace.
+  void Execute(const std::vector<size_t>& sites, int64_t spread_us, double special = 0) {
+    std::vector<std::pair<size_t, uint32_t>> calls;
+    for (size_t site : sites) {
+      const uint32_t occurrence = occurrences_[site]++;
+      calls.emplace_back(site, occurrence);
+      auto& hosts = calls_[{site, occurrence}];
+      hosts.resize(world_size_);
+      for (Call& host : hosts) {
+        for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
+          for (uint64_t elements : sites_[site].shape->leaf_elements) {
+            host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network(), special));
+          }
+        }
+      }
+      references_[{site, occurrence}] = Reference(*sites_[site].shape, hosts);
+    }
+    for (uint32_t rank = 0; rank < world_size_; ++rank) {
+      for (const auto& [site, occurrence] : calls) {
+        const int64_t delay_us = cluster_.network().Below(spread_us);
+        cluster_.network().After(delay_us, [this, rank, site = site, occurrence = occurrence] {
+          Issue(rank, site, occurrence);
+        });
+      }
+    }
+  }
+
+  // Every call is done, and every device of every host holds the reference's bits.
+  void Check() const {
+    for (const auto& [key, hosts] : calls_) {
+      const auto& reference = references_.at(key);
+      for (uint32_t rank = 0; rank < world_size_; ++rank) {
+        const Call& call = hosts[rank];
+        ASSERT_TRUE(call.done) << "site " << key.first << " occurrence " << key.second << " rank " << rank;
+        ASSERT_FALSE(call.failure) << call.failure->message;
+        for (size_t i = 0; i < call.buffers.size(); ++i) {
+          ASSERT_EQ(call.buffers[i], reference[i % reference.size()])
+              << "site " << key.first << " occurrence " << key.second << " rank " << rank << " buffer " << i;
+        }
+      }
+    }
+  }
+
+  Call& call(size_t site, uint32_t occurrence, uint32_t rank) { return calls_.at({site, occurrence})[rank]; }
+
+ private:
+  void Issue(uint32_t rank, size_t site, uint32_t occurrence) {
+    Call& call = calls_.at({site, occurrence})[rank];
+    Sum sum{.key = {.site = sites_[site].id, .occurrence = occurrence, .step = 0},
+            .shape = sites_[site].shape,
+            .inputs = {},
+            .outputs = {}};
+    for (Bytes& buffer : call.buffers) {
+      sum.inputs.push_back(buffer.data());
+      sum.outputs.push_back(buffer.data());
+    }
+    sum.done = [&call](const Failure* failure) {
+      ASSERT_FALSE(call.done);
+      call.done = true;
+      if (failure != nullptr) call.failure = *failure;
+    };
+    cluster_.rank(rank).Start(std::move(sum), cluster_.network().now_us());
+  }
+
+  Cluster& cluster_;
+  const uint32_t world_size_;
+  std::vector<Site> sites_;
+  std::vector<uint32_t> occurrences_;
+  std::map<std::pair<size_t, uint32_t>, std::vector<Call>> calls_;
+  std::map<std::pair<size_t, uint32_t>, std::vector<Bytes>> references_;
+};
+
+// A random cluster, random programs, random faults: one seed replays all of it.
+void RunSeed(uint64_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[random() % sizeof...(values)];
+  };
+  ClusterOptions options;
+  options.world_size = pick(1u, 2u, 2u, 3u, 4u, 8u);
+  options.slot_count = pick(4u, 8u, 16u, 64u);
+  options.lanes_per_chunk = pick(64u, 256u, 360u);
+  options.order_delay_us = pick(0, 100, 2000);
+  options.faults = {.loss = pick(0.0, 0.01, 0.2),
+                    .duplicate = pick(0.0, 0.05),
+                    .reorder = pick(0.0, 0.1, 0.5),
+                    .delay_us = pick(5, 20, 200),
+                    .reorder_us = pick(10, 1000, 50'000)};  // up to five first RTOs of 10 ms
+  Cluster cluster(seed, options);
+  Workload workload(cluster, options.world_size);
+  const int sites = 1 + static_cast<int>(random() % 6);
+  for (int site = 0; site < sites; ++site) {
+    std::vector<uint64_t> leaves;
+    for (uint64_t leaf = 0; leaf <= random() % 4; ++leaf) leaves.push_back(1 + random() % pick(3u, 300u, 4000u));
+    workload.AddSite(pick(DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32,
+                          DType::kInt64, DType::kUint8),
+                     leaves, pick(1u, 2u));
+  }
+  // Two programs that share some sites; the first one is run again and again, the second now and then.
+  std::vector<std::vector<size_t>> programs(2);
+  for (auto& program : programs) {
+    for (uint64_t i = 0; i <= random() % 8; ++i) program.push_back(random() % workload.site_count());
+  }
+  for (int execution = 0; execution < 4; ++execution) {
+    workload.Execute(programs[random() % 4 == 0], pick(1, 200, 3000), pick(0.0, 0.0, 0.001));
+    if (random() % 2 == 0) cluster.Run(cluster.network().now_us() + pick(100, 5000));
+  }
+  const bool idle = cluster.Run(cluster.network().now_us() + 600'000'000);
+  ASSERT_FALSE(cluster.protocol_failure()) << cluster.protocol_failure()->message;
+  ASSERT_TRUE(idle);
+  workload.Check();
+}
+
+TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) {
+  const char* first = std::getenv("PASSING_SEED");
+  const char* count = std::getenv("PASSING_SEED_COUNT");
+  const uint64_t first_seed = first == nullptr ? 1 : std::strtoull(first, nullptr, 10);
+  const uint64_t seed_count = count != nullptr ? std::strtoull(count, nullptr, 10) : first != nullptr ? 1 : 1000;
+  for (uint64_t seed = first_seed; seed < first_seed + seed_count; ++seed) {
+    RunSeed(seed);
+    if (HasFatalFailure()) FAIL() << "replay with PASSING_SEED=" << seed;
+  }
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,84 @@
+// A network in one thread with a clock of its own: loses, doubles, delays and reorders packets as its seed says.
+#ifndef XLA_FFI_NET_FAKE_NETWORK_H_
+#define XLA_FFI_NET_FAKE_NETWORK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "net/driver.h"
+
+namespace passing {
+
+struct Faults {
+  double loss = 0;
+  double duplicate = 0;
+  double reorder = 0;        // share of packets that are late
+  int64_t delay_us = 20;     // of every packet
+  int64_t reorder_us = 0;    // at most this much later
+};
+
+class FakeNetwork {
+ public:
+  FakeNetwork(uint64_t seed, const Faults& faults) : random_(seed), faults_(faults) {}
+
+  int64_t now_us() const { return now_us_; }
+  std::mt19937_64& random() { return random_; }
+  void set_faults(const Faults& faults) { faults_ = faults; }
+
+  void After(int64_t delay_us, std::function<void()> event) {
+    events_.emplace(std::pair{now_us_ + delay_us, ++event_number_}, std::move(event));
+  }
+
+  // Brings the packet to `deliver`: once, late, twice or never.
+  void Send(std::vector<uint8_t> packet, std::function<void(std::span<const uint8_t>)> deliver) {
+    const int copies = (Chance(faults_.loss) ? 0 : 1) + (Chance(faults_.duplicate) ? 1 : 0);
+    for (int copy = 0; copy < copies; ++copy) {
+      const int64_t late_us = Chance(faults_.reorder) ? Below(faults_.reorder_us + 1) : 0;
+      After(faults_.delay_us + late_us, [packet, deliver] { deliver(packet); });
+    }
+  }
+
+  // When the next event is due; INT64_MAX if there is none.
+  int64_t next_us() const { return events_.empty() ? INT64_MAX : events_.begin()->first.first; }
+  // Runs all events until `until_us` and sets the clock to it.
+  void RunUntil(int64_t until_us) {
+    while (next_us() <= until_us) {
+      auto event = events_.extract(events_.begin());
+      now_us_ = event.key().first;
+      event.mapped()();
+    }
+    now_us_ = until_us;
+  }
+
+  bool Chance(double probability) { return std::uniform_real_distribution<>(0, 1)(random_) < probability; }
+  int64_t Below(int64_t bound) { return bound <= 1 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(bound)); }
+
+ private:
+  std::mt19937_64 random_;
+  Faults faults_;
+  int64_t now_us_ = 0;
+  uint64_t event_number_ = 0;
+  std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;
+};
+
+// Hands each committed packet to `send`.
+class FakeDriver : public Driver {
+ public:
+  explicit FakeDriver(std::function<void(std::vector<uint8_t>)> send) : send_(std::move(send)) {}
+  uint8_t* Reserve() override { return buffer_; }
+  void Commit(size_t bytes) override { send_({buffer_, buffer_ + bytes}); }
+  void Flush() override {}
+
+ private:
+  std::function<void(std::vector<uint8_t>)> send_;
+  uint8_t buffer_[wire::kMaxPacketBytes];
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_NET_FAKE_NETWORK_H_
