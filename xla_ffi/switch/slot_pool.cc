@@ -81,8 +81,9 @@ struct SlotPool::Job {
   JobSlots slots;
 };
 
-SlotPool::SlotPool(uint32_t slot_count) : slots_(slot_count) {
+SlotPool::SlotPool(uint32_t slot_count) {
   if (slot_count == 0 || slot_count > 1u << 16) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
+  slots_ = std::vector<Slot>(slot_count);
 }
 
 SlotPool::~SlotPool() = default;

@@ -1,0 +1,178 @@
+#include "net/udp_socket.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <system_error>
+
+#include "net/udp_driver.h"
+
+namespace passing {
+namespace {
+
+struct Datagram {
+  std::vector<uint8_t> bytes;
+  Address source;
+};
+
+// Whatever arrives until `count` datagrams are there, or none came for half a second.
+std::vector<Datagram> ReceiveAll(UdpSocket& socket, size_t count) {
+  std::vector<Datagram> datagrams;
+  while (datagrams.size() < count) {
+    pollfd readable{.fd = socket.fd(), .events = POLLIN, .revents = 0};
+    if (poll(&readable, 1, 500) <= 0) break;
+    socket.Receive([&](std::span<const uint8_t> datagram, const Address& source) {
+      datagrams.push_back({{datagram.begin(), datagram.end()}, source});
+    });
+  }
+  return datagrams;
+}
+
+std::vector<uint8_t> Pattern(const std::vector<uint16_t>& sizes) {
+  std::vector<uint8_t> bytes(std::accumulate(sizes.begin(), sizes.end(), size_t{0}));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 251);
+  return bytes;
+}
+
+void ExpectPattern(const std::vector<Datagram>& datagrams, const std::vector<uint16_t>& sizes) {
+  ASSERT_EQ(datagrams.size(), sizes.size());
+  const std::vector<uint8_t> bytes = Pattern(sizes);
+  size_t offset = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    ASSERT_EQ(datagrams[i].bytes.size(), sizes[i]) << i;
+    ASSERT_TRUE(std::equal(datagrams[i].bytes.begin(), datagrams[i].bytes.end(),
+                           bytes.begin() + static_cast<ptrdiff_t>(offset)))
+        << i;
+    offset += sizes[i];
+  }
+}
+
+TEST(GroupRuns, table) {
+  struct Case {
+    const char* description;
+    std::vector<uint16_t> sizes;
+    std::vector<DatagramRun> runs;
+  };
+  const Case cases[] = {
+      {"nothing", {}, {}},
+      {"one", {100}, {{0, 100, 100}}},
+      {"equal sizes", {100, 100, 100}, {{0, 300, 100}}},
+      {"the last may be shorter", {100, 100, 40}, {{0, 240, 100}}},
+      {"nothing follows a shorter one", {100, 40, 40, 100}, {{0, 140, 100}, {140, 40, 40}, {180, 100, 100}}},
+      {"a longer one starts anew", {40, 100, 100}, {{0, 40, 40}, {40, 200, 100}}},
+      {"64 segments at most", std::vector<uint16_t>(65, 24), {{0, 64 * 24, 24}, {64 * 24, 24, 24}}},
+      {"65,507 bytes at most", std::vector<uint16_t>(45, 1460), {{0, 44 * 1460, 1460}, {44 * 1460, 1460, 1460}}},
+  };
+  for (const Case& test : cases) {
+    std::vector<DatagramRun> runs = {{1, 2, 3}};
+    GroupRuns(test.sizes, runs);
+    EXPECT_EQ(runs, test.runs) << test.description;
+  }
+}
+
+class UdpSocketPair : public testing::TestWithParam<std::tuple<const char*, bool>> {
+ protected:
+  UdpSocketPair() {
+    if (!std::get<1>(GetParam())) client_.DisableSegmentation(), server_.DisableSegmentation();
+  }
+  const char* host_ = std::get<0>(GetParam());
+  UdpSocket server_ = UdpSocket::BoundTo(host_, 0);
+  UdpSocket client_ = UdpSocket::ConnectedTo(host_, server_.port());
+};
+
+TEST_P(UdpSocketPair, send_arrivesWholeAndInOrder) {
+  std::vector<uint16_t> sizes;
+  for (int i = 0; i < 300; ++i) sizes.push_back(i % 50 == 49 ? 24 : i % 70 == 3 ? 1000 : 1460);
+  client_.Send(Pattern(sizes).data(), sizes);
+  const std::vector<Datagram> datagrams = ReceiveAll(server_, sizes.size());
+  ExpectPattern(datagrams, sizes);
+  EXPECT_EQ(datagrams[0].source, ResolveAddress(host_, client_.port()));
+  EXPECT_EQ(client_.stats().datagrams_unsent, 0u);
+  if (!client_.segmentation() && std::get<1>(GetParam())) {
+    GTEST_SKIP() << "this kernel refuses UDP_SEGMENT; the fallback was tested";
+  }
+}
+
+TEST_P(UdpSocketPair, send_toManyDestinations) {
+  std::vector<UdpSocket> clients;
+  std::vector<Address> destinations;
+  for (int i = 0; i < 40; ++i) {  // more messages than one sendmmsg takes
+    clients.push_back(UdpSocket::ConnectedTo(host_, server_.port()));
+    destinations.push_back(ResolveAddress(host_, clients.back().port()));
+  }
+  const std::vector<uint16_t> sizes(50, 1460);
+  server_.Send(Pattern(sizes).data(), sizes, destinations);
+  for (UdpSocket& client : clients) ExpectPattern(ReceiveAll(client, sizes.size()), sizes);
+}
+
+TEST_P(UdpSocketPair, send_survivesAClosedPeer) {
+  const std::vector<uint16_t> sizes(3, 100);
+  UdpSocket orphan = [&] {
+    UdpSocket short_lived = UdpSocket::BoundTo(host_, 0);
+    return UdpSocket::ConnectedTo(host_, short_lived.port());
+  }();
+  for (int i = 0; i < 10; ++i) {
+    orphan.Send(Pattern(sizes).data(), sizes);
+    EXPECT_EQ(ReceiveAll(orphan, 0).size(), 0u);
+    EXPECT_EQ(orphan.Receive([](std::span<const uint8_t>, const Address&) {}), 0u);
+  }
+  EXPECT_GT(orphan.stats().errors_reported, 0u);
+}
+
+TEST_P(UdpSocketPair, receive_emptyAndLargestDatagram) {
+  client_.DisableSegmentation();
+  const std::vector<uint16_t> sizes = {0, 65'507, 1};
+  client_.Send(Pattern(sizes).data(), sizes);
+  ExpectPattern(ReceiveAll(server_, 3), sizes);
+}
+
+TEST_P(UdpSocketPair, receive_nothingThere) {
+  EXPECT_EQ(server_.Receive([](std::span<const uint8_t>, const Address&) { FAIL(); }), 0u);
+}
+
+TEST_P(UdpSocketPair, driver_sendsWhatWasCommitted) {
+  UdpDriver driver(client_);
+  std::vector<uint16_t> sizes;
+  for (int i = 0; i < 200; ++i) sizes.push_back(i % 64 == 63 ? 64 : wire::kMaxPacketBytes);
+  const std::vector<uint8_t> bytes = Pattern(sizes);
+  size_t offset = 0;
+  for (const uint16_t size : sizes) {
+    std::memcpy(driver.Reserve(), &bytes[offset], size);
+    driver.Commit(size);
+    offset += size;
+  }
+  driver.Flush();
+  driver.Flush();
+  ExpectPattern(ReceiveAll(server_, sizes.size()), sizes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, UdpSocketPair, testing::Combine(testing::Values("127.0.0.1", "::1"), testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::strcmp(std::get<0>(info.param), "::1") == 0 ? "IPv6" : "IPv4") +
+                                  (std::get<1>(info.param) ? "Segmented" : "Plain");
+                         });
+
+TEST(UdpSocket, boundToAnyIPv6_alsoServesIPv4) {
+  UdpSocket server = UdpSocket::BoundTo("::", 0);
+  UdpSocket client = UdpSocket::ConnectedTo("127.0.0.1", server.port());
+  const std::vector<uint16_t> sizes = {24};
+  client.Send(Pattern(sizes).data(), sizes);
+  const std::vector<Datagram> datagrams = ReceiveAll(server, 1);
+  ExpectPattern(datagrams, sizes);
+  const Address native = server.Native(ResolveAddress("127.0.0.1", client.port()));
+  EXPECT_EQ(datagrams[0].source, native);
+  server.Send(Pattern(sizes).data(), sizes, {&native, 1});
+  ExpectPattern(ReceiveAll(client, 1), sizes);
+}
+
+TEST(UdpSocket, throwsWhenItCannot) {
+  EXPECT_THROW(ResolveAddress("no-such-host.invalid", 1), std::system_error);
+  UdpSocket taken = UdpSocket::BoundTo("127.0.0.1", 0);
+  EXPECT_THROW(UdpSocket::BoundTo("127.0.0.1", taken.port()), std::system_error);
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,176 @@
+#include "switch/udp_switch.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <system_error>
+
+#include "net/clock.h"
+#include "net/udp_driver.h"
+
+namespace passing {
+namespace {
+
+constexpr uint32_t kSlotCount = 64;
+
+// One rank that sends the same lane in every packet. It stays where it is: the driver refers to the socket.
+class Rank {
+ public:
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  Rank(const char* host, uint16_t switch_port, uint16_t rank)
+      : socket_(UdpSocket::ConnectedTo(host, switch_port)), driver_(socket_), rank_(rank) {}
+
+  Address address(const char* host) const { return ResolveAddress(host, socket_.port()); }
+
+  void Contribute(uint32_t sequence, int32_t lane, uint16_t lane_count = 360, uint16_t job = 1) {
+    const wire::Header header{.job = job,
+                              .epoch = 1,
+                              .rank = rank_,
+                              .slot = static_cast<uint16_t>(sequence % kSlotCount),
+                              .sequence = sequence,
+                              .version = static_cast<uint8_t>(sequence / kSlotCount % 2),
+                              .element_count = lane_count};
+    uint8_t* packet = driver_.Reserve();
+    wire::Encode(header, packet);
+    for (uint16_t i = 0; i < lane_count; ++i) {
+      wire::StoreLane(packet + wire::kHeaderBytes + 4 * i, static_cast<uint32_t>(lane));
+    }
+    driver_.Commit(wire::kHeaderBytes + size_t{4} * lane_count);
+  }
+  void Flush() { driver_.Flush(); }
+
+  // Receives up to `count` results; the lanes must all be `lane`.
+  size_t Expect(size_t count, int32_t lane, int timeout_ms = 1000) {
+    size_t results = 0;
+    while (results < count) {
+      pollfd readable{.fd = socket_.fd(), .events = POLLIN, .revents = 0};
+      if (poll(&readable, 1, timeout_ms) <= 0) break;
+      socket_.Receive([&](std::span<const uint8_t> packet, const Address&) {
+        wire::Header header;
+        ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+        ASSERT_EQ(header.type, wire::PacketType::kResult);
+        for (size_t at = wire::kHeaderBytes; at < packet.size(); at += 4) {
+          ASSERT_EQ(wire::LoadLane(&packet[at]), static_cast<uint32_t>(lane));
+        }
+        ++results;
+      });
+    }
+    return results;
+  }
+
+ private:
+  UdpSocket socket_;
+  UdpDriver driver_;
+  uint16_t rank_;
+};
+
+JobSlots MakeJob(const char* host, const std::deque<Rank>& ranks) {
+  JobSlots job{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
+  for (const Rank& rank : ranks) job.addresses.push_back(rank.address(host));
+  return job;
+}
+
+class UdpSwitchOn : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(UdpSwitchOn, sumsForAllRanks) {
+  const auto [listen, host] = GetParam();
+  UdpSwitch udp_switch(listen, 0, 256);
+  std::deque<Rank> ranks;
+  for (uint16_t i = 0; i < 5; ++i) ranks.emplace_back(host, udp_switch.port(), i);
+  udp_switch.AddJob(MakeJob(host, ranks));
+  for (int i = 0; i < 5; ++i) {
+    for (uint32_t sequence = 0; sequence < kSlotCount; ++sequence) ranks[i].Contribute(sequence, i + 1);
+    ranks[i].Flush();
+  }
+  for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(kSlotCount, 15), kSlotCount);
+
+  // Who asks again gets the result alone.
+  ranks[3].Contribute(7, 4);
+  ranks[3].Flush();
+  EXPECT_EQ(ranks[3].Expect(1, 15), 1u);
+  EXPECT_EQ(ranks[2].Expect(1, 15, 50), 0u);
+
+  const UdpSwitchStats stats = udp_switch.stats();
+  EXPECT_EQ(stats.packets_received, 5 * kSlotCount + 1);
+  EXPECT_EQ(stats.packets_sent, 5 * kSlotCount + 1);
+  EXPECT_EQ(stats.bytes_sent, (5 * kSlotCount + 1) * wire::kMaxPacketBytes);
+  EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kComplete)], kSlotCount);
+  EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kResend)], 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, UdpSwitchOn,
+                         testing::Values(std::pair("127.0.0.1", "127.0.0.1"), std::pair("::1", "::1"),
+                                         std::pair("::", "127.0.0.1"), std::pair("0.0.0.0", "127.0.0.1")),
+                         [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST(UdpSwitch, state_tellsWhoIsMissing) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  std::deque<Rank> ranks;
+  for (uint16_t i = 0; i < 3; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
+  ranks[2].Contribute(5, 1);
+  ranks[2].Flush();
+  const int64_t deadline_us = MonotonicUs() + 2'000'000;
+  while (udp_switch.State(5, 0).empty && MonotonicUs() < deadline_us) poll(nullptr, 0, 1);
+  EXPECT_EQ(udp_switch.State(5, 0).bitmap, 0b100u);
+  EXPECT_EQ(udp_switch.State(5, 0).sequence, 5u);
+}
+
+TEST(UdpSwitch, removeJob_packetsAreForeignFromThenOn) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  std::deque<Rank> ranks;
+  ranks.emplace_back("127.0.0.1", udp_switch.port(), 0);
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
+  ranks[0].Contribute(0, 9);
+  ranks[0].Flush();
+  EXPECT_EQ(ranks[0].Expect(1, 9), 1u);
+  udp_switch.RemoveJob(1);
+  ranks[0].Contribute(0, 9);
+  ranks[0].Flush();
+  EXPECT_EQ(ranks[0].Expect(1, 9, 50), 0u);
+  EXPECT_EQ(udp_switch.stats().verdicts[static_cast<size_t>(Verdict::kForeignJob)], 1u);
+}
+
+TEST(UdpSwitch, close_twiceAndWhileItWorks) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  std::deque<Rank> ranks;
+  ranks.emplace_back("127.0.0.1", udp_switch.port(), 0);
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
+  for (uint32_t sequence = 0; sequence < 1000; ++sequence) ranks[0].Contribute(sequence, 1);
+  ranks[0].Flush();
+  udp_switch.Close();
+  udp_switch.Close();
+  udp_switch.RemoveJob(1);
+  EXPECT_LE(udp_switch.stats().packets_sent, 1000u);
+}
+
+TEST(UdpSwitch, throwsWhenThePortIsTaken) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 16);
+  EXPECT_THROW(UdpSwitch("127.0.0.1", udp_switch.port(), 16), std::system_error);
+}
+
+// Not a benchmark: one thread plays both ranks, window by window. Printed to notice a fall by a factor.
+TEST(UdpSwitch, rateOfTwoRanks) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  std::deque<Rank> ranks;
+  for (uint16_t i = 0; i < 2; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
+  constexpr uint32_t kRounds = 500;
+  const int64_t start_us = MonotonicUs();
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    for (Rank& rank : ranks) {
+      for (uint32_t i = 0; i < kSlotCount; ++i) rank.Contribute(round * kSlotCount + i, 21);
+      rank.Flush();
+    }
+    for (Rank& rank : ranks) ASSERT_EQ(rank.Expect(kSlotCount, 42), kSlotCount) << "round " << round;
+  }
+  const double seconds = static_cast<double>(MonotonicUs() - start_us) / 1e6;
+  std::printf("%.0f packets/s into the switch, and as many out of it\n", 2.0 * kRounds * kSlotCount / seconds);
+}
+
+}  // namespace
+}  // namespace passing
