@@ -43,7 +43,7 @@ struct ActiveSum {
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
   Place place;
-  ActiveSum* sum = nullptr;  // null until this host issues it
+  ActiveSum* sum = nullptr;  // null until this host issues it, and after it is complete
   std::vector<int32_t> exponents{};  // of its blocks: this host's, then the job's
   uint32_t exponents_awaited = 0;    // chunks
   uint32_t next_chunk = 0;           // to be sent for the first time
@@ -116,8 +116,8 @@ class AllReduce::Impl {
   void Complete(ActiveSum* sum, int64_t now_us);
   void ApplyClassCounters(ActiveSum& counters);
 
-  std::span<const void* const> InputsAt(const ActiveSum& sum, const Run& run);
-  std::span<void* const> OutputsAt(const ActiveSum& sum, const Run& run);
+  std::span<const void* const> InputsAt(const ActiveSum& sum, const ElementRun& run);
+  std::span<void* const> OutputsAt(const ActiveSum& sum, const ElementRun& run);
 
   // Which elements, or blocks, of its segment a chunk carries.
   struct Range {
@@ -230,7 +230,7 @@ void AllReduce::Impl::Join(Line& line) {
   line.exponents_awaited = segment.exponent_chunks;
   line.exponents.resize(segment.block_count);
   for (uint32_t block = 0; block < segment.block_count; ++block) {
-    const Run run = sum->plan.Block(segment.first_block + block);
+    const ElementRun run = sum->plan.Block(segment.first_block + block);
     line.exponents[block] = BlockExponent(sum->sum.shape->dtype, InputsAt(*sum, run), run.count);
   }
 }
@@ -358,14 +358,14 @@ void AllReduce::Impl::EncodeData(const Line& line, uint32_t chunk, uint8_t* lane
   const ActiveSum& sum = *line.sum;
   const Range range = DataRange(line, chunk);
   const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
-  sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+  sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
     flags |= EncodeLanes(sum.sum.shape->dtype, InputsAt(sum, run), run.count, exponent, headroom_bits_,
                          lanes + run.offset * lane_bytes);
   });
 }
 
-std::span<const void* const> AllReduce::Impl::InputsAt(const ActiveSum& sum, const Run& run) {
+std::span<const void* const> AllReduce::Impl::InputsAt(const ActiveSum& sum, const ElementRun& run) {
   const SumShape& shape = *sum.sum.shape;
   const size_t offset = run.first * SizeOf(shape.dtype);
   input_scratch_.clear();
@@ -376,7 +376,7 @@ std::span<const void* const> AllReduce::Impl::InputsAt(const ActiveSum& sum, con
   return input_scratch_;
 }
 
-std::span<void* const> AllReduce::Impl::OutputsAt(const ActiveSum& sum, const Run& run) {
+std::span<void* const> AllReduce::Impl::OutputsAt(const ActiveSum& sum, const ElementRun& run) {
   const SumShape& shape = *sum.sum.shape;
   const size_t offset = run.first * SizeOf(shape.dtype);
   output_scratch_.clear();
@@ -447,12 +447,12 @@ void AllReduce::Impl::TakeData(Line& line, uint32_t chunk, const uint8_t* lanes,
     ++stats_.flagged_chunks;
     std::vector<uint32_t>& classes = sum.flagged[range.first];
     classes.resize(range.count);
-    sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+    sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
       ClassifyElements(dtype, InputsAt(sum, run), run.count, classes.data() + run.offset);
     });
   }
   const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
-  sum.plan.ForEachRun(range.first, range.count, [&](const Run& run) {
+  sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
     DecodeLanes(dtype, lanes + run.offset * lane_bytes, run.count, exponent, headroom_bits_, OutputsAt(sum, run));
   });
@@ -482,6 +482,9 @@ void AllReduce::Impl::Complete(ActiveSum* sum, int64_t now_us) {
   const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& other) { return other.get() == sum; });
   std::unique_ptr<ActiveSum> done = std::move(*found);
   sums_.erase(found);
+  for (Line& line : log_) {
+    if (line.sum == sum) line.sum = nullptr;  // done, but behind a line that isn't
+  }
   if (!done->flagged.empty()) {
     // Flags are alike on all ranks, so all of them start this second pass.
     std::vector<uint32_t> classes;
@@ -511,7 +514,7 @@ void AllReduce::Impl::ApplyClassCounters(ActiveSum& counters) {
   const ActiveSum& sum = *counters.parent;
   std::span<const uint32_t> rest = counters.classes;
   for (const auto& [first, own] : sum.flagged) {
-    sum.plan.ForEachRun(first, own.size(), [&](const Run& run) {
+    sum.plan.ForEachRun(first, own.size(), [&](const ElementRun& run) {
       ApplyClasses(sum.sum.shape->dtype, rest.subspan(run.offset, run.count), OutputsAt(sum, run));
     });
     rest = rest.subspan(own.size());

@@ -139,10 +139,12 @@ void Order::Settle(uint64_t index) {
 }
 
 void Order::Push(const Place& place) {
-  unsettled_.push_back({place, context_});
+  uint32_t& next_occurrence = next_occurrence_[{place.id.site, place.id.segment, 0}];
+  unsettled_.push_back({place, context_, next_occurrence});
   if (place.id.pass == 0) {
     context_ = {place.id.site, place.id.segment, place.step};
-    next_occurrence_[{place.id.site, place.id.segment, 0}] = place.id.occurrence + 1;
+    // Two calls of one site may overtake each other; none is ever predicted twice.
+    next_occurrence = std::max(next_occurrence, place.id.occurrence + 1);
   }
   next_index_ = place.index + 1;
   next_position_ = place.end_position();
@@ -167,7 +169,7 @@ void Order::RollBack(uint64_t index) {
   while (next_index_ > index) {
     const Line& line = unsettled_.back();
     const SegmentId& id = line.place.id;
-    if (id.pass == 0) next_occurrence_[{id.site, id.segment, 0}] = id.occurrence;
+    next_occurrence_[{id.site, id.segment, 0}] = line.next_occurrence_before;
     context_ = line.context_before;
     next_index_ = line.place.index;
     next_position_ = line.place.first_position;

@@ -93,6 +93,7 @@ class Order {
   struct Line {
     Place place;
     Context context_before;
+    uint32_t next_occurrence_before;
   };
 
   void Push(const Place& place);

@@ -47,7 +47,7 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk)
   close(segment);
 }
 
-Run SumPlan::Block(uint64_t block) const {
+ElementRun SumPlan::Block(uint64_t block) const {
   const auto leaf = std::upper_bound(leaf_blocks_.begin(), leaf_blocks_.end(), block) - leaf_blocks_.begin() - 1;
   const uint64_t first = (block - leaf_blocks_[leaf]) * kBlockElements;
   const uint64_t left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - first;

@@ -26,7 +26,7 @@ struct Segment {
 };
 
 // Elements of one leaf, inside one block.
-struct Run {
+struct ElementRun {
   uint32_t leaf;
   uint64_t first;  // in the leaf
   uint32_t count;
@@ -45,7 +45,7 @@ class SumPlan {
   uint32_t blocks_per_chunk() const { return lanes_per_chunk_; }
   uint32_t elements_per_chunk() const { return elements_per_chunk_; }
 
-  // Calls f(Run) for the runs of `count` elements from `first` on, in order.
+  // Calls f(ElementRun) for the runs of `count` elements from `first` on, in order.
   template <typename F>
   void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
     auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;
@@ -54,7 +54,7 @@ class SumPlan {
       const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
       const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
-      f(Run{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(run),
+      f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(run),
             leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
       offset += run;
       in_leaf += run;
@@ -66,7 +66,7 @@ class SumPlan {
   }
 
   // The elements of block `block`, a number from the sum's start.
-  Run Block(uint64_t block) const;
+  ElementRun Block(uint64_t block) const;
 
  private:
   uint32_t lanes_per_chunk_;

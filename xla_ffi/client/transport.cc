@@ -284,13 +284,20 @@ class Transport::Impl {
       std::lock_guard lock(mutex_);
       note = stall_note_;
     }
-    const std::string waits = stall.waits_for_order ? std::string("rank 0 hasn't started this sum")
-                                                    : Format("no result for slot %u, version %u, sequence %u",
-                                                             stall.slot, stall.version, stall.sequence);
-    const char* advice = stall.waits_for_order
-                             ? "Rank 0 is slow or stopped, or runs another program: look at its log."
-                             : "A host is slow or stopped, or runs another program, or packets to the switch are lost: "
-                               "look at the other hosts' logs and at the switch's.";
+    std::string waits;
+    const char* advice;
+    if (!stall.job_is_at.empty()) {
+      waits = "rank 0 comes to " + stall.job_is_at + " first, which this host hasn't started";
+      advice = "The hosts run different programs, or this one is late with that sum.";
+    } else if (stall.waits_for_order) {
+      waits = "rank 0 hasn't started this sum";
+      advice = "Rank 0 is slow or stopped, or runs another program: look at its log.";
+    } else {
+      waits = Format("no result for slot %u, version %u, sequence %u", stall.slot, stall.version, stall.sequence);
+      advice =
+          "Another host is slow or stopped, or runs another program, or packets to the switch are lost: look at the "
+          "other hosts' logs and at the switch's.";
+    }
     return {
         "DeadlineExceededError",
         Format("%s (occurrence %u) made no progress for %.1f s: %s. This is rank %u of %u, job %u, epoch %u.%s%s %s "

@@ -74,7 +74,10 @@ std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hos
         return pointers;
       };
       int32_t exponent = kNoExponent;
-      for (const Call& host : hosts) exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
+      for (const Call& host : hosts) {
+        if (!IsFloat(shape.dtype)) break;
+        exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
+      }
       const size_t lane_count = count * LanesPerElement(shape.dtype);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
@@ -83,6 +86,7 @@ std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hos
         Bytes encoded(4 * lane_count);
         flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
         for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(&encoded[4 * i]);
+        if (!IsFloat(shape.dtype)) continue;
         std::vector<uint32_t> own(count);
         ClassifyElements(shape.dtype, inputs(host), count, own.data());
         for (size_t i = 0; i < count; ++i) classes[i] += own[i];

@@ -56,8 +56,8 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
       ASSERT_EQ(in_blocks, segment.element_count);
       // The runs of the segment are its blocks.
       uint32_t offset = 0;
-      plan.ForEachRun(element, segment.element_count, [&](const Run& run) {
-        const Run whole = plan.Block(run.block);
+      plan.ForEachRun(element, segment.element_count, [&](const ElementRun& run) {
+        const ElementRun whole = plan.Block(run.block);
         ASSERT_EQ(run.offset, offset);
         ASSERT_EQ(run.leaf, whole.leaf);
         ASSERT_EQ(run.first, whole.first);
@@ -74,7 +74,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
 TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
   const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
-  plan.ForEachRun(1400, 105, [&](const Run& run) {
+  plan.ForEachRun(1400, 105, [&](const ElementRun& run) {
     runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset);
   });
   const decltype(runs) expected = {{0, 1400, 40, 0, 0}, {0, 1440, 60, 1, 40}, {1, 0, 5, 2, 100}};
