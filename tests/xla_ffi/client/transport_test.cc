@@ -1,0 +1,351 @@
+#include "client/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "switch/udp_switch.h"
+
+namespace passing {
+namespace {
+
+constexpr uint32_t kSlotCount = 64;
+
+// One sum of one host with one device, in place, and its outcome. The transport may outlive it when a test fails.
+template <typename T>
+class Call {
+ public:
+  Call(uint64_t site, uint32_t occurrence, DType dtype, std::vector<T> values)
+      : key_{.site = site, .occurrence = occurrence, .step = occurrence}, dtype_(dtype) {
+    outcome_->values = std::move(values);
+  }
+
+  void Start(Collective& collective) {
+    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(key_.site),
+                                                     .dtype = dtype_,
+                                                     .leaf_elements = {outcome_->values.size()},
+                                                     .device_count = 1});
+    collective.Start({.key = key_,
+                      .shape = std::move(shape),
+                      .inputs = {outcome_->values.data()},
+                      .outputs = {outcome_->values.data()},
+                      .done = [outcome = outcome_](const Failure* failure) {
+                        std::lock_guard lock(outcome->mutex);
+                        if (failure != nullptr) outcome->failure = *failure;
+                        ++outcome->times_done;
+                        outcome->changed.notify_all();
+                      }});
+  }
+
+  bool Wait(double timeout_s = 20) {
+    std::unique_lock lock(outcome_->mutex);
+    return outcome_->changed.wait_for(lock, std::chrono::duration<double>(timeout_s),
+                                      [this] { return outcome_->times_done > 0; });
+  }
+  const std::vector<T>& values() const { return outcome_->values; }
+  std::optional<Failure> failure() const {
+    std::lock_guard lock(outcome_->mutex);
+    return outcome_->failure;
+  }
+  int times_done() const {
+    std::lock_guard lock(outcome_->mutex);
+    return outcome_->times_done;
+  }
+
+ private:
+  struct Outcome {
+    std::vector<T> values;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Failure> failure;
+    int times_done = 0;
+  };
+  const SumKey key_;
+  const DType dtype_;
+  std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
+};
+
+using FloatCall = Call<float>;
+using IntCall = Call<int32_t>;
+
+// A switch and its hosts, with a thread for each host that does what a session does with events.
+class Cluster {
+ public:
+  explicit Cluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30)
+      : udp_switch_("127.0.0.1", 0, kSlotCount) {
+    JobSlots job{.job = 1, .epoch = 2, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
+    std::vector<UdpSocket> sockets;
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", udp_switch_.port()));
+      job.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
+    }
+    udp_switch_.AddJob(job);
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      const TransportOptions options{.job = {.job = job.job,
+                                             .epoch = job.epoch,
+                                             .rank = static_cast<uint16_t>(rank),
+                                             .world_size = world_size,
+                                             .slot_first = job.slot_first,
+                                             .slot_count = job.slot_count},
+                                     .warn_s = warn_s,
+                                     .deadline_s = deadline_s};
+      hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options));
+    }
+    stalls_.resize(world_size);
+    failures_.resize(world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) sessions_.emplace_back([this, rank] { Relay(rank); });
+  }
+
+  ~Cluster() {
+    for (auto& host : hosts_) host->Close();
+    stopping_ = true;
+    for (std::thread& session : sessions_) session.join();
+  }
+
+  Transport& host(size_t rank) { return *hosts_[rank]; }
+  UdpSwitch& udp_switch() { return udp_switch_; }
+  std::vector<TransportEvent> stalls(size_t rank) {
+    std::lock_guard lock(mutex_);
+    return stalls_[rank];
+  }
+  std::vector<TransportEvent> failures(size_t rank) {
+    std::lock_guard lock(mutex_);
+    return failures_[rank];
+  }
+
+ private:
+  void Relay(uint32_t rank) {
+    while (!stopping_) {
+      const std::optional<TransportEvent> event = hosts_[rank]->WaitEvent(0.2);
+      if (!event.has_value()) continue;
+      if (event->kind == TransportEvent::Kind::kOrderMessage) {
+        for (uint32_t other = 0; other < hosts_.size(); ++other) {
+          if (other != rank) hosts_[other]->DeliverOrderMessage(event->order_message);
+        }
+        continue;
+      }
+      std::lock_guard lock(mutex_);
+      (event->kind == TransportEvent::Kind::kStall ? stalls_ : failures_)[rank].push_back(*event);
+    }
+  }
+
+  UdpSwitch udp_switch_;
+  std::vector<std::unique_ptr<Transport>> hosts_;
+  std::mutex mutex_;
+  std::vector<std::vector<TransportEvent>> stalls_;
+  std::vector<std::vector<TransportEvent>> failures_;
+  std::atomic<bool> stopping_ = false;
+  std::vector<std::thread> sessions_;
+};
+
+std::vector<float> Ramp(size_t count, float factor) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = factor * static_cast<float>(i % 1000);
+  return values;
+}
+
+TEST(Transport, start_sumsFloats) {
+  constexpr size_t kCount = 300'000;  // several windows
+  for (const uint32_t world_size : {2u, 4u}) {
+    Cluster cluster(world_size);
+    std::vector<std::unique_ptr<FloatCall>> calls;
+    float factor = 0;
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      factor += static_cast<float>(rank + 1);
+      calls.push_back(std::make_unique<FloatCall>(7, 0, DType::kFloat32, Ramp(kCount, static_cast<float>(rank + 1))));
+      calls.back()->Start(cluster.host(rank));
+    }
+    const std::vector<float> expected = Ramp(kCount, factor);
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      ASSERT_TRUE(calls[rank]->Wait()) << "rank " << rank;
+      ASSERT_FALSE(calls[rank]->failure().has_value()) << calls[rank]->failure()->message;
+      // These small whole numbers fit a lane, so the sum is exact.
+      ASSERT_EQ(calls[rank]->values(), expected) << "rank " << rank;
+      ASSERT_TRUE(cluster.host(rank).Drain(5));
+      ASSERT_EQ(cluster.host(rank).stats().sums_completed, 1u);
+      ASSERT_EQ(cluster.host(rank).stats().tensor_bytes, kCount * 4);
+      ASSERT_EQ(calls[rank]->times_done(), 1);
+    }
+  }
+}
+
+TEST(Transport, start_manySumsInAnyOrderOfIssue) {
+  constexpr uint32_t kWorldSize = 3;
+  constexpr uint32_t kSites = 40;
+  Cluster cluster(kWorldSize);
+  for (uint32_t occurrence = 0; occurrence < 5; ++occurrence) {
+    std::vector<std::vector<std::unique_ptr<IntCall>>> calls(kWorldSize);
+    std::vector<std::thread> programs;
+    for (uint32_t rank = 0; rank < kWorldSize; ++rank) {
+      for (uint32_t site = 0; site < kSites; ++site) {
+        const std::vector<int32_t> values(1 + site * 97, static_cast<int32_t>((rank + 1) * 1000 + site));
+        calls[rank].push_back(std::make_unique<IntCall>(100 + site, occurrence, DType::kInt32, values));
+      }
+      programs.emplace_back([&, rank] {
+        std::vector<uint32_t> order(kSites);
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), std::mt19937(occurrence * 10 + rank));
+        for (const uint32_t site : order) calls[rank][site]->Start(cluster.host(rank));
+      });
+    }
+    for (std::thread& program : programs) program.join();
+    for (uint32_t rank = 0; rank < kWorldSize; ++rank) {
+      for (uint32_t site = 0; site < kSites; ++site) {
+        ASSERT_TRUE(calls[rank][site]->Wait()) << "rank " << rank << ", site " << site;
+        ASSERT_FALSE(calls[rank][site]->failure().has_value()) << calls[rank][site]->failure()->message;
+        const std::vector<int32_t> expected(1 + site * 97, static_cast<int32_t>(6000 + 3 * site));
+        ASSERT_EQ(calls[rank][site]->values(), expected) << "rank " << rank << ", site " << site;
+      }
+    }
+  }
+}
+
+TEST(Transport, deadline_namesWhatItWaitedFor) {
+  Cluster cluster(2, /*warn_s=*/0.2, /*deadline_s=*/1.5);
+  FloatCall call(7, 3, DType::kFloat32, Ramp(10, 1));
+  call.Start(cluster.host(0));
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  ASSERT_FALSE(cluster.stalls(0).empty());
+  const TransportEvent stall = cluster.stalls(0)[0];
+  EXPECT_GE(stall.stalled_s, 0.2);
+  EXPECT_EQ(stall.stall->site_name, "site 7");
+  EXPECT_EQ(cluster.udp_switch().State(stall.stall->slot, stall.stall->version).bitmap, 1u);
+  EXPECT_FALSE(cluster.host(0).Drain(0.01));
+  cluster.host(0).NoteStall("Missing: rank 1.");
+
+  ASSERT_TRUE(call.Wait());
+  const Failure failure = call.failure().value();
+  EXPECT_EQ(failure.kind, "DeadlineExceededError");
+  for (const char* part : {"site 7", "occurrence 3", "1.5 s", "slot 0", "version 0", "sequence 0", "rank 0 of 2",
+                           "epoch 2", "Missing: rank 1.", "deadline_s"}) {
+    EXPECT_NE(failure.message.find(part), std::string::npos) << part << " isn't in: " << failure.message;
+  }
+  EXPECT_TRUE(cluster.host(0).Drain(1));
+  EXPECT_EQ(cluster.host(0).failure()->kind, failure.kind);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(cluster.failures(0).size(), 1u);
+
+  FloatCall later(7, 4, DType::kFloat32, Ramp(10, 1));
+  later.Start(cluster.host(0));
+  EXPECT_EQ(later.times_done(), 1);  // at once
+  EXPECT_EQ(later.failure()->message, failure.message);
+}
+
+TEST(Transport, deadline_waitsForRankZero) {
+  Cluster cluster(2, 0.1, 0.4);
+  FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
+  call.Start(cluster.host(1));
+  ASSERT_TRUE(call.Wait());
+  EXPECT_NE(call.failure()->message.find("rank 0 hasn't started this sum"), std::string::npos)
+      << call.failure()->message;
+}
+
+TEST(Transport, deadline_ofADifferentProgram) {
+  Cluster cluster(2, 0.1, 0.4);
+  FloatCall here(7, 0, DType::kFloat32, Ramp(10, 1));
+  FloatCall there(8, 0, DType::kFloat32, Ramp(10, 1));
+  here.Start(cluster.host(0));
+  there.Start(cluster.host(1));
+  ASSERT_TRUE(here.Wait());
+  ASSERT_TRUE(there.Wait());
+  EXPECT_NE(here.failure()->message.find("site 7"), std::string::npos) << here.failure()->message;
+  EXPECT_NE(there.failure()->message.find("rank 0 comes to site 7 first"), std::string::npos)
+      << there.failure()->message;
+}
+
+TEST(Transport, deadline_notWhileThereIsProgress) {
+  Cluster cluster(2, 0.1, 0.5);
+  std::vector<std::unique_ptr<IntCall>> calls;
+  // Rank 0 starts all its sums now; rank 1 follows one at a time, together longer than the deadline.
+  for (uint64_t site = 0; site < 8; ++site) {
+    calls.push_back(std::make_unique<IntCall>(site, 0, DType::kInt32, std::vector<int32_t>(4, 1)));
+    calls.back()->Start(cluster.host(0));
+  }
+  for (uint64_t site = 0; site < 8; ++site) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    IntCall call(site, 0, DType::kInt32, std::vector<int32_t>(4, 2));
+    call.Start(cluster.host(1));
+    ASSERT_TRUE(call.Wait());
+    ASSERT_FALSE(call.failure().has_value()) << call.failure()->message;
+  }
+  for (auto& call : calls) {
+    ASSERT_TRUE(call->Wait());
+    EXPECT_EQ(call->values(), std::vector<int32_t>(4, 3));
+  }
+}
+
+TEST(Transport, fail_firstFailureWins) {
+  Cluster cluster(2);
+  FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
+  call.Start(cluster.host(0));
+  cluster.host(0).Fail({"HostLostError", "rank 1 is gone"});
+  cluster.host(0).Fail({"SwitchLostError", "too late"});
+  ASSERT_TRUE(call.Wait());
+  EXPECT_EQ(call.failure()->kind, "HostLostError");
+  EXPECT_EQ(cluster.host(0).failure()->message, "rank 1 is gone");
+  EXPECT_TRUE(cluster.host(0).Drain(1));
+  EXPECT_EQ(call.times_done(), 1);
+}
+
+TEST(Transport, deliverOrderMessage_foreignDataFailsTheJob) {
+  Cluster cluster(2);
+  FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
+  call.Start(cluster.host(1));
+  cluster.host(1).DeliverOrderMessage("no order message");
+  ASSERT_TRUE(call.Wait());
+  EXPECT_TRUE(call.failure().has_value());
+  EXPECT_TRUE(cluster.host(1).failure().has_value());
+}
+
+TEST(Transport, close_failsPendingAndLaterSums) {
+  Cluster cluster(2);
+  FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
+  call.Start(cluster.host(0));
+  cluster.host(0).Close();
+  EXPECT_EQ(call.times_done(), 1);
+  EXPECT_EQ(call.failure()->kind, "ClosedError");
+  FloatCall later(7, 1, DType::kFloat32, Ramp(10, 1));
+  later.Start(cluster.host(0));
+  EXPECT_EQ(later.failure()->kind, "ClosedError");
+  cluster.host(0).Close();
+  EXPECT_TRUE(cluster.host(0).Drain(0));
+  EXPECT_FALSE(cluster.host(0).failure().has_value());
+  while (cluster.host(0).WaitEvent(0).has_value()) {
+  }
+  EXPECT_FALSE(cluster.host(0).WaitEvent(100).has_value());  // at once
+}
+
+TEST(Transport, close_whileOthersStart) {
+  for (int round = 0; round < 20; ++round) {
+    Cluster cluster(2);
+    std::vector<std::unique_ptr<IntCall>> calls;
+    for (uint64_t site = 0; site < 400; ++site) {
+      calls.push_back(std::make_unique<IntCall>(site, 0, DType::kInt32, std::vector<int32_t>(4, 2)));
+    }
+    std::thread program([&] {
+      for (auto& call : calls) call->Start(cluster.host(0));
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 10));
+    cluster.host(0).Close();
+    program.join();
+    for (auto& call : calls) ASSERT_EQ(call->times_done(), 1);
+  }
+}
+
+TEST(Transport, drain_nothingPending) {
+  Cluster cluster(2);
+  EXPECT_TRUE(cluster.host(0).Drain(0));
+  EXPECT_EQ(cluster.host(1).world_size(), 2u);
+}
+
+}  // namespace
+}  // namespace passing
