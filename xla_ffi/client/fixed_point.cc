@@ -1,0 +1,290 @@
+// The bounds. Notation: H ranks, h = ceil(log2 H), E the exponent agreed for a block, so |x| < 2^E for each finite
+// host element x of each rank. Each lane is summed over the ranks modulo 2^32, in any order.
+//
+// float32, float16, bfloat16 (host elements are float32): one lane, q = x * 2^(30-h-E) rounded to an integer.
+//   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
+//   modulo 2^32, read as int32, is the sum, with a bit to spare.
+//   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-114
+//   and 2^178 (E from -148 to 128, h to 16). Rounding to an integer is off by 1/2 at most, each rank by
+//   2^(E-31+h), the sum by H * 2^(E-31+h). Decoding multiplies the sum by 2^(E-30+h), exactly in double, and rounds
+//   once to the dtype: half a step more.
+//   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
+//
+// float64: two lanes, q = x * 2^s rounded to an integer, s = min(61-2h-E, 1074), as
+//   hi = x * 2^(s-k) rounded to an integer, k = 31-h;  lo = (x * 2^(s-k) - hi) * 2^k rounded to an integer.
+//   One rounding. With y = x * 2^(s-k), y - hi is exact: it is a multiple of y's last bit and, if hi is not 0, less in
+//   magnitude than y; if hi is 0 it is y. So hi * 2^k + lo is x * 2^s rounded to nearest, ties to even since 2^k is
+//   even. (y itself is exact unless it falls below 2^-1022, where q is 0 either way.) Range. s - k <= 30-h-E, so |hi|
+//   <= 2^(30-h) as above, and |lo| <= 2^(k-1) = 2^(30-h): each lane's sum is at most 2^30, signed. Error. H * 2^(-s-1),
+//   that is H * 2^(E-62+2h), or 0 where s = 1074 (every double is a multiple of 2^-1074). Decoding: sum of hi times 2^k
+//   is exact, adding the sum of lo rounds once to 53 bits (|sum| <= 2^61 + 2^30), and the product with 2^-s is exact,
+//   since s <= 1074 leaves no bit below the last of a denormal; or infinite.
+//
+// Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
+// int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
+//
+// Negative zeros come out as +0 once a switch has summed them: integers have one zero.
+#include "client/fixed_point.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "client/lane_kernels.h"
+#include "wire/header.h"
+
+namespace passing {
+namespace {
+
+using kernels::Bits;
+
+// Calls f with the dtype's format.
+template <typename F>
+decltype(auto) WithFormat(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kUint8:
+      return f(kernels::Integer<uint8_t>{});
+    case DType::kInt16:
+    case DType::kUint16:
+      return f(kernels::Integer<uint16_t>{});
+    case DType::kInt32:
+    case DType::kUint32:
+      return f(kernels::Integer<uint32_t>{});
+    case DType::kInt64:
+    case DType::kUint64:
+      return f(kernels::Integer<uint64_t>{});
+    case DType::kFloat16:
+      return f(kernels::Float16{});
+    case DType::kBFloat16:
+      return f(kernels::BFloat16{});
+    case DType::kFloat32:
+      return f(kernels::Float32{});
+    case DType::kFloat64:
+      return f(kernels::Float64{});
+  }
+  __builtin_unreachable();
+}
+
+template <typename Format>
+using Scratch = std::array<typename Format::Wide, kBlockElements>;
+
+template <typename Format>
+constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
+
+// The host elements: summed into `scratch`, or the only input itself if it needs no widening.
+template <typename Format>
+const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
+  assert(!inputs.empty() && count <= kBlockElements);
+  if (inputs.size() == 1) {
+    if constexpr (kStoredWide<Format>) return inputs[0];
+    kernels::Widen<Format>(inputs[0], count, scratch.data());
+    return scratch.data();
+  }
+  kernels::AddPair<Format>(inputs[0], inputs[1], count, scratch.data());
+  for (const void* input : inputs.subspan(2)) kernels::AddTo<Format>(input, count, scratch.data());
+  return scratch.data();
+}
+
+// The class of one element as ClassifyElements counts it.
+constexpr uint32_t kNaNClass = 1 << 20, kPosInfClass = 1 << 10, kNegInfClass = 1;
+constexpr uint32_t kCountMask = 0x3FF;
+
+template <typename Wide>
+uint32_t ClassOf(const void* elements, size_t index) {
+  using Int = typename Bits<Wide>::Int;
+  const auto bits = kernels::Load<Int>(elements, index);
+  const Int magnitude = bits & Bits<Wide>::kMagnitude;
+  if (magnitude < Bits<Wide>::kInfinity) return 0;
+  if (magnitude > Bits<Wide>::kInfinity) return kNaNClass;
+  return bits < 0 ? kNegInfClass : kPosInfClass;
+}
+
+template <typename Wide>
+uint8_t FlagsOf(const void* elements, size_t count) {
+  uint8_t flags = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t c = ClassOf<Wide>(elements, i);
+    flags |= c == kNaNClass ? wire::kFlagNaN : c == kPosInfClass ? wire::kFlagPosInf : c ? wire::kFlagNegInf : 0;
+  }
+  return flags;
+}
+
+// From 2^-1022 to 2^1023.
+double PowerOfTwo(int exponent) {
+  assert(-1022 <= exponent && exponent <= 1023);
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// The agreed exponent comes from the network: whatever it says, the arithmetic stays defined. Scale 0 stands for
+// kNoExponent: all elements are 0 or not finite, so every lane and the sum are 0.
+
+// log2 of float32's scale.
+int Shift32(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= 16);
+  return 30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128);
+}
+
+double Scale32(int32_t exponent, int shift) { return exponent == kNoExponent ? 0 : PowerOfTwo(shift); }
+
+// float64's s and k.
+int Shift64(int32_t exponent, uint32_t headroom_bits) {
+  return std::min(61 - 2 * static_cast<int>(headroom_bits) - std::clamp(exponent, -1073, 1024), 1074);
+}
+int LowBits64(uint32_t headroom_bits) {
+  assert(headroom_bits <= 16);
+  return 31 - static_cast<int>(headroom_bits);
+}
+
+// 2^shift may be no double, so it comes as two factors.
+std::array<double, 2> Scale64(int32_t exponent, int shift) {
+  if (exponent == kNoExponent) return {0, 0};
+  return {PowerOfTwo(shift / 2), PowerOfTwo(shift - shift / 2)};
+}
+
+// What a finite magnitude's bits say: the smallest E with |x| < 2^E.
+int32_t ExponentOf(int32_t bits) {
+  if (bits == 0) return kNoExponent;
+  return bits >> 23 ? (bits >> 23) - 126 : std::bit_width(static_cast<uint32_t>(bits)) - 149;
+}
+int32_t ExponentOf(int64_t bits) {
+  if (bits == 0) return kNoExponent;
+  const auto field = static_cast<int32_t>(bits >> 52);
+  return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
+}
+
+// One result for all devices: the first output has it.
+void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
+  const auto* first = static_cast<const uint8_t*>(outputs[0]) + offset;
+  for (void* other : outputs.subspan(1)) std::memcpy(static_cast<uint8_t*>(other) + offset, first, bytes);
+}
+
+}  // namespace
+
+size_t SizeOf(DType dtype) {
+  return WithFormat(dtype, []<typename Format>(Format) { return sizeof(typename Format::Stored); });
+}
+
+bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
+
+uint32_t LanesPerElement(DType dtype) {
+  if (SizeOf(dtype) < 8) return 1;
+  return IsFloat(dtype) ? 2 : 3;
+}
+
+uint32_t HeadroomBits(uint32_t world_size) {
+  assert(world_size >= 1);
+  return static_cast<uint32_t>(std::bit_width(world_size - 1));
+}
+
+int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count) {
+  return WithFormat(dtype, [&]<typename Format>(Format) -> int32_t {
+    if constexpr (!std::is_floating_point_v<typename Format::Wide>)
+      return kNoExponent;
+    else {
+      Scratch<Format> scratch;
+      return ExponentOf(
+          kernels::LargestMagnitude<typename Format::Wide>(HostElements<Format>(inputs, count, scratch), count));
+    }
+  });
+}
+
+uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
+                    uint32_t headroom_bits, uint8_t* lanes) {
+  return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
+    using Wide = typename Format::Wide;
+    Scratch<Format> scratch;
+    const void* elements = HostElements<Format>(inputs, count, scratch);
+    bool finite = true;
+    if constexpr (std::is_same_v<Wide, float>) {
+      finite = kernels::EncodeFloat32(elements, count, Scale32(exponent, Shift32(exponent, headroom_bits)), lanes);
+    } else if constexpr (std::is_same_v<Wide, double>) {
+      const int low_bits = LowBits64(headroom_bits);
+      const auto [a, b] = Scale64(exponent, Shift64(exponent, headroom_bits) - low_bits);
+      finite = kernels::EncodeFloat64(elements, count, a, b, PowerOfTwo(low_bits), lanes);
+    } else if constexpr (std::is_same_v<Wide, uint32_t>) {
+      kernels::EncodeInteger32(elements, count, lanes);
+    } else {
+      kernels::EncodeInteger64(elements, count, lanes);
+    }
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if (!finite) return FlagsOf<Wide>(elements, count);
+    }
+    return 0;
+  });
+}
+
+void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
+                 std::span<void* const> outputs) {
+  WithFormat(dtype, [&]<typename Format>(Format) {
+    using Wide = typename Format::Wide;
+    if constexpr (std::is_same_v<Wide, float>) {
+      const double scale = Scale32(exponent, -Shift32(exponent, headroom_bits));
+      kernels::DecodeFloat32<Format>(lanes, count, scale, outputs[0]);
+    } else if constexpr (std::is_same_v<Wide, double>) {
+      const auto [a, b] = Scale64(exponent, -Shift64(exponent, headroom_bits));
+      kernels::DecodeFloat64(lanes, count, a, b, PowerOfTwo(LowBits64(headroom_bits)), outputs[0]);
+    } else if constexpr (std::is_same_v<Wide, uint32_t>) {
+      kernels::DecodeInteger32<Format>(lanes, count, outputs[0]);
+    } else {
+      kernels::DecodeInteger64(lanes, count, outputs[0]);
+    }
+    CopyToOthers(outputs, 0, count * sizeof(typename Format::Stored));
+  });
+}
+
+void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes) {
+  WithFormat(dtype, [&]<typename Format>(Format) {
+    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
+      Scratch<Format> scratch;
+      const void* elements = HostElements<Format>(inputs, count, scratch);
+      for (size_t i = 0; i < count; ++i) classes[i] = ClassOf<typename Format::Wide>(elements, i);
+    } else {
+      std::fill_n(classes, count, 0u);
+    }
+  });
+}
+
+void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs) {
+  WithFormat(dtype, [&]<typename Format>(Format) {
+    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
+      constexpr double kInfinity = std::numeric_limits<double>::infinity();
+      for (size_t i = 0; i < classes.size(); ++i) {
+        if (classes[i] == 0) continue;
+        const bool positive = classes[i] >> 10 & kCountMask, negative = classes[i] & kCountMask;
+        const bool nan = classes[i] >> 20 || (positive && negative);
+        const double value = nan ? std::numeric_limits<double>::quiet_NaN() : positive ? kInfinity : -kInfinity;
+        for (void* output : outputs) kernels::Store(output, i, Format::Narrow(value));
+      }
+    }
+  });
+}
+
+void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
+  WithFormat(dtype, [&]<typename Format>(Format) {
+    constexpr size_t kBytes = sizeof(typename Format::Stored);
+    Scratch<Format> scratch;
+    std::vector<const void*> tile(inputs.size());
+    // A tile at a time: all inputs are read before an output, which may be one of them, is written.
+    for (size_t first = 0; first < count; first += kBlockElements) {
+      const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
+      const size_t offset = first * kBytes;
+      for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
+      const void* elements = HostElements<Format>(tile, tile_count, scratch);
+      void* out = static_cast<uint8_t*>(outputs[0]) + offset;
+      if constexpr (kStoredWide<Format>) {
+        if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
+      } else {
+        kernels::Narrow<Format>(scratch.data(), tile_count, out);
+      }
+      CopyToOthers(outputs, offset, tile_count * kBytes);
+    }
+  });
+}
+
+}  // namespace passing

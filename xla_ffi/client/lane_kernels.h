@@ -1,0 +1,219 @@
+// The inner loops of fixed_point.cc, and what they know of each dtype. Included by fixed_point.cc alone.
+//
+// Every loop is plain C++ that the compiler vectorises, compiled for several instruction sets; the best one is chosen
+// when the library is loaded. All give the same bits: each element goes through the same IEEE operations, of which
+// only those marked "rounds" are inexact, and the reductions are integer maxima. The loops run on threads of our own
+// in the default floating-point mode (to nearest, denormals kept).
+#ifndef XLA_FFI_CLIENT_LANE_KERNELS_H_
+#define XLA_FFI_CLIENT_LANE_KERNELS_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "client/narrow_float.h"
+
+// Clones need the GNU dynamic linker (ifunc). The sanitizers' runtimes are not up yet when it asks for the choice.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define PASSING_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define PASSING_CLONES
+#endif
+
+namespace passing::kernels {
+
+// Buffers and packets may be unaligned.
+template <typename T>
+inline T Load(const void* base, size_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const uint8_t*>(base) + index * sizeof(T), sizeof(T));
+  return value;
+}
+template <typename T>
+inline void Store(void* base, size_t index, T value) {
+  std::memcpy(static_cast<uint8_t*>(base) + index * sizeof(T), &value, sizeof(T));
+}
+
+static_assert(std::endian::native == std::endian::little);
+inline uint32_t LoadLane(const uint8_t* lanes, size_t index) { return __builtin_bswap32(Load<uint32_t>(lanes, index)); }
+inline void StoreLane(uint8_t* lanes, size_t index, uint32_t lane) { Store(lanes, index, __builtin_bswap32(lane)); }
+
+// A dtype as the loops see it: Stored in buffers, summed over devices as Wide, made of a double or Wide by Narrow.
+// Integers of one size are one format: their sums wrap, and signed and unsigned agree modulo 2^bits.
+template <typename T>
+struct Integer {
+  using Stored = T;
+  using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return static_cast<Stored>(value); }
+};
+struct Float16 {
+  using Stored = uint16_t;
+  using Wide = float;
+  static Wide Widen(Stored value) { return WidenFloat16(value); }
+  static Stored Narrow(double value) { return NarrowFloat16(value); }
+};
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Wide = float;
+  static Wide Widen(Stored value) { return WidenBFloat16(value); }
+  static Stored Narrow(double value) { return NarrowBFloat16(value); }
+};
+struct Float32 {
+  using Stored = float;
+  using Wide = float;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(double value) { return static_cast<float>(value); }  // rounds
+};
+struct Float64 {
+  using Stored = double;
+  using Wide = double;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(double value) { return value; }
+};
+
+// An IEEE format's bits as integers: magnitudes compare as the numbers do, and from kInfinity on nothing is finite.
+template <typename Wide>
+struct Bits;
+template <>
+struct Bits<float> {
+  using Int = int32_t;
+  static constexpr Int kMagnitude = 0x7FFFFFFF;
+  static constexpr Int kInfinity = 0x7F800000;
+};
+template <>
+struct Bits<double> {
+  using Int = int64_t;
+  static constexpr Int kMagnitude = 0x7FFFFFFFFFFFFFFF;
+  static constexpr Int kInfinity = 0x7FF0000000000000;
+};
+
+// ---- device buffers to host elements, and back
+
+// sum[i] = a[i] + b[i]; rounds where Wide is a float.
+template <typename Format>
+PASSING_CLONES void AddPair(const void* a, const void* b, size_t count, typename Format::Wide* __restrict sum) {
+  using Stored = typename Format::Stored;
+  for (size_t i = 0; i < count; ++i) sum[i] = Format::Widen(Load<Stored>(a, i)) + Format::Widen(Load<Stored>(b, i));
+}
+
+// sum[i] += a[i]
+template <typename Format>
+PASSING_CLONES void AddTo(const void* a, size_t count, typename Format::Wide* __restrict sum) {
+  for (size_t i = 0; i < count; ++i) sum[i] += Format::Widen(Load<typename Format::Stored>(a, i));
+}
+
+template <typename Format>
+PASSING_CLONES void Widen(const void* a, size_t count, typename Format::Wide* __restrict out) {
+  for (size_t i = 0; i < count; ++i) out[i] = Format::Widen(Load<typename Format::Stored>(a, i));
+}
+
+template <typename Format>
+PASSING_CLONES void Narrow(const typename Format::Wide* __restrict wide, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) Store(out, i, Format::Narrow(wide[i]));
+}
+
+// ---- floats
+
+// The largest magnitude of a finite element, as bits.
+template <typename Wide>
+PASSING_CLONES typename Bits<Wide>::Int LargestMagnitude(const void* elements, size_t count) {
+  using Int = typename Bits<Wide>::Int;
+  Int largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Int magnitude = Load<Int>(elements, i) & Bits<Wide>::kMagnitude;
+    largest = std::max(largest, magnitude < Bits<Wide>::kInfinity ? magnitude : 0);
+  }
+  return largest;
+}
+
+// 1.5 * 2^52: doubles from 2^52 to 2^53 are the integers, so y + kRounder is y rounded to an integer (ties to even),
+// and the low bits of its mantissa are that integer in two's complement, if |y| < 2^51.
+inline constexpr double kRounder = 0x1.8p52;
+inline uint64_t RoundedBits(double y) { return std::bit_cast<uint64_t>(y + kRounder); }  // rounds
+
+// Returns whether all elements are finite; those that are not become 0.
+static PASSING_CLONES bool EncodeFloat32(const void* elements, size_t count, double scale, uint8_t* __restrict lanes) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int32_t bits = Load<int32_t>(elements, i);
+    const int32_t magnitude = bits & Bits<float>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = magnitude < Bits<float>::kInfinity ? bits : 0;
+    StoreLane(lanes, i, static_cast<uint32_t>(RoundedBits(double{std::bit_cast<float>(bits)} * scale)));
+  }
+  return largest < Bits<float>::kInfinity;
+}
+
+template <typename Format>
+PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count, double scale, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    Store(out, i, Format::Narrow(static_cast<int32_t>(LoadLane(lanes, i)) * scale));
+  }
+}
+
+// Two lanes an element, see Scale64. `scale` may lie outside double's range, so it comes as two factors.
+static PASSING_CLONES bool EncodeFloat64(const void* elements, size_t count, double scale_a, double scale_b,
+                                         double low_scale, uint8_t* __restrict lanes) {
+  int64_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int64_t bits = Load<int64_t>(elements, i);
+    const int64_t magnitude = bits & Bits<double>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = magnitude < Bits<double>::kInfinity ? bits : 0;
+    const double scaled = std::bit_cast<double>(bits) * scale_a * scale_b;
+    const double high = scaled + kRounder;  // rounds
+    const double rest = (scaled - (high - kRounder)) * low_scale;
+    const uint64_t low = std::bit_cast<uint64_t>(rest + kRounder);  // rounds
+    Store(lanes, i, __builtin_bswap64(std::bit_cast<uint64_t>(high) << 32 | static_cast<uint32_t>(low)));
+  }
+  return largest < Bits<double>::kInfinity;
+}
+
+static PASSING_CLONES void DecodeFloat64(const uint8_t* __restrict lanes, size_t count, double scale_a, double scale_b,
+                                         double high_scale, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t pair = __builtin_bswap64(Load<uint64_t>(lanes, i));
+    const double high = static_cast<int32_t>(static_cast<uint32_t>(pair >> 32));
+    const double low = static_cast<int32_t>(static_cast<uint32_t>(pair));
+    Store(out, i, (high * high_scale + low) * scale_a * scale_b);  // the sum rounds
+  }
+}
+
+// ---- integers
+
+static PASSING_CLONES void EncodeInteger32(const void* elements, size_t count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < count; ++i) StoreLane(lanes, i, Load<uint32_t>(elements, i));
+}
+
+template <typename Format>
+PASSING_CLONES void DecodeInteger32(const uint8_t* __restrict lanes, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) Store(out, i, Format::Narrow(LoadLane(lanes, i)));
+}
+
+// Three lanes an element: 22, 21 and 21 bits from the lowest up. A sum over 2^10 ranks still fits a lane.
+static PASSING_CLONES void EncodeInteger64(const void* elements, size_t count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto value = Load<uint64_t>(elements, i);
+    StoreLane(lanes, 3 * i, static_cast<uint32_t>(value) & 0x3FFFFF);
+    StoreLane(lanes, 3 * i + 1, static_cast<uint32_t>(value >> 22) & 0x1FFFFF);
+    StoreLane(lanes, 3 * i + 2, static_cast<uint32_t>(value >> 43));
+  }
+}
+
+// Modulo 2^64, as the sum of the elements.
+static PASSING_CLONES void DecodeInteger64(const uint8_t* __restrict lanes, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    Store(out, i,
+          uint64_t{LoadLane(lanes, 3 * i)} + (uint64_t{LoadLane(lanes, 3 * i + 1)} << 22) +
+              (uint64_t{LoadLane(lanes, 3 * i + 2)} << 43));
+  }
+}
+
+}  // namespace passing::kernels
+
+#endif  // XLA_FFI_CLIENT_LANE_KERNELS_H_
