@@ -1,0 +1,60 @@
+// The software data plane, for the control plane in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/bindings.h"
+#include "net/udp_socket.h"
+#include "switch/udp_switch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing {
+namespace {
+
+nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
+  nb::dict dict;
+  dict["packets_received"] = stats.packets_received;
+  dict["bytes_received"] = stats.bytes_received;
+  dict["packets_sent"] = stats.packets_sent;
+  dict["bytes_sent"] = stats.bytes_sent;
+  for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];
+  return dict;
+}
+
+}  // namespace
+
+void BindSwitch(nb::module_& m) {
+  const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<UdpSwitch>(m, "SoftwareDataPlane")
+      .def(nb::init<const std::string&, uint16_t, uint32_t>(), "host"_a, "port"_a, "slot_count"_a)
+      .def_prop_ro("port", &UdpSwitch::port)
+      .def(
+          "add_job",
+          [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+             const std::vector<std::pair<std::string, uint16_t>>& addresses) {
+            JobSlots slots{
+                .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+            for (const auto& [host, port] : addresses) slots.addresses.push_back(ResolveAddress(host, port));
+            self.AddJob(slots);
+          },
+          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, release_gil)
+      .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
+      .def(
+          "slot_state",
+          [](const UdpSwitch& self, uint32_t slot, uint8_t version) {
+            const SlotState state = self.State(slot, version);
+            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
+          },
+          "slot"_a, "version"_a)
+      .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
+      .def("close", &UdpSwitch::Close, release_gil);
+}
+
+}  // namespace passing

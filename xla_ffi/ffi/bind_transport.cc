@@ -1,0 +1,152 @@
+// The transport of a session: its socket, its events, its counters.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "client/transport.h"
+#include "ffi/bindings.h"
+#include "net/udp_socket.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing {
+namespace {
+
+struct Socket {
+  std::optional<UdpSocket> socket;  // until a transport takes it
+  uint16_t port;
+};
+
+// Shared with the attachment: a sum under way may outlive the Python object.
+struct SharedTransport {
+  std::shared_ptr<Transport> transport;
+  bool closed = false;
+};
+
+std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Failure>& failure) {
+  if (!failure) return std::nullopt;
+  return std::pair(failure->kind, failure->message);
+}
+
+const char* Name(TransportEvent::Kind kind) {
+  switch (kind) {
+    case TransportEvent::Kind::kOrderMessage:
+      return "order_message";
+    case TransportEvent::Kind::kStall:
+      return "stall";
+    case TransportEvent::Kind::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+SharedTransport MakeTransport(Socket& socket, uint16_t job, uint16_t epoch, uint16_t rank, uint32_t world_size,
+                              uint32_t slot_first, uint32_t slot_count, uint32_t lanes_per_chunk, double warn_s,
+                              double deadline_s) {
+  if (!socket.socket) throw std::invalid_argument("the socket belongs to another transport");
+  TransportOptions options{.job = {.job = job,
+                                   .epoch = epoch,
+                                   .rank = rank,
+                                   .world_size = world_size,
+                                   .slot_first = slot_first,
+                                   .slot_count = slot_count,
+                                   .lanes_per_chunk = lanes_per_chunk},
+                           .warn_s = warn_s,
+                           .deadline_s = deadline_s};
+  auto transport = std::make_shared<Transport>(std::move(*socket.socket), options);
+  socket.socket.reset();
+  return {std::move(transport)};
+}
+
+void BindEvents(nb::module_& m) {
+  nb::class_<Stall>(m, "Stall")
+      .def_ro("site_name", &Stall::site_name)
+      .def_prop_ro("site", [](const Stall& self) { return self.key.site; })
+      .def_prop_ro("occurrence", [](const Stall& self) { return self.key.occurrence; })
+      .def_ro("waits_for_order", &Stall::waits_for_order)
+      .def_ro("slot", &Stall::slot)
+      .def_ro("version", &Stall::version)
+      .def_ro("sequence", &Stall::sequence);
+  nb::class_<TransportEvent>(m, "Event")
+      .def_prop_ro("kind", [](const TransportEvent& self) { return Name(self.kind); })
+      .def_prop_ro(
+          "order_message",
+          [](const TransportEvent& self) { return nb::bytes(self.order_message.data(), self.order_message.size()); })
+      .def_ro("stall", &TransportEvent::stall)
+      .def_ro("stalled_s", &TransportEvent::stalled_s)
+      .def_prop_ro("failure", [](const TransportEvent& self) { return Pair(self.failure); });
+}
+
+}  // namespace
+
+void BindTransport(nb::module_& m) {
+  nb::class_<Socket>(m, "UdpSocket")
+      .def(
+          "__init__",
+          [](Socket* self, const std::string& host, uint16_t port) {
+            auto socket = UdpSocket::ConnectedTo(host, port);
+            const uint16_t own_port = socket.port();
+            new (self) Socket{std::move(socket), own_port};
+          },
+          "switch_host"_a, "switch_port"_a)
+      .def_ro("port", &Socket::port);
+  BindEvents(m);
+
+  const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<SharedTransport>(m, "Transport")
+      .def(
+          "__init__",
+          [](SharedTransport* self, Socket& socket, uint16_t job, uint16_t epoch, uint16_t rank, uint32_t world_size,
+             uint32_t slot_first, uint32_t slot_count, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
+            new (self) SharedTransport(MakeTransport(socket, job, epoch, rank, world_size, slot_first, slot_count,
+                                                     lanes_per_chunk, warn_s, deadline_s));
+          },
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "rank"_a, "world_size"_a, "slot_first"_a, "slot_count"_a,
+          "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a)
+      .def("deliver_order_message",
+           [](SharedTransport& self, nb::bytes message) {
+             self.transport->DeliverOrderMessage(std::string(message.c_str(), message.size()));
+           })
+      .def("note_stall", [](SharedTransport& self, std::string note) { self.transport->NoteStall(std::move(note)); })
+      .def("fail",
+           [](SharedTransport& self, std::string kind, std::string message) {
+             self.transport->Fail({std::move(kind), std::move(message)});
+           })
+      .def("failure", [](const SharedTransport& self) { return Pair(self.transport->failure()); })
+      .def(
+          "wait_event", [](SharedTransport& self, double timeout_s) { return self.transport->WaitEvent(timeout_s); },
+          release_gil)
+      .def(
+          "drain", [](SharedTransport& self, double timeout_s) { return self.transport->Drain(timeout_s); },
+          release_gil)
+      .def("stats", [](const SharedTransport& self) { return StatsDict(self.transport->stats()); })
+      .def(
+          "close",
+          [](SharedTransport& self) {
+            self.transport->Close();
+            self.closed = true;
+          },
+          release_gil)
+      .def("closed", [](const SharedTransport& self) { return self.closed; });
+
+  m.def(
+      "attach",
+      [](const SharedTransport& self, double deadline_s) {
+        const auto transport = self.transport;
+        AttachOrThrow({.collective = transport,
+                       .failure = [transport] { return transport->failure(); },
+                       .fail = [transport](const Failure& failure) { transport->Fail(failure); },
+                       .deadline_s = deadline_s});
+      },
+      "collective"_a, "deadline_s"_a = 60.0);
+}
+
+}  // namespace passing

@@ -1,0 +1,22 @@
+// The parts of the Python module jax_passing._native (described in jax_passing/_native.pyi).
+#ifndef XLA_FFI_FFI_BINDINGS_H_
+#define XLA_FFI_FFI_BINDINGS_H_
+
+#include <nanobind/nanobind.h>
+
+#include "client/all_reduce.h"
+#include "ffi/rendezvous.h"
+
+namespace passing {
+
+void BindFfi(nanobind::module_& m);
+void BindTransport(nanobind::module_& m);
+void BindSwitch(nanobind::module_& m);
+
+nanobind::dict StatsDict(const AllReduceStats& stats);
+// Raises RuntimeError if a session is attached.
+void AttachOrThrow(Attachment attachment);
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_BINDINGS_H_

@@ -1,0 +1,52 @@
+// Threads on which XLA goes on after a sum.
+#ifndef XLA_FFI_FFI_COMPLETION_POOL_H_
+#define XLA_FFI_FFI_COMPLETION_POOL_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace passing {
+
+// Completing an FFI future runs the rest of that device's program on the completing thread, and that rest may block
+// until other devices of the process come along (XLA's own collectives do). So a task never waits behind a busy
+// worker: the pool grows by a thread for each task that finds nobody idle, up to `thread_limit`.
+class CompletionPool {
+ public:
+  // More than the devices of any host, times the programs it may have in flight.
+  static constexpr size_t kThreadLimit = 1024;
+  // Long enough to keep the threads of a training loop, whose steps are shorter.
+  static constexpr int64_t kIdleUs = 5'000'000;
+
+  explicit CompletionPool(size_t thread_limit = kThreadLimit, int64_t idle_us = kIdleUs);
+  ~CompletionPool();  // runs what is queued, waits for the workers
+
+  // The process's pool. Never destroyed: a worker may be inside XLA when the process ends.
+  static CompletionPool& Get();
+
+  void Run(std::vector<std::function<void()>> tasks);
+  void Run(std::function<void()> task);
+
+  size_t thread_count() const;
+
+ private:
+  void Work();
+
+  const size_t thread_limit_;
+  const int64_t idle_us_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable ended_;
+  std::deque<std::function<void()>> tasks_;
+  size_t thread_count_ = 0;
+  size_t idle_count_ = 0;  // of these, how many wait for a task (or were woken for one just now)
+  bool ending_ = false;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_COMPLETION_POOL_H_

@@ -1,0 +1,143 @@
+#include "ffi/handlers.h"
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ffi/instance.h"
+#include "ffi/rendezvous.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace passing {
+namespace {
+
+namespace ffi = xla::ffi;
+
+struct State {
+  static ffi::TypeId id;
+  explicit State(SiteInfo info) : instance(std::move(info)) {}
+  Instance instance;
+};
+ffi::TypeId State::id = XLA_FFI_UNKNOWN_TYPE_ID;
+constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<State>();
+
+// JAX shows the text; jax_passing.errors turns it back into the exception of that kind.
+ffi::Error ToError(const Failure& failure) {
+  return ffi::Error(ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
+}
+
+std::optional<DType> ParseDType(std::string_view name) {
+  using enum DType;
+  static constexpr std::array<std::pair<std::string_view, DType>, 12> kNames{{{"int8", kInt8},
+                                                                              {"int16", kInt16},
+                                                                              {"int32", kInt32},
+                                                                              {"int64", kInt64},
+                                                                              {"uint8", kUint8},
+                                                                              {"uint16", kUint16},
+                                                                              {"uint32", kUint32},
+                                                                              {"uint64", kUint64},
+                                                                              {"float16", kFloat16},
+                                                                              {"bfloat16", kBFloat16},
+                                                                              {"float32", kFloat32},
+                                                                              {"float64", kFloat64}}};
+  for (const auto& [known, dtype] : kNames) {
+    if (known == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64_t ordinal, int64_t site,
+                                                 std::string_view site_name, std::string_view dtype_name,
+                                                 ffi::Span<const int64_t> leaf_elements, int64_t member_count,
+                                                 int64_t local_member_count, int64_t replica_count, int64_t world_size,
+                                                 int64_t local) {
+  const auto dtype = ParseDType(dtype_name);
+  if (!dtype) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + std::string(dtype_name)));
+  }
+  return std::make_unique<State>(SiteInfo{.program = std::string(program),
+                                          .ordinal = ordinal,
+                                          .site = site,
+                                          .site_name = std::string(site_name),
+                                          .dtype = *dtype,
+                                          .leaf_elements = {leaf_elements.begin(), leaf_elements.end()},
+                                          .member_count = static_cast<uint32_t>(member_count),
+                                          .local_member_count = static_cast<uint32_t>(local_member_count),
+                                          .replica_count = static_cast<uint32_t>(replica_count),
+                                          .world_size = static_cast<uint32_t>(world_size),
+                                          .local = local != 0});
+}
+
+ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> place, ffi::RemainingArgs leaves,
+                    ffi::RemainingRets sums) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  Call call;
+  call.run_id = run_id.run_id;
+  call.member = place.typed_data()[1];
+  call.inputs.reserve(leaves.size());
+  call.outputs.reserve(sums.size());
+  for (size_t i = 0; i < leaves.size(); ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
+  for (size_t i = 0; i < sums.size(); ++i) call.outputs.push_back((*sums.get<ffi::AnyBuffer>(i))->untyped_data());
+  call.done = [promise](const Failure* failure) mutable {
+    if (failure) {
+      promise.SetError(ToError(*failure));
+    } else {
+      promise.SetAvailable();
+    }
+  };
+  Rendezvous::Get().Arrive(state->instance.SiteOf(place.typed_data()[0]), std::move(call));
+  return future;
+}
+
+ffi::Error Fence(ffi::RunId run_id, ffi::Result<ffi::BufferR1<ffi::S32>> result) {
+  Rendezvous::Get().Fence(run_id.run_id);
+  result->typed_data()[0] = static_cast<int32_t>(run_id.run_id);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindInstantiate()
+                             .Attr<std::string_view>("program")
+                             .Attr<int64_t>("ordinal")
+                             .Attr<int64_t>("site")
+                             .Attr<std::string_view>("site_name")
+                             .Attr<std::string_view>("dtype")
+                             .Attr<ffi::Span<const int64_t>>("leaf_elements")
+                             .Attr<int64_t>("member_count")
+                             .Attr<int64_t>("local_member_count")
+                             .Attr<int64_t>("replica_count")
+                             .Attr<int64_t>("world_size")
+                             .Attr<int64_t>("local")
+                             .To(Instantiate)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::State<State>>()
+                             .Ctx<ffi::RunId>()
+                             .Arg<ffi::BufferR1<ffi::S32>>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .To(Execute)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* FenceExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind().Ctx<ffi::RunId>().Ret<ffi::BufferR1<ffi::S32>>().To(Fence).release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_TypeId* StateTypeId() { return &State::id; }
+const XLA_FFI_TypeInfo* StateTypeInfo() { return &kStateTypeInfo; }
+
+}  // namespace passing

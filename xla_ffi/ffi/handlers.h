@@ -1,0 +1,24 @@
+// The custom calls as XLA sees them. With its source, the only file that knows XLA.
+#ifndef XLA_FFI_FFI_HANDLERS_H_
+#define XLA_FFI_FFI_HANDLERS_H_
+
+#include "xla/ffi/api/c_api.h"
+
+namespace passing {
+
+// "passing_psum". Operands: int32[2] (group, member), then the leaves; results: the leaves' sums, in place. The
+// attributes are those of SiteInfo.
+XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
+
+// "passing_fence": executions that began before this one are refused. Result: its own run id, int32[1].
+XLA_FFI_Error* FenceExecute(XLA_FFI_CallFrame* frame);
+
+// The state that each instance of passing_psum keeps. XLA sets the id when Python registers the type.
+inline constexpr char kStateName[] = "passing_psum_instance";
+XLA_FFI_TypeId* StateTypeId();
+const XLA_FFI_TypeInfo* StateTypeInfo();
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_HANDLERS_H_

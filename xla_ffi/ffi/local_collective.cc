@@ -1,0 +1,55 @@
+#include "ffi/local_collective.h"
+
+#include <span>
+#include <vector>
+
+namespace passing {
+
+void LocalCollective::Start(Sum sum) {
+  {
+    std::unique_lock lock(mutex_);
+    ++stats_.sums_started;
+    if (failure_) {
+      const Failure failure = *failure_;
+      lock.unlock();
+      sum.done(&failure);
+      return;
+    }
+  }
+  const SumShape& shape = *sum.shape;
+  const size_t leaf_count = shape.leaf_elements.size();
+  std::vector<const void*> inputs(shape.device_count);
+  std::vector<void*> outputs(shape.device_count);
+  uint64_t bytes = 0;
+  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+    for (uint32_t device = 0; device < shape.device_count; ++device) {
+      inputs[device] = sum.inputs[device * leaf_count + leaf];
+      outputs[device] = sum.outputs[device * leaf_count + leaf];
+    }
+    SumLocal(shape.dtype, inputs, shape.leaf_elements[leaf], outputs);
+    bytes += shape.leaf_elements[leaf] * SizeOf(shape.dtype);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    ++stats_.sums_completed;
+    stats_.tensor_bytes += bytes;
+  }
+  sum.done(nullptr);
+}
+
+void LocalCollective::Fail(const Failure& failure) {
+  std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = failure;
+}
+
+std::optional<Failure> LocalCollective::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+AllReduceStats LocalCollective::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace passing

@@ -1,0 +1,104 @@
+// Where the calls of one host's devices meet before the host's sum starts.
+#ifndef XLA_FFI_FFI_RENDEZVOUS_H_
+#define XLA_FFI_FFI_RENDEZVOUS_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "client/sum.h"
+#include "ffi/completion_pool.h"
+#include "ffi/instance.h"
+#include "ffi/local_collective.h"
+
+namespace passing {
+
+// What a session lends to the process's handlers.
+struct Attachment {
+  std::shared_ptr<Collective> collective;
+  std::function<std::optional<Failure>()> failure;  // why the session failed, if it did
+  std::function<void(const Failure&)> fail;
+  double deadline_s = 60;
+};
+
+// One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
+struct Call {
+  int64_t run_id = 0;  // XLA's number of this execution of the program, rising
+  int64_t member = 0;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
+};
+
+// Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
+//
+// A site's calls come in order: a device can't reach a site again before its last sum there is done, as loops and
+// executions run one after the other. So at most one gathering is open per site, and counting gatherings numbers
+// the sums alike on all hosts. Two executions of one program that overlap on a device would break this; the run id
+// gives them away.
+class Rendezvous {
+ public:
+  explicit Rendezvous(CompletionPool& pool);
+  ~Rendezvous();  // detaches
+
+  // The process's rendezvous; never destroyed, as XLA's threads may still call it when the process ends.
+  static Rendezvous& Get();
+
+  // False if there is an attachment already.
+  bool Attach(Attachment attachment);
+  // Open gatherings fail with ClosedError. Executions that began before this are refused from now on, even by the next
+  // attachment: their hosts may have lost different parts of them.
+  void Detach();
+
+  void Arrive(const std::shared_ptr<const Site>& site, Call call);
+
+  // Executions up to this one are refused.
+  void Fence(int64_t run_id);
+
+ private:
+  struct Gathering {
+    std::shared_ptr<const Site> site;
+    std::shared_ptr<Collective> collective;
+    SumKey key;
+    int64_t run_id = 0;
+    int64_t opened_us = 0;
+    std::vector<Call> calls;
+  };
+  struct Progress {  // of one site since attach
+    uint32_t next_occurrence = 0;
+    uint32_t next_step = 0;
+    int64_t run_id = -1;  // of the last gathering
+    std::shared_ptr<Gathering> open;
+  };
+
+  // Why `call` can't join; its session fails too if `fatal`.
+  std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
+  void StartSum(std::shared_ptr<Gathering> gathering);
+  void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
+  std::vector<std::shared_ptr<Gathering>> TakeOpen();
+  void FailSession(std::unique_lock<std::mutex>& lock, const Failure& failure);
+  void Watch();
+
+  CompletionPool& pool_;
+  const std::shared_ptr<LocalCollective> local_;
+
+  std::mutex mutex_;
+  std::optional<Attachment> attachment_;
+  std::unordered_map<uint64_t, Progress> progress_;  // by site hash
+  size_t open_count_ = 0;
+  int64_t last_run_id_ = -1;
+  int64_t fence_ = -1;
+
+  std::condition_variable wake_watch_;
+  std::thread watch_;  // fails gatherings that stay open
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_RENDEZVOUS_H_
