@@ -297,7 +297,7 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
     const uint32_t sendable = line.exponents_awaited == 0 ? segment.chunk_count() : segment.exponent_chunks;
     while (line.next_chunk < sendable) {
       const uint64_t position = line.place.first_position + line.next_chunk;
-      if (!window_.CanSend(position)) return;
+      if (!window_.CanSend(position)) return;  // nor any later one
       window_.OnSent(position, now_us);
       SendChunk(line, line.next_chunk++);
     }

@@ -151,7 +151,7 @@ void SlotWindow::MeasureRoundTrip(int64_t sample_us) {
 void SlotWindow::OnLoss(int64_t now_us) {
   if (now_us < next_decrease_us_) return;  // once for all losses of one round trip
   next_decrease_us_ = now_us + round_trip_us_;
-  congestion_window_ = std::max(kMinWindowChunks, congestion_window_ * kDecrease);
+  congestion_window_ = std::max(std::min<double>(kMinWindowChunks, slot_count_), congestion_window_ * kDecrease);
 }
 
 }  // namespace passing

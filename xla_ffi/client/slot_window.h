@@ -19,9 +19,10 @@ class SlotWindow {
   uint64_t end() const { return low_ + slot_count_; }
   void Advance(uint64_t low);
 
-  // May `position` be sent now? False outside the window, or while enough is in flight.
+  // May `position` be sent now? The congestion window, too, is a distance from `low`: were it a number of chunks in
+  // flight, ranks could fill it with different chunks, none of which all of them sent, and wait for ever.
   bool CanSend(uint64_t position) const {
-    return position >= low_ && position < end() && in_flight_ < static_cast<uint32_t>(congestion_window_);
+    return position >= low_ && position < low_ + static_cast<uint32_t>(congestion_window_);
   }
   void OnSent(uint64_t position, int64_t now_us);
 

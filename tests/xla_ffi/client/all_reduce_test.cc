@@ -188,6 +188,19 @@ class Workload {
   std::map<std::pair<size_t, uint32_t>, std::vector<Bytes>> references_;
 };
 
+std::string Stalls(Cluster& cluster, uint32_t world_size) {
+  std::string text = "at " + std::to_string(cluster.network().now_us()) + " us\n";
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    const auto stall = cluster.rank(rank).OldestStall();
+    if (!stall) continue;
+    text += "rank " + std::to_string(rank) + ": " + stall->site_name + " occurrence " +
+            std::to_string(stall->key.occurrence) + (stall->waits_for_order ? " waits for its place" : "") + ", slot " +
+            std::to_string(stall->slot) + " version " + std::to_string(stall->version) + " sequence " +
+            std::to_string(stall->sequence) + " job is at " + stall->job_is_at + "\n";
+  }
+  return text;
+}
+
 // A random cluster, random programs, random faults: one seed replays all of it.
 void RunSeed(uint64_t seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -227,7 +240,7 @@ void RunSeed(uint64_t seed) {
   }
   const bool idle = cluster.Run(cluster.network().now_us() + 600'000'000);
   ASSERT_FALSE(cluster.protocol_failure()) << cluster.protocol_failure()->message;
-  ASSERT_TRUE(idle);
+  ASSERT_TRUE(idle) << Stalls(cluster, options.world_size);
   workload.Check();
 }
 
