@@ -255,5 +255,147 @@ TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) {
   }
 }
 
+TEST(AllReduceCluster, aFullSwitchOf64Ranks) {
+  ClusterOptions options{.world_size = 64, .slot_count = 16, .lanes_per_chunk = 64, .faults = {.loss = 0.01}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kFloat32, {5000, 1}, 1);
+  workload.AddSite(DType::kInt64, {100}, 1);
+  workload.Execute({0, 1}, 1000, 0.0001);
+  ASSERT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
+  workload.Check();
+}
+
+TEST(AllReduceCluster, aRepeatedProgramNeedsNoOrderMessages) {
+  ClusterOptions options{.world_size = 3, .faults = {}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  for (int site = 0; site < 5; ++site) workload.AddSite(DType::kFloat32, {30'000}, 1);
+  uint64_t messages = 0;
+  for (int execution = 0; execution < 6; ++execution) {
+    workload.Execute({0, 1, 2, 3, 4}, /*spread_us=*/1);
+    ASSERT_TRUE(cluster.Run(600'000'000));
+    if (execution == 1) messages = cluster.rank(0).stats().order_messages;
+  }
+  EXPECT_GT(messages, 0u);
+  EXPECT_EQ(cluster.rank(0).stats().order_messages, messages);
+  EXPECT_EQ(cluster.rank(1).stats().order_rollbacks, 0u);
+  EXPECT_EQ(cluster.rank(0).stats().packets_resent, 0u);
+  workload.Check();
+}
+
+TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
+  ClusterOptions options{.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kFloat32, {100'000}, 1);
+  workload.Execute({0}, 1);
+  ASSERT_TRUE(cluster.Run(600'000'000));
+  // 5 segments: an exponent chunk each, and 100,000 / 360 = 278 data chunks.
+  EXPECT_EQ(cluster.rank(0).stats().packets_sent, 278u + 5u);
+  EXPECT_EQ(cluster.rank(0).stats().packets_received, 278u + 5u);
+  EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
+}
+
+// A host whose program differs: nobody gets a sum, and everybody can say where the others are.
+TEST(AllReduceCluster, differentProgramsStallByName) {
+  ClusterOptions options{.world_size = 2, .faults = {}};
+  Cluster cluster(1, options);
+  float a[10] = {}, b[10] = {};
+  int finished = 0;
+  const auto start = [&](uint32_t rank, uint64_t site, const char* name, float* data) {
+    auto shape = std::make_shared<SumShape>(SumShape{.site_name = name, .dtype = DType::kFloat32, .leaf_elements = {10}});
+    cluster.rank(rank).Start({.key = {.site = site}, .shape = shape, .inputs = {data}, .outputs = {data},
+                              .done = [&](const Failure* failure) {
+                                EXPECT_EQ(failure->kind, "DeadlineExceededError");
+                                ++finished;
+                              }},
+                             0);
+  };
+  start(0, 1, "a.py:1", a);
+  start(1, 2, "b.py:2", b);
+  EXPECT_FALSE(cluster.Run(1'000'000));
+  const auto leader = cluster.rank(0).OldestStall();
+  EXPECT_EQ(leader->site_name, "a.py:1");
+  EXPECT_FALSE(leader->waits_for_order);
+  EXPECT_EQ(leader->slot, Cluster::kSlotFirst);
+  EXPECT_EQ(cluster.pool().State(leader->slot, leader->version).bitmap, 1u);  // rank 1 is missing
+  const auto follower = cluster.rank(1).OldestStall();
+  EXPECT_EQ(follower->site_name, "b.py:2");
+  EXPECT_TRUE(follower->waits_for_order);
+  EXPECT_EQ(follower->job_is_at, "a.py:1");
+  for (uint32_t rank : {0u, 1u}) cluster.rank(rank).Fail({"DeadlineExceededError", "60 s"});
+  EXPECT_EQ(finished, 2);
+  start(0, 3, "c.py:3", a);  // after a failure: at once
+  EXPECT_EQ(finished, 3);
+  EXPECT_TRUE(cluster.rank(0).idle());
+}
+
+// Foreign and foul packets change nothing but a counter.
+TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+  const JobConfig job{.job = 3, .epoch = 7, .rank = 0, .world_size = 1, .slot_first = 0, .slot_count = 16};
+  AllReduce all_reduce(job, driver, [](std::string) {});
+  int32_t data[4] = {1, -2, 3, 4};
+  bool done = false;
+  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
+  all_reduce.Start({.key = {}, .shape = shape, .inputs = {data}, .outputs = {data},
+                    .done = [&](const Failure*) { done = true; }},
+                   0);
+  all_reduce.OnTimer(0);
+  ASSERT_EQ(sent.size(), 1u);
+  std::vector<uint8_t> result = sent[0];
+  wire::Header good;
+  ASSERT_EQ(wire::Decode(result, good), wire::DecodeError::kNone);
+  good.type = wire::PacketType::kResult;
+  good.rank = wire::kEveryRank;
+
+  uint64_t dropped = 0;
+  const auto expect_dropped = [&](const wire::Header& header, const char* description) {
+    std::vector<uint8_t> packet = result;
+    packet.resize(wire::kHeaderBytes + 4 * header.element_count);
+    wire::Encode(header, packet.data());
+    all_reduce.OnPacket(packet, 10);
+    EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped) << description;
+    EXPECT_FALSE(done) << description;
+  };
+  const auto altered = [&](auto&& change) {
+    wire::Header header = good;
+    change(header);
+    return header;
+  };
+  expect_dropped(altered([](auto& h) { h.type = wire::PacketType::kContribution; }), "a contribution");
+  expect_dropped(altered([](auto& h) { h.job = 4; }), "foreign job");
+  expect_dropped(altered([](auto& h) { h.epoch = 6; }), "past epoch");
+  expect_dropped(altered([](auto& h) { h.rank = 1; }), "another rank's result");
+  expect_dropped(altered([](auto& h) { h.slot = 1; }), "wrong slot");
+  expect_dropped(altered([](auto& h) { h.version = 1; }), "wrong version");
+  expect_dropped(altered([](auto& h) { h.sequence = 0xFFFFFFFF; }), "past sequence");
+  expect_dropped(altered([](auto& h) { h.sequence = 1; }), "future sequence");
+  expect_dropped(altered([](auto& h) { h.element_count = 3; }), "fewer elements");
+  expect_dropped(altered([](auto& h) { h.lane_format = wire::LaneFormat::kMaxInt32; }), "another lane format");
+  expect_dropped(altered([](auto& h) { h.flags = wire::kFlagNaN; }), "NaN among integers");
+  all_reduce.OnPacket({result.data(), 7}, 10);
+  EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
+
+  wire::Encode(good, result.data());
+  all_reduce.OnPacket(result, 20);
+  EXPECT_TRUE(done);
+  EXPECT_EQ(data[1], -2);
+  all_reduce.OnPacket(result, 30);  // duplicate
+  EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
+}
+
+TEST(AllReduce, OnOrderMessage_nonsense) {
+  FakeDriver driver([](std::vector<uint8_t>) {});
+  const JobConfig job{.job = 3, .epoch = 7, .rank = 1, .world_size = 2, .slot_first = 0, .slot_count = 16};
+  AllReduce follower(job, driver, [](std::string) {});
+  const uint8_t nonsense[] = {1, 2, 3};
+  const auto failure = follower.OnOrderMessage(nonsense, 0);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, "ProtocolError");
+}
+
 }  // namespace
 }  // namespace passing
