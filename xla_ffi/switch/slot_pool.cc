@@ -6,8 +6,10 @@
 #include <cstring>
 #include <stdexcept>
 
-// The loops over lanes are compiled once for AVX2 and once for any x86-64; the loader chooses.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+// The loops over lanes are compiled once for AVX2 and once for any x86-64; the loader chooses, which is too early
+// for the thread sanitizer.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__)
 #define PASSING_SIMD __attribute__((target_clones("avx2", "default"), optimize("O3")))
 #else
 #define PASSING_SIMD

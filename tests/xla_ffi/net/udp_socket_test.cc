@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -166,6 +167,20 @@ TEST(UdpSocket, boundToAnyIPv6_alsoServesIPv4) {
   EXPECT_EQ(datagrams[0].source, native);
   server.Send(Pattern(sizes).data(), sizes, {&native, 1});
   ExpectPattern(ReceiveAll(client, 1), sizes);
+}
+
+TEST(UdpSocket, send_fallsBackForGoodWhenSegmentationIsRefused) {
+  UdpSocket server = UdpSocket::BoundTo("127.0.0.1", 0);
+  UdpSocket client = UdpSocket::ConnectedTo("127.0.0.1", server.port());
+  const int on = 1;  // Linux doesn't cut super-packets whose checksum nobody computes
+  ASSERT_EQ(setsockopt(client.fd(), SOL_SOCKET, SO_NO_CHECK, &on, sizeof on), 0);
+  const std::vector<uint16_t> sizes(100, 1460);
+  for (int i = 0; i < 2; ++i) {
+    client.Send(Pattern(sizes).data(), sizes);
+    ExpectPattern(ReceiveAll(server, sizes.size()), sizes);
+    EXPECT_FALSE(client.segmentation());
+  }
+  EXPECT_EQ(client.stats().datagrams_unsent, 0u);
 }
 
 TEST(UdpSocket, throwsWhenItCannot) {
