@@ -1,0 +1,155 @@
+#!/bin/bash
+# Checks everything: bash tests/check.sh. With --fast (for every commit): lint and unit tests only, built incrementally.
+#
+# Everything it makes lies in build/check; nothing outside the repository changes but missing Debian packages, which
+# it installs. All stages run even if one fails; the last line counts them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fast=false
+case "${1:-}" in
+  --fast) fast=true ;;
+  "") ;;
+  *) echo "usage: bash tests/check.sh [--fast]" >&2 && exit 2 ;;
+esac
+
+work=$PWD/build/check
+oldest=$work/oldest  # the virtual environment with the oldest supported jaxlib, and all tools
+export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2}
+# The installed package is tested: the current folder must not come before it.
+export PYTHONSAFEPATH=1
+not_slow=()
+if $fast; then not_slow=(-m "not slow"); fi
+
+# --- stages
+
+debian_packages() {
+  local wanted=(g++ cmake ninja-build python3-venv python3-dev libgtest-dev libbenchmark-dev) missing=() package
+  $fast || wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  for package in "${wanted[@]}"; do
+    dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  echo "installing ${missing[*]}"
+  local sudo=
+  [ "$(id -u)" = 0 ] || sudo=sudo
+  $sudo apt-get update -qq
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Makes the virtual environment $1 with interpreter $2.
+make_venv() { [ -x "$1/bin/pip" ] || "$2" -m venv --clear "$1"; }
+
+# Builds the wheel for the Python of virtual environment $1 into the folder $2, as users do: isolated.
+build_wheel() { rm -rf "$2" && "$1/bin/pip" wheel --quiet --no-deps --wheel-dir "$2" .; }
+
+# Installs the wheel in folder $2 into virtual environment $1, with what else is named.
+install_wheel() {
+  local venv=$1 wheel
+  wheel=$(echo "$2"/jax_passing-*.whl)
+  "$venv/bin/pip" install --quiet "$wheel[test]" "${@:3}"
+  "$venv/bin/pip" install --quiet --no-deps --force-reinstall "$wheel"  # the same version may be there already
+  "$venv/bin/python" -c 'import jaxlib, platform; print("Python", platform.python_version(), "jaxlib", jaxlib.__version__)'
+}
+
+wheel_on_oldest_jaxlib() {
+  make_venv "$oldest" python3
+  local requirements
+  requirements=$(python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+  "$oldest/bin/pip" install --quiet $requirements
+  if $fast; then
+    rm -rf "$work/wheel"
+    "$oldest/bin/pip" wheel --quiet --no-deps --no-build-isolation --config-settings=build-dir="$work/wheel-build" \
+      --wheel-dir "$work/wheel" .
+  else
+    build_wheel "$oldest" "$work/wheel"
+  fi
+  install_wheel "$oldest" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "$(echo "$work"/wheel/*.whl)[lint,examples]"
+}
+
+lint() {
+  "$oldest/bin/ruff" check .
+  "$oldest/bin/ruff" format --check .
+  "$oldest/bin/mypy" --python-executable "$oldest/bin/python"
+  git ls-files '*.h' '*.cc' | xargs "$oldest/bin/clang-format" --dry-run -Werror
+  git ls-files '*.sh' .ci/run | xargs -n1 bash -n
+  # A C++ test that nobody builds would pass unseen.
+  local test name
+  for test in tests/xla_ffi/*/*_test.cc; do
+    name=$(basename "$test" .cc)
+    grep -q "/$name " xla_ffi/CMakeLists.txt || { echo "$test isn't in xla_ffi/CMakeLists.txt" && return 1; }
+    grep -q "\"$name\"" "$(dirname "$test")/BUILD" || { echo "$test isn't in its BUILD" && return 1; }
+  done
+}
+
+cpp_tests() {
+  cmake -S xla_ffi -B "$work/cmake" -G Ninja -DPASSING_BUILD_TESTS=ON -DPython_EXECUTABLE="$oldest/bin/python" >/dev/null
+  cmake --build "$work/cmake"
+  timeout 900 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
+}
+
+# pytest of virtual environment $1 on the paths that follow.
+python_tests() { timeout 1500 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
+
+bazel_tests() { timeout 900 bash tests/bazel.sh; }
+
+newest_jaxlib() {
+  make_venv "$work/newest" python3
+  install_wheel "$work/newest" "$work/wheel" --upgrade jax jaxlib
+  python_tests "$work/newest" tests/jax_passing tests/end_to_end
+}
+
+# $1: version specifier of jax for Python 3.12.
+python_3_12() {
+  local python venv="$work/python3.12"
+  python=$(ls ~/.pyenv/versions/3.12*/bin/python 2>/dev/null | tail -1 || true)
+  [ -n "$python" ] || python=$(command -v python3.12 || true)
+  if [ -z "$python" ] || ! "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; then
+    echo "SKIPPED: no Python 3.12 with headers, neither in ~/.pyenv nor on the PATH"
+    return
+  fi
+  make_venv "$venv" "$python"
+  [ -e "$work/wheel-3.12" ] || build_wheel "$venv" "$work/wheel-3.12"
+  install_wheel "$venv" "$work/wheel-3.12" --upgrade "jax$1" "jaxlib$1"
+  python_tests "$venv" tests/jax_passing tests/end_to_end
+}
+
+quickstart() { timeout 300 bash examples/quickstart.sh; }
+
+# --- running them
+
+passed=0 failed=0
+stage() {
+  local title=$1 began=$SECONDS status
+  echo "=== $title"
+  # A subshell of its own, not a condition: otherwise `set -e` would be off inside.
+  set +e
+  (set -euo pipefail && "${@:2}") </dev/null
+  status=$?
+  set -e
+  if [ $status = 0 ]; then passed=$((passed + 1)) && status=passed; else failed=$((failed + 1)) && status=FAILED; fi
+  echo "=== $title: $status in $((SECONDS - began)) s"
+}
+finish() {
+  echo "total: $SECONDS s"
+  echo "$passed passed, $failed failed"
+  [ $failed = 0 ]
+}
+
+mkdir -p "$work"
+stage "Debian packages" debian_packages
+stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
+[ $failed = 0 ] || { finish || exit 1; }
+stage "lint" lint
+stage "C++ tests" cpp_tests
+stage "Python tests" python_tests "$oldest" tests/jax_passing
+if ! $fast; then
+  stage "end to end" python_tests "$oldest" tests/end_to_end
+  stage "Bazel" bazel_tests
+  stage "newest jaxlib" newest_jaxlib
+  rm -rf "$work/wheel-3.12"
+  stage "Python 3.12, jax 0.11" python_3_12 "==0.11.*"
+  stage "Python 3.12, newest jax" python_3_12 ""
+  stage "quickstart" quickstart
+fi
+finish
