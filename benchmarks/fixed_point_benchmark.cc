@@ -17,7 +17,7 @@ namespace passing {
 namespace {
 
 enum class Step { kExponent, kEncode, kDecode };
-constexpr size_t kColdBytes = size_t{64} << 20;
+constexpr size_t kColdBlocks = 11650;  // 64 MiB of float32
 constexpr size_t kMaxDevices = 8;
 
 // Random but finite elements of every dtype: small floats, whatever bits in integers.
@@ -34,7 +34,7 @@ std::vector<uint8_t> Elements(DType dtype, size_t bytes) {
 
 void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
   const auto devices = static_cast<size_t>(state.range(0));
-  const size_t bytes = (cold ? kColdBytes : kBlockElements * SizeOf(dtype)) / kBlockElements / 8 * kBlockElements * 8;
+  const size_t bytes = kBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
   std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
   // A chunk of 360 lanes, or a whole block for its exponent.
   const size_t chunk = step == Step::kExponent ? kBlockElements : 360 / LanesPerElement(dtype);

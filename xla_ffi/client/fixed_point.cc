@@ -1,24 +1,27 @@
 // The bounds. Notation: H ranks, h = ceil(log2 H), E the exponent agreed for a block, so |x| < 2^E for each finite
 // host element x of each rank. Each lane is summed over the ranks modulo 2^32, in any order.
 //
-// float32, float16, bfloat16 (host elements are float32): one lane, q = x * 2^(30-h-E) rounded to an integer.
+// float32, float16, bfloat16 (host elements are float32): one lane, q = x * 2^s rounded to an integer,
+// s = min(30-h-E, 149).
 //   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
 //   modulo 2^32, read as int32, is the sum, with a bit to spare.
 //   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-114
-//   and 2^178 (E from -148 to 128, h to 16). Rounding to an integer is off by 1/2 at most, each rank by
-//   2^(E-31+h), the sum by H * 2^(E-31+h). Decoding multiplies the sum by 2^(E-30+h), exactly in double, and rounds
-//   once to the dtype: half a step more.
+//   and 2^149 (E up to 128, h to 16). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
+//   by H * 2^(E-31+h); by 0 where s = 149, as every float is a multiple of 2^-149.
+//   Decoding: the sum is rounded once to the dtype's 24, 11 or 8 bits, half a step more. The product with 2^-s is
+//   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
 //   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
 //
 // float64: two lanes, q = x * 2^s rounded to an integer, s = min(61-2h-E, 1074), as
 //   hi = x * 2^(s-k) rounded to an integer, k = 31-h;  lo = (x * 2^(s-k) - hi) * 2^k rounded to an integer.
-//   One rounding. With y = x * 2^(s-k), y - hi is exact: it is a multiple of y's last bit and, if hi is not 0, less in
-//   magnitude than y; if hi is 0 it is y. So hi * 2^k + lo is x * 2^s rounded to nearest, ties to even since 2^k is
-//   even. (y itself is exact unless it falls below 2^-1022, where q is 0 either way.) Range. s - k <= 30-h-E, so |hi|
-//   <= 2^(30-h) as above, and |lo| <= 2^(k-1) = 2^(30-h): each lane's sum is at most 2^30, signed. Error. H * 2^(-s-1),
-//   that is H * 2^(E-62+2h), or 0 where s = 1074 (every double is a multiple of 2^-1074). Decoding: sum of hi times 2^k
-//   is exact, adding the sum of lo rounds once to 53 bits (|sum| <= 2^61 + 2^30), and the product with 2^-s is exact,
-//   since s <= 1074 leaves no bit below the last of a denormal; or infinite.
+//   One rounding. With y = x * 2^(s-k), y - hi is exact: it is a multiple of y's last bit and, if hi is not 0, no more
+//   in magnitude than y; if hi is 0 it is y. So hi * 2^k + lo is x * 2^s rounded to nearest, ties to even since 2^k is
+//   even. (y itself is exact unless it falls below 2^-1022, where q is 0 either way.)
+//   Range. s - k <= 30-h-E, so |hi| <= 2^(30-h) as above, and |lo| <= 2^(k-1) = 2^(30-h): each lane's sum is at most
+//   2^30 in magnitude.
+//   Error. H * 2^(-s-1), that is H * 2^(E-62+2h), or 0 where s = 1074 (every double is a multiple of 2^-1074).
+//   Decoding: sum of hi times 2^k is exact, adding the sum of lo rounds once to 53 bits, and the product with 2^-s is
+//   exact, as above.
 //
 // Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
 // int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
@@ -115,6 +118,9 @@ uint8_t FlagsOf(const void* elements, size_t count) {
   return flags;
 }
 
+// Enough for 2^16 ranks, more than the lanes of 64-bit integers take.
+constexpr uint32_t kMaxHeadroomBits = 16;
+
 // From 2^-1022 to 2^1023.
 double PowerOfTwo(int exponent) {
   assert(-1022 <= exponent && exponent <= 1023);
@@ -124,28 +130,23 @@ double PowerOfTwo(int exponent) {
 // The agreed exponent comes from the network: whatever it says, the arithmetic stays defined. Scale 0 stands for
 // kNoExponent: all elements are 0 or not finite, so every lane and the sum are 0.
 
-// log2 of float32's scale.
+// s
 int Shift32(int32_t exponent, uint32_t headroom_bits) {
-  assert(headroom_bits <= 16);
-  return 30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128);
+  assert(headroom_bits <= kMaxHeadroomBits);
+  return std::min(30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128), 149);
 }
-
-double Scale32(int32_t exponent, int shift) { return exponent == kNoExponent ? 0 : PowerOfTwo(shift); }
-
-// float64's s and k.
 int Shift64(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= kMaxHeadroomBits);
   return std::min(61 - 2 * static_cast<int>(headroom_bits) - std::clamp(exponent, -1073, 1024), 1074);
 }
-int LowBits64(uint32_t headroom_bits) {
-  assert(headroom_bits <= 16);
-  return 31 - static_cast<int>(headroom_bits);
-}
 
-// 2^shift may be no double, so it comes as two factors.
-std::array<double, 2> Scale64(int32_t exponent, int shift) {
-  if (exponent == kNoExponent) return {0, 0};
-  return {PowerOfTwo(shift / 2), PowerOfTwo(shift - shift / 2)};
-}
+// 2^shift as two factors, since it may be no normal number.
+struct Scale {
+  double a, b;
+
+  Scale(int32_t exponent, int shift)
+      : a(exponent == kNoExponent ? 0 : PowerOfTwo(shift / 2)), b(PowerOfTwo(shift - shift / 2)) {}
+};
 
 // What a finite magnitude's bits say: the smallest E with |x| < 2^E.
 int32_t ExponentOf(int32_t bits) {
@@ -202,11 +203,12 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
     if constexpr (std::is_same_v<Wide, float>) {
-      finite = kernels::EncodeFloat32(elements, count, Scale32(exponent, Shift32(exponent, headroom_bits)), lanes);
+      const Scale scale(exponent, Shift32(exponent, headroom_bits));
+      finite = kernels::EncodeFloat32(elements, count, scale.a * scale.b, lanes);
     } else if constexpr (std::is_same_v<Wide, double>) {
-      const int low_bits = LowBits64(headroom_bits);
-      const auto [a, b] = Scale64(exponent, Shift64(exponent, headroom_bits) - low_bits);
-      finite = kernels::EncodeFloat64(elements, count, a, b, PowerOfTwo(low_bits), lanes);
+      const int low_bits = 31 - static_cast<int>(headroom_bits);
+      const Scale scale(exponent, Shift64(exponent, headroom_bits) - low_bits);
+      finite = kernels::EncodeFloat64(elements, count, scale.a, scale.b, PowerOfTwo(low_bits), lanes);
     } else if constexpr (std::is_same_v<Wide, uint32_t>) {
       kernels::EncodeInteger32(elements, count, lanes);
     } else {
@@ -224,11 +226,13 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
   WithFormat(dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
     if constexpr (std::is_same_v<Wide, float>) {
-      const double scale = Scale32(exponent, -Shift32(exponent, headroom_bits));
-      kernels::DecodeFloat32<Format>(lanes, count, scale, outputs[0]);
+      const Scale scale(exponent, -Shift32(exponent, headroom_bits));
+      kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b),
+                                     outputs[0]);
     } else if constexpr (std::is_same_v<Wide, double>) {
-      const auto [a, b] = Scale64(exponent, -Shift64(exponent, headroom_bits));
-      kernels::DecodeFloat64(lanes, count, a, b, PowerOfTwo(LowBits64(headroom_bits)), outputs[0]);
+      const Scale scale(exponent, -Shift64(exponent, headroom_bits));
+      kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)),
+                             outputs[0]);
     } else if constexpr (std::is_same_v<Wide, uint32_t>) {
       kernels::DecodeInteger32<Format>(lanes, count, outputs[0]);
     } else {
@@ -253,12 +257,12 @@ void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t c
 void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs) {
   WithFormat(dtype, [&]<typename Format>(Format) {
     if constexpr (std::is_floating_point_v<typename Format::Wide>) {
-      constexpr double kInfinity = std::numeric_limits<double>::infinity();
+      using Limits = std::numeric_limits<typename Format::Wide>;
       for (size_t i = 0; i < classes.size(); ++i) {
         if (classes[i] == 0) continue;
         const bool positive = classes[i] >> 10 & kCountMask, negative = classes[i] & kCountMask;
         const bool nan = classes[i] >> 20 || (positive && negative);
-        const double value = nan ? std::numeric_limits<double>::quiet_NaN() : positive ? kInfinity : -kInfinity;
+        const auto value = nan ? Limits::quiet_NaN() : positive ? Limits::infinity() : -Limits::infinity();
         for (void* output : outputs) kernels::Store(output, i, Format::Narrow(value));
       }
     }

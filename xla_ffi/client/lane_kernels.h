@@ -16,11 +16,12 @@
 
 #include "client/narrow_float.h"
 
-// Clones need the GNU dynamic linker (ifunc). The sanitizers' runtimes are not up yet when it asks for the choice.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+// Clones need GCC and the GNU dynamic linker (ifunc), and the sanitizers' runtimes are not up yet when it makes the
+// choice. Elsewhere the loops are compiled for the compiler's default instruction set.
+#if !defined(PASSING_CLONES) && defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define PASSING_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
+#elif !defined(PASSING_CLONES)
 #define PASSING_CLONES
 #endif
 
@@ -42,7 +43,7 @@ static_assert(std::endian::native == std::endian::little);
 inline uint32_t LoadLane(const uint8_t* lanes, size_t index) { return __builtin_bswap32(Load<uint32_t>(lanes, index)); }
 inline void StoreLane(uint8_t* lanes, size_t index, uint32_t lane) { Store(lanes, index, __builtin_bswap32(lane)); }
 
-// A dtype as the loops see it: Stored in buffers, summed over devices as Wide, made of a double or Wide by Narrow.
+// A dtype as the loops see it: Stored in buffers, summed over devices as Wide.
 // Integers of one size are one format: their sums wrap, and signed and unsigned agree modulo 2^bits.
 template <typename T>
 struct Integer {
@@ -55,25 +56,25 @@ struct Float16 {
   using Stored = uint16_t;
   using Wide = float;
   static Wide Widen(Stored value) { return WidenFloat16(value); }
-  static Stored Narrow(double value) { return NarrowFloat16(value); }
+  static Stored Narrow(Wide value) { return NarrowFloat16(value); }
 };
 struct BFloat16 {
   using Stored = uint16_t;
   using Wide = float;
   static Wide Widen(Stored value) { return WidenBFloat16(value); }
-  static Stored Narrow(double value) { return NarrowBFloat16(value); }
+  static Stored Narrow(Wide value) { return NarrowBFloat16(value); }
 };
 struct Float32 {
   using Stored = float;
   using Wide = float;
   static Wide Widen(Stored value) { return value; }
-  static Stored Narrow(double value) { return static_cast<float>(value); }  // rounds
+  static Stored Narrow(Wide value) { return value; }
 };
 struct Float64 {
   using Stored = double;
   using Wide = double;
   static Wide Widen(Stored value) { return value; }
-  static Stored Narrow(double value) { return value; }
+  static Stored Narrow(Wide value) { return value; }
 };
 
 // An IEEE format's bits as integers: magnitudes compare as the numbers do, and from kInfinity on nothing is finite.
@@ -143,16 +144,29 @@ static PASSING_CLONES bool EncodeFloat32(const void* elements, size_t count, dou
     int32_t bits = Load<int32_t>(elements, i);
     const int32_t magnitude = bits & Bits<float>::kMagnitude;
     largest = std::max(largest, magnitude);
-    bits = magnitude < Bits<float>::kInfinity ? bits : 0;
+    bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
     StoreLane(lanes, i, static_cast<uint32_t>(RoundedBits(double{std::bit_cast<float>(bits)} * scale)));
   }
   return largest < Bits<float>::kInfinity;
 }
 
+// A lane's sum as a float that rounds to any format of at most 15 bits as the sum itself would ("round to odd"): where
+// float may not hold the sum, the last bit kept stands for all bits below it, so no tie appears or disappears.
+inline float ToOddFloat(int32_t sum) {
+  const auto bits = static_cast<uint32_t>(sum);
+  const uint32_t sticky = (bits & ~0xFFu) | (((bits & 0xFF) + 0xFF) & 0x100);
+  const bool exact = bits + (1u << 24) <= 1u << 25;  // |sum| <= 2^24
+  return static_cast<float>(static_cast<int32_t>(Select(exact, bits, sticky)));
+}
+
+// The scale comes as two factors since it may be less than a normal float.
 template <typename Format>
-PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count, double scale, void* __restrict out) {
+PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count, float scale_a, float scale_b,
+                                  void* __restrict out) {
   for (size_t i = 0; i < count; ++i) {
-    Store(out, i, Format::Narrow(static_cast<int32_t>(LoadLane(lanes, i)) * scale));
+    const auto sum = static_cast<int32_t>(LoadLane(lanes, i));
+    const float value = sizeof(typename Format::Stored) == 2 ? ToOddFloat(sum) : static_cast<float>(sum);  // rounds
+    Store(out, i, Format::Narrow(value * scale_a * scale_b));
   }
 }
 
@@ -164,7 +178,7 @@ static PASSING_CLONES bool EncodeFloat64(const void* elements, size_t count, dou
     int64_t bits = Load<int64_t>(elements, i);
     const int64_t magnitude = bits & Bits<double>::kMagnitude;
     largest = std::max(largest, magnitude);
-    bits = magnitude < Bits<double>::kInfinity ? bits : 0;
+    bits = Select(magnitude < Bits<double>::kInfinity, bits, int64_t{0});
     const double scaled = std::bit_cast<double>(bits) * scale_a * scale_b;
     const double high = scaled + kRounder;  // rounds
     const double rest = (scaled - (high - kRounder)) * low_scale;
