@@ -1,0 +1,132 @@
+"""Real switches and real host processes on loopback. Every wait is bounded, every process is stopped by its pid."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Process:
+    """A child whose output is collected while it runs."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.popen = subprocess.Popen(
+            command, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        """Waits for a line that matches."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if match := re.search(pattern, line):
+                    return match
+            if self.popen.poll() is not None and not self._reader.is_alive():
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"no line matches {pattern!r} after {timeout_s} s, in:\n{self.text}")
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            code = self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.text}") from None
+        self._reader.join(5)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def stop(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait(10)
+
+
+class Switch(Process):
+    def __init__(self, listen: str = "127.0.0.1:0") -> None:
+        super().__init__([sys.executable, "-m", "jax_passing.cli", "switch", "--listen", listen], {})
+        self.address = self.wait_for(r"listening on (\S+:\d+)", 30)[1]
+
+
+class Cluster:
+    """Starts programs of this folder as the hosts of one job."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.switch = self.start_switch()
+
+    def start_switch(self, listen: str = "127.0.0.1:0") -> Switch:
+        switch = Switch(listen)
+        self.processes.append(switch)
+        return switch
+
+    def start(
+        self, program: str, *args: str, hosts: int = 2, devices: int = 2, env: dict[str, str] | None = None
+    ) -> list[Process]:
+        started = []
+        for rank in range(hosts):
+            settings = {
+                "JAX_PASSING_SWITCH": self.switch.address,
+                "JAX_PASSING_JOB": program,
+                "JAX_PASSING_RANK": str(rank),
+                "JAX_PASSING_WORLD_SIZE": str(hosts),
+                "JAX_NUM_CPU_DEVICES": str(devices),
+                "JAX_PLATFORMS": "cpu",
+                "PYTHONUNBUFFERED": "1",
+                **(env or {}),
+            }
+            started.append(Process([sys.executable, str(PROGRAMS / program), *args], settings))
+        self.processes += started
+        return started
+
+    def run(
+        self,
+        program: str,
+        *args: str,
+        hosts: int = 2,
+        devices: int = 2,
+        env: dict[str, str] | None = None,
+        timeout_s: float = 200,
+    ) -> list[Process]:
+        """Runs to the end; every host must succeed."""
+        started = self.start(program, *args, hosts=hosts, devices=devices, env=env)
+        deadline = time.monotonic() + timeout_s
+        for rank, process in enumerate(started):
+            code = process.wait(max(1, deadline - time.monotonic()))
+            assert code == 0, f"rank {rank} of {program} exited with {code}:\n{process.text}"
+        return started
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.stop()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,60 @@
+"""What psum gives on several real hosts, through a real switch."""
+
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import Cluster
+
+
+def digests(processes) -> set[str]:  # noqa: ANN001
+    return {re.search(r"^digest (\w+)$", process.text, re.M)[1] for process in processes}
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [(2, 2), (3, 1)])
+def test_every_dtype_and_transform_on_independent_processes(cluster: "Cluster", hosts: int, devices: int) -> None:
+    assert len(digests(cluster.run("sums.py", hosts=hosts, devices=devices))) == 1
+
+
+def test_bits_do_not_depend_on_the_run(cluster: "Cluster") -> None:
+    first = digests(cluster.run("sums.py"))
+    second = digests(cluster.run("sums.py"))
+    assert first == second
+
+
+def test_one_mesh_over_all_processes_equals_lax_psum(cluster: "Cluster") -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = []
+    for rank in range(2):
+        env = {"HOST_RANK": str(rank), "HOST_COUNT": "2", "COORDINATOR": coordinator, "JAX_PASSING_JOB": "global"}
+        # No rank and world size: they come from jax.distributed.
+        env |= {"JAX_PASSING_RANK": "", "JAX_PASSING_WORLD_SIZE": ""}
+        started += cluster.start("global_mesh.py", hosts=1, env=env)
+    for process in started:
+        assert process.wait(200) == 0, process.text
+        assert "global mesh done" in process.text
+
+
+@pytest.mark.slow
+def test_independent_sums_match_fifty_times(cluster: "Cluster") -> None:
+    for process in cluster.run("matching.py", "50", timeout_s=280):
+        assert "rounds 50" in process.text
+
+
+def test_independent_sums_match(cluster: "Cluster") -> None:
+    for process in cluster.run("matching.py", "3"):
+        assert "rounds 3" in process.text
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "count", "order"])
+def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -> None:
+    for process in cluster.run("mismatch.py", kind, devices=1):
+        raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)
+        assert raised, process.text
+        assert float(raised[2]) < 6 + 3
+        assert "mismatch.py:" in process.text  # the site, by name
