@@ -5,8 +5,8 @@
 // s = min(30-h-E, 149).
 //   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
 //   modulo 2^32, read as int32, is the sum, with a bit to spare.
-//   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-114
-//   and 2^149 (E up to 128, h to 16). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
+//   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-108
+//   and 2^149 (E up to 128, h to 10). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
 //   by H * 2^(E-31+h); by 0 where s = 149, as every float is a multiple of 2^-149.
 //   Decoding: the sum is rounded once to the dtype's 24, 11 or 8 bits, half a step more. The product with 2^-s is
 //   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
@@ -38,6 +38,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "client/float_mode.h"
 #include "client/lane_kernels.h"
 #include "wire/header.h"
 
@@ -118,8 +119,8 @@ uint8_t FlagsOf(const void* elements, size_t count) {
   return flags;
 }
 
-// Enough for 2^16 ranks, more than the lanes of 64-bit integers take.
-constexpr uint32_t kMaxHeadroomBits = 16;
+// What the lanes of 64-bit integers take.
+constexpr uint32_t kMaxHeadroomBits = 10;
 
 // From 2^-1022 to 2^1023.
 double PowerOfTwo(int exponent) {
@@ -127,10 +128,7 @@ double PowerOfTwo(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// The agreed exponent comes from the network: whatever it says, the arithmetic stays defined. Scale 0 stands for
-// kNoExponent: all elements are 0 or not finite, so every lane and the sum are 0.
-
-// s
+// The s of the bounds. The agreed exponent comes from the network: whatever it says, the arithmetic stays defined.
 int Shift32(int32_t exponent, uint32_t headroom_bits) {
   assert(headroom_bits <= kMaxHeadroomBits);
   return std::min(30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128), 149);
@@ -140,7 +138,8 @@ int Shift64(int32_t exponent, uint32_t headroom_bits) {
   return std::min(61 - 2 * static_cast<int>(headroom_bits) - std::clamp(exponent, -1073, 1024), 1074);
 }
 
-// 2^shift as two factors, since it may be no normal number.
+// 2^shift as two factors, since it may be no normal number. 0 for kNoExponent: then all elements are 0 or not finite,
+// and so every lane and the sum are 0.
 struct Scale {
   double a, b;
 
@@ -184,19 +183,20 @@ uint32_t HeadroomBits(uint32_t world_size) {
 }
 
 int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count) {
+  const DefaultFloatMode mode;
   return WithFormat(dtype, [&]<typename Format>(Format) -> int32_t {
-    if constexpr (!std::is_floating_point_v<typename Format::Wide>)
-      return kNoExponent;
-    else {
+    using Wide = typename Format::Wide;
+    if constexpr (std::is_floating_point_v<Wide>) {
       Scratch<Format> scratch;
-      return ExponentOf(
-          kernels::LargestMagnitude<typename Format::Wide>(HostElements<Format>(inputs, count, scratch), count));
+      return ExponentOf(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
     }
+    return kNoExponent;
   });
 }
 
 uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint32_t headroom_bits, uint8_t* lanes) {
+  const DefaultFloatMode mode;
   return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
@@ -223,6 +223,7 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
 
 void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
                  std::span<void* const> outputs) {
+  const DefaultFloatMode mode;
   WithFormat(dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
     if constexpr (std::is_same_v<Wide, float>) {
@@ -243,6 +244,7 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
 }
 
 void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes) {
+  const DefaultFloatMode mode;
   WithFormat(dtype, [&]<typename Format>(Format) {
     if constexpr (std::is_floating_point_v<typename Format::Wide>) {
       Scratch<Format> scratch;
@@ -270,6 +272,7 @@ void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void
 }
 
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
+  const DefaultFloatMode mode;
   WithFormat(dtype, [&]<typename Format>(Format) {
     constexpr size_t kBytes = sizeof(typename Format::Stored);
     Scratch<Format> scratch;

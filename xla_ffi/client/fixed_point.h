@@ -27,12 +27,13 @@ inline constexpr uint32_t kBlockElements = 1440;
 // The exponent lane of a block without a finite element other than zero. Below every other exponent.
 inline constexpr int32_t kNoExponent = -(1 << 20);
 
-// Bits kept free for the sum of `world_size` hosts: ceil(log2(world_size)).
+// Bits kept free for the sum of `world_size` hosts: ceil(log2(world_size)); at most 10 in what follows.
 uint32_t HeadroomBits(uint32_t world_size);
 
 // In all that follows `inputs` holds one pointer per local device, each to the same `count` elements of a
 // leaf (at most kBlockElements of one block); element i of the host is inputs[0][i] + inputs[1][i] + ...,
-// in that order, float16 and bfloat16 widened to float32 first.
+// in that order, float16 and bfloat16 widened to float32 first. Any alignment; the thread's floating-point mode
+// (rounding, flushed denormals) doesn't matter. A zero is +0 after EncodeLanes and DecodeLanes.
 
 // The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite.
 int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count);
@@ -55,7 +56,8 @@ void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t c
 // both infinities met, else the infinity.
 void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);
 
-// The sum over the local devices alone (world size 1, no switch): outputs[k][i] = host element i, rounded once.
+// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i, rounded
+// once. An output may be the same device's input.
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
 }  // namespace passing

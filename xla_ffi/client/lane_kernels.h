@@ -2,8 +2,8 @@
 //
 // Every loop is plain C++ that the compiler vectorises, compiled for several instruction sets; the best one is chosen
 // when the library is loaded. All give the same bits: each element goes through the same IEEE operations, of which
-// only those marked "rounds" are inexact, and the reductions are integer maxima. The loops run on threads of our own
-// in the default floating-point mode (to nearest, denormals kept).
+// only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is inlined, so that none of
+// its operations leaves the scope of the caller's DefaultFloatMode.
 #ifndef XLA_FFI_CLIENT_LANE_KERNELS_H_
 #define XLA_FFI_CLIENT_LANE_KERNELS_H_
 
@@ -22,7 +22,7 @@
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define PASSING_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #elif !defined(PASSING_CLONES)
-#define PASSING_CLONES
+#define PASSING_CLONES __attribute__((noinline))
 #endif
 
 namespace passing::kernels {
@@ -170,7 +170,7 @@ PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count,
   }
 }
 
-// Two lanes an element, see Scale64. `scale` may lie outside double's range, so it comes as two factors.
+// Two lanes an element, see fixed_point.cc. The scale may lie outside double's range, so it comes as two factors.
 static PASSING_CLONES bool EncodeFloat64(const void* elements, size_t count, double scale_a, double scale_b,
                                          double low_scale, uint8_t* __restrict lanes) {
   int64_t largest = 0;

@@ -1,6 +1,9 @@
 #include "client/fixed_point.h"
 
 #include <gtest/gtest.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include <array>
 #include <numeric>
@@ -360,6 +363,32 @@ TEST(FixedPoint, anyCountAndAlignment) {
   }
 }
 
+// Sums at ties of the result, and one unit beside them: a first rounding to float would hide on which side.
+TEST(FixedPoint, decodingRoundsOnce) {
+  std::mt19937_64 random(8);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    const int precision = reference::FormatOf(dtype).precision;
+    const bool two_lanes = dtype == DType::kFloat64;
+    for (int i = 0; i < 30000; ++i) {
+      const auto exponent = static_cast<int32_t>(random() % (two_lanes ? 2098 : 277)) - (two_lanes ? 1073 : 148);
+      const int dropped = 1 + static_cast<int>(random() % (two_lanes ? 60 - precision : 30 - precision));
+      const auto kept = static_cast<int64_t>(random() >> (64 - precision));
+      int64_t sum = (kept << dropped) + (int64_t{1} << (dropped - 1)) + static_cast<int64_t>(random() % 3) - 1;
+      if (random() & 1) sum = -sum;
+      constexpr uint32_t kHeadroom = 1;
+      uint8_t lanes[8];
+      wire::StoreLane(lanes, static_cast<uint32_t>(two_lanes ? sum >> 30 : sum));
+      wire::StoreLane(lanes + 4, static_cast<uint32_t>(sum & 0x3FFFFFFF));
+      uint64_t out = 0;
+      void* output = &out;
+      DecodeLanes(dtype, lanes, 1, exponent, kHeadroom, {&output, 1});
+      const long double value =
+          std::ldexp(static_cast<long double>(sum), reference::UnitExponent(dtype, exponent, kHeadroom));
+      ASSERT_EQ(out, reference::Round(dtype, value)) << "dtype " << int(dtype) << " sum " << sum << " E " << exponent;
+    }
+  }
+}
+
 // SumLocal over any count, outputs in place of the inputs, every bit pattern.
 TEST(FixedPoint, sumLocalInPlace) {
   std::mt19937_64 random(9);
@@ -427,6 +456,38 @@ TEST(FixedPoint, anyExponentAndLanesDecode) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// XLA's threads flush denormals to zero; whatever the thread's mode, the bits are the same, and the mode is left alone.
+TEST(FixedPoint, floatModeOfTheThreadDoesNotMatter) {
+  std::mt19937_64 random(12);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    for (Kind kind : {Kind::kTiny, Kind::kHugeAndTiny}) {
+      const std::vector<Bytes> buffers = {RandomElements(dtype, kind, 100, random),
+                                          RandomElements(dtype, kind, 100, random)};
+      const auto inputs = Pointers(buffers);
+      const auto run = [&] {
+        Result result = SumOverRanks(dtype, {inputs, inputs, {inputs[0]}}, 100);
+        Bytes local(result.output.size());
+        void* local_output = local.data();
+        SumLocal(dtype, inputs, 100, {&local_output, 1});
+        result.output.insert(result.output.end(), local.begin(), local.end());
+        return result;
+      };
+      const Result want = run();
+      const unsigned before = _mm_getcsr();
+      _mm_setcsr(before | 0xE040);  // FTZ, DAZ, round toward zero
+      const Result got = run();
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(before);
+      EXPECT_EQ((after ^ before) & 0xE040, 0xE040u);
+      EXPECT_EQ(got.exponent, want.exponent);
+      EXPECT_EQ(got.lanes, want.lanes);
+      EXPECT_EQ(got.output, want.output);
+    }
+  }
+}
+#endif
 
 // The bits of a fixed run, alike on every machine, compiler and instruction set.
 TEST(FixedPoint, goldenBits) {
