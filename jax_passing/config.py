@@ -1,0 +1,191 @@
+"""Settings: arguments over JAX_PASSING_* variables over a TOML file, each checked and traced to its source."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jax_passing.errors import ConfigError
+
+PREFIX = "JAX_PASSING_"
+RANKS_MAX = 64  # bits of the bitmap of a slot
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a session needs to know. `switch` is None for a single host."""
+
+    switch: tuple[str, int] | None = None
+    job: str = "default"
+    rank: int = 0
+    world_size: int = 1
+    deadline_s: float = 60.0
+    """A sum, and the wait for the other ranks at shutdown, fails after this time."""
+    warn_s: float = 5.0
+    """A sum that takes longer is reported in the log."""
+    join_deadline_s: float = 60.0
+    """How long to wait for the switch and the other ranks to appear."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Splits "host:port" or "[v6]:port". Raises ValueError."""
+    host, colon, port = str(text).strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("expected HOST:PORT, for example 10.0.0.1:7171")
+    return host, int(port)
+
+
+def _switch(value: Any) -> tuple[str, int]:
+    host, port = parse_address(value)
+    if port == 0:
+        raise ValueError("expected a port from 1 to 65535")
+    return host, port
+
+
+def _job(value: Any) -> str:
+    name = str(value)
+    if not 1 <= len(name) <= 128 or not name.isprintable():
+        raise ValueError("expected a name of 1 to 128 printable characters")
+    return name
+
+
+def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        # operator.index would be stricter, but variables are text.
+        number = int(str(value)) if not isinstance(value, bool) else lowest - 1
+        if not lowest <= number <= highest:
+            raise ValueError(f"expected an integer from {lowest} to {highest}")
+        return number
+
+    return parse
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if isinstance(value, bool) or not 0 < seconds <= 86400:
+        raise ValueError("expected seconds, above 0 and at most 86400")
+    return seconds
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "switch": _switch,
+    "job": _job,
+    "rank": _integer(0, RANKS_MAX - 1),
+    "world_size": _integer(1, RANKS_MAX),
+    "deadline_s": _seconds,
+    "warn_s": _seconds,
+    "join_deadline_s": _seconds,
+}
+assert set(_PARSERS) == {field.name for field in fields(Settings)}
+
+
+def read_toml(path: str | Path, source: str) -> dict[str, Any]:
+    """Reads a TOML file. Raises ConfigError that names `source`, where the path came from."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Can't read the settings file {path} ({source}): {error}.") from error
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
+
+
+def _collect(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], config: str | Path | None
+) -> dict[str, tuple[Any, str]]:
+    """Raw values with their sources, the strongest source of each."""
+    values: dict[str, tuple[Any, str]] = {}
+    path, source = config, "argument config"
+    if path is None and environment.get(PREFIX + "CONFIG"):
+        path, source = environment[PREFIX + "CONFIG"], PREFIX + "CONFIG"
+    if path is not None:
+        for key, value in read_toml(path, source).items():
+            if key not in _PARSERS:
+                raise ConfigError(f"Unknown setting {key!r} in {path}. {did_you_mean(key, list(_PARSERS))}")
+            values[key] = value, f"file {path}"
+    variables = {PREFIX + key.upper(): key for key in _PARSERS}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable == PREFIX + "CONFIG" or text == "":
+            continue
+        if variable not in variables:
+            raise ConfigError(f"Unknown variable {variable}. {did_you_mean(variable, [*variables, PREFIX + 'CONFIG'])}")
+        values[variables[variable]] = text, f"variable {variable}"
+    for key, value in arguments.items():
+        if key not in _PARSERS:
+            raise ConfigError(f"Unknown argument {key!r}. {did_you_mean(key, list(_PARSERS))}")
+        if value is not None:
+            values[key] = value, f"argument {key}"
+    return values
+
+
+def _no_process() -> tuple[int, int, str] | None:
+    return None
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    config: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    process_in_cluster: Callable[[], tuple[int, int, str] | None] = _no_process,
+) -> tuple[Settings, dict[str, str]]:
+    """Resolves all settings and where each came from.
+
+    Args:
+      arguments: settings by name; None means "not given".
+      config: path of a TOML file; its keys are the settings' names.
+      environment: variables.
+      process_in_cluster: asked when rank or world size are given nowhere; returns (rank, world size, who said so).
+
+    Raises:
+      ConfigError: naming the setting and its source.
+    """
+    resolved: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key, (value, source) in _collect(arguments, environment, config).items():
+        try:
+            resolved[key], sources[key] = _PARSERS[key](value), source
+        except (TypeError, ValueError) as error:
+            reason = str(error) if str(error).startswith("expected") else "it has the wrong type"
+            raise ConfigError(f"Bad value {value!r} of {key} ({source}): {reason}.") from error
+    if "rank" not in resolved or "world_size" not in resolved:
+        found = process_in_cluster()
+        if found is not None:
+            for key, value in (("rank", found[0]), ("world_size", found[1])):
+                if key not in resolved:
+                    resolved[key], sources[key] = value, found[2]
+    settings = Settings(**resolved)
+    _check(settings, sources)
+    return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}
+
+
+def _check(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Settings that make no sense together."""
+    if settings.switch is not None:
+        missing = [key for key in ("rank", "world_size") if key not in sources]
+        if missing:
+            names = " and ".join(PREFIX + key.upper() for key in missing)
+            raise ConfigError(
+                f"A switch is configured ({sources['switch']}), but {' and '.join(missing)} given nowhere: no launcher "
+                f"that jax.distributed knows was found. Start the script with `jax-passing run`, or set {names}."
+            )
+    elif settings.world_size > 1:
+        raise ConfigError(
+            f"A world of {settings.world_size} ranks ({sources['world_size']}) needs a switch. Start one with "
+            f"`jax-passing switch --listen HOST:PORT` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`."
+        )
+    if settings.world_size > RANKS_MAX:
+        raise ConfigError(
+            f"World size {settings.world_size} ({sources['world_size']}): a switch has {RANKS_MAX} ranks."
+        )
+    if not 0 <= settings.rank < settings.world_size:
+        raise ConfigError(
+            f"Rank {settings.rank} ({sources.get('rank', 'default')}) isn't below the world size "
+            f"{settings.world_size} ({sources.get('world_size', 'default')}). Ranks count from 0."
+        )

@@ -1,0 +1,138 @@
+"""What a host and the control plane say to each other: newline-delimited JSON over TCP, one message a line.
+
+The switch greets with Hello; the host answers with Join and waits for Welcome or Refused. From then on both may speak
+at any time.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+LINE_BYTES_MAX = 64 * 1024
+RELAY_BYTES_MAX = 1024 * 1024
+# Base64 takes 4 bytes for 3; the rest of the line is short.
+RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Rank = Annotated[int, Meta(ge=0, le=63)]
+Text = Annotated[str, Meta(max_length=16 * 1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+
+
+class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class Hello(Message, frozen=True):
+    """Switch, first: who it is, and where packets go."""
+
+    protocol_version: int
+    data_host: str  # empty: the host of this connection
+    data_port: Port
+
+
+class Join(Message, frozen=True):
+    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own."""
+
+    protocol_version: int
+    job: Name
+    rank: Annotated[int, Meta(ge=0)]
+    world_size: Annotated[int, Meta(ge=1)]
+    udp_port: Port
+    instance: Name
+    join_deadline_s: Seconds
+
+
+class Welcome(Message, frozen=True):
+    """Switch: all ranks are here, the slots are reserved."""
+
+    job_id: int
+    epoch: int
+    slot_first: int
+    slot_count: int
+    lanes_per_chunk: int
+    lease_s: float
+
+
+class Refused(Message, frozen=True):
+    """Switch: no admission; it closes the connection."""
+
+    kind: Name
+    message: Text
+
+
+class Relay(Message, frozen=True):
+    """Rank 0: hand this to all other ranks, in order. Switch: rank 0 said this."""
+
+    payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
+
+
+class Query(Message, frozen=True):
+    """Host: who is missing in this slot version? Without a slot: who has left?"""
+
+    slot: Annotated[int, Meta(ge=0)] | None = None
+    version: Annotated[int, Meta(ge=0, le=1)] = 0
+
+
+class SlotState(Message, frozen=True):
+    """Switch, to the host that asked: which ranks are in the slot version, and which have left the job."""
+
+    left: tuple[Rank, ...]
+    empty: bool = True
+    sequence: int = 0
+    complete: bool = False
+    missing: tuple[Rank, ...] = ()
+
+
+class Heartbeat(Message, frozen=True):
+    """Host: still alive. The switch echoes it."""
+
+
+class Leave(Message, frozen=True):
+    """Host: no more sums. The switch says Bye when all ranks have left."""
+
+
+class Bye(Message, frozen=True):
+    pass
+
+
+class Fail(Message, frozen=True):
+    """Host: the job can't go on."""
+
+    kind: Name
+    message: Text
+    ranks: tuple[Rank, ...] = ()
+
+
+class Failed(Message, frozen=True):
+    """Switch: the job is over."""
+
+    kind: Name
+    message: Text
+    ranks: tuple[Rank, ...] = ()
+
+
+FromHost = Join | Relay | Query | Heartbeat | Leave | Fail
+FromSwitch = Hello | Welcome | Refused | Relay | SlotState | Heartbeat | Bye | Failed
+
+_encoder = msgspec.json.Encoder()
+_from_host = msgspec.json.Decoder(FromHost)
+_from_switch = msgspec.json.Decoder(FromSwitch)
+
+
+def encode(message: Message) -> bytes:
+    """One line."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_from_host(line: bytes) -> FromHost:
+    """Raises msgspec.DecodeError (malformed) or its subclass ValidationError (out of range)."""
+    return _from_host.decode(line)
+
+
+def decode_from_switch(line: bytes) -> FromSwitch:
+    """Raises msgspec.DecodeError."""
+    return _from_switch.decode(line)

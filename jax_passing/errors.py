@@ -1,0 +1,127 @@
+"""What can go wrong, as exceptions. docs/errors.md lists each with its cause and remedy."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class PassingError(RuntimeError):
+    """Any error of this package."""
+
+
+class NotInitializedError(PassingError):
+    """A sum ran while no session was open."""
+
+
+class AlreadyInitializedError(PassingError):
+    """A process holds one session at a time."""
+
+
+class ConfigError(PassingError, ValueError):
+    """A setting is unknown, malformed, or missing."""
+
+
+class SwitchUnreachableError(PassingError):
+    """No jax_passing switch answered at the configured address."""
+
+
+class JoinError(PassingError):
+    """The switch refused this rank, or other ranks didn't join in time."""
+
+
+class SwitchLostError(PassingError):
+    """The switch closed the connection, died, or fell silent."""
+
+
+class HostLostError(PassingError):
+    """Other hosts died, fell silent, or left. `ranks` names them."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()):
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class DeadlineExceededError(PassingError):
+    """A sum wasn't complete within `deadline_s`."""
+
+
+class ProgramMismatchError(PassingError):
+    """Hosts run different programs: other sums, shapes, dtypes or orders."""
+
+
+class ClosedError(PassingError):
+    """The session was shut down while a sum was pending."""
+
+
+class UnvaryingInputError(PassingError, ValueError):
+    """The input is the same on all devices of the axis: JAX may have summed it already."""
+
+
+class UnsupportedDtypeError(PassingError, TypeError):
+    """No sum is defined for this dtype."""
+
+
+def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:
+    family = {base.__name__: base}
+    for derived in base.__subclasses__():
+        family |= _family(derived)
+    return family
+
+
+_BY_KIND = _family(PassingError)
+# Status codes of XLA may come before the kind, its own context after the message.
+_KIND_IN_TEXT = re.compile(rf"\b({'|'.join(_BY_KIND)}): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure as it travels: from C++, over the control connection, or inside XLA's text."""
+
+    kind: str  # the name of an exception of this module
+    message: str
+    ranks: tuple[int, ...] = ()  # the lost ones, for HostLostError
+
+    def exception(self) -> PassingError:
+        """A new exception object: one that is raised twice would collect both tracebacks."""
+        if self.kind == HostLostError.__name__:
+            return HostLostError(self.message, self.ranks)
+        return _BY_KIND.get(self.kind, PassingError)(self.message)
+
+
+def failure_in(text: str) -> Failure | None:
+    """Finds "<Kind>: <message>" of one of our errors in the text of another."""
+    found = _KIND_IN_TEXT.search(text)
+    return Failure(found[1], found[2].strip()) if found else None
+
+
+def is_kind(kind: str) -> bool:
+    return kind in _BY_KIND
+
+
+def typed(error: BaseException) -> PassingError | None:
+    """The error of ours that `error`, raised by JAX, stands for; None if it has another cause."""
+    # Without jax nothing can be one of its errors, and the switch process must not load it for this question.
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    from jax_passing import session  # it imports this module
+
+    current = session.current()
+    failure = failure_in(str(error))
+    if current is not None and current.failure is not None and (failure is None or failure.kind == current.failed.kind):
+        return current.failure  # it knows the ranks, and explains errors of JAX that follow from it
+    return failure.exception() if failure else None
+
+
+@contextmanager
+def translate() -> Iterator[None]:
+    """Raises errors that passed through XLA as the exceptions they were: HostLostError instead of JaxRuntimeError."""
+    try:
+        yield
+    except Exception as error:
+        ours = typed(error)
+        if ours is None:
+            raise
+        raise ours from error
