@@ -14,4 +14,4 @@ with jax_passing.init() as session:
     total = jax.jit(jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
 
     mine = jnp.full((len(devices), 4), session.rank + 1.0)  # one row a device
-    print(f"rank {session.rank} of {session.world_size}: {mine[0]} on each of {len(devices)} devices -> {total(mine)[0]}")
+    print(f"rank {session.rank} of {session.world_size}: {len(devices)} devices with {mine[0]} -> {total(mine)[0]}")
