@@ -66,11 +66,8 @@ void BindFfi(nb::module_& m) {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);
     psum["execute"] = Capsule(PsumExecute);
-    nb::dict fence;
-    fence["execute"] = Capsule(FenceExecute);
     nb::dict targets;
     targets["passing_psum"] = psum;
-    targets["passing_fence"] = fence;
     return targets;
   });
   m.def("ffi_state_type",

@@ -77,7 +77,7 @@ ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> pla
   ffi::Promise promise;
   ffi::Future future(promise);
   Call call;
-  call.run_id = run_id.run_id;
+  call.run_id = static_cast<int32_t>(run_id.run_id);
   call.member = place.typed_data()[1];
   call.inputs.reserve(leaves.size());
   call.outputs.reserve(sums.size());
@@ -92,12 +92,6 @@ ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> pla
   };
   Rendezvous::Get().Arrive(state->instance.SiteOf(place.typed_data()[0]), std::move(call));
   return future;
-}
-
-ffi::Error Fence(ffi::RunId run_id, ffi::Result<ffi::BufferR1<ffi::S32>> result) {
-  Rendezvous::Get().Fence(run_id.run_id);
-  result->typed_data()[0] = static_cast<int32_t>(run_id.run_id);
-  return ffi::Error::Success();
 }
 
 }  // namespace
@@ -129,11 +123,6 @@ XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
                              .RemainingRets()
                              .To(Execute)
                              .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* FenceExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind().Ctx<ffi::RunId>().Ret<ffi::BufferR1<ffi::S32>>().To(Fence).release();
   return handler->Call(frame);
 }
 

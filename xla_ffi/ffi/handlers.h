@@ -11,9 +11,6 @@ namespace passing {
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
-// "passing_fence": executions that began before this one are refused. Result: its own run id, int32[1].
-XLA_FFI_Error* FenceExecute(XLA_FFI_CallFrame* frame);
-
 // The state that each instance of passing_psum keeps. XLA sets the id when Python registers the type.
 inline constexpr char kStateName[] = "passing_psum_instance";
 XLA_FFI_TypeId* StateTypeId();

@@ -53,6 +53,7 @@ class Program {
   struct Place {
     uint64_t manifest;
     uint64_t rank;
+    std::shared_ptr<Executions> executions;
   };
   Place PlaceOf(Instance* instance);
 
@@ -70,6 +71,7 @@ class Program {
   std::vector<Instance*> instances_;  // in the order of instantiation; those of a closed program may be gone
   std::unordered_map<const Instance*, uint64_t> ranks_;
   std::optional<uint64_t> manifest_;  // once closed
+  const std::shared_ptr<Executions> executions_ = std::make_shared<Executions>();
 };
 
 std::shared_ptr<Program> Program::Join(Instance* instance) {
@@ -110,7 +112,7 @@ Program::Place Program::PlaceOf(Instance* instance) {
     registry().open.erase({instance->info().program, instance->info().ordinal});
   }
   assert(ranks_.contains(instance));
-  return {*manifest_, ranks_[instance]};
+  return {*manifest_, ranks_[instance], executions_};
 }
 
 Instance::Instance(SiteInfo info)
@@ -132,7 +134,8 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
     hash.Add(info_);
     hash.Add(place.rank);
     hash.Add(static_cast<uint64_t>(group));
-    site = std::make_shared<const Site>(Site{hash.value(), shape_, info_.replica_count, info_.world_size, info_.local});
+    site = std::make_shared<const Site>(
+        Site{hash.value(), shape_, place.executions, info_.replica_count, info_.world_size, info_.local});
   }
   return site;
 }

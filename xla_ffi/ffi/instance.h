@@ -37,10 +37,17 @@ struct SiteInfo {
   bool local = false;               // no other host takes part
 };
 
+// The executions of one executable; guarded by the rendezvous.
+struct Executions {
+  uint64_t attachment = 0;  // during which the last one was seen; 0: never any
+  int32_t run_id = 0;       // the highest seen
+};
+
 // One instance's sums of one group of devices: all calls that ever meet.
 struct Site {
   uint64_t hash = 0;
   std::shared_ptr<const SumShape> shape;  // device_count: the local members
+  std::shared_ptr<Executions> executions;
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
   bool local = false;

@@ -18,6 +18,11 @@ int64_t NowUs() {
       .count();
 }
 
+// Run ids wrap.
+bool IsLater(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)) > 0;
+}
+
 std::string Members(const std::vector<Call>& calls) {
   std::string text;
   for (const Call& call : calls) text += (text.empty() ? "" : ", ") + std::to_string(call.member);
@@ -39,6 +44,7 @@ bool Rendezvous::Attach(Attachment attachment) {
   std::lock_guard lock(mutex_);
   if (attachment_) return false;
   attachment_ = std::move(attachment);
+  ++attachment_number_;
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
 }
@@ -53,7 +59,6 @@ void Rendezvous::Detach() {
     attachment.swap(attachment_);
     open = TakeOpen();
     progress_.clear();
-    fence_ = std::max(fence_, last_run_id_);
     watch = std::move(watch_);
     wake_watch_.notify_all();
   }
@@ -62,19 +67,19 @@ void Rendezvous::Detach() {
   for (auto& gathering : open) Finish(std::move(gathering), &failure);
 }
 
-void Rendezvous::Fence(int64_t run_id) {
-  std::lock_guard lock(mutex_);
-  fence_ = std::max(fence_, run_id);
-}
-
 std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bool& fatal) {
   const std::string& name = site.shape->site_name;
+  Executions& executions = *site.executions;
+  const bool seen = executions.attachment != 0 && !IsLater(call.run_id, executions.run_id);
+  if (!seen) executions.run_id = call.run_id;
   if (!attachment_) {
+    if (!seen) executions.attachment = attachment_number_;  // the one before
     return Failure{"NotInitializedError", "no session: call jax_passing.init() before running " + name};
   }
-  if (call.run_id <= fence_) {
-    return Failure{"ClosedError", "this execution of " + name + " began in an earlier session"};
+  if (seen && executions.attachment != attachment_number_) {
+    return Failure{"ClosedError", "this execution of " + name + " began before the session did"};
   }
+  executions.attachment = attachment_number_;
   const uint32_t world_size = attachment_->collective->world_size();
   if (site.world_size != world_size && !site.local) {
     return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
@@ -83,8 +88,10 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
   }
   const auto progress = progress_.find(site.hash);
   if (progress == progress_.end()) return std::nullopt;
-  const auto& open = progress->second.open;
-  if (call.run_id < progress->second.run_id || (open && open->run_id != call.run_id)) {
+  const Progress& last = progress->second;
+  const bool same_executable = last.executions == site.executions;
+  if (last.open ? !same_executable || call.run_id != last.run_id
+                : same_executable && IsLater(last.run_id, call.run_id)) {
     fatal = true;
     return Failure{"ProgramMismatchError",
                    "two executions of one program overlapped at " + name +
@@ -96,23 +103,22 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
 
 void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
   std::unique_lock lock(mutex_);
-  last_run_id_ = std::max(last_run_id_, call.run_id);
   bool fatal = false;
   if (const auto failure = Refuse(*site, call, fatal)) {
-    if (fatal) FailSession(lock, *failure);
-    if (lock.owns_lock()) lock.unlock();
+    lock.unlock();
+    if (fatal) FailSession(*failure);
     call.done(&*failure);
     return;
   }
   Progress& progress = progress_[site->hash];
   if (!progress.open) {
-    if (progress.run_id != call.run_id) progress.next_step = 0;
+    if (progress.executions != site->executions || progress.run_id != call.run_id) progress.next_step = 0;
+    progress.executions = site->executions;
     progress.run_id = call.run_id;
     auto gathering = std::make_shared<Gathering>();
     gathering->site = site;
     gathering->collective = site->local ? local_ : attachment_->collective;
     gathering->key = {site->hash, progress.next_occurrence++, progress.next_step++};
-    gathering->run_id = call.run_id;
     gathering->opened_us = NowUs();
     gathering->calls.reserve(site->call_count());
     progress.open = std::move(gathering);
@@ -141,9 +147,7 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering) {
         (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member)) {
       const Failure failure{"ProgramMismatchError", "the devices that met at " + site.shape->site_name +
                                                         " don't belong together: members " + Members(calls)};
-      std::unique_lock lock(mutex_);
-      FailSession(lock, failure);
-      if (lock.owns_lock()) lock.unlock();
+      FailSession(failure);
       Finish(std::move(gathering), &failure);
       return;
     }
@@ -192,7 +196,8 @@ std::vector<std::shared_ptr<Rendezvous::Gathering>> Rendezvous::TakeOpen() {
   return open;
 }
 
-void Rendezvous::FailSession(std::unique_lock<std::mutex>& lock, const Failure& failure) {
+void Rendezvous::FailSession(const Failure& failure) {
+  std::unique_lock lock(mutex_);
   const auto fail = attachment_ ? attachment_->fail : nullptr;
   const auto open = TakeOpen();
   lock.unlock();
@@ -222,7 +227,8 @@ void Rendezvous::Watch() {
       break;
     }
     if (failure) {
-      FailSession(lock, *failure);
+      lock.unlock();
+      FailSession(*failure);
       lock.lock();
       continue;
     }

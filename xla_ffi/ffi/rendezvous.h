@@ -29,7 +29,7 @@ struct Attachment {
 
 // One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
 struct Call {
-  int64_t run_id = 0;  // XLA's number of this execution of the program, rising
+  int32_t run_id = 0;  // XLA's number of this execution of the executable; wraps
   int64_t member = 0;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
@@ -41,7 +41,8 @@ struct Call {
 // A site's calls come in order: a device can't reach a site again before its last sum there is done, as loops and
 // executions run one after the other. So at most one gathering is open per site, and counting gatherings numbers
 // the sums alike on all hosts. Two executions of one program that overlap on a device would break this; the run id
-// gives them away.
+// gives them away: it rises from one execution of an executable to the next (but those of two executables can't be
+// compared).
 class Rendezvous {
  public:
   explicit Rendezvous(CompletionPool& pool);
@@ -52,37 +53,34 @@ class Rendezvous {
 
   // False if there is an attachment already.
   bool Attach(Attachment attachment);
-  // Open gatherings fail with ClosedError. Executions that began before this are refused from now on, even by the next
-  // attachment: their hosts may have lost different parts of them.
+  // Open gatherings fail with ClosedError. Executions seen until now are refused from now on, even by the next
+  // attachment: the hosts may have lost different parts of them.
   void Detach();
 
   void Arrive(const std::shared_ptr<const Site>& site, Call call);
-
-  // Executions up to this one are refused.
-  void Fence(int64_t run_id);
 
  private:
   struct Gathering {
     std::shared_ptr<const Site> site;
     std::shared_ptr<Collective> collective;
     SumKey key;
-    int64_t run_id = 0;
     int64_t opened_us = 0;
     std::vector<Call> calls;
   };
   struct Progress {  // of one site since attach
     uint32_t next_occurrence = 0;
     uint32_t next_step = 0;
-    int64_t run_id = -1;  // of the last gathering
+    std::shared_ptr<const Executions> executions;  // of the last gathering
+    int32_t run_id = 0;
     std::shared_ptr<Gathering> open;
   };
 
-  // Why `call` can't join; its session fails too if `fatal`.
+  // Why `call` can't join; the session fails too if `fatal`. These two need the lock, the next three take it.
   std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
+  std::vector<std::shared_ptr<Gathering>> TakeOpen();
   void StartSum(std::shared_ptr<Gathering> gathering);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
-  std::vector<std::shared_ptr<Gathering>> TakeOpen();
-  void FailSession(std::unique_lock<std::mutex>& lock, const Failure& failure);
+  void FailSession(const Failure& failure);
   void Watch();
 
   CompletionPool& pool_;
@@ -92,8 +90,7 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::unordered_map<uint64_t, Progress> progress_;  // by site hash
   size_t open_count_ = 0;
-  int64_t last_run_id_ = -1;
-  int64_t fence_ = -1;
+  uint64_t attachment_number_ = 1;  // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;  // fails gatherings that stay open

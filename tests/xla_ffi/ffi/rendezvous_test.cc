@@ -1,0 +1,321 @@
+#include "ffi/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace passing {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Keeps the sums it is given until the test completes them.
+class HeldCollective : public Collective {
+ public:
+  uint32_t world_size() const override { return 2; }
+  void Start(Sum sum) override {
+    std::lock_guard lock(mutex);
+    sums.push_back(std::move(sum));
+  }
+  size_t count() {
+    std::lock_guard lock(mutex);
+    return sums.size();
+  }
+  // Doubles the inputs' sum, as if another host had sent the same.
+  void Complete(size_t index) {
+    Sum& sum = sums[index];
+    float total = 0;
+    for (const void* input : sum.inputs) total += *static_cast<const float*>(input);
+    for (void* output : sum.outputs) *static_cast<float*>(output) = 2 * total;
+    sum.done(nullptr);
+  }
+
+  std::mutex mutex;
+  std::vector<Sum> sums;
+};
+
+// One call of one device with one float, summed in place.
+struct Device {
+  float value;
+  // Shared, as set_value may still be at it when the future is ready.
+  std::shared_ptr<std::promise<std::string>> promise = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> result = promise->get_future();
+
+  Call MakeCall(int32_t run_id, int64_t member) {
+    return {.run_id = run_id,
+            .member = member,
+            .inputs = {&value},
+            .outputs = {&value},
+            .done = [promise = promise](const Failure* failure) {
+              promise->set_value(failure ? failure->kind + ": " + failure->message : "");
+            }};
+  }
+  // "" for success, else what went wrong.
+  std::string Result() {
+    if (result.wait_for(5s) != std::future_status::ready) return "still waiting";
+    return result.get();
+  }
+};
+
+class RendezvousTest : public testing::Test {
+ protected:
+  RendezvousTest() { Attach(); }
+
+  void Attach(double deadline_s = 60) {
+    ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
+                                    .failure =
+                                        [this] {
+                                          std::lock_guard lock(mutex_);
+                                          return failure_;
+                                        },
+                                    .fail =
+                                        [this](const Failure& failure) {
+                                          std::lock_guard lock(mutex_);
+                                          failure_ = failure;
+                                        },
+                                    .deadline_s = deadline_s}));
+  }
+
+  static std::shared_ptr<Site> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
+    auto site = std::make_shared<Site>();
+    site->hash = hash;
+    site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1}, members});
+    site->executions = std::make_shared<Executions>();
+    site->replica_count = replicas;
+    site->world_size = 2;
+    return site;
+  }
+
+  std::string session_failure() {
+    std::lock_guard lock(mutex_);
+    return failure_ ? failure_->kind : "";
+  }
+
+  std::shared_ptr<HeldCollective> collective_ = std::make_shared<HeldCollective>();
+  std::mutex mutex_;
+  std::optional<Failure> failure_;
+  CompletionPool pool_;
+  Rendezvous rendezvous_{pool_};
+};
+
+TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
+  const auto site = MakeSite(7, 3);
+  Device a{1}, b{2}, c{3};
+  rendezvous_.Arrive(site, c.MakeCall(10, 2));
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  EXPECT_EQ(collective_->count(), 0);
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  ASSERT_EQ(collective_->count(), 1);
+  EXPECT_EQ(collective_->sums[0].inputs, (std::vector<const void*>{&a.value, &b.value, &c.value}));
+  EXPECT_EQ(collective_->sums[0].key, (SumKey{7, 0, 0}));
+  collective_->Complete(0);
+  for (Device* device : {&a, &b, &c}) {
+    EXPECT_EQ(device->Result(), "");
+    EXPECT_EQ(device->value, 12);
+  }
+}
+
+TEST_F(RendezvousTest, countsOccurrencesAndSteps) {
+  const auto site = MakeSite(7, 1);
+  std::vector<Device> devices(5);
+  const int32_t run_ids[] = {10, 10, 11, INT32_MAX, INT32_MIN};  // wraps
+  for (int i = 0; i < 5; ++i) {
+    rendezvous_.Arrive(site, devices[i].MakeCall(run_ids[i], 0));
+    ASSERT_EQ(collective_->count(), i + 1);
+    collective_->Complete(i);
+    EXPECT_EQ(devices[i].Result(), "");
+  }
+  const SumKey expected[] = {{7, 0, 0}, {7, 1, 1}, {7, 2, 0}, {7, 3, 0}, {7, 4, 0}};
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(collective_->sums[i].key, expected[i]);
+}
+
+TEST_F(RendezvousTest, replicasShareTheResult) {
+  const auto site = MakeSite(7, 2, 2);
+  Device a{1}, a2{1}, b{2}, b2{2};
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b2.MakeCall(10, 1));
+  rendezvous_.Arrive(site, a2.MakeCall(10, 0));
+  ASSERT_EQ(collective_->count(), 1);
+  EXPECT_EQ(collective_->sums[0].inputs.size(), 2);
+  collective_->Complete(0);
+  for (Device* device : {&a, &a2, &b, &b2}) {
+    EXPECT_EQ(device->Result(), "");
+    EXPECT_EQ(device->value, 6);
+  }
+}
+
+TEST_F(RendezvousTest, devicesThatDontBelongTogetherFailTheSession) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 1));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  EXPECT_TRUE(a.Result().starts_with("ProgramMismatchError"));
+  EXPECT_TRUE(b.Result().starts_with("ProgramMismatchError"));
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+}
+
+TEST_F(RendezvousTest, allDevicesFailTogether) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  const Failure failure{"HostLostError", "rank 1"};
+  collective_->sums[0].done(&failure);
+  EXPECT_EQ(a.Result(), "HostLostError: rank 1");
+  EXPECT_EQ(b.Result(), "HostLostError: rank 1");
+}
+
+TEST_F(RendezvousTest, overlappingExecutionsFailTheSession) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b.MakeCall(11, 1));
+  EXPECT_TRUE(a.Result().starts_with("ProgramMismatchError: two executions"));
+  EXPECT_TRUE(b.Result().starts_with("ProgramMismatchError: two executions"));
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+}
+
+TEST_F(RendezvousTest, executionOutOfOrderFailsTheSession) {
+  const auto site = MakeSite(7, 1);
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(11, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 0));
+  EXPECT_TRUE(b.Result().starts_with("ProgramMismatchError"));
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+}
+
+TEST_F(RendezvousTest, runIdsOfTwoExecutablesArentCompared) {
+  const auto site = MakeSite(7, 1);
+  const auto again = MakeSite(7, 1);  // the same program, compiled again
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(11, 0));
+  rendezvous_.Arrive(again, b.MakeCall(-5, 0));
+  ASSERT_EQ(collective_->count(), 2);
+  EXPECT_EQ(collective_->sums[1].key, (SumKey{7, 1, 0}));
+}
+
+TEST_F(RendezvousTest, withoutSession) {
+  rendezvous_.Detach();
+  Device a{1};
+  rendezvous_.Arrive(MakeSite(7, 1), a.MakeCall(10, 0));
+  EXPECT_TRUE(a.Result().starts_with("NotInitializedError"));
+}
+
+TEST_F(RendezvousTest, anotherWorldSize) {
+  const auto site = MakeSite(7, 1);
+  site->world_size = 3;
+  Device a{1};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  EXPECT_NE(a.Result().find("ConfigError: train.py:41 was compiled for 3 ranks, but the session has 2"),
+            std::string::npos);
+  EXPECT_EQ(session_failure(), "");
+}
+
+TEST_F(RendezvousTest, localSumsDontLeaveTheHost) {
+  const auto site = MakeSite(7, 2);
+  site->local = true;
+  site->world_size = 1;
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  EXPECT_EQ(a.Result(), "");
+  EXPECT_EQ(a.value, 3);
+  EXPECT_EQ(collective_->count(), 0);
+}
+
+TEST_F(RendezvousTest, detachFailsOpenGatherings_andRefusesTheirExecutions) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2}, c{3}, d{4};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Detach();
+  EXPECT_TRUE(a.Result().starts_with("ClosedError"));
+  Attach();
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));  // the straggler of the execution that died
+  EXPECT_TRUE(b.Result().starts_with("ClosedError"));
+  rendezvous_.Arrive(site, c.MakeCall(11, 0));
+  rendezvous_.Arrive(site, d.MakeCall(11, 1));
+  ASSERT_EQ(collective_->count(), 1);
+  EXPECT_EQ(collective_->sums[0].key, (SumKey{7, 0, 0}));  // counted from attach
+}
+
+TEST_F(RendezvousTest, executionSeenBetweenSessionsIsRefusedByTheNext) {
+  rendezvous_.Detach();
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  EXPECT_TRUE(a.Result().starts_with("NotInitializedError"));
+  Attach();
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  EXPECT_TRUE(b.Result().starts_with("ClosedError"));
+}
+
+TEST_F(RendezvousTest, deviceThatNeverComesFailsAtTheDeadline) {
+  rendezvous_.Detach();
+  Attach(0.3);
+  const auto site = MakeSite(7, 2);
+  Device a{1};
+  rendezvous_.Arrive(site, a.MakeCall(10, 1));
+  const std::string result = a.Result();
+  EXPECT_TRUE(result.starts_with("DeadlineExceededError: train.py:41: only 1 of 2 devices")) << result;
+  EXPECT_NE(result.find("(members 1)"), std::string::npos) << result;
+  EXPECT_EQ(session_failure(), "DeadlineExceededError");
+}
+
+TEST_F(RendezvousTest, openGatheringsLearnOfTheSessionsFailure) {
+  const auto site = MakeSite(7, 2);
+  Device a{1};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = Failure{"SwitchLostError", "gone"};
+  }
+  EXPECT_EQ(a.Result(), "SwitchLostError: gone");
+}
+
+TEST_F(RendezvousTest, oneSessionAtATime) { EXPECT_FALSE(rendezvous_.Attach({})); }
+
+// Many sites, devices as threads, sums completed from other threads: each device gets its own sums.
+TEST_F(RendezvousTest, manySitesAtOnce) {
+  rendezvous_.Detach();
+  auto local = std::make_shared<LocalCollective>();
+  ASSERT_TRUE(rendezvous_.Attach({.collective = local,
+                                  .failure = [local] { return local->failure(); },
+                                  .fail = [local](const Failure& failure) { local->Fail(failure); }}));
+  constexpr int kDevices = 4, kSites = 50, kSteps = 20;
+  constexpr int kStrides[kDevices] = {1, 3, 7, 9};
+  std::vector<std::shared_ptr<Site>> sites;
+  for (int i = 0; i < kSites; ++i) {
+    sites.push_back(MakeSite(100 + i, kDevices));
+    sites.back()->world_size = 1;
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int member = 0; member < kDevices; ++member) {
+    threads.emplace_back([&, member] {
+      for (int step = 0; step < kSteps; ++step) {
+        std::vector<Device> devices(kSites);
+        for (int i = 0; i < kSites; ++i) {
+          const int at = (i * kStrides[member] + step) % kSites;  // each device in another order
+          devices[at].value = static_cast<float>(at + 1000 * step + member);
+          rendezvous_.Arrive(sites[at], devices[at].MakeCall(step, member));
+        }
+        for (int i = 0; i < kSites; ++i) {
+          if (devices[i].Result() != "" || devices[i].value != 4 * (i + 1000 * step) + 6) ++wrong;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace passing
