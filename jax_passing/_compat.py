@@ -1,0 +1,137 @@
+"""Every JAX name that is not public: no public hook exists for a primitive with named axes (jax 0.10.0 to 0.12.0)."""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+from jax._src import clusters as _clusters
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import distributed as _distributed
+from jax._src import mesh as _mesh
+from jax._src import sharding_impls as _sharding_impls
+from jax._src import xla_bridge as _xla_bridge
+from jax.interpreters import mlir
+
+Axis = Any  # a mesh axis's or vmap axis's name
+Aval = Any  # a ShapedArray
+
+NamedAxisEffect = _core.NamedAxisEffect
+
+
+def check_vma() -> bool:
+    """Whether the code being traced is under `shard_map(check_vma=True)`."""
+    return bool(_config._check_vma.value)
+
+
+def axis_size(name: Axis) -> int:
+    """Size of a mesh or vmap axis; NameError if it isn't bound here."""
+    env = _core.get_axis_env()
+    if not env.axis_exists(name):
+        raise NameError(f"unbound axis name: {name}; psum needs jax.shard_map, jax.pmap or jax.vmap to bind it")
+    return int(env.axis_size(name))
+
+
+def manual_axes() -> frozenset[Axis]:
+    """Mesh axes over which the code being traced is per-device."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
+    """Those of `axes` over which the types of `check_vma=True` say whether a value varies."""
+    names = manual_axes().intersection(axes)
+    if _config.remove_size_one_mesh_axis_from_type.value:
+        names = frozenset(name for name in names if axis_size(name) != 1)
+    return names
+
+
+def varying(aval: Aval) -> frozenset[Axis]:
+    """Mesh axes over which a value of this type differs from device to device."""
+    return frozenset(aval.mat.varying)
+
+
+def without_varying(aval: Aval, axes: Sequence[Axis]) -> Aval:
+    """The same type, invariant over `axes`."""
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying.difference(axes)))
+
+
+def pvary(x: Any, axes: frozenset[Axis]) -> Any:
+    """Casts from invariant to varying over `axes`."""
+    return _core.pvary(x, tuple(sorted(axes))) if axes else x
+
+
+def check_types(avals: Sequence[Aval], axes: Sequence[Axis], name: str) -> None:
+    """Raises as `lax.psum` does on operands of another mesh, or that are unreduced over `axes`."""
+    _core.check_avals_context_mesh(avals, name)
+    _core.check_unreduced_args(avals, axes, name)
+
+
+class SiteCounter:
+    """Numbers the sites of one module as they are lowered."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.next_site = 0
+
+
+_counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
+_module_counts: dict[str, int] = {}
+
+
+def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
+    """(how many modules of that program this process lowered before this one, how many sites this module has so far).
+
+    All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
+    """
+    key = ctx.module_context.shape_poly_state
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
+        _module_counts[program] = counter.ordinal + 1
+    site = counter.next_site
+    counter.next_site += 1
+    return counter.ordinal, site
+
+
+def module_name(ctx: mlir.LoweringRuleContext) -> str:
+    """`jit_step` for a jitted function `step`."""
+    return str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
+
+
+def context_mesh() -> Any:
+    """The mesh of `jax.set_mesh`, with its devices; None if there is none."""
+    mesh = _mesh.get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
+
+
+def lowering_mesh(ctx: mlir.LoweringRuleContext) -> tuple[dict[Axis, int], frozenset[Axis], np.ndarray | None]:
+    """Axis sizes of the mesh, the manual ones among them, and the devices in row-major order if they are known.
+
+    Outside of any mesh: no axes, and the devices that all run the same.
+    """
+    context = ctx.module_context.axis_context
+    if isinstance(context, _sharding_impls.SPMDAxisContext):
+        devices = None if isinstance(context.mesh, jax.sharding.AbstractMesh) else context.mesh.devices.ravel()
+        return dict(context.mesh.shape), frozenset(context.manual_axes), devices
+    if isinstance(context, _sharding_impls.ShardingContext):
+        assignment = context.device_assignment
+        return {}, frozenset(), None if assignment is None else np.array(assignment, dtype=object)
+    raise NotImplementedError(f"passing_psum under {type(context).__name__}")
+
+
+def process_in_cluster() -> tuple[int, int, str] | None:
+    """(process index, number of processes, who says so) of jax.distributed, or of the launcher that it would detect."""
+    if jax.distributed.is_initialized():
+        state = _distributed.global_state
+        return state.process_id, state.num_processes, "jax.distributed"
+    for cluster in _clusters.ClusterEnv._cluster_types:
+        if not cluster.opt_in_only_method and cluster.is_env_present():
+            return cluster.get_process_id(), cluster.get_process_count(), f"launcher: {cluster.name}"
+    return None
+
+
+def backend_exists() -> bool:
+    """Whether JAX has been used already; asking it for arrays would start it."""
+    return bool(_xla_bridge.backends_are_initialized())

@@ -1,0 +1,122 @@
+"""`psum` and `pmean` over the devices of an axis, on all hosts."""
+
+import math
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_passing import _compat, session
+from jax_passing.buckets import Leaf, make_buckets
+from jax_passing.errors import NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
+from jax_passing.primitive import Axes, passing_psum_invariant_p, passing_psum_p
+
+SUPPORTED_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bfloat16", "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def psum(tree: Any, axis_name: Any) -> Any:
+    """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
+
+    If the mesh lies inside this process, the sum also goes over the hosts, which the mesh doesn't know; if the mesh
+    spans the processes (jax.distributed), the result is that of `jax.lax.psum`. The bits of the result are the same on
+    every device and host, and depend on the inputs alone.
+
+    Args:
+      tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is multiplied
+        by the number of devices that are summed, so `psum(1, axis_name)` counts them.
+      axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
+
+    Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
+
+    Raises:
+      NotInitializedError: without `jax_passing.init`.
+      UnsupportedDtypeError: a leaf has another dtype.
+      UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
+      NameError: an axis is not bound here.
+    """
+    axes: Axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    total, world_size, beyond_mesh = _extent(axes)
+    leaves, treedef = jax.tree.flatten(tree)
+    sums: list[Any] = list(leaves)
+    arrays: dict[int, Any] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+            sums[index] = leaf * total
+        else:
+            arrays[index] = _as_operand(leaf, axes)
+    invariant = _compat.check_vma() and bool(_compat.must_vary(axes))
+    primitive = passing_psum_invariant_p if invariant else passing_psum_p
+    indices = list(arrays)
+    for bucket in make_buckets([Leaf(arrays[i].dtype, arrays[i].nbytes) for i in indices]):
+        members = [indices[i] for i in bucket]
+        results = primitive.bind(
+            *(arrays[i] for i in members), axes=axes, world_size=world_size, beyond_mesh=beyond_mesh, name=_caller()
+        )
+        for index, result in zip(members, results, strict=True):
+            sums[index] = result
+    return jax.tree.unflatten(treedef, sums)
+
+
+def pmean(tree: Any, axis_name: Any) -> Any:
+    """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
+
+    Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
+    """
+    axes: Axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    total = _extent(axes)[0]
+    return jax.tree.map(lambda x: x / total, psum(tree, axes))
+
+
+def _extent(axes: Axes) -> tuple[int, int, bool]:
+    """(devices summed over all hosts, hosts, whether the hosts are no part of the mesh)."""
+    current = session.current()
+    if current is None:
+        raise NotInitializedError("no session: call jax_passing.init() before tracing jax_passing.psum")
+    devices = math.prod(_compat.axis_size(axis) for axis in axes)
+    beyond_mesh = not _mesh_spans_processes()
+    return devices * (current.world_size if beyond_mesh else 1), current.world_size, beyond_mesh
+
+
+def _mesh_spans_processes() -> bool:
+    if jax.process_count() == 1:
+        return False
+    mesh = _compat.context_mesh()
+    if mesh is not None:
+        return len({device.process_index for device in mesh.devices.flat}) > 1
+    # Inside shard_map the mesh is abstract. Lowering knows the devices, and raises if this guess was wrong.
+    return jax.sharding.get_abstract_mesh().size > jax.local_device_count()
+
+
+def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if array.dtype.name not in SUPPORTED_DTYPES:
+        raise UnsupportedDtypeError(f"psum of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES)}")
+    if array.dtype == np.bool_:
+        array = array.astype(np.int32)
+    if not _compat.check_vma():
+        return array
+    missing = _compat.must_vary(axes) - _compat.varying(jax.typeof(array))
+    if missing and isinstance(leaf, jax.core.Tracer):
+        names = ", ".join(repr(axis) for axis in sorted(missing))
+        raise UnvaryingInputError(
+            f"psum over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the gradient "
+            "of parameters that are equal on all devices, JAX has summed it over the mesh already, but not over the "
+            f"hosts: before grad, cast them with params = jax.lax.pcast(params, {axes}, to='varying')"
+        )
+    return _compat.pvary(array, missing)
+
+
+def _caller() -> str:
+    """Where psum was called: "train.py:41". No path, so that hosts may install the program anywhere."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
