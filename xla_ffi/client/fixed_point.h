@@ -10,8 +10,18 @@ namespace passing {
 
 // complex64 and complex128 are twice as many float32 and float64.
 enum class DType : uint8_t {
-  kInt8, kInt16, kInt32, kInt64, kUint8, kUint16, kUint32, kUint64,
-  kFloat16, kBFloat16, kFloat32, kFloat64,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
 };
 
 size_t SizeOf(DType dtype);
@@ -56,8 +66,8 @@ void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t c
 // both infinities met, else the infinity.
 void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);
 
-// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i, rounded
-// once. An output may be the same device's input.
+// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i,
+// rounded once. An output may be the same device's input.
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
 }  // namespace passing
