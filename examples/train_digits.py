@@ -61,8 +61,9 @@ def make_steps(mesh):
         # Halves of 16 bits add up exactly. If each device finds its own bits to be the mean, all are alike.
         bits = [jax.lax.bitcast_convert_type(leaf, jnp.uint16).astype(jnp.int32) for leaf in jax.tree.leaves(params)]
         bits = jax.lax.pcast(bits, "d", to="varying")
-        devices, sums = jax_passing.psum((jax.lax.pcast(jnp.int32(1), "d", to="varying"), bits), "d")
-        same = [jnp.all(total == devices * own) for total, own in zip(sums, bits, strict=True)]
+        device_count = jax_passing.psum(1, "d")
+        sums = jax_passing.psum(bits, "d")
+        same = [jnp.all(total == device_count * own) for total, own in zip(sums, bits, strict=True)]
         return jnp.all(jnp.stack(same))[None]
 
     here, split = P(), P("d")
