@@ -282,32 +282,32 @@ class Session:
 
     def _leave(self, transport: _native.Transport, abandon: str | None) -> None:
         until = time.monotonic() + self.settings.deadline_s
-        if self.failed is not None:
-            self._fail(self.failed)  # unless told already
-            return
-        if abandon is None:
-            self._await_arrays(until)
-            while not (drained := transport.drain(SLICE_S)) and time.monotonic() < until and self.failed is None:
-                pass
-            if self.failed is not None:
-                self._fail(self.failed)
-                return
-            abandon = None if drained else f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
-        if abandon is not None:
-            self._fail(
-                Failure(
-                    HostLostError.__name__,
-                    f"Rank {self.rank} left job {self.settings.job!r}, epoch {self.epoch}: {abandon}. Look at its "
-                    "log; then call jax_passing.init again on every host.",
-                    (self.rank,),
-                )
+        if abandon is None and not self._drain(transport, until):
+            abandon = f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
+        failed = self.failed
+        if failed is None and abandon is not None:
+            failed = Failure(
+                HostLostError.__name__,
+                f"Rank {self.rank} left job {self.settings.job!r}, epoch {self.epoch}: {abandon}. Look at its log; "
+                "then call jax_passing.init again on every host.",
+                (self.rank,),
             )
+        if failed is not None:
+            self._fail(failed)
             return
         self._send(messages.Leave())
         while not self._over.wait(SLICE_S) and time.monotonic() < until:
             pass
         if not self._over.is_set():
             log.info("left job %s before the other hosts did", self.settings.job)
+
+    def _drain(self, transport: _native.Transport, until: float) -> bool:
+        """False if sums are still pending at `until`, or the session failed."""
+        self._await_arrays(until)
+        while not transport.drain(SLICE_S):
+            if self.failed is not None or time.monotonic() >= until:
+                return False
+        return True
 
     def _await_arrays(self, until: float) -> None:
         """Lets dispatched computations reach their sums. Errors belong to whoever reads the arrays."""
@@ -434,7 +434,7 @@ def init(
     try:
         if _current is not None and _current.failed is not None:
             _current.shutdown()
-        if _current is not None:
+        elif _current is not None:
             raise AlreadyInitializedError(
                 f"This process has a session (job {_current.settings.job!r}, rank {_current.rank}). Use "
                 "jax_passing.session.current(), or call its shutdown() first."

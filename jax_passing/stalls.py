@@ -1,7 +1,7 @@
 """What to say about a sum that makes no progress: who is missing, where, for how long."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jax_passing.control_messages import Query, SlotState
@@ -27,7 +27,7 @@ class Stall(Protocol):
     def sequence(self) -> int: ...
 
 
-def names(ranks: tuple[int, ...]) -> str:
+def names(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 

@@ -1,0 +1,302 @@
+"""The jobs of a switch: who may join, when an epoch starts, how it ends. No I/O but what members are sent."""
+
+import enum
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jax_passing import control_messages as messages
+from jax_passing.config import RANKS_MAX
+from jax_passing.data_plane import DataPlane, JobSlots
+from jax_passing.errors import HostLostError, JoinError
+from jax_passing.slot_partition import SlotPartition
+from jax_passing.stalls import names
+
+log = logging.getLogger("jax_passing.switch")
+
+JOBS_MAX = 4096  # remembered ones, for their epochs
+ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
+
+
+class RefusalError(Exception):
+    """A host can't be admitted; the text is for its user."""
+
+
+class Connection(Protocol):
+    """To one host."""
+
+    @property
+    def host(self) -> str:
+        """Its IP address."""
+
+    def send(self, message: messages.Message) -> bool:
+        """Never waits. False if the host has stopped reading."""
+
+    def close(self) -> None:
+        """After what was sent."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A connection that has joined an epoch."""
+
+    join: messages.Join
+    connection: Connection
+    join_until: float
+    heard: float  # when it sent something last
+    left: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.join.rank
+
+
+class State(enum.Enum):
+    FORMING = enum.auto()
+    RUNNING = enum.auto()
+    OVER = enum.auto()
+
+
+@dataclass(eq=False)
+class Epoch:
+    """One incarnation of a job, from its first join to its end."""
+
+    job: "Job"
+    number: int
+    world_size: int
+    state: State = State.FORMING
+    members: dict[int, Member] = field(default_factory=dict)
+    slot_first: int = 0
+
+    def absent(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.members]
+
+    def left(self) -> tuple[int, ...]:
+        return tuple(sorted(member.rank for member in self.members.values() if member.left))
+
+    def __str__(self) -> str:
+        return f"job {self.job.name!r}, epoch {self.number}"
+
+
+@dataclass(eq=False)
+class Job:
+    name: str
+    number: int  # on the wire
+    epoch_last: int = 0
+    epoch: Epoch | None = None  # the one that forms or runs
+
+
+class JobTable:
+    """All jobs, and the slots that they hold."""
+
+    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int):
+        self._data_plane = data_plane
+        self._lease_s = lease_s
+        self._slots_per_job = slots_per_job
+        self._partition = SlotPartition(data_plane.slot_total)
+        self._jobs: dict[str, Job] = {}
+        self._job_number_last = 0
+        self.counts: Counter[str] = Counter()
+
+    def epochs(self) -> list[Epoch]:
+        """Those that form or run."""
+        return [job.epoch for job in self._jobs.values() if job.epoch is not None]
+
+    # Admission.
+
+    def _job(self, name: str) -> Job:
+        job = self._jobs.pop(name, None)
+        if job is None:
+            if len(self._jobs) >= JOBS_MAX:
+                idle = next((known for known in self._jobs.values() if known.epoch is None), None)
+                if idle is None:
+                    raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
+                del self._jobs[idle.name]
+            taken = {known.number for known in self._jobs.values()}
+            while (number := self._job_number_last % ID_MAX + 1) in taken:
+                self._job_number_last = number
+            self._job_number_last = number
+            job = Job(name, number)
+        self._jobs[name] = job  # last in the dict: used most recently
+        return job
+
+    def _check_join(self, join: messages.Join) -> None:
+        if join.protocol_version != messages.PROTOCOL_VERSION:
+            raise RefusalError(
+                f"The switch speaks protocol version {messages.PROTOCOL_VERSION}, this host {join.protocol_version}. "
+                "Install the same version of jax_passing everywhere."
+            )
+        if join.world_size > RANKS_MAX:
+            raise RefusalError(f"A switch sums over at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
+        if join.rank >= join.world_size:
+            raise RefusalError(f"Rank {join.rank} isn't below the world size {join.world_size}. Ranks count from 0.")
+
+    def _epoch_to_join(self, job: Job, join: messages.Join) -> Epoch:
+        epoch = job.epoch
+        if epoch is not None and (old := epoch.members.get(join.rank)) and old.join.instance == join.instance:
+            # The same process again: it gave the old connection up, though that news may not have arrived.
+            self.lose(epoch, old, "joined anew")
+            epoch = job.epoch
+        if epoch is None:
+            job.epoch_last = job.epoch_last % ID_MAX + 1
+            epoch = job.epoch = Epoch(job, job.epoch_last, join.world_size)
+        if epoch.state is State.RUNNING:
+            raise RefusalError(
+                f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
+                f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
+                f"{self._lease_s:g} s; then the job can be joined again."
+            )
+        if epoch.world_size != join.world_size:
+            raise RefusalError(
+                f"Rank {join.rank} says world_size {join.world_size}, but {names(sorted(epoch.members))} of job "
+                f"{job.name!r} said {epoch.world_size}. All hosts of a job need the same."
+            )
+        if join.rank in epoch.members:
+            host = epoch.members[join.rank].connection.host
+            raise RefusalError(
+                f"Rank {join.rank} of job {job.name!r} was taken by a process at {host}. Give every host a rank of "
+                "its own (JAX_PASSING_RANK), and every run a job name of its own (JAX_PASSING_JOB)."
+            )
+        return epoch
+
+    def admit(self, join: messages.Join, connection: Connection) -> tuple[Epoch, Member]:
+        """Raises RefusalError. The last rank to join starts the epoch."""
+        try:
+            self._check_join(join)
+            epoch = self._epoch_to_join(self._job(join.job), join)
+        except RefusalError:
+            self.counts["joins_refused"] += 1
+            raise
+        now = time.monotonic()
+        member = Member(join, connection, join_until=now + join.join_deadline_s, heard=now)
+        epoch.members[join.rank] = member
+        log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
+        if not epoch.absent():
+            self._start(epoch)
+        return epoch, member
+
+    def _start(self, epoch: Epoch) -> None:
+        slot_first = self._partition.allocate(self._slots_per_job)
+        if slot_first is None:
+            self._refuse(
+                epoch,
+                f"The switch has no {self._slots_per_job} free slots of its {self._data_plane.slot_total}: too many "
+                "jobs run at once. Wait for one to end, or give the switch more slot_total or less slots_per_job.",
+            )
+            return
+        members = [epoch.members[rank] for rank in range(epoch.world_size)]
+        addresses = tuple((member.connection.host, member.join.udp_port) for member in members)
+        try:
+            self._data_plane.add_job(
+                JobSlots(epoch.job.number, epoch.number, slot_first, self._slots_per_job, addresses)
+            )
+        except Exception as error:  # whatever the device's driver raises
+            log.exception("%s: the data plane refused it", epoch)
+            self._partition.free(slot_first)
+            self._refuse(epoch, f"The switch's data plane refused the job ({error}). Look at the switch's log.")
+            return
+        epoch.state, epoch.slot_first = State.RUNNING, slot_first
+        welcome = messages.Welcome(
+            job_id=epoch.job.number,
+            epoch=epoch.number,
+            slot_first=slot_first,
+            slot_count=self._slots_per_job,
+            lanes_per_chunk=self._data_plane.lanes_per_chunk,
+            lease_s=self._lease_s,
+        )
+        now = time.monotonic()
+        for member in members:
+            member.heard = now
+            member.connection.send(welcome)
+        self.counts["epochs_started"] += 1
+        log.info("%s: started with %d ranks, slots from %d", epoch, epoch.world_size, slot_first)
+
+    def _refuse(self, epoch: Epoch, message: str) -> None:
+        """Sends all waiting hosts away."""
+        for member in epoch.members.values():
+            member.connection.send(messages.Refused(JoinError.__name__, message))
+            member.connection.close()
+        self.end(epoch)
+
+    # How a member, or an epoch, ends.
+
+    def end(self, epoch: Epoch) -> None:
+        """Frees the slots."""
+        was, epoch.state = epoch.state, State.OVER
+        if epoch.job.epoch is epoch:
+            epoch.job.epoch = None
+        if was is State.RUNNING:
+            self._data_plane.remove_job(epoch.job.number)
+            self._partition.free(epoch.slot_first)
+
+    def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | None = None) -> None:
+        """Ends the epoch and tells all members but the one that said so."""
+        if epoch.state is State.OVER:
+            return
+        log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        self.counts["epochs_failed"] += 1
+        self.end(epoch)
+        for member in epoch.members.values():
+            if member is not reporter:
+                member.connection.send(failed)
+            member.connection.close()  # sends what is buffered first
+
+    def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
+        """A member is gone: that ends a running epoch, and frees its place in one that forms."""
+        if epoch.state is State.FORMING:
+            log.info("%s: rank %d gave up waiting", epoch, member.rank)
+            if epoch.members.get(member.rank) is member:
+                del epoch.members[member.rank]
+            if not epoch.members:
+                self.end(epoch)
+            member.connection.close()
+        elif epoch.state is State.RUNNING and not member.left:
+            self.fail(
+                epoch,
+                messages.Failed(
+                    HostLostError.__name__,
+                    f"Rank {member.rank} {reason} ({epoch}, world size {epoch.world_size}). It was killed, crashed, or "
+                    "lost its network: look at its log. Then call jax_passing.init again on every host.",
+                    (member.rank,),
+                ),
+            )
+
+    def give_up(self, epoch: Epoch, member: Member) -> None:
+        """The member has waited long enough for the others."""
+        absent = epoch.absent()
+        member.connection.send(
+            messages.Refused(
+                JoinError.__name__,
+                f"{names(absent).capitalize()} of job {epoch.job.name!r} (world size {epoch.world_size}) didn't join "
+                f"within the {member.join.join_deadline_s:.1f} s that rank {member.rank} waited. Are those hosts "
+                "running, with the same job name and switch? Raise join_deadline_s if they start later.",
+            )
+        )
+        self.lose(epoch, member, "gave up")
+
+    def leave(self, epoch: Epoch, member: Member) -> None:
+        """A barrier: the epoch ends well when all have left."""
+        member.left = True
+        log.info("%s: rank %d left", epoch, member.rank)
+        if len(epoch.left()) == epoch.world_size:
+            self.end(epoch)
+            for other in epoch.members.values():
+                other.connection.send(messages.Bye())
+                other.connection.close()
+
+    def slot_state(self, epoch: Epoch, slot: int | None, version: int) -> messages.SlotState:
+        """Raises ValueError if the slot isn't the job's."""
+        if slot is None:
+            return messages.SlotState(left=epoch.left())
+        if not epoch.slot_first <= slot < epoch.slot_first + self._slots_per_job:
+            raise ValueError(f"slot {slot} isn't the job's")
+        held = self._data_plane.slot_version(slot, version)
+        return messages.SlotState(
+            left=epoch.left(),
+            empty=held.empty,
+            sequence=held.sequence,
+            complete=held.complete,
+            missing=tuple(rank for rank in range(epoch.world_size) if held.empty or not held.bitmap >> rank & 1),
+        )
