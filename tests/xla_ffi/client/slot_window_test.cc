@@ -68,16 +68,16 @@ TEST(SlotWindow, resendsAfterTheRtoAndAdaptsIt) {
     window.Advance(position + 1);
   }
   EXPECT_EQ(window.round_trip_us(), 100);
-  EXPECT_EQ(window.rto_us(), 1000);  // the least
+  EXPECT_EQ(window.rto_us(), 2000);  // the least
   EXPECT_EQ(window.next_timer_us(), INT64_MAX);
 }
 
 TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
-  SlotWindow window(64);
-  Send(window, 0, 40);
-  for (uint64_t position = 1; position < 33; ++position) window.OnResult(position, 100);
-  EXPECT_EQ(window.NextResend(100), std::nullopt);  // 32 later ones may be reordering
-  window.OnResult(33, 100);
+  SlotWindow window(256);
+  Send(window, 0, 140);
+  for (uint64_t position = 1; position <= 128; ++position) window.OnResult(position, 100);
+  EXPECT_EQ(window.NextResend(100), std::nullopt);  // 128 later ones may be reordering
+  window.OnResult(129, 100);
   EXPECT_EQ(window.next_timer_us(), 0);
   EXPECT_EQ(window.NextResend(100), 0u);
   EXPECT_EQ(window.NextResend(100), std::nullopt);
