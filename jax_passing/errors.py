@@ -109,9 +109,10 @@ def typed(error: BaseException) -> PassingError | None:
     from jax_passing import session  # it imports this module
 
     current = session.current()
+    known = current.failed if current is not None else None
     failure = failure_in(str(error))
-    if current is not None and current.failure is not None and (failure is None or failure.kind == current.failed.kind):
-        return current.failure  # it knows the ranks, and explains errors of JAX that follow from it
+    if known is not None and (failure is None or failure.kind == known.kind):
+        return known.exception()  # it knows the ranks, and explains errors of JAX that follow from it
     return failure.exception() if failure else None
 
 

@@ -1,0 +1,147 @@
+"""The switch process: the control plane, and the software data plane beside it."""
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_passing.config import did_you_mean, parse_address, read_toml
+from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
+from jax_passing.control_plane import ControlPlane
+from jax_passing.data_plane import DataPlane, SoftwareDataPlane
+from jax_passing.errors import ConfigError
+
+log = logging.getLogger("jax_passing.switch")
+
+LANES_MAX = 360  # a packet of 1500 bytes holds them
+BACKLOG = 256
+
+
+@dataclass(frozen=True)
+class SwitchSettings:
+    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost."""
+
+    listen: tuple[str, int] = ("0.0.0.0", 7171)
+    slot_total: int = 4096
+    slots_per_job: int = 256
+    lanes_per_chunk: int = LANES_MAX
+    lease_s: float = 30.0
+
+
+def _count(lowest: int, highest: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+            raise ValueError(f"expected an integer from {lowest} to {highest}")
+        return value
+
+    return parse
+
+
+def _power_of_two(value: Any) -> int:
+    if not isinstance(value, int) or value < 1 or value & (value - 1):
+        raise ValueError("expected a power of two")
+    return value
+
+
+def _lease(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.1 <= value <= 86400:
+        raise ValueError("expected seconds, from 0.1 to 86400")
+    return float(value)
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "listen": parse_address,
+    "slot_total": _count(1, 1 << 20),
+    "slots_per_job": _power_of_two,
+    "lanes_per_chunk": _count(1, LANES_MAX),
+    "lease_s": _lease,
+}
+
+
+def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSettings:
+    """Arguments (None: not given) over the TOML file. Raises ConfigError that names the setting and its source."""
+    given = {key: (value, f"file {config}") for key, value in (read_toml(config, "--config") if config else {}).items()}
+    given |= {key: (value, f"--{key.replace('_', '-')}") for key, value in arguments.items() if value is not None}
+    resolved: dict[str, Any] = {}
+    for key, (value, source) in given.items():
+        if key not in _PARSERS:
+            raise ConfigError(f"Unknown setting {key!r} ({source}). {did_you_mean(key, list(_PARSERS))}")
+        try:
+            resolved[key] = _PARSERS[key](value)
+        except ValueError as error:
+            raise ConfigError(f"Bad value {value!r} of {key} ({source}): {error}.") from error
+    settings = SwitchSettings(**resolved)
+    if settings.slots_per_job > settings.slot_total:
+        raise ConfigError(f"slots_per_job ({settings.slots_per_job}) is above slot_total ({settings.slot_total}).")
+    return settings
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket on the first address that `host` stands for: packets and connections need the same one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"Can't listen on {host}:{port}: {error}. Is another switch running there?") from error
+
+
+def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
+    """On the control plane's port number if it is free for UDP too: one number to open in firewalls."""
+    sizes = {"slot_total": settings.slot_total, "lanes_per_chunk": settings.lanes_per_chunk}
+    try:
+        return SoftwareDataPlane(host, port, **sizes)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        data_plane = SoftwareDataPlane(host, 0, **sizes)
+        log.warning("UDP port %d is taken; packets go to %d", port, data_plane.port)
+        return data_plane
+
+
+async def serve(
+    settings: SwitchSettings,
+    stop: asyncio.Event,
+    on_listening: Callable[[str], None],
+    make_data_plane: Callable[[str, int, SwitchSettings], DataPlane] = _software,
+) -> dict[str, int]:
+    """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
+    with _listen(*settings.listen) as listener:
+        host, port = listener.getsockname()[:2]
+        data_plane = make_data_plane(host, port, settings)
+        try:
+            plane = ControlPlane(data_plane, lease_s=settings.lease_s, slots_per_job=settings.slots_per_job)
+            server = await asyncio.start_server(plane.serve, sock=listener, limit=RELAY_LINE_BYTES_MAX)
+            watcher = asyncio.create_task(plane.watch())
+            on_listening(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            await asyncio.wait([watcher, stopped := asyncio.create_task(stop.wait())], return_when="FIRST_COMPLETED")
+            server.close()
+            await plane.shut_down()
+            for task in (watcher, stopped):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            return {**plane.stats(), **data_plane.stats()}
+        finally:
+            data_plane.close()
+
+
+def run(settings: SwitchSettings) -> None:
+    """Serves until SIGTERM or SIGINT. Prints where it listens first, and counters last."""
+
+    async def until_signal() -> dict[str, int]:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await serve(settings, stop, lambda address: print(f"listening on {address}", flush=True))
+
+    counters = asyncio.run(until_signal())
+    print(
+        "shut down: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"),
+        flush=True,
+    )
