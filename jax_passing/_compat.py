@@ -6,19 +6,41 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
-from jax._src import clusters as _clusters
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.clusters import ClusterEnv as _ClusterEnv
 from jax.interpreters import mlir
 
 Axis = Any  # a mesh axis's or vmap axis's name
 Aval = Any  # a ShapedArray
 
 NamedAxisEffect = _core.NamedAxisEffect
+
+
+# Where this process runs.
+
+
+def backend_exists() -> bool:
+    """Whether JAX has devices already; asking it for them would create them."""
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+def process_in_cluster() -> tuple[int, int, str] | None:
+    """(index of this process, number of processes, who says so), as `jax.distributed` knows or would detect it."""
+    if jax.distributed.is_initialized():
+        state = _distributed.global_state
+        return int(state.process_id), int(state.num_processes), "jax.distributed"
+    for cluster in _ClusterEnv._cluster_types:
+        if not cluster.opt_in_only_method and cluster.is_env_present():
+            return int(cluster.get_process_id()), int(cluster.get_process_count()), f"{cluster.__name__}, as JAX detects"
+    return None
+
+
+# Tracing.
 
 
 def check_vma() -> bool:
@@ -66,6 +88,9 @@ def check_types(avals: Sequence[Aval], axes: Sequence[Axis], name: str) -> None:
     """Raises as `lax.psum` does on operands of another mesh, or that are unreduced over `axes`."""
     _core.check_avals_context_mesh(avals, name)
     _core.check_unreduced_args(avals, axes, name)
+
+
+# Lowering.
 
 
 class SiteCounter:
@@ -119,19 +144,3 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> tuple[dict[Axis, int], froze
         assignment = context.device_assignment
         return {}, frozenset(), None if assignment is None else np.array(assignment, dtype=object)
     raise NotImplementedError(f"passing_psum under {type(context).__name__}")
-
-
-def process_in_cluster() -> tuple[int, int, str] | None:
-    """(process index, number of processes, who says so) of jax.distributed, or of the launcher that it would detect."""
-    if jax.distributed.is_initialized():
-        state = _distributed.global_state
-        return state.process_id, state.num_processes, "jax.distributed"
-    for cluster in _clusters.ClusterEnv._cluster_types:
-        if not cluster.opt_in_only_method and cluster.is_env_present():
-            return cluster.get_process_id(), cluster.get_process_count(), f"launcher: {cluster.name}"
-    return None
-
-
-def backend_exists() -> bool:
-    """Whether JAX has been used already; asking it for arrays would start it."""
-    return bool(_xla_bridge.backends_are_initialized())

@@ -106,7 +106,8 @@ def _batch(
 
 @functools.cache
 def _register_ffi() -> None:
-    # XLA takes a state type only once its backend exists; whoever lowers has one.
+    # XLA takes a state type only once its backend exists.
+    jax.local_devices(backend="cpu")
     name, type_id, type_info = _native.ffi_state_type()
     jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
     for target, handlers in _native.ffi_targets().items():
@@ -139,8 +140,11 @@ def _placement(ctx: mlir.LoweringRuleContext, axes: Axes, world_size: int, beyon
 
 
 def _site_name(name: str, avals: Sequence[Any], axes: Axes) -> str:
-    leaves = [aval.str_short(short_dtypes=True) for aval in avals[:4]] + ["…"] * (len(avals) > 4)
-    return f"{name} psum of {', '.join(leaves)} over {axes}"
+    # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
+    leaves = [f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]" for aval in avals[:4]]
+    if len(avals) > 4:
+        leaves.append(f"{len(avals) - 4} more")
+    return f"{name} psum of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
 
 
 def _lower(

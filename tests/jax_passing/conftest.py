@@ -1,0 +1,25 @@
+import os
+
+# Before JAX is imported: eight devices to cut meshes from.
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import pytest
+
+import jax_passing
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def session():
+    """A world of one host, without a switch."""
+    with jax_passing.init(world_size=1, rank=0, deadline_s=20) as session:
+        yield session
+
+
+@pytest.fixture(params=[False, True], ids=["unchecked", "check_vma"])
+def check_vma(request):
+    return request.param

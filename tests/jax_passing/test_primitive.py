@@ -1,0 +1,110 @@
+"""How sums are lowered: what every host must write alike into its program."""
+
+import gc
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+from jax_passing import _compat
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+def lowered(f, *shape, sizes=(8,), axis_names=("d",), **options):
+    mesh = jax.make_mesh(sizes, axis_names, axis_types=(AxisType.Auto,) * len(sizes))
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=P(axis_names[0]), out_specs=P(), check_vma=False, **options)
+    return jax.jit(mapped).lower(jnp.ones(shape)).as_text()
+
+
+def calls(text):
+    """The attributes of each custom call, in the order of the text."""
+    pattern = re.compile(r"custom_call @passing_psum.*?mhlo\.backend_config = \{(.*?)\}, operand_layouts", re.S)
+    values = re.compile(r'(\w+) = (?:"([^"]*)"|(?:dense<\[?)?([-\d, ]*\d))')
+    return [{k: s or n for k, s, n in values.findall(config)} for config in pattern.findall(text)]
+
+
+def test_attributes():
+    def step(x):
+        return jax_passing.psum((x, x.astype(jnp.complex64)), "d")
+
+    first, second = calls(lowered(step, 16, 3))
+    assert first["program"] == "jit_step on 8 devices"
+    assert re.fullmatch(r"test_primitive\.py:\d+ psum of float32\[2,3\] over d", first["site_name"])
+    assert (first["site"], second["site"]) == ("0", "1")
+    assert (first["dtype"], second["dtype"]) == ("float32", "float32")
+    assert (first["leaf_elements"], second["leaf_elements"]) == ("6", "12")
+    assert (first["member_count"], first["local_member_count"], first["replica_count"]) == ("8", "8", "1")
+    assert first["world_size"] == "1"
+
+
+def test_same_program_is_lowered_alike_but_for_its_ordinal():
+    def step(x):
+        return jax_passing.psum(x, "d") + jax_passing.psum(x * 2, "d")
+
+    # From one line, as on two hosts.
+    first, again = [lowered(step, 16, 3) for _ in range(2)]
+    assert first != again
+    ordinals = [{call["ordinal"] for call in calls(text)} for text in (first, again)]
+    assert all(len(each) == 1 for each in ordinals)
+    assert ordinals[0] != ordinals[1]
+    without = [re.sub(r"ordinal = \d+", "", text) for text in (first, again)]
+    assert without[0] == without[1]
+
+
+def test_groups_and_replicas():
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+    mapped = jax.shard_map(
+        lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"}, check_vma=False
+    )
+    (call,) = calls(jax.jit(mapped).lower(jnp.ones(8)).as_text())
+    assert (call["member_count"], call["local_member_count"], call["replica_count"]) == ("4", "4", "2")
+
+
+def test_results_alias_their_operands():
+    text = lowered(lambda x: jax_passing.psum((x, x + 1), "d"), 8)
+    assert text.count("output_operand_alias<output_tuple_indices") == 2
+
+
+def test_equal_calls_have_sites_of_their_own():
+    text = lowered(lambda x: sum(jax_passing.psum(x, "d") for _ in range(3)), 8)
+    assert [call["site"] for call in calls(text)] == ["0", "1", "2"]
+
+
+def test_empty_leaves_make_no_call():
+    assert calls(lowered(lambda x: jax_passing.psum(x[:0], "d"), 8)) == []
+    (call,) = calls(lowered(lambda x: jax_passing.psum((x[:0], x), "d"), 8))
+    assert call["leaf_elements"] == "1"
+
+
+def test_numbering_keeps_no_module_alive():
+    lowered(lambda x: jax_passing.psum(x, "d"), 8)
+    gc.collect()
+    assert len(_compat._counters) == 0
+
+
+def test_other_platforms_are_refused():
+    f = jax.vmap(lambda x: jax_passing.psum(x, "i"), axis_name="i")
+    with pytest.raises(NotImplementedError, match="CPU"):
+        jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
+
+
+def test_program_of_another_world_size_is_refused(session, monkeypatch):
+    monkeypatch.setattr(session, "world_size", 3)
+    f = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "i"), axis_name="i"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ConfigError: .* compiled for 3 ranks, .* has 1: .*clear_caches"):
+        f(jnp.ones(4)).block_until_ready()
+
+
+def test_pmean_and_counts_include_the_hosts(session, monkeypatch):
+    monkeypatch.setattr(session, "world_size", 3)
+
+    def f(x):
+        assert jax_passing.psum(1, "d") == 24
+        return x
+
+    lowered(f, 8)

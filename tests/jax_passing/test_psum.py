@@ -1,0 +1,217 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+from jax_passing.errors import NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
+
+pytestmark = pytest.mark.usefixtures("session")
+
+EXACT = ["int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "bfloat16", "float16", "complex64"]
+X64 = ["int64", "uint64", "float64", "complex128"]
+
+
+def on_mesh(f, *, check_vma=False, in_specs=P("d"), out_specs=P(), devices=4):
+    mesh = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
+
+
+def same_as_lax(x, *, check_vma=False, mean=False):
+    ours = on_mesh(lambda x: (jax_passing.pmean if mean else jax_passing.psum)(x, "d"), check_vma=check_vma)(x)
+    theirs = on_mesh(lambda x: (jax.lax.pmean if mean else jax.lax.psum)(x, "d"), check_vma=check_vma)(x)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), ours) == jax.tree.map(lambda a: (a.shape, a.dtype), theirs)
+    return ours
+
+
+def small_numbers(dtype, shape=(4, 3, 5), seed=0):
+    """Whose sums are exact in every dtype."""
+    numbers = np.random.default_rng(seed).integers(0, 8, shape)
+    return jnp.asarray(numbers + 1j * numbers[::-1] if dtype.startswith("complex") else numbers, dtype)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_dtypes(dtype, check_vma):
+    same_as_lax(small_numbers(dtype), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("dtype", X64)
+def test_dtypes_x64(dtype):
+    with jax.enable_x64(True):
+        same_as_lax(small_numbers(dtype))
+
+
+def test_integers_wrap():
+    x = jnp.full((4, 3), 100, jnp.int8)
+    assert same_as_lax(x).tolist() == [[-112] * 3]
+    same_as_lax(jnp.full((4, 3), 2**31 - 1, jnp.int32))
+
+
+def test_bool_is_counted():
+    x = jnp.asarray([[True], [False], [True], [True]])
+    result = same_as_lax(x)
+    assert result.dtype == jnp.int32
+    assert result.tolist() == [[3]]
+    same_as_lax(x, mean=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_floats_are_rounded_once(dtype):
+    values = np.array([[1.0], [2.0**-9], [2.0**-9], [2.0**-9]])  # each alone is lost beside 1 in bfloat16
+    result = on_mesh(lambda x: jax_passing.psum(x, "d"))(jnp.asarray(values, dtype))
+    assert result.item() == jnp.asarray(values.sum(), dtype).item()
+
+
+def test_result_has_the_same_bits_every_time():
+    x = jax.random.normal(jax.random.key(0), (4, 1000))
+    f = on_mesh(lambda x: jax_passing.psum(x, "d"), out_specs=P("d"))
+    first = np.asarray(f(x))
+    for _ in range(5):
+        np.testing.assert_array_equal(np.asarray(f(x)), first)
+    np.testing.assert_array_equal(first, np.tile(first[:1], (4, 1)))  # on every device
+    np.testing.assert_allclose(first[0], np.asarray(x).sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_nan_and_infinities():
+    x = jnp.asarray([[1, jnp.nan, jnp.inf, -jnp.inf, jnp.inf], [1, 2, 3, 4, -jnp.inf], [0] * 5, [0] * 5])
+    same_as_lax(x)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 0), (4, 3, 0, 2), (4, 4097)])
+def test_shapes(shape, check_vma):
+    same_as_lax(small_numbers("float32", shape), check_vma=check_vma)
+
+
+def test_scalars_inside():
+    f = on_mesh(lambda x: jax_passing.psum(x[0], "d"))
+    assert f(jnp.arange(4.0)).item() == 6
+    assert f(jnp.arange(4.0)).shape == ()
+
+
+def test_non_contiguous_operands():
+    x = jnp.arange(4.0 * 6 * 8).reshape(4, 6, 8)
+    for f in (lambda x: x[:, ::2, ::-1], lambda x: jnp.swapaxes(x, 1, 2)):
+        ours = on_mesh(lambda x, f=f: jax_passing.psum(f(x), "d"))(x)
+        np.testing.assert_array_equal(ours, on_mesh(lambda x, f=f: jax.lax.psum(f(x), "d"))(x))
+
+
+def test_trees_of_mixed_dtypes(check_vma):
+    tree = {"a": small_numbers("float32"), "b": [small_numbers("int32"), (small_numbers("float32", (4, 0)), None)]}
+    same_as_lax(tree, check_vma=check_vma)
+    same_as_lax({}, check_vma=check_vma)
+    same_as_lax((), check_vma=check_vma)
+
+
+def test_large_leaves_and_many_buckets(check_vma):
+    tree = [jnp.ones((4, 5 << 20), jnp.float32), jnp.ones((4, 3), jnp.float32), jnp.full((4, 4 << 20), 2.0)]
+    result = on_mesh(lambda x: jax_passing.psum(x, "d"), check_vma=check_vma)(tree)
+    assert [(leaf.min().item(), leaf.max().item()) for leaf in result] == [(4, 4), (4, 4), (8, 8)]
+
+
+def test_the_same_array_twice():
+    x = jnp.arange(8.0).reshape(4, 2)
+    a, b = on_mesh(lambda x: jax_passing.psum((x, x), "d"), out_specs=(P(), P()))(x)
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(a, [[12, 16]])
+
+
+def test_operand_that_is_used_afterwards_and_donated():
+    f = on_mesh(lambda x: (jax_passing.psum(x, "d") * 0 + x, x), out_specs=(P("d"), P("d")))
+    x = jnp.arange(8.0).reshape(4, 2)
+    before = np.asarray(x)
+    for result in f(x):
+        np.testing.assert_array_equal(result, before)
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    g = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+    donated = jax.device_put(before, jax.NamedSharding(mesh, P("d")))
+    np.testing.assert_array_equal(jax.jit(g, donate_argnums=0)(donated), np.tile(before.sum(0), (4, 1)))
+    assert donated.is_deleted()
+
+
+def test_python_numbers_are_multiplied(check_vma):
+    def f(x):
+        count = jax_passing.psum(1, "d")
+        assert type(count) is int
+        assert jax_passing.psum((1.5, True, 2j), "d") == (6.0, 4, 8j)
+        return x[: count - 3]
+
+    assert on_mesh(f, check_vma=check_vma, out_specs=P("d"))(jnp.arange(8.0)).shape == (4,)
+
+
+def test_constants_that_are_arrays(check_vma):
+    constant = np.arange(3, dtype=np.float32)
+    ours = on_mesh(lambda x: jax_passing.psum(constant, "d"), check_vma=check_vma)(jnp.ones(4))
+    np.testing.assert_array_equal(ours, 4 * constant)
+
+
+def test_pmean(check_vma):
+    same_as_lax(small_numbers("float32"), check_vma=check_vma, mean=True)
+    same_as_lax(small_numbers("int32"), check_vma=check_vma, mean=True)
+    same_as_lax(small_numbers("bfloat16"), check_vma=check_vma, mean=True)
+
+
+def test_unsupported_dtypes():
+    with pytest.raises(UnsupportedDtypeError, match=r"float8_e4m3fn; supported are bool, int8.*complex128"):
+        on_mesh(lambda x: jax_passing.psum(x, "d"))(jnp.ones(4, jnp.float8_e4m3fn))
+    with pytest.raises(TypeError, match="key"):
+        on_mesh(lambda x: jax_passing.psum(x, "d"))(jax.random.split(jax.random.key(0), 4))
+
+
+def test_unbound_axis():
+    with pytest.raises(NameError, match="unbound axis name: e"):
+        on_mesh(lambda x: jax_passing.psum(x, "e"))(jnp.ones(4))
+    with pytest.raises(NameError, match="shard_map"):
+        jax_passing.psum(jnp.ones(4), "d")
+
+
+def test_unvarying_input_raises_with_the_remedy():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def step(psum, params, x):
+        grads = jax.grad(lambda p: ((x * p) ** 2).sum())(params)
+        return psum(grads, "d")
+
+    def run(f):
+        mapped = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=True)
+        return jax.jit(mapped)(jnp.float32(2), jnp.arange(4.0))
+
+    with pytest.raises(UnvaryingInputError, match=r"params = jax\.lax\.pcast\(params, \('d',\), to='varying'\)"):
+        run(lambda p, x: step(jax_passing.psum, p, x))
+    with pytest.raises(ValueError, match="equal on all devices along 'd'"):
+        run(lambda p, x: jax_passing.psum(p, "d"))
+    remedied = run(lambda p, x: step(jax_passing.psum, jax.lax.pcast(p, ("d",), to="varying"), x))
+    np.testing.assert_allclose(remedied, 2 * 2 * (0 + 1 + 4 + 9))
+
+
+def test_sites_are_named_after_the_callers_line():
+    jaxpr = str(jax.make_jaxpr(on_mesh(lambda x: jax_passing.pmean(x, "d")))(jnp.ones(4)))
+    assert "name=test_psum.py:" in jaxpr
+
+
+def test_without_session(session):
+    f = on_mesh(lambda x: jax_passing.psum(x, "d"))
+    x = jnp.ones(4)
+    f(x)
+    session.shutdown()
+    with pytest.raises(NotInitializedError, match=r"jax_passing\.init\(\)"):
+        on_mesh(lambda x: jax_passing.psum(x, "d"))(x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError: no session"):
+        f(x).block_until_ready()
+    with jax_passing.init(world_size=1, rank=0):
+        assert f(x).item() == 4
+
+
+def test_steady_state_neither_retraces_nor_relowers():
+    traces = 0
+
+    def count(x):
+        nonlocal traces
+        traces += 1
+        return jax_passing.psum(x, "d")
+
+    f = on_mesh(count)
+    for step in range(5):
+        assert f(jnp.full(4, float(step))).item() == 4 * step
+    assert traces == 1
