@@ -92,7 +92,7 @@ def _follow(child: Child, output: TaggedOutput) -> None:
 
 
 async def _start_switch(output: TaggedOutput) -> tuple[Child, str]:
-    arguments = ["-m", "jax_passing.cli", "switch", "--listen", "127.0.0.1:0"]
+    arguments = ["-P", "-m", "jax_passing.cli", "switch", "--listen", "127.0.0.1:0"]
     child = await _start("switch", arguments, {**os.environ, "PYTHONUNBUFFERED": "1"})
     assert child.process.stdout is not None
     first = (await child.process.stdout.readline()).decode().strip()

@@ -66,7 +66,7 @@ class Process:
 
 class Switch(Process):
     def __init__(self, listen: str = "127.0.0.1:0") -> None:
-        super().__init__([sys.executable, "-m", "jax_passing.cli", "switch", "--listen", listen], {})
+        super().__init__([sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen], {})
         self.address = self.wait_for(r"listening on (\S+:\d+)", 30)[1]
 
 
