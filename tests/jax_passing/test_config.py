@@ -1,0 +1,122 @@
+"""Arguments over variables over a file; every mistake names its source."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_passing import config
+from jax_passing.errors import ConfigError
+
+
+def resolve(arguments=None, file=None, environment=None, cluster=None):
+    return config.resolve(arguments or {}, file, environment=environment or {}, process_in_cluster=lambda: cluster)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "passing.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_one_host_without_any_setting():
+    settings, sources = resolve()
+    assert settings == config.Settings()
+    assert (settings.switch, settings.rank, settings.world_size) == (None, 0, 1)
+    assert set(sources.values()) == {"default"}
+
+
+def test_arguments_win_over_variables_over_the_file(toml):
+    file = toml('switch = "a:1"\njob = "file"\nwarn_s = 1\ndeadline_s = 1')
+    environment = {
+        "JAX_PASSING_JOB": "variable",
+        "JAX_PASSING_WARN_S": "2",
+        "JAX_PASSING_RANK": "1",
+        "JAX_PASSING_WORLD_SIZE": "2",
+        "HOME": "/",
+    }
+    settings, sources = resolve({"warn_s": 3, "rank": None}, file, environment)
+    assert (settings.deadline_s, settings.job, settings.warn_s) == (1.0, "variable", 3.0)
+    assert (settings.switch, settings.rank, settings.world_size) == (("a", 1), 1, 2)
+    assert sources["deadline_s"] == f"file {file}"
+    assert sources["job"] == "variable JAX_PASSING_JOB"
+    assert sources["warn_s"] == "argument warn_s"
+    assert sources["join_deadline_s"] == "default"
+
+
+def test_the_file_may_come_from_a_variable(toml):
+    file = toml('job = "named"')
+    assert resolve(environment={"JAX_PASSING_CONFIG": str(file)})[0].job == "named"
+
+
+def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
+    switch = {"switch": "s:1"}
+    assert resolve(switch, cluster=(2, 4, "slurm"))[0].rank == 2
+    settings, sources = resolve({**switch, "rank": 1}, cluster=(2, 4, "slurm"))
+    assert (settings.rank, settings.world_size, sources["world_size"]) == (1, 4, "slurm")
+    given = {**switch, "rank": 1, "world_size": 3}
+    assert resolve(given, cluster=(2, 4, "slurm"))[0].world_size == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ({"switch": "nowhere"}, {}, r"'nowhere' of switch \(argument switch\).*HOST:PORT"),
+        ({"switch": "host:0"}, {}, "port from 1"),
+        ({}, {"JAX_PASSING_SWITCH": "host:99999"}, r"variable JAX_PASSING_SWITCH"),
+        ({"rank": -1}, {}, "rank.*from 0 to 63"),
+        ({"rank": "one"}, {}, r"argument rank"),
+        ({"rank": True}, {}, "rank"),
+        ({"world_size": 65}, {}, "1 to 64"),
+        ({"deadline_s": 0}, {}, "above 0"),
+        ({"deadline_s": float("nan")}, {}, "above 0"),
+        ({"deadline_s": []}, {}, "wrong type"),
+        ({"job": ""}, {}, "1 to 128"),
+        ({"job": "a\nb"}, {}, "printable"),
+        ({}, {"JAX_PASSING_DEADLINE": "1"}, "Unknown variable JAX_PASSING_DEADLINE. Did you mean JAX_PASSING_DEADLINE_S"),
+        ({"wrold_size": 2}, {}, "Did you mean world_size"),
+        ({"world_size": 2, "rank": 0}, {}, "needs a switch"),
+        ({"switch": "s:1"}, {}, "rank and world_size given nowhere"),
+        ({"switch": "s:1", "rank": 0}, {}, "world_size given nowhere"),
+        ({"switch": "s:1", "rank": 2, "world_size": 2}, {}, "Rank 2 .* isn't below the world size 2"),
+        ({"rank": 1}, {}, "isn't below"),
+    ],
+)
+def test_mistakes_name_setting_and_source(arguments, environment, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(arguments, environment=environment)
+
+
+def test_a_cluster_without_a_switch_says_how_to_get_one():
+    with pytest.raises(ConfigError, match=r"4 ranks \(slurm\) needs a switch.*JAX_PASSING_SWITCH"):
+        resolve(cluster=(0, 4, "slurm"))
+
+
+def test_bad_files(toml, tmp_path):
+    with pytest.raises(ConfigError, match="Unknown setting 'ranks' in .*passing.toml. Did you mean rank"):
+        resolve(file=toml("ranks = 1"))
+    with pytest.raises(ConfigError, match="argument config"):
+        resolve(file=toml("rank = "))
+    with pytest.raises(ConfigError, match="JAX_PASSING_CONFIG"):
+        resolve(environment={"JAX_PASSING_CONFIG": str(tmp_path / "missing.toml")})
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("host:1", ("host", 1)), ("10.0.0.1:7171", ("10.0.0.1", 7171)), ("[::1]:80", ("::1", 80)), ("a:0", ("a", 0))],
+)
+def test_addresses(text, address):
+    assert config.parse_address(text) == address
+
+
+@given(st.text())
+def test_addresses_never_raise_anything_else(text):
+    try:
+        host, port = config.parse_address(text)
+    except ValueError:
+        return
+    assert host
+    assert 0 <= port <= 65535

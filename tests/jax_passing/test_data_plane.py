@@ -1,0 +1,69 @@
+"""The software data plane through the interface, with packets that never had a client."""
+
+import socket
+import struct
+import time
+
+import pytest
+
+from jax_passing.data_plane import DataPlane, JobSlots, SlotVersion, SoftwareDataPlane
+
+
+@pytest.fixture
+def data_plane():
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=16, lanes_per_chunk=360)
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def ranks():
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+        one.settimeout(5)
+    yield sockets
+    for one in sockets:
+        one.close()
+
+
+def job_of(ranks, **changes):
+    job = {"job": 7, "epoch": 3, "slot_first": 8, "slot_count": 4}
+    return JobSlots(**{**job, **changes}, addresses=tuple(one.getsockname() for one in ranks))
+
+
+def test_it_is_a_data_plane(data_plane: DataPlane):
+    assert data_plane.host == ""
+    assert 0 < data_plane.port < 65536
+    assert (data_plane.slot_total, data_plane.lanes_per_chunk) == (16, 360)
+    assert data_plane.stats()["packets_received"] == 0
+
+
+def test_slots_of_a_new_job_are_empty(data_plane, ranks):
+    data_plane.add_job(job_of(ranks))
+    assert data_plane.slot_version(8, 0) == SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+    data_plane.remove_job(7)
+
+
+@pytest.mark.parametrize("changes", [{"slot_count": 3}, {"slot_first": 16}, {"slot_count": 32, "slot_first": 0}])
+def test_a_partition_outside_the_switch_is_refused(data_plane, ranks, changes):
+    with pytest.raises(ValueError, match="."):
+        data_plane.add_job(job_of(ranks, **changes))
+
+
+def test_garbage_is_counted_and_dropped(data_plane, ranks):
+    data_plane.add_job(job_of(ranks))
+    ranks[0].sendto(struct.pack("!20I", *range(20)), ("127.0.0.1", data_plane.port))
+    until = time.monotonic() + 10
+    while not data_plane.stats()["packets_received"] and time.monotonic() < until:
+        time.sleep(0.01)
+    ranks[0].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        ranks[0].recv(2048)
+    assert data_plane.slot_version(8, 0).empty
+    assert data_plane.stats()["packets_received"] == 1
+
+
+def test_two_data_planes_cant_share_a_port(data_plane):
+    with pytest.raises(OSError, match="."):
+        SoftwareDataPlane("127.0.0.1", data_plane.port, slot_total=16, lanes_per_chunk=360)

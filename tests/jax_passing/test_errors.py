@@ -1,0 +1,63 @@
+"""Errors survive XLA, C++ and the control connection, and docs/errors.md knows them all."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from jax_passing import errors
+from jax_passing import session as sessions
+from jax_passing.errors import Failure
+
+
+def every_error():
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PassingError)]
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_translate_finds_the_kind_in_the_text_of_a_jax_error(kind):
+    with pytest.raises(kind, match="^rank 1 is gone$") as caught, errors.translate():
+        raise jax.errors.JaxRuntimeError(f"INTERNAL: {kind.__name__}: rank 1 is gone")
+    assert type(caught.value) is kind
+    assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+
+
+def test_translate_leaves_other_errors_alone():
+    for error in (ValueError("HostLostError: no"), jax.errors.JaxRuntimeError("INTERNAL: out of memory")):
+        with pytest.raises(type(error)) as caught, errors.translate():
+            raise error
+        assert caught.value is error
+
+
+class FailedSession:
+    failed = Failure("HostLostError", "rank 3 is gone", (3,))
+    failure = failed.exception()
+
+
+def test_translate_asks_a_failed_session_for_the_ranks(monkeypatch):
+    monkeypatch.setattr(sessions, "_current", FailedSession())
+    for text in ("UNKNOWN: HostLostError: rank 3 is gone", "INTERNAL: a follow-up of it"):
+        with pytest.raises(errors.HostLostError) as caught, errors.translate():
+            raise jax.errors.JaxRuntimeError(text)
+        assert caught.value.ranks == (3,)
+    with pytest.raises(errors.ProgramMismatchError), errors.translate():
+        raise jax.errors.JaxRuntimeError("INTERNAL: ProgramMismatchError: another one")
+
+
+def test_failures_make_new_exceptions_each_time():
+    failure = Failure("SwitchLostError", "gone")
+    assert failure.exception() is not failure.exception()
+    assert type(Failure("FromTheFuture", "x").exception()) is errors.PassingError
+
+
+def test_errors_are_what_users_expect_to_catch():
+    assert issubclass(errors.ConfigError, ValueError)
+    assert issubclass(errors.UnvaryingInputError, ValueError)
+    assert issubclass(errors.UnsupportedDtypeError, TypeError)
+    assert all(issubclass(kind, RuntimeError) for kind in every_error())
+
+
+def test_docs_list_every_error():
+    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    text = page.read_text()
+    assert [kind.__name__ for kind in every_error() if f"`{kind.__name__}`" not in text] == []
