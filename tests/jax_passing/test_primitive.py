@@ -82,9 +82,14 @@ def test_empty_leaves_make_no_call():
 
 
 def test_numbering_keeps_no_module_alive():
-    lowered(lambda x: jax_passing.psum(x, "d"), 8)
-    gc.collect()
-    assert len(_compat._counters) == 0
+    def count():
+        gc.collect()
+        return len(_compat._counters)
+
+    before = count()  # JAX may keep some that other tests lowered
+    for _ in range(5):
+        lowered(lambda x: jax_passing.psum(x, "d"), 8)
+    assert count() <= before
 
 
 def test_other_platforms_are_refused():

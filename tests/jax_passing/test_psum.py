@@ -98,10 +98,22 @@ def test_non_contiguous_operands():
 
 
 def test_trees_of_mixed_dtypes(check_vma):
-    tree = {"a": small_numbers("float32"), "b": [small_numbers("int32"), (small_numbers("float32", (4, 0)), None)]}
+    tree = {"a": small_numbers("float32"), "b": [small_numbers("int32"), (small_numbers("float32", (4, 7)), None)]}
     same_as_lax(tree, check_vma=check_vma)
     same_as_lax({}, check_vma=check_vma)
     same_as_lax((), check_vma=check_vma)
+
+
+def test_empty_leaves_among_others(check_vma):
+    def f(x):
+        # The empty leaf stays inside: jaxlib 0.11.2 crashes on any program with an empty and another result.
+        empty, total, empty_integers = jax_passing.psum((x[:, :0], x, x[:0].astype(jnp.int32)), "d")
+        assert (empty.shape, empty.dtype) == ((1, 0), jnp.float32)
+        assert (empty_integers.shape, empty_integers.dtype) == ((0, 3), jnp.int32)
+        return total + empty.sum() + empty_integers.sum().astype(jnp.float32)
+
+    x = small_numbers("float32", (4, 3))
+    np.testing.assert_array_equal(on_mesh(f, check_vma=check_vma)(x), x.sum(0, keepdims=True))
 
 
 def test_large_leaves_and_many_buckets(check_vma):
