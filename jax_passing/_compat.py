@@ -36,7 +36,11 @@ def process_in_cluster() -> tuple[int, int, str] | None:
         return int(state.process_id), int(state.num_processes), "jax.distributed"
     for cluster in _ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():
-            return int(cluster.get_process_id()), int(cluster.get_process_count()), f"{cluster.__name__}, as JAX detects"
+            return (
+                int(cluster.get_process_id()),
+                int(cluster.get_process_count()),
+                f"{cluster.__name__}, as JAX detects",
+            )
     return None
 
 
@@ -138,8 +142,9 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> tuple[dict[Axis, int], froze
     """
     context = ctx.module_context.axis_context
     if isinstance(context, _sharding_impls.SPMDAxisContext):
-        devices = None if isinstance(context.mesh, jax.sharding.AbstractMesh) else context.mesh.devices.ravel()
-        return dict(context.mesh.shape), frozenset(context.manual_axes), devices
+        mesh: Any = context.mesh
+        devices = None if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.ravel()
+        return dict(mesh.shape), frozenset(context.manual_axes), devices
     if isinstance(context, _sharding_impls.ShardingContext):
         assignment = context.device_assignment
         return {}, frozenset(), None if assignment is None else np.array(assignment, dtype=object)

@@ -1,8 +1,9 @@
 """The C++ side, as Python sees it (nanobind module, sources in xla_ffi/ffi/module.cc)."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import final
+
+from typing_extensions import CapsuleType
 
 @final
 class UdpSocket:
@@ -65,7 +66,7 @@ class LocalCollective:
     def __init__(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
-def attach(collective: Transport | LocalCollective) -> None:
+def attach(collective: Transport | LocalCollective, deadline_s: float = 60.0) -> None:
     """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached."""
 
 def detach() -> None:
@@ -93,3 +94,11 @@ def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
 
 def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
     """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""
+
+def block_exponent(dtype: str, buffers: Sequence[bytes]) -> int:
+    """The exponent of one block: the same elements of each local device. For tests, as the two that follow."""
+
+def encode_lanes(dtype: str, buffers: Sequence[bytes], exponent: int, headroom_bits: int) -> tuple[bytes, int]:
+    """(lanes in network order, flags)"""
+
+def decode_lanes(dtype: str, lanes: bytes, exponent: int, headroom_bits: int) -> bytes: ...

@@ -70,7 +70,9 @@ def place(
         present = [p for p in everyone if counts[p][group].any()]
         if all(counts[p][group].all() for p in present):
             kinds.add("local")
-        elif len(present) == len(everyone) and all(sum(counts[p][group, m] > 0 for p in present) == 1 for m in range(members)):
+        elif len(present) == len(everyone) and all(
+            sum(counts[p][group, m] > 0 for p in present) == 1 for m in range(members)
+        ):
             kinds.add("across")
         else:
             raise _error(axes, f"joins processes {present} of {everyone}")

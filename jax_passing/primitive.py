@@ -70,9 +70,7 @@ def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], 
 
 def _transpose(primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, **params: Any) -> list[Any]:
     moving = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    result: list[Any] = [
-        ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves
-    ]
+    result: list[Any] = [ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
     given = [cotangents[i] for i in moving]
     if primitive is passing_psum_invariant_p:
         # The sum is one value that every device and host shares, so its cotangent is each one's own.
@@ -152,7 +150,8 @@ def _lower(
 ) -> Sequence[Any]:
     placement = _placement(ctx, axes, world_size, beyond_mesh)
     local = placement.local and not beyond_mesh
-    carried = [i for i, aval in enumerate(ctx.avals_in) if aval.size > 0]
+    avals_in: Sequence[Any] = ctx.avals_in
+    carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried or (local and placement.member_count == 1):
         return leaves
     _register_ffi()
@@ -166,7 +165,7 @@ def _lower(
     where = mlir.lower_fun(group_and_member, multiple_results=False)(
         ctx.replace(primitive=None, avals_in=(), avals_out=(int32_2,))
     )
-    avals = [ctx.avals_in[i] for i in carried]
+    avals = [avals_in[i] for i in carried]
     sizes, _, devices = _compat.lowering_mesh(ctx)
     device_count = int(np.prod(list(sizes.values()), dtype=int)) if sizes or devices is None else len(devices)
     program = f"{_compat.module_name(ctx)} on {device_count} devices"

@@ -30,8 +30,8 @@ def psum(tree: Any, axis_name: Any) -> Any:
     every device and host, and depend on the inputs alone.
 
     Args:
-      tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is multiplied
-        by the number of devices that are summed, so `psum(1, axis_name)` counts them.
+      tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
+        multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
 
     Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
@@ -107,9 +107,9 @@ def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
     if missing and isinstance(leaf, jax.core.Tracer):
         names = ", ".join(repr(axis) for axis in sorted(missing))
         raise UnvaryingInputError(
-            f"psum over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the gradient "
-            "of parameters that are equal on all devices, JAX has summed it over the mesh already, but not over the "
-            f"hosts: before grad, cast them with params = jax.lax.pcast(params, {axes}, to='varying')"
+            f"psum over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
+            "gradient of parameters that are equal on all devices, JAX has summed it over the mesh already, but not "
+            f"over the hosts: before grad, cast them with params = jax.lax.pcast(params, {axes}, to='varying')"
         )
     return _compat.pvary(array, missing)
 

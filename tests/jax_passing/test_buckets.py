@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_no_two_neighbours_of_one_dtype_would_fit_together(leaves, bucket_bytes)
     for bucket in buckets:
         by_dtype.setdefault(leaves[bucket[0]].dtype, []).append(bucket)
     for same_dtype in by_dtype.values():
-        for bucket, following in zip(same_dtype, same_dtype[1:], strict=False):
+        for bucket, following in itertools.pairwise(same_dtype):
             used = sum(leaves[index].size_bytes for index in bucket)
             assert used + leaves[following[0]].size_bytes > bucket_bytes
 

@@ -101,7 +101,9 @@ def test_other_platforms_are_refused():
 def test_program_of_another_world_size_is_refused(session, monkeypatch):
     monkeypatch.setattr(session, "world_size", 3)
     f = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "i"), axis_name="i"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ConfigError: .* compiled for 3 ranks, .* has 1: .*clear_caches"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"ConfigError: .* compiled for 3 ranks, .* has 1: .*clear_caches"
+    ):
         f(jnp.ones(4)).block_until_ready()
 
 

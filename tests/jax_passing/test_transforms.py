@@ -39,7 +39,9 @@ def grad_like(psum, x):
 
 
 def test_jaxpr_shows_the_primitive(check_vma):
-    jaxpr = str(jax.make_jaxpr(sharded(lambda x: jax_passing.psum(x, "d"), mesh_of(8), check_vma=check_vma, out_specs=P()))(X))
+    jaxpr = str(
+        jax.make_jaxpr(sharded(lambda x: jax_passing.psum(x, "d"), mesh_of(8), check_vma=check_vma, out_specs=P()))(X)
+    )
     assert ("passing_psum_invariant[" if check_vma else "passing_psum[") in jaxpr
     assert jaxpr.count("passing_psum") == 1
 

@@ -10,6 +10,7 @@
 namespace passing {
 
 void BindFfi(nanobind::module_& m);
+void BindFixedPoint(nanobind::module_& m);
 void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);
 

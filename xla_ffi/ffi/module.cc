@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
     }
   });
   passing::BindFfi(m);
+  passing::BindFixedPoint(m);
   passing::BindTransport(m);
   passing::BindSwitch(m);
 }
