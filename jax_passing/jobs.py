@@ -228,7 +228,10 @@ class JobTable:
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is State.RUNNING:
-            self._data_plane.remove_job(epoch.job.number)
+            try:
+                self._data_plane.remove_job(epoch.job.number)
+            except Exception:  # whatever the device's driver raises; other jobs go on
+                log.exception("%s: the data plane didn't remove it", epoch)
             self._partition.free(epoch.slot_first)
 
     def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | None = None) -> None:

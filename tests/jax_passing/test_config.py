@@ -76,7 +76,11 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"deadline_s": []}, {}, "wrong type"),
         ({"job": ""}, {}, "1 to 128"),
         ({"job": "a\nb"}, {}, "printable"),
-        ({}, {"JAX_PASSING_DEADLINE": "1"}, "Unknown variable JAX_PASSING_DEADLINE. Did you mean JAX_PASSING_DEADLINE_S"),
+        (
+            {},
+            {"JAX_PASSING_DEADLINE": "1"},
+            "Unknown variable JAX_PASSING_DEADLINE. Did you mean JAX_PASSING_DEADLINE_S",
+        ),
         ({"wrold_size": 2}, {}, "Did you mean world_size"),
         ({"world_size": 2, "rank": 0}, {}, "needs a switch"),
         ({"switch": "s:1"}, {}, "rank and world_size given nowhere"),
@@ -96,7 +100,7 @@ def test_a_cluster_without_a_switch_says_how_to_get_one():
 
 
 def test_bad_files(toml, tmp_path):
-    with pytest.raises(ConfigError, match="Unknown setting 'ranks' in .*passing.toml. Did you mean rank"):
+    with pytest.raises(ConfigError, match=r"Unknown setting 'ranks' in .*passing\.toml\. Did you mean rank"):
         resolve(file=toml("ranks = 1"))
     with pytest.raises(ConfigError, match="argument config"):
         resolve(file=toml("rank = "))

@@ -16,7 +16,7 @@ def every_error():
 
 @pytest.mark.parametrize("kind", every_error())
 def test_translate_finds_the_kind_in_the_text_of_a_jax_error(kind):
-    with pytest.raises(kind, match="^rank 1 is gone$") as caught, errors.translate():
+    with pytest.raises(kind, match=r"^rank 1 is gone$") as caught, errors.translate():
         raise jax.errors.JaxRuntimeError(f"INTERNAL: {kind.__name__}: rank 1 is gone")
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)

@@ -1,0 +1,519 @@
+"""The control plane over real loopback sockets, in front of a data plane that records what it is asked."""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jax_passing import control_messages as messages
+from jax_passing.control_plane import ControlPlane
+from jax_passing.data_plane import SlotVersion
+from jax_passing.jobs import JobTable
+from jax_passing.slot_partition import SlotPartition
+
+logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
+
+from_switch = messages.decode_from_switch
+
+
+class RecordingDataPlane:
+    host, port, slot_total, lanes_per_chunk = "", 4242, 1024, 360
+
+    def __init__(self):
+        self.running = {}
+        self.removed = []
+        self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
+        self.refuses = False
+
+    def add_job(self, job):
+        if self.refuses:
+            raise RuntimeError("no table space")
+        for other in self.running.values():
+            assert job.job != other.job
+            assert (
+                job.slot_first + job.slot_count <= other.slot_first
+                or other.slot_first + other.slot_count <= job.slot_first
+            )
+        self.running[job.job] = job
+
+    def remove_job(self, job):
+        self.removed.append(self.running.pop(job))
+
+    def slot_version(self, slot, version):
+        return self.held
+
+    def stats(self):
+        return {}
+
+    def close(self):
+        pass
+
+
+class Switch:
+    """A control plane on a port of its own; `async with`."""
+
+    def __init__(self, **changes):
+        self.data_plane = RecordingDataPlane()
+        self.plane = ControlPlane(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        self.hosts = []
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.plane.serve, "127.0.0.1", 0, limit=messages.RELAY_LINE_BYTES_MAX)
+        self.watcher = asyncio.create_task(self.plane.watch())
+        return self
+
+    async def __aexit__(self, *_):
+        self.watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.watcher  # raises whatever ended it before
+        self.server.close()
+        await self.plane.shut_down()
+        for host in self.hosts:
+            host.writer.close()
+
+    async def connect(self):
+        reader, writer = await asyncio.open_connection(
+            *self.server.sockets[0].getsockname(), limit=messages.RELAY_LINE_BYTES_MAX
+        )
+        host = Host(reader, writer)
+        self.hosts.append(host)
+        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242)
+        return host
+
+    async def join(self, rank=0, world_size=2, **changes):
+        host = await self.connect()
+        join = {
+            "protocol_version": messages.PROTOCOL_VERSION,
+            "job": "a",
+            "udp_port": 1000 + rank,
+            "instance": f"process {len(self.hosts)}",
+            "join_deadline_s": 20.0,
+        }
+        host.send(messages.Join(rank=rank, world_size=world_size, **{**join, **changes}))
+        return host
+
+    async def job(self, world_size=2, **changes):
+        hosts = [await self.join(rank, world_size, **changes) for rank in range(world_size)]
+        welcomes = [await host.receive() for host in hosts]
+        assert all(isinstance(welcome, messages.Welcome) for welcome in welcomes), welcomes
+        assert len({(welcome.job_id, welcome.epoch, welcome.slot_first) for welcome in welcomes}) == 1
+        return hosts, welcomes[0]
+
+
+class Host:
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    def send(self, *several):
+        for message in several:
+            self.writer.write(message if isinstance(message, bytes) else messages.encode(message))
+
+    async def receive(self):
+        """The next message; None at the end of the connection."""
+        line = await asyncio.wait_for(self.reader.readline(), 10)
+        return from_switch(line) if line else None
+
+    async def refusal(self):
+        refused = await self.receive()
+        assert isinstance(refused, messages.Refused), refused
+        assert refused.kind == "JoinError"
+        assert await self.receive() is None
+        return refused.message
+
+
+def scenario(**changes):
+    """Runs an async test function with a switch."""
+
+    def wrap(function):
+        def test():
+            async def run():
+                async with Switch(**changes) as switch:
+                    await asyncio.wait_for(function(switch), 30)
+
+            asyncio.run(run())
+
+        test.__name__ = function.__name__
+        test.__doc__ = function.__doc__
+        return test
+
+    return wrap
+
+
+# Joining.
+
+
+@scenario()
+async def test_a_job_starts_when_all_ranks_are_here(switch):
+    first = await switch.join(1, 3)
+    second = await switch.join(2, 3)
+    await asyncio.sleep(0.05)
+    assert not switch.data_plane.running
+    third = await switch.join(0, 3)
+    for host in (first, second, third):
+        assert await host.receive() == messages.Welcome(1, 1, 0, 256, 360, 30.0)
+    assert [port for _, port in switch.data_plane.running[1].addresses] == [1000, 1001, 1002]
+    assert {ip for ip, _ in switch.data_plane.running[1].addresses} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"protocol_version": 99}, "version 1, this host 99"),
+        ({"world_size": 65}, "at most 64 ranks"),
+        ({"rank": 2}, "Rank 2 isn't below the world size 2"),
+        ({"world_size": 3, "rank": 1}, "says world_size 3, but rank 0 of job 'a' said 2"),
+        ({"rank": 0}, "Rank 0 of job 'a' was taken by a process at 127.0.0.1"),
+    ],
+)
+def test_refusals_say_why(changes, message):
+    @scenario()
+    async def run(switch):
+        waiting = await switch.join(0)
+        await asyncio.sleep(0.05)
+        refused = await switch.join(**{"rank": 1, "world_size": 2, **changes})
+        assert message in await refused.refusal()
+        other = await switch.join(1)  # the job hasn't suffered
+        assert isinstance(await other.receive(), messages.Welcome)
+        assert isinstance(await waiting.receive(), messages.Welcome)
+
+    run()
+
+
+@scenario()
+async def test_a_running_job_takes_nobody_else(switch):
+    hosts, _ = await switch.job()
+    assert "is running (epoch 1) and rank 1 is in it" in await (await switch.join(1)).refusal()
+    hosts[0].send(messages.Heartbeat())
+    assert await hosts[0].receive() == messages.Heartbeat()
+
+
+@scenario()
+async def test_missing_ranks_are_named_at_the_join_deadline(switch):
+    hosts = [await switch.join(rank, 4, join_deadline_s=0.3) for rank in (0, 2)]
+    for host in hosts:
+        message = await host.refusal()
+        assert "didn't join" in message
+        assert "anks 1, 3" in message or "anks 0, 1, 3" in message
+    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+
+
+@scenario()
+async def test_who_gives_up_waiting_frees_the_rank(switch):
+    gone = await switch.join(0)
+    await asyncio.sleep(0.05)
+    gone.writer.close()
+    await asyncio.sleep(0.05)
+    await switch.job()
+
+
+# Slots and epochs.
+
+
+@scenario(slots_per_job=512)
+async def test_jobs_get_slots_of_their_own_until_none_are_left(switch):
+    _, one = await switch.job(job="one")
+    two_hosts, two = await switch.job(job="two")
+    assert {one.slot_first, two.slot_first} == {0, 512}
+    assert one.job_id != two.job_id
+    waiting = [await switch.join(rank, job="three") for rank in range(2)]
+    for host in waiting:
+        assert "no 512 free slots of its 1024" in await host.refusal()
+    for host in two_hosts:
+        host.send(messages.Leave())
+    assert await two_hosts[0].receive() == messages.Bye()
+    _, three = await switch.job(job="three")
+    assert three.slot_first == two.slot_first
+
+
+@scenario()
+async def test_epochs_increase(switch):
+    for epoch in (1, 2, 3):
+        hosts, welcome = await switch.job()
+        assert welcome.epoch == epoch
+        hosts[0].send(messages.Fail("DeadlineExceededError", "too late"))
+        assert isinstance(await hosts[1].receive(), messages.Failed)
+    assert [job.epoch for job in switch.data_plane.removed] == [1, 2, 3]
+
+
+def test_numbers_of_jobs_and_epochs_wrap_but_are_never_zero():
+    jobs = JobTable(RecordingDataPlane(), lease_s=1, slots_per_job=1)
+    jobs._job_number_last = 65534
+    assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
+    job = jobs._job("a")
+    job.epoch_last = 65535
+    join = messages.Join(1, "a", 0, 2, 1, "x", 1.0)
+    assert jobs._epoch_to_join(job, join).number == 1
+    jobs._job_number_last = 65534
+    assert jobs._job("d").number == 3  # the others are in use
+
+
+@scenario()
+async def test_a_data_plane_that_refuses_ends_the_joins_only(switch):
+    switch.data_plane.refuses = True
+    for host in [await switch.join(rank) for rank in range(2)]:
+        assert "no table space" in await host.refusal()
+    switch.data_plane.refuses = False
+    _, welcome = await switch.job()
+    assert welcome.slot_first == 0
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=30), st.randoms(use_true_random=False))
+def test_the_partition_never_overlaps(counts, random):
+    partition, held = SlotPartition(32), {}
+    for count in counts:
+        first = partition.allocate(count)
+        if first is None:
+            assert held
+            freed = random.choice(list(held))
+            partition.free(freed)
+            del held[freed]
+            continue
+        assert first % count == 0
+        assert first + count <= 32
+        assert all(first + count <= other or other + size <= first for other, size in held.items())
+        held[first] = count
+
+
+# While a job runs.
+
+
+@scenario()
+async def test_rank_0_is_relayed_to_all_others_in_order(switch):
+    hosts, _ = await switch.job(3)
+    sent = [bytes([number]) * (number * 997) for number in range(100)] + [b"x" * messages.RELAY_BYTES_MAX]
+    hosts[0].send(*[messages.Relay(payload) for payload in sent])
+    for host in hosts[1:]:
+        assert [(await host.receive()).payload for _ in sent] == sent
+
+
+@scenario()
+async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
+    hosts, _ = await switch.job(3)
+    for _ in range(64):
+        hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+        await hosts[0].writer.drain()
+        relayed = await hosts[2].receive()
+        if isinstance(relayed, messages.Failed):
+            break
+    assert (relayed.kind, relayed.ranks) == ("HostLostError", (1,))
+    assert "stopped reading" in relayed.message
+
+
+@scenario()
+async def test_queries_name_the_missing_ranks(switch):
+    hosts, welcome = await switch.job(4)
+    hosts[2].send(messages.Leave())
+    await asyncio.sleep(0.05)
+    hosts[0].send(messages.Query(welcome.slot_first + 3, 1), messages.Query())
+    assert await hosts[0].receive() == messages.SlotState(
+        left=(2,), empty=False, sequence=5, complete=False, missing=(1, 3)
+    )
+    assert await hosts[0].receive() == messages.SlotState(left=(2,))
+
+
+@scenario()
+async def test_slots_of_another_job_cant_be_queried(switch):
+    _, other = await switch.job(job="other")
+    hosts, _ = await switch.job()
+    hosts[0].send(messages.Query(other.slot_first, 0))
+    failed = await hosts[0].receive()
+    assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+
+
+@scenario()
+async def test_leave_is_a_barrier(switch):
+    hosts, _ = await switch.job(3)
+    for host in hosts[:2]:
+        host.send(messages.Leave(), messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+    assert switch.data_plane.running
+    hosts[2].send(messages.Leave())
+    for host in hosts:
+        assert await host.receive() == messages.Bye()
+        assert await host.receive() is None
+    assert not switch.data_plane.running
+
+
+@scenario()
+async def test_who_left_may_go(switch):
+    hosts, _ = await switch.job()
+    hosts[0].send(messages.Leave())
+    await asyncio.sleep(0.05)
+    hosts[0].writer.close()
+    await asyncio.sleep(0.05)
+    hosts[1].send(messages.Leave())
+    assert await hosts[1].receive() == messages.Bye()
+
+
+# Failing.
+
+
+@scenario()
+async def test_a_closed_connection_fails_the_job_at_once(switch):
+    hosts, _ = await switch.job(3)
+    bystanders, _ = await switch.job(job="b")
+    hosts[1].writer.close()
+    for host in (hosts[0], hosts[2]):
+        failed = await host.receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
+        assert "Rank 1 closed its connection (job 'a', epoch 1, world size 3)" in failed.message
+        assert await host.receive() is None
+    bystanders[0].send(messages.Heartbeat())
+    assert await bystanders[0].receive() == messages.Heartbeat()
+    await switch.job()  # the ranks are free again
+
+
+@scenario(lease_s=0.4)
+async def test_a_silent_host_is_lost_when_its_lease_ends(switch):
+    hosts, _ = await switch.job()
+    began = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() - began < 5:
+        hosts[0].send(messages.Heartbeat())
+        answer = await hosts[0].receive()
+        if answer != messages.Heartbeat():
+            break
+        await asyncio.sleep(0.05)
+    assert (answer.kind, answer.ranks) == ("HostLostError", (1,))
+    assert "Rank 1 was silent for 0.4 s" in answer.message
+    assert (await hosts[1].receive()).ranks == (1,)  # it may only have been stopped
+
+
+@scenario()
+async def test_a_host_that_fails_tells_all_others(switch):
+    hosts, _ = await switch.job(3)
+    hosts[2].send(messages.Fail("ProgramMismatchError", "other sums"), messages.Leave())
+    for host in hosts[:2]:
+        assert await host.receive() == messages.Failed("ProgramMismatchError", "other sums (Reported by rank 2.)")
+    assert await hosts[2].receive() is None
+
+
+@scenario()
+async def test_the_same_process_may_come_back_before_its_old_connection_is_gone(switch):
+    hosts = [await switch.join(rank, instance=f"p{rank}") for rank in range(2)]
+    assert isinstance(await hosts[1].receive(), messages.Welcome)
+    again = [await switch.join(0, instance="p0")]
+    failed = await hosts[1].receive()
+    assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+    again.append(await switch.join(1, instance="p1"))
+    assert (await again[0].receive()).epoch == 2
+    assert (await again[1].receive()).epoch == 2
+
+
+def test_shutting_down_tells_everybody():
+    async def run():
+        async with Switch() as switch:
+            hosts, _ = await switch.job()
+            waiting = await switch.join(0, job="waits")
+            await asyncio.sleep(0.05)
+        for host in (*hosts, waiting):
+            failed = await host.receive()
+            assert (failed.kind, failed.ranks) == ("SwitchLostError", ())
+            assert "shutting down" in failed.message
+        assert not switch.data_plane.running
+
+    asyncio.run(run())
+
+
+def test_shutting_down_doesnt_wait_for_who_doesnt_read():
+    async def run():
+        async with Switch() as switch:
+            hosts, _ = await switch.job()
+            for _ in range(7):
+                hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+                await hosts[0].writer.drain()
+            await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+# Input that nobody of ours sends.
+
+BAD_LINES = [
+    b"\n",
+    b"GET / HTTP/1.1\r\n",
+    b"{}\n",
+    b"[]\n",
+    b'{"type":"join"}\n',
+    b'{"type":"heartbeat"}\n',
+    b'{"type":"leave","more":1}\n',
+    b'{"type":"relay","payload":"' + b"A" * 8 + b'"}\n',
+    b'{"type":"relay","payload":"!"}\n',
+    b'{"type":"query","slot":-1}\n',
+    b'{"type":"query","slot":999999999999999999999999}\n',
+    b'{"type":"fail","kind":"KeyboardInterrupt","message":""}\n',
+    b'{"type":"fail","kind":"HostLostError","message":"","ranks":[63]}\n',
+    b'{"type":"welcome"}\n',
+    b"\xff\xfe\n",
+    b'{"type":"fail","kind":"HostLostError","message":"' + b"m" * messages.LINE_BYTES_MAX + b'"}\n',
+    b"x" * (messages.RELAY_LINE_BYTES_MAX + 1) + b"\n",
+    b"[" * 10000 + b"\n",
+    b"no end",
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:24].decode(errors="replace"))
+def test_a_bad_line_costs_its_sender_the_connection_alone(line):
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(line)
+        if not line.endswith(b"\n"):
+            stranger.writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            assert await stranger.receive() is None
+
+        bystanders, _ = await switch.job(job="b")
+        hosts, _ = await switch.job()
+        if line == b'{"type":"heartbeat"}\n':
+            return
+        hosts[1].send(line)
+        if not line.endswith(b"\n"):
+            hosts[1].writer.write_eof()
+        failed = await hosts[0].receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
+        bystanders[0].send(messages.Heartbeat())
+        assert await bystanders[0].receive() == messages.Heartbeat()
+        assert switch.plane.stats()["malformed"] == 2
+
+    run()
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+kinds = st.sampled_from(["join", "relay", "query", "heartbeat", "leave", "fail", "welcome", ""])
+fields = st.sampled_from(["rank", "world_size", "job", "slot", "version", "payload", "kind", "message", "ranks"])
+lines = st.binary(max_size=64).map(lambda data: data.replace(b"\n", b"") + b"\n") | st.builds(
+    lambda kind, rest: msgspec.json.encode({**rest, "type": kind}) + b"\n",
+    kinds,
+    st.dictionaries(fields, json, max_size=4),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(lines, max_size=8), st.booleans())
+def test_random_lines_never_stop_the_switch(several, joined):
+    @scenario()
+    async def run(switch):
+        host = (await switch.job())[0][1] if joined else await switch.connect()
+        with contextlib.suppress(ConnectionError):
+            host.send(*several)
+            await host.writer.drain()
+        host.writer.close()
+        await switch.job(job="next")
+        assert not switch.watcher.done()
+
+    run()
+
+
+@given(lines)
+def test_decoding_raises_one_kind_of_error(line):
+    for decode in (messages.decode_from_host, messages.decode_from_switch):
+        with contextlib.suppress(msgspec.DecodeError):
+            decode(line)
