@@ -31,7 +31,7 @@ def main() -> None:
     jax.distributed.initialize(arguments.coordinator, num_processes=world_size, process_id=rank)
     with jax_passing.init() as session:
         elements = int(arguments.mebibytes * 2**20 / 4)
-        mesh = jax.make_mesh((jax.device_count(),), ("d",))
+        mesh = jax.sharding.Mesh(jax.devices(), ("d",))
         shape = (jax.device_count(), elements)
         x = jax.make_array_from_callback(
             shape, NamedSharding(mesh, P("d")), lambda index: np.full((1, elements), 1.0 + index[0].start, np.float32)

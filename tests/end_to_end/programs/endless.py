@@ -12,7 +12,7 @@ import jax_passing
 
 
 def main(deadline_s: float) -> None:
-    mesh = jax.make_mesh((jax.local_device_count(),), ("d",), devices=jax.local_devices())
+    mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
     step = jax.jit(
         jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     )
@@ -25,7 +25,7 @@ def main(deadline_s: float) -> None:
                 last = time.monotonic()
                 if i == 20:
                     print(f"running as process {os.getpid()}")
-    except jax_passing.PassingError as error:
+    except jax_passing.errors.PassingError as error:
         print(f"raised {type(error).__name__} after {time.monotonic() - last:.1f} s: {error}")
         print(f"ranks {getattr(error, 'ranks', None)}")
     # The process goes on: alone, as a new job at the switch that is named next, or without one.

@@ -16,7 +16,7 @@ COUNT = 200
 
 def main(rounds: int) -> None:
     with jax_passing.init() as session:
-        mesh = jax.make_mesh((jax.local_device_count(),), ("d",), devices=jax.local_devices())
+        mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
         total = jax.local_device_count() * session.world_size
         chaos = random.Random(session.rank)
 
@@ -66,7 +66,7 @@ def main(rounds: int) -> None:
         }
         schedule = random.Random(42)  # the same on all hosts
         for round_number in range(rounds):
-            names = list(compiled)
+            names = sorted(compiled)
             schedule.shuffle(names)
             outs = [(name, compiled[name](x)) for name in names]  # in flight together
             for name, out in outs:

@@ -16,7 +16,7 @@ def main(kind: str) -> None:
         with jax_passing.init(deadline_s=6, warn_s=2) as session:
             start = time.monotonic()
             odd = session.rank == 1
-            mesh = jax.make_mesh((jax.local_device_count(),), ("d",), devices=jax.local_devices())
+            mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
             shape = (8,) if kind == "shape" and odd else (4,)
             dtype = jnp.int32 if kind == "dtype" and odd else jnp.float32
 
@@ -34,7 +34,7 @@ def main(kind: str) -> None:
             step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
             a = jnp.ones(shape, dtype)
             print("value", step(a, 3 * a))
-    except jax_passing.PassingError as error:
+    except jax_passing.errors.PassingError as error:
         print(f"raised {type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
 
 
