@@ -39,7 +39,9 @@ def main() -> None:
         expected = sum(range(1, jax.device_count() + 1))
         contenders = {"jax_passing.psum": jax_passing.psum, "lax.psum (gloo)": jax.lax.psum}
         steps = {
-            name: jax.jit(jax.shard_map(lambda x, psum=psum: psum(x[0], "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+            name: jax.jit(
+                jax.shard_map(lambda x, psum=psum: psum(x[0], "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+            )
             for name, psum in contenders.items()
         }
         times: dict[str, list[float]] = {name: [] for name in steps}

@@ -1,7 +1,8 @@
 // Time to sum float32 over H transports and one software switch, all in this process over loopback (Google Benchmark).
 //
-// Prediction: every byte is encoded, sent, received, added H times and sent, received and decoded H times by two cores; at
-// about 1 ns a byte and host in all, 64 MiB over 2 hosts take 0.07 s. Loopback has no line rate: this measures software.
+// Prediction: every byte is encoded, sent, received, added H times and sent, received and decoded H times by two cores;
+// at about 1 ns a byte and host in all, 64 MiB over 2 hosts take 0.07 s. Loopback has no line rate: this measures
+// software.
 #include <benchmark/benchmark.h>
 
 #include <latch>

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .conftest import Cluster
 
 
-def digests(processes) -> set[str]:  # noqa: ANN001
+def digests(processes) -> set[str]:
     return {re.search(r"^digest (\w+)$", process.text, re.M)[1] for process in processes}
 
 

@@ -43,7 +43,7 @@ struct ActiveSum {
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
   Place place;
-  ActiveSum* sum = nullptr;  // null until this host issues it, and after it is complete
+  ActiveSum* sum = nullptr;          // null until this host issues it, and after it is complete
   std::vector<int32_t> exponents{};  // of its blocks: this host's, then the job's
   uint32_t exponents_awaited = 0;    // chunks
   uint32_t next_chunk = 0;           // to be sent for the first time
@@ -133,8 +133,8 @@ class AllReduce::Impl {
   const std::function<void(std::string)> broadcast_;
   Order order_;
   SlotWindow window_;
-  std::deque<Line> log_;  // from the first line that isn't done
-  std::list<std::unique_ptr<ActiveSum>> sums_;  // in the order of issue
+  std::deque<Line> log_;                                  // from the first line that isn't done
+  std::list<std::unique_ptr<ActiveSum>> sums_;            // in the order of issue
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
   std::string announcement_;
   int64_t deviate_us_ = 0;  // when rank 0 stops waiting for the predicted sum; 0 if it doesn't wait
@@ -307,8 +307,8 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool exponents = chunk < line.segment().exponent_chunks;
-  const uint32_t lanes = exponents ? ExponentRange(line, chunk).count
-                                   : DataRange(line, chunk).count * line.sum->plan.lanes_per_element();
+  const uint32_t lanes =
+      exponents ? ExponentRange(line, chunk).count : DataRange(line, chunk).count * line.sum->plan.lanes_per_element();
   return {.type = wire::PacketType::kContribution,
           .job = job_.job,
           .epoch = job_.epoch,

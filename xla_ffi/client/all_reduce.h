@@ -37,11 +37,11 @@ struct AllReduceStats {
   uint64_t packets_received = 0;
   uint64_t bytes_received = 0;
   uint64_t packets_resent = 0;
-  uint64_t packets_dropped = 0;   // malformed, of another job or epoch, or not awaited
-  uint64_t order_messages = 0;    // announcements sent (rank 0) or received
-  uint64_t order_rollbacks = 0;   // predictions of the order that turned out wrong
-  uint64_t flagged_chunks = 0;    // chunks with NaN or an infinity
-  int64_t round_trip_us = 0;      // smoothed
+  uint64_t packets_dropped = 0;  // malformed, of another job or epoch, or not awaited
+  uint64_t order_messages = 0;   // announcements sent (rank 0) or received
+  uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
+  uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity
+  int64_t round_trip_us = 0;     // smoothed
   int64_t rto_us = 0;
 };
 
@@ -49,7 +49,7 @@ struct AllReduceStats {
 struct Stall {
   std::string site_name;
   SumKey key;
-  int64_t since_us = 0;       // when the sum was started
+  int64_t since_us = 0;          // when the sum was started
   bool waits_for_order = false;  // rank 0 hasn't announced this sum's place yet
   uint32_t slot = 0;             // else: the first chunk without a result
   uint8_t version = 0;

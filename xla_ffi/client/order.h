@@ -60,9 +60,10 @@ class Order {
 
   // Followers: what one announcement says.
   struct Change {
-    std::vector<Place> places{};  // to be appended: predicted places that rank 0 confirmed by going on, then its new one
-    uint64_t keep = 0;          // log lines from this index on are void
-    std::string name;           // of the announced site, if it is new
+    std::vector<Place>
+        places{};       // to be appended: predicted places that rank 0 confirmed by going on, then its new one
+    uint64_t keep = 0;  // log lines from this index on are void
+    std::string name;   // of the announced site, if it is new
   };
   // Reads one announcement from the front of `message`; empty if it makes no sense.
   std::optional<Change> Read(std::span<const uint8_t>& message);

@@ -11,8 +11,8 @@ constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
 constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy host looks like loss
 constexpr int64_t kMaxRtoUs = 50'000;    // a round trip includes the wait for stragglers: don't learn from those
 
-// A chunk is lost if results of chunks sent this much later are here. Less than two segments is no sign of loss: exponents
-// travel ahead of the data, and each host sends them as soon as its own window allows.
+// A chunk is lost if results of chunks sent this much later are here. Less than two segments is no sign of loss:
+// exponents travel ahead of the data, and each host sends them as soon as its own window allows.
 constexpr uint64_t kReorderChunks = 128;
 
 // A straggler makes every chunk time out, though nothing is lost. Resend this many, then a few at each probe, ever

@@ -71,8 +71,8 @@ class SlotWindow {
   uint32_t in_flight_ = 0;
   double congestion_window_;
   int64_t next_decrease_us_ = 0;
-  uint32_t timeout_budget_;      // resends for timeouts until a result comes or the probe is due
-  int64_t probe_us_ = 0;         // when the budget is renewed
+  uint32_t timeout_budget_;  // resends for timeouts until a result comes or the probe is due
+  int64_t probe_us_ = 0;     // when the budget is renewed
   int64_t probe_interval_us_ = 0;
   int64_t round_trip_us_ = 0;
   int64_t variation_us_ = 0;

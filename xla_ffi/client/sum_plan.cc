@@ -30,7 +30,8 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk)
   };
   if (!IsFloat(shape.dtype)) {
     for (uint64_t first = 0; first < total; first += capacity) {
-      close({.first_element = first, .element_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
+      close({.first_element = first,
+             .element_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
     }
     return;
   }
@@ -51,7 +52,8 @@ ElementRun SumPlan::Block(uint64_t block) const {
   const auto leaf = std::upper_bound(leaf_blocks_.begin(), leaf_blocks_.end(), block) - leaf_blocks_.begin() - 1;
   const uint64_t first = (block - leaf_blocks_[leaf]) * kBlockElements;
   const uint64_t left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - first;
-  return {static_cast<uint32_t>(leaf), first, static_cast<uint32_t>(std::min<uint64_t>(left, kBlockElements)), block, 0};
+  return {static_cast<uint32_t>(leaf), first, static_cast<uint32_t>(std::min<uint64_t>(left, kBlockElements)), block,
+          0};
 }
 
 }  // namespace passing

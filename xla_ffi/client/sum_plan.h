@@ -55,7 +55,7 @@ class SumPlan {
       const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
       f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(run),
-            leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
+                   leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
       offset += run;
       in_leaf += run;
       if (run == leaf_left) {

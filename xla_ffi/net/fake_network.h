@@ -17,9 +17,9 @@ namespace passing {
 struct Faults {
   double loss = 0;
   double duplicate = 0;
-  double reorder = 0;        // share of packets that are late
-  int64_t delay_us = 20;     // of every packet
-  int64_t reorder_us = 0;    // at most this much later
+  double reorder = 0;      // share of packets that are late
+  int64_t delay_us = 20;   // of every packet
+  int64_t reorder_us = 0;  // at most this much later
 };
 
 class FakeNetwork {
@@ -56,7 +56,9 @@ class FakeNetwork {
   }
 
   bool Chance(double probability) { return std::uniform_real_distribution<>(0, 1)(random_) < probability; }
-  int64_t Below(int64_t bound) { return bound <= 1 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(bound)); }
+  int64_t Below(int64_t bound) {
+    return bound <= 1 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(bound));
+  }
 
  private:
   std::mt19937_64 random_;

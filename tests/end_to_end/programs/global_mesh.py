@@ -20,14 +20,18 @@ def main() -> None:
         local = jax.local_device_count()
         everything = np.random.default_rng(0).normal(size=(world_size * local, 5, 3)).astype(np.float32)
 
-        def compare(mesh: jax.sharding.Mesh, body, in_spec: P, out_spec: P, *, check_vma: bool) -> None:  # noqa: ANN001
+        def compare(mesh: jax.sharding.Mesh, body, in_spec: P, out_spec: P, *, check_vma: bool) -> None:
             array = jax.make_array_from_callback(
                 everything.shape, jax.sharding.NamedSharding(mesh, in_spec), lambda index: everything[index]
             )
             results = []
             for psum in (jax_passing.psum, jax.lax.psum):
                 mapped = jax.shard_map(
-                    lambda x, psum=psum: body(psum, x), mesh=mesh, in_specs=in_spec, out_specs=out_spec, check_vma=check_vma
+                    lambda x, psum=psum: body(psum, x),
+                    mesh=mesh,
+                    in_specs=in_spec,
+                    out_specs=out_spec,
+                    check_vma=check_vma,
                 )
                 results.append(jax.jit(mapped)(array))
             assert results[0].aval == results[1].aval
@@ -43,13 +47,13 @@ def main() -> None:
             compare(grid, lambda psum, x: psum(x, "h"), P(("h", "l")), P("l"), **options)
             compare(grid, lambda psum, x: psum(x, "l"), P(("h", "l")), P("h"), **options)
 
-        def loss_gradient(psum, x: jax.Array) -> jax.Array:  # noqa: ANN001
+        def loss_gradient(psum, x: jax.Array) -> jax.Array:
             return jax.grad(lambda v: jnp.sum(psum(v * v, "d") * jnp.arange(3.0)))(x)
 
         compare(flat, loss_gradient, P("d"), P("d"), check_vma=True)
         compare(flat, loss_gradient, P("d"), P("d"), check_vma=False)
 
-        def vma(psum, x: jax.Array) -> jax.Array:  # noqa: ANN001
+        def vma(psum, x: jax.Array) -> jax.Array:
             out = psum(x, "d")
             assert jax.typeof(out) == jax.typeof(jax.lax.psum(x, "d"))
             return out

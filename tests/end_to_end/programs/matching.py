@@ -29,7 +29,7 @@ def main(rounds: int) -> None:
 
             return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-        def spmd(body, out_specs=P()):  # noqa: ANN001, ANN202
+        def spmd(body, out_specs=P()):
             return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=out_specs, check_vma=False))
 
         @jax.jit

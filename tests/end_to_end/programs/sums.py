@@ -86,7 +86,9 @@ def main() -> None:
 
         def tree(x: jax.Array) -> dict[str, jax.Array]:
             x = x[0]
-            return jax_passing.psum({"a": x, "b": [x[::2, 1::3], x[:0]], "c": x.astype(jnp.bfloat16), "d": x[0, 0]}, "d")
+            return jax_passing.psum(
+                {"a": x, "b": [x[::2, 1::3], x[:0]], "c": x.astype(jnp.bfloat16), "d": x[0, 0]}, "d"
+            )
 
         got = jax.jit(jax.shard_map(tree, mesh=mesh, in_specs=P("d"), out_specs=P()))(mine)
         check("tree a", got["a"], rows, float32)

@@ -136,9 +136,8 @@ class Workload {
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       for (const auto& [site, occurrence] : calls) {
         const int64_t delay_us = cluster_.network().Below(spread_us);
-        cluster_.network().After(delay_us, [this, rank, site = site, occurrence = occurrence] {
-          Issue(rank, site, occurrence);
-        });
+        cluster_.network().After(delay_us,
+                                 [this, rank, site = site, occurrence = occurrence] { Issue(rank, site, occurrence); });
       }
     }
   }
@@ -304,12 +303,17 @@ TEST(AllReduceCluster, differentProgramsStallByName) {
   float a[10] = {}, b[10] = {};
   int finished = 0;
   const auto start = [&](uint32_t rank, uint64_t site, const char* name, float* data) {
-    auto shape = std::make_shared<SumShape>(SumShape{.site_name = name, .dtype = DType::kFloat32, .leaf_elements = {10}});
-    cluster.rank(rank).Start({.key = {.site = site}, .shape = shape, .inputs = {data}, .outputs = {data},
-                              .done = [&](const Failure* failure) {
-                                EXPECT_EQ(failure->kind, "DeadlineExceededError");
-                                ++finished;
-                              }},
+    auto shape =
+        std::make_shared<SumShape>(SumShape{.site_name = name, .dtype = DType::kFloat32, .leaf_elements = {10}});
+    cluster.rank(rank).Start({.key = {.site = site},
+                              .shape = shape,
+                              .inputs = {data},
+                              .outputs = {data},
+                              .done =
+                                  [&](const Failure* failure) {
+                                    EXPECT_EQ(failure->kind, "DeadlineExceededError");
+                                    ++finished;
+                                  }},
                              0);
   };
   start(0, 1, "a.py:1", a);
@@ -340,9 +344,9 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   int32_t data[4] = {1, -2, 3, 4};
   bool done = false;
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
-  all_reduce.Start({.key = {}, .shape = shape, .inputs = {data}, .outputs = {data},
-                    .done = [&](const Failure*) { done = true; }},
-                   0);
+  all_reduce.Start(
+      {.key = {}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }},
+      0);
   all_reduce.OnTimer(0);
   ASSERT_EQ(sent.size(), 1u);
   std::vector<uint8_t> result = sent[0];

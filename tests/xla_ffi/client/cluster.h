@@ -30,8 +30,8 @@ class Cluster {
 
   Cluster(uint64_t seed, const ClusterOptions& options)
       : options_(options), network_(seed, options.faults), pool_(kSlotFirst + options.slot_count) {
-    JobSlots slots{.job = kJob, .epoch = kEpoch, .slot_first = kSlotFirst, .slot_count = options.slot_count,
-                   .addresses = {}};
+    JobSlots slots{
+        .job = kJob, .epoch = kEpoch, .slot_first = kSlotFirst, .slot_count = options.slot_count, .addresses = {}};
     for (uint32_t rank = 0; rank < options.world_size; ++rank) slots.addresses.push_back(AddressOf(rank));
     pool_.AddJob(slots);
     order_arrival_us_.resize(options.world_size);
@@ -87,9 +87,8 @@ class Cluster {
     if (action.verdict != Verdict::kComplete && action.verdict != Verdict::kResend) return;
     for (uint32_t to = 0; to < options_.world_size; ++to) {
       if (action.verdict == Verdict::kResend && to != action.rank) continue;
-      network_.Send({action.result.begin(), action.result.end()}, [this, to](std::span<const uint8_t> arrived) {
-        ranks_[to]->OnPacket(arrived, network_.now_us());
-      });
+      network_.Send({action.result.begin(), action.result.end()},
+                    [this, to](std::span<const uint8_t> arrived) { ranks_[to]->OnPacket(arrived, network_.now_us()); });
     }
   }
 
