@@ -50,7 +50,7 @@ def switch(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="What each host runs.")],
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What each host runs.")],
     hosts: Annotated[int, typer.Option("--hosts", "-n", min=1, max=64, help="Processes, one a host.")] = 2,
     devices_per_host: Annotated[int, typer.Option(min=1, help="CPU devices of each.")] = 1,
     switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="A running switch, or one started here.")] = (
@@ -71,7 +71,7 @@ def run(
 def main() -> None:
     """Errors of ours are for users: the message, no traceback."""
     try:
-        app()
+        app(prog_name="jax-passing")
     except PassingError as error:
         sys.exit(f"jax-passing: {error}")
 

@@ -33,13 +33,14 @@ class LineSplitter:
         *lines, self._line = (self._line + self._decoder.decode(data, final)).split("\n")
         for line in lines:
             yield True, _shown(line)
-        if (final and self._line) or len(self._line) > LINE_CHARACTERS_MAX:
-            line, self._line = self._line, ""
-            yield True, _shown(line)
-        elif "\r" in self._line.rstrip("\r"):
-            shown = _shown(self._line)
-            # What follows the last carriage return may go on; what is before is drawn over.
-            self._line = "\r" + self._line.rstrip("\r").rpartition("\r")[2]
+        shown = _shown(self._line)
+        if (final and shown) or len(self._line) > LINE_CHARACTERS_MAX:
+            self._line = ""
+            yield True, shown
+        elif "\r" in self._line and shown:
+            # What follows the last carriage return may go on; what was drawn over is forgotten.
+            drawn = self._line.rstrip("\r")
+            self._line = "\r" + drawn.rpartition("\r")[2] + ("\r" if drawn != self._line else "")
             yield False, shown
 
 

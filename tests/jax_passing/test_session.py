@@ -390,7 +390,7 @@ def run_script(running, script, **environment):
         **environment,
     }
     return subprocess.run(
-        [sys.executable, "-c", PREAMBLE + script], env=variables, capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", PREAMBLE + script], env=variables, capture_output=True, text=True, timeout=60
     )
 
 
