@@ -104,13 +104,16 @@ def typed(error: BaseException) -> PassingError | None:
     """The error of ours that `error`, raised by JAX, stands for; None if it has another cause."""
     # Without jax nothing can be one of its errors, and the switch process must not load it for this question.
     jax = sys.modules.get("jax")
-    if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
+    # What fails while it is dispatched, on the caller's thread, comes as a ValueError with the same text.
+    if jax is None or isinstance(error, PassingError) or not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return None
     from jax_passing import session  # it imports this module
 
     current = session.current()
     known = current.failed if current is not None else None
     failure = failure_in(str(error))
+    if failure is None and not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
     if known is not None and (failure is None or failure.kind == known.kind):
         return known.exception()  # it knows the ranks, and explains errors of JAX that follow from it
     return failure.exception() if failure else None
