@@ -74,12 +74,13 @@ async def _forward(child: Child, stream: asyncio.StreamReader | None, output: Ta
     while True:
         data = await stream.read(65536)
         for is_over, text in splitter.feed(data, final=not data):
-            if not is_over:
-                output.refresh(child.tag, text)
-                continue
-            output.line(child.tag, text)
-            if keep:
+            if is_over and keep:
                 child.tail.append(text)
+            try:
+                (output.line if is_over else output.refresh)(child.tag, text)
+            except (BrokenPipeError, SystemExit):  # the latter from rich: nobody reads our output any more
+                os.kill(os.getpid(), signal.SIGPIPE)
+                return
         if not data:
             return
 
@@ -182,7 +183,7 @@ async def _run(arguments: Sequence[str], hosts: int, devices: int, switch: str |
         (impatient if signalled.is_set() else signalled).set()
         received.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     children: list[Child] = []
     try:

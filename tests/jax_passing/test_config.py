@@ -1,10 +1,13 @@
 """Arguments over variables over a file; every mistake names its source."""
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing import config
+from jax_passing import config, switch
 from jax_passing.errors import ConfigError
 
 
@@ -124,3 +127,9 @@ def test_addresses_never_raise_anything_else(text):
         return
     assert host
     assert 0 <= port <= 65535
+
+
+def test_docs_list_every_setting():
+    text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    names = [field.name for settings in (config.Settings, switch.SwitchSettings) for field in fields(settings)]
+    assert [name for name in names if f"| `{name}` |" not in text] == []

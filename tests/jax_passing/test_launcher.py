@@ -229,6 +229,19 @@ def test_signals_leave_no_process_behind(script, number):
     until(lambda: not any(alive(pid) for pid in pids + children))
 
 
+def test_nobody_reads_the_output_any_more(script):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [*RUN, *NO_SWITCH, script("while True: print('x', flush=True)")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_a_killed_launcher_leaves_no_host_behind(script):
     launcher, pids = start_forever(script)
     with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:
