@@ -161,7 +161,7 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
   const auto place = [&](ActiveSum& sum) {
     const uint32_t segment = sum.segments_placed;
     AddLine(order_.Append(sum.IdOf(segment), sum.sum.key.step, sum.plan.segment(segment).chunk_count(),
-                          sum.sum.shape->site_name, announcement_));
+                          sum.plan.segment_count(), sum.sum.shape->site_name, announcement_));
     deviate_us_ = 0;
   };
   while (order_.next_position() < window_.end()) {

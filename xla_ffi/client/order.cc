@@ -50,12 +50,18 @@ size_t Order::ContextHash::operator()(const Context& context) const {
 std::optional<Place> Order::Predict() const {
   const Successor* successor = nullptr;
   uint32_t step = 0;
-  if (auto found = exact_.find(context_); found != exact_.end()) {
+  if (auto found = exact_.find(LastContext()); found != exact_.end()) {
     successor = &found->second;
     step = successor->step;
-  } else if (auto guess = loose_.find({context_.site, context_.segment, 0}); guess != loose_.end()) {
+  } else if (auto guess = loose_.find({last_.id.site, last_.id.segment, 0}); guess != loose_.end()) {
     successor = &guess->second;
-    step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{context_.step} + successor->step_delta));
+    step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{last_.step} + successor->step_delta));
+  } else if (last_.id.segment + 1 < last_.segment_count) {
+    Place next = last_;  // all segments of a sum are alike but the last
+    ++next.id.segment;
+    next.index = next_index_;
+    next.first_position = next_position_;
+    return next;
   } else {
     return std::nullopt;
   }
@@ -65,12 +71,13 @@ std::optional<Place> Order::Predict() const {
                       .segment = successor->segment},
                .step = step,
                .chunk_count = successor->chunk_count,
+               .segment_count = successor->segment_count,
                .index = next_index_,
                .first_position = next_position_};
 }
 
-Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, const std::string& name,
-                    std::string& announcement) {
+Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, uint32_t segment_count,
+                    const std::string& name, std::string& announcement) {
   if (auto predicted = Predict(); predicted && predicted->id == id && predicted->chunk_count == chunk_count) {
     Push(*predicted);
     return *predicted;
@@ -78,6 +85,7 @@ Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, co
   const Place place{.id = id,
                     .step = step,
                     .chunk_count = chunk_count,
+                    .segment_count = segment_count,
                     .index = next_index_,
                     .first_position = PositionAfterDeviation()};
   Put(announcement, place.index, 8);
@@ -88,6 +96,7 @@ Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, co
   Put(announcement, id.pass, 4);
   Put(announcement, step, 4);
   Put(announcement, chunk_count, 4);
+  Put(announcement, segment_count, 4);
   const bool first = id.occurrence == 0 && id.segment == 0 && id.pass == 0;
   const size_t name_bytes = first ? std::min(name.size(), kMaxNameBytes) : 0;
   Put(announcement, name_bytes, 2);
@@ -115,6 +124,7 @@ std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   place.id.pass = static_cast<uint32_t>(reader.Take(4));
   place.step = static_cast<uint32_t>(reader.Take(4));
   place.chunk_count = static_cast<uint32_t>(reader.Take(4));
+  place.segment_count = static_cast<uint32_t>(reader.Take(4));
   const auto name = reader.TakeBytes(reader.Take(2));
   if (!reader.ok() || place.chunk_count == 0) return std::nullopt;
   if (place.index < announced_ || place.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
@@ -140,9 +150,9 @@ void Order::Settle(uint64_t index) {
 
 void Order::Push(const Place& place) {
   uint32_t& next_occurrence = next_occurrence_[{place.id.site, place.id.segment, 0}];
-  unsettled_.push_back({place, context_, next_occurrence});
+  unsettled_.push_back({place, last_, next_occurrence});
   if (place.id.pass == 0) {
-    context_ = {place.id.site, place.id.segment, place.step};
+    last_ = place;
     // Two calls of one site may overtake each other; none is ever predicted twice.
     next_occurrence = std::max(next_occurrence, place.id.occurrence + 1);
   }
@@ -160,9 +170,10 @@ void Order::Learn(const Place& place) {
                             .segment = place.id.segment,
                             .step = place.step,
                             .chunk_count = place.chunk_count,
-                            .step_delta = int64_t{place.step} - context_.step};
-  exact_[context_] = successor;
-  loose_[{context_.site, context_.segment, 0}] = successor;
+                            .segment_count = place.segment_count,
+                            .step_delta = int64_t{place.step} - last_.step};
+  exact_[LastContext()] = successor;
+  loose_[{last_.id.site, last_.id.segment, 0}] = successor;
 }
 
 void Order::RollBack(uint64_t index) {
@@ -170,7 +181,7 @@ void Order::RollBack(uint64_t index) {
     const Line& line = unsettled_.back();
     const SegmentId& id = line.place.id;
     next_occurrence_[{id.site, id.segment, 0}] = line.next_occurrence_before;
-    context_ = line.context_before;
+    last_ = line.last_before;
     next_index_ = line.place.index;
     next_position_ = line.place.first_position;
     unsettled_.pop_back();

@@ -2,7 +2,7 @@
 //
 // XLA issues sums in another order on each host, but a slot is addressed by its position, so all ranks must use the
 // same one: rank 0's. Each rank keeps a log of the segments in that order, and a table that predicts the next
-// segment from the last: a compiled program repeats itself. Rank 0 follows the prediction without a word and announces
+// segment from the last: a compiled program repeats itself, and a sum goes on until its last segment. Rank 0 follows the prediction without a word and announces
 // every segment that was not predicted. The table changes by announcements alone, in the order of the log, so all
 // ranks predict alike.
 //
@@ -38,7 +38,8 @@ struct Place {
   SegmentId id;
   uint32_t step = 0;  // occurrence since the program's execution began, as rank 0 announced or the table predicts
   uint32_t chunk_count = 0;
-  uint64_t index = 0;  // in the log
+  uint32_t segment_count = 0;  // of the sum
+  uint64_t index = 0;          // in the log
   uint64_t first_position = 0;
 
   uint64_t end_position() const { return first_position + chunk_count; }
@@ -52,8 +53,8 @@ class Order {
   std::optional<Place> Predict() const;
 
   // Rank 0: gives `id` the next place. Appends to `announcement` unless it was predicted. `name` is for people.
-  Place Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, const std::string& name,
-               std::string& announcement);
+  Place Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, uint32_t segment_count,
+               const std::string& name, std::string& announcement);
 
   // Followers: takes the prediction for granted.
   Place Speculate();
@@ -88,15 +89,17 @@ class Order {
     uint32_t segment;
     uint32_t step;
     uint32_t chunk_count;
+    uint32_t segment_count;
     int64_t step_delta;
   };
   // What must be undone when a line of the log is void.
   struct Line {
     Place place;
-    Context context_before;
+    Place last_before;
     uint32_t next_occurrence_before;
   };
 
+  Context LastContext() const { return {last_.id.site, last_.id.segment, last_.step}; }
   void Push(const Place& place);
   void Learn(const Place& place);
   void RollBack(uint64_t index);
@@ -106,7 +109,7 @@ class Order {
   uint64_t next_index_ = 0;
   uint64_t next_position_ = 0;
   uint64_t announced_ = 0;      // log lines before this index are certain
-  Context context_;             // of the last line of pass 0
+  Place last_;                  // line of pass 0, which predictions are made from
   std::deque<Line> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length

