@@ -9,6 +9,7 @@ mesh, so that the sum goes over them too), `name` (where psum was called: "train
 """
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -192,6 +193,26 @@ def _lower(
     for i, value in zip(carried, sums, strict=True):
         result[i] = value
     return result
+
+
+def wait_for_executions(timeout_s: float) -> bool:
+    """Waits until what this thread dispatched to local CPU devices is over; False if it isn't after `timeout_s`.
+
+    The CPU runs the executions that a thread dispatches one after the other: those on several devices in one line,
+    those on a single one in another. So one more of each kind ends last. It must cost more than JAX's limit for
+    running at once, out of turn.
+    """
+    if _register_ffi.cache_info().currsize == 0:  # nothing was ever lowered
+        return True
+    devices = jax.local_devices(backend="cpu")
+    ones = np.ones((len(devices), 64, 64), np.float32)
+    across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
+    work = jax.jit(lambda x: x @ x)
+    last = [work(jax.device_put(ones, place)) for place in (across, *devices)]
+    until = time.monotonic() + timeout_s
+    while not all(array.is_ready() for array in last) and time.monotonic() < until:
+        time.sleep(0.002)
+    return all(array.is_ready() for array in last)
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:

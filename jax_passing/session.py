@@ -12,12 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from jax_passing import _native, config
-from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, PassingError, typed
-from jax_passing.membership import SLICE_S, Membership
+from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
+from jax_passing.membership import Membership
 
 log = logging.getLogger("jax_passing")
 
+POLL_S = 0.005  # between two looks at an array that isn't ready
+
 _current: "Session | None" = None
+_sessions = 0  # of this process, so far
 _init_lock = threading.Lock()
 
 
@@ -43,6 +46,7 @@ class Session:
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
         self._began = time.monotonic()
+        _await_executions(settings.join_deadline_s)
         self._membership = None if settings.switch is None else Membership(settings, settings.switch)
         self.epoch = 0 if self._membership is None else self._membership.epoch
         self._collective = _native.LocalCollective() if self._membership is None else self._membership.transport
@@ -118,17 +122,13 @@ class Session:
             return
         from jax_passing import _compat
 
-        def wait() -> None:
-            for array in jax.live_arrays():
-                with suppress(Exception):
-                    array.block_until_ready()
-
-        if _compat.backend_exists():
-            # Of its own thread, because that wait has no timeout.
-            thread = threading.Thread(target=wait, name="jax_passing-arrays", daemon=True)
-            thread.start()
-            while thread.is_alive() and time.monotonic() < until and self.failed is None:
-                thread.join(SLICE_S)
+        if not _compat.backend_exists():
+            return
+        for array in jax.live_arrays():
+            with suppress(RuntimeError):  # deleted meanwhile
+                # block_until_ready has no timeout, and a thread for it can't be started at the end of the process.
+                while not array.is_ready() and time.monotonic() < until and self.failed is None:
+                    time.sleep(POLL_S)
 
     def _close(self) -> None:
         atexit.unregister(self._at_exit)
@@ -174,6 +174,21 @@ class Session:
         atexit.unregister(self._at_exit)
         if self._membership is not None:
             self._membership.forget_in_child()
+
+
+def _await_executions(timeout_s: float) -> None:
+    """Lets executions that an earlier session left behind run into its end, before they could join this one's sums."""
+    global _sessions
+    _sessions += 1
+    if _sessions == 1:
+        return
+    from jax_passing import primitive
+
+    if not primitive.wait_for_executions(timeout_s):
+        raise JoinError(
+            f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
+            "them (jax.block_until_ready), then call jax_passing.init again."
+        )
 
 
 def _describe(error: BaseException) -> str:

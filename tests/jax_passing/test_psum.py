@@ -215,6 +215,24 @@ def test_without_session(session):
         assert f(x).item() == 4
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_executions_of_an_earlier_session_never_join_the_next(session, devices):
+    def slow(count, x):
+        x = jax.lax.fori_loop(0, count[0], lambda _, x: jnp.sin(x @ x), x)
+        return jax_passing.psum(x, "d")
+
+    f = on_mesh(slow, in_specs=(P(), P("d")), devices=devices)
+    x = jnp.ones((devices * 200, 200))
+    f(jnp.array([0]), x).block_until_ready()
+    late = f(jnp.array([1000]), x)
+    assert not late.is_ready()
+    session._shut_down(abandon="a failure of the job")  # doesn't wait for dispatched executions
+    with jax_passing.init(world_size=1, rank=0):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError"):
+            late.block_until_ready()
+        np.testing.assert_array_equal(f(jnp.array([0]), x), devices * x[:200])
+
+
 def test_steady_state_neither_retraces_nor_relowers():
     traces = 0
 
