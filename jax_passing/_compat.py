@@ -1,11 +1,10 @@
 """Every JAX name that is not public: no public hook exists for a primitive with named axes (jax 0.10.0 to 0.12.0)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
-import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -135,17 +134,34 @@ def context_mesh() -> Any:
     return None if mesh is None or mesh.empty else mesh
 
 
-def lowering_mesh(ctx: mlir.LoweringRuleContext) -> tuple[dict[Axis, int], frozenset[Axis], np.ndarray | None]:
-    """Axis sizes of the mesh, the manual ones among them, and the devices in row-major order if they are known.
+class LoweringMesh(NamedTuple):
+    """What a module is lowered for. Outside of any mesh: no axes, and devices that all run the same.
 
-    Outside of any mesh: no axes, and the devices that all run the same.
+    Attributes:
+      axis_sizes: the mesh's axes, in order.
+      manual_axes: those along which each device runs for itself.
+      device_count: number of devices.
+      devices: the devices in row-major order, if JAX tells them.
     """
+
+    axis_sizes: dict[Axis, int]
+    manual_axes: frozenset[Axis]
+    device_count: int
+    devices: list[Any] | None
+
+
+def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
+    """The mesh around the equation that is being lowered."""
     context = ctx.module_context.axis_context
     if isinstance(context, _sharding_impls.SPMDAxisContext):
-        mesh: Any = context.mesh
-        devices = None if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.ravel()
-        return dict(mesh.shape), frozenset(context.manual_axes), devices
+        mesh = context.mesh
+        devices = None if isinstance(mesh, jax.sharding.AbstractMesh) else list(mesh.devices.flat)
+        return LoweringMesh(dict(mesh.shape), frozenset(context.manual_axes), mesh.size, devices)
     if isinstance(context, _sharding_impls.ShardingContext):
-        assignment = context.device_assignment
-        return {}, frozenset(), None if assignment is None else np.array(assignment, dtype=object)
+        mesh = context_mesh()
+        if mesh is not None and mesh.size == context.num_devices:
+            devices = list(mesh.devices.flat)
+        else:
+            devices = None if context.device_assignment is None else list(context.device_assignment)
+        return LoweringMesh({}, frozenset(), context.num_devices, devices)
     raise NotImplementedError(f"passing_psum under {type(context).__name__}")

@@ -114,20 +114,17 @@ def _register_ffi() -> None:
 
 
 def _placement(ctx: mlir.LoweringRuleContext, axes: Axes, world_size: int, beyond_mesh: bool) -> Placement:
-    sizes, manual, devices = _compat.lowering_mesh(ctx)
+    mesh = _compat.lowering_mesh(ctx)
     for axis in axes:
-        if axis not in manual:
+        if axis not in mesh.manual_axes:
             raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
-    count = int(np.prod(list(sizes.values()), dtype=int))
-    if devices is not None:
-        processes = np.array([device.process_index for device in devices])
-    elif jax.process_count() == 1 or count <= jax.local_device_count():
-        processes = np.full(count, jax.process_index())
-    elif count == jax.device_count():
-        processes = np.array([device.process_index for device in jax.devices()])
+    if mesh.devices is not None:
+        processes = np.array([device.process_index for device in mesh.devices])
+    elif jax.process_count() == 1 or mesh.device_count == 1:
+        processes = np.full(mesh.device_count, jax.process_index())
     else:
-        raise ConfigError("psum can't tell which devices the abstract mesh stands for: use jax.set_mesh")
-    placement = place(processes, sizes, manual, axes, jax.process_index())
+        raise ConfigError("psum can't tell which processes' devices the program runs on: say so with jax.set_mesh")
+    placement = place(processes, mesh.axis_sizes, mesh.manual_axes, axes, jax.process_index())
     if beyond_mesh != (placement.process_count == 1):
         raise ConfigError(
             "psum was traced for a mesh inside one process, but runs on one that spans several, or the reverse: "
@@ -156,10 +153,10 @@ def _lower(
     if not carried or (local and placement.member_count == 1):
         return leaves
     _register_ffi()
+    mesh = _compat.lowering_mesh(ctx)
 
     def group_and_member() -> jax.Array:
-        sizes, manual, _ = _compat.lowering_mesh(ctx)
-        others = tuple(axis for axis in sizes if axis in manual and axis not in axes)
+        others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
         return jnp.stack([jax.lax.axis_index(names) if names else jnp.int32(0) for names in (others, axes)])
 
     int32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
@@ -167,9 +164,7 @@ def _lower(
         ctx.replace(primitive=None, avals_in=(), avals_out=(int32_2,))
     )
     avals = [avals_in[i] for i in carried]
-    sizes, _, devices = _compat.lowering_mesh(ctx)
-    device_count = int(np.prod(list(sizes.values()), dtype=int)) if sizes or devices is None else len(devices)
-    program = f"{_compat.module_name(ctx)} on {device_count} devices"
+    program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
     ordinal, site = _compat.next_site(ctx, program)
     dtype = avals[0].dtype
     parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
