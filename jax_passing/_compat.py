@@ -1,5 +1,6 @@
 """Every JAX name that is not public: no public hook exists for a primitive with named axes (jax 0.10.0 to 0.12.0)."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -104,6 +105,7 @@ class SiteCounter:
         self.next_site = 0
 
 
+_counters_lock = threading.Lock()  # JAX may lower on several threads
 _counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
 _module_counts: dict[str, int] = {}
 
@@ -114,13 +116,14 @@ def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
     All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
     """
     key = ctx.module_context.shape_poly_state
-    counter = _counters.get(key)
-    if counter is None:
-        counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
-        _module_counts[program] = counter.ordinal + 1
-    site = counter.next_site
-    counter.next_site += 1
-    return counter.ordinal, site
+    with _counters_lock:
+        counter = _counters.get(key)
+        if counter is None:
+            counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
+            _module_counts[program] = counter.ordinal + 1
+        site = counter.next_site
+        counter.next_site += 1
+        return counter.ordinal, site
 
 
 def module_name(ctx: mlir.LoweringRuleContext) -> str:

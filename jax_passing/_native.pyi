@@ -89,6 +89,9 @@ class SoftwareDataPlane:
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+def end_compilation() -> None:
+    """Tells the FFI handlers that what this thread compiled is complete."""
+
 def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
     """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}}."""
 

@@ -111,6 +111,13 @@ def _register_ffi() -> None:
     jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
     for target, handlers in _native.ffi_targets().items():
         jax.ffi.register_ffi_target(target, handlers, platform="cpu")
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_s: float, **_: Any) -> None:
+    # Comes on the thread that compiled. The handlers tell executables apart by it, and do without for most programs.
+    if event == "/jax/core/compile/backend_compile_duration":
+        _native.end_compilation()
 
 
 def _placement(ctx: mlir.LoweringRuleContext, axes: Axes, world_size: int, beyond_mesh: bool) -> Placement:

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import _compat
+from jax_passing import _compat, _native
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -90,6 +91,14 @@ def test_numbering_keeps_no_module_alive():
     for _ in range(5):
         lowered(lambda x: jax_passing.psum(x, "d"), 8)
     assert count() <= before
+
+
+def test_end_of_compilation_is_told(monkeypatch):
+    lowered(lambda x: jax_passing.psum(x, "d"), 8)  # registers the listener
+    calls = []
+    monkeypatch.setattr(_native, "end_compilation", lambda: calls.append(threading.get_ident()))
+    jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
+    assert threading.get_ident() in calls
 
 
 def test_other_platforms_are_refused():

@@ -62,6 +62,7 @@ void BindFfi(nb::module_& m) {
   m.def(
       "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
 
+  m.def("end_compilation", EndCompilation);
   m.def("ffi_targets", [] {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);

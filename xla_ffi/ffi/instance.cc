@@ -4,7 +4,7 @@
 #include <cassert>
 #include <optional>
 #include <string_view>
-#include <tuple>
+#include <thread>
 #include <utility>
 
 namespace passing {
@@ -44,10 +44,11 @@ class Hash {
 
 }  // namespace
 
-// The live instances of one executable, or of several that were compiled from one module before any of them ran.
+// The live instances of one executable.
 class Program {
  public:
   static std::shared_ptr<Program> Join(Instance* instance);
+  static void EndCompilation();
   void Leave(Instance* instance);
 
   struct Place {
@@ -61,13 +62,17 @@ class Program {
   // The instances of all open programs change together with their list.
   struct Registry {
     std::mutex mutex;
-    std::map<std::pair<std::string, int64_t>, std::shared_ptr<Program>> open;  // not executed yet
+    std::map<std::pair<std::string, int64_t>, std::shared_ptr<Program>> open;  // may get more instances
   };
   static Registry& registry() {
     static auto& registry = *new Registry();  // instances may outlive static destruction
     return registry;
   }
 
+  // No longer open, if it is still the one in the registry.
+  void Close(const SiteInfo& info);
+
+  const std::thread::id thread_ = std::this_thread::get_id();  // that compiles it
   std::vector<Instance*> instances_;  // in the order of instantiation; those of a closed program may be gone
   std::unordered_map<const Instance*, uint64_t> ranks_;
   std::optional<uint64_t> manifest_;  // once closed
@@ -89,7 +94,17 @@ void Program::Leave(Instance* instance) {
     return;
   }
   std::erase(instances_, instance);
-  if (instances_.empty()) registry().open.erase({instance->info().program, instance->info().ordinal});
+  if (instances_.empty()) Close(instance->info());
+}
+
+void Program::Close(const SiteInfo& info) {
+  const auto it = registry().open.find({info.program, info.ordinal});
+  if (it != registry().open.end() && it->second.get() == this) registry().open.erase(it);
+}
+
+void Program::EndCompilation() {
+  std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().open, [](const auto& entry) { return entry.second->thread_ == std::this_thread::get_id(); });
 }
 
 Program::Place Program::PlaceOf(Instance* instance) {
@@ -108,8 +123,7 @@ Program::Place Program::PlaceOf(Instance* instance) {
     }
     manifest_ = hash.value();
     instances_.clear();
-    // What is instantiated from now on belongs to another executable.
-    registry().open.erase({instance->info().program, instance->info().ordinal});
+    Close(instance->info());  // what is instantiated from now on belongs to another executable
   }
   assert(ranks_.contains(instance));
   return {*manifest_, ranks_[instance], executions_};
@@ -120,6 +134,8 @@ Instance::Instance(SiteInfo info)
       shape_(std::make_shared<SumShape>(
           SumShape{info_.site_name, info_.dtype, info_.leaf_elements, info_.local_member_count})),
       program_(Program::Join(this)) {}
+
+void EndCompilation() { Program::EndCompilation(); }
 
 Instance::~Instance() { program_->Leave(this); }
 

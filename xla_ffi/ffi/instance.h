@@ -3,7 +3,8 @@
 // A *site* is a psum in a lowered module; XLA may inline the jitted function that holds it several times, and each copy
 // is an *instance*. Nothing names an instance but the order in which XLA instantiates the copies of one site, and
 // that is the same wherever the same module is compiled. So the instances of an executable are gathered here until
-// one of them is executed for the first time; then they are all known, and each gets its rank among those of its site.
+// its compilation ends, or else until one of them is executed; then they are all known, and each gets its rank among
+// those of its site.
 //
 // The name of a sum also covers the whole list of the executable's sites (the manifest): sums of different programs
 // never match, and run into their deadline instead of adding up wrong things.
@@ -76,6 +77,10 @@ class Instance {
   std::mutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<const Site>> sites_;  // by group
 };
+
+// What the calling thread compiled is complete. Without this, two executables of one module, both compiled before
+// either runs, would be taken for one.
+void EndCompilation();
 
 }  // namespace passing
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 
 namespace passing {
 namespace {
@@ -90,6 +91,35 @@ TEST(Instance, instantiatedAfterExecutionIsAnotherExecutable) {
   EXPECT_EQ(HashOf(b), hash);  // the same program, compiled again
   EXPECT_NE(a.SiteOf(0)->executions, b.SiteOf(0)->executions);
   EXPECT_EQ(HashOf(a), hash);
+}
+
+TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
+  Instance a0(Info(0, 0)), a1(Info(0, 0));
+  EndCompilation();
+  Instance b0(Info(0, 0)), b1(Info(0, 0));
+  EndCompilation();
+  EXPECT_EQ(HashOf(b1), HashOf(a1));
+  EXPECT_EQ(HashOf(a0), HashOf(b0));
+  EXPECT_NE(a0.SiteOf(0)->executions, b0.SiteOf(0)->executions);
+  EXPECT_EQ(a0.SiteOf(0)->executions, a1.SiteOf(0)->executions);
+}
+
+TEST(Instance, endOfAnotherThreadsCompilationChangesNothing) {
+  Instance a0(Info(0, 0));
+  std::thread(EndCompilation).join();
+  Instance a1(Info(0, 0));
+  EXPECT_NE(HashOf(a0), HashOf(a1));
+  EXPECT_EQ(a0.SiteOf(0)->executions, a1.SiteOf(0)->executions);
+}
+
+TEST(Instance, closedProgramOutlivesTheRegistrysNextOne) {
+  auto a = std::make_unique<Instance>(Info(0, 0));
+  EndCompilation();
+  Instance b0(Info(0, 0));
+  a.reset();  // was never executed; must not close the program that b0 opened
+  Instance b1(Info(0, 0));
+  EXPECT_EQ(b0.SiteOf(0)->executions, b1.SiteOf(0)->executions);
+  EXPECT_NE(HashOf(b0), HashOf(b1));
 }
 
 }  // namespace
