@@ -51,6 +51,17 @@ def test_independent_sums_match(cluster: "Cluster") -> None:
         assert "rounds 3" in process.text
 
 
+def test_jobs_share_a_switch_and_nothing_else(cluster: "Cluster") -> None:
+    started = [cluster.start("matching.py", "2", devices=1, env={"JAX_PASSING_JOB": job}) for job in ("one", "two")]
+    for process in (process for job in started for process in job):
+        assert process.wait(200) == 0, process.text
+
+
+@pytest.mark.slow
+def test_one_gibibyte(cluster: "Cluster") -> None:
+    cluster.run("large.py", devices=1)
+
+
 @pytest.mark.parametrize("kind", ["shape", "dtype", "count", "order"])
 def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -> None:
     for process in cluster.run("mismatch.py", kind, devices=1):
