@@ -22,8 +22,14 @@ def test_translate_finds_the_kind_in_the_text_of_a_jax_error(kind):
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
 
 
+def test_translate_knows_the_value_error_of_a_dispatching_thread():
+    with pytest.raises(errors.SwitchLostError, match=r"^gone$"), errors.translate():
+        raise ValueError("ABORTED: SwitchLostError: gone")
+
+
 def test_translate_leaves_other_errors_alone():
-    for error in (ValueError("HostLostError: no"), jax.errors.JaxRuntimeError("INTERNAL: out of memory")):
+    others = KeyError("HostLostError: no"), ValueError("shapes differ"), jax.errors.JaxRuntimeError("INTERNAL: memory")
+    for error in others:
         with pytest.raises(type(error)) as caught, errors.translate():
             raise error
         assert caught.value is error
