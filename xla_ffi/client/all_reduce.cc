@@ -221,8 +221,9 @@ void AllReduce::Impl::Join(Line& line) {
   });
   if (found == sums_.end()) return;
   ActiveSum* sum = found->get();
-  // The site's hash covers dtype and sizes, so a line that doesn't fit is a hash collision or a foul message.
-  if (id.segment >= sum->plan.segment_count()) return;
+  // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
+  // hash covers dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
+  if (id.segment != sum->segments_placed || id.segment >= sum->plan.segment_count()) return;
   const Segment& segment = sum->plan.segment(id.segment);
   if (segment.chunk_count() != line.place.chunk_count) return;
   line.sum = sum;
@@ -242,9 +243,11 @@ std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> 
   while (!message.empty()) {
     const auto change = leads() ? std::nullopt : order_.Read(message);
     if (!change || !DropLinesFrom(change->keep)) {
-      return Failure{"ProtocolError",
-                     "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
-                     "connection carried foreign data. Restart the job; please report it with the logs of all hosts."};
+      // At once: the log and the order may have been left half changed.
+      Fail({"ProtocolError",
+            "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
+            "connection carried foreign data. Restart the job; please report it with the logs of all hosts."});
+      return failure_;
     }
     for (const Place& place : change->places) AddLine(place);
     if (!change->name.empty()) site_names_[change->places.back().id.site] = change->name;

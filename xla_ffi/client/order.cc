@@ -9,6 +9,8 @@ namespace {
 // A job that never repeats itself must not fill the memory. All ranks forget at the same announcement.
 constexpr size_t kMaxPredictions = 1 << 20;
 constexpr size_t kMaxNameBytes = 512;
+// Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 slots.
+constexpr uint64_t kMaxLinesAhead = 1 << 16;
 
 void Put(std::string& out, uint64_t value, int bytes) {
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
@@ -128,6 +130,7 @@ std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   const auto name = reader.TakeBytes(reader.Take(2));
   if (!reader.ok() || place.chunk_count == 0) return std::nullopt;
   if (place.index < announced_ || place.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
+  if (place.index > next_index_ + kMaxLinesAhead) return std::nullopt;
 
   Change change{.keep = place.index, .name = std::string(name.begin(), name.end())};
   RollBack(place.index);

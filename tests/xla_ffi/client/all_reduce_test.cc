@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "../tests/xla_ffi/client/cluster.h"
+#include "client/order.h"
 #include "client/sum_plan.h"
 
 namespace passing {
@@ -403,6 +404,93 @@ TEST(AllReduce, OnOrderMessage_nonsense) {
   const auto failure = follower.OnOrderMessage(nonsense, 0);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, "ProtocolError");
+}
+
+// A follower of a rank 0 that may say anything.
+class FoulOrder : public testing::Test {
+ protected:
+  void Start(uint64_t site, uint32_t occurrence) {
+    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
+    follower_.Start({.key = {.site = site, .occurrence = occurrence},
+                     .shape = shape,
+                     .inputs = {data_},
+                     .outputs = {data_},
+                     .done = [this](const Failure* failure) { failure == nullptr ? ++succeeded_ : ++failed_; }},
+                    0);
+  }
+  std::string Announce(uint64_t site, std::initializer_list<uint32_t> occurrences) {
+    std::string message;
+    for (const uint32_t occurrence : occurrences) {
+      leader_.Append({.site = site, .occurrence = occurrence}, occurrence, 1, 1, "x", message);
+    }
+    return message;
+  }
+  std::optional<Failure> Give(const std::string& message) {
+    return follower_.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()}, 0);
+  }
+  void RunTimers() {
+    for (int64_t now_us : {0, 100'000, 200'000}) follower_.OnTimer(now_us);
+  }
+  void AnswerFirst() {
+    ASSERT_FALSE(sent_.empty());
+    wire::Header header;
+    ASSERT_EQ(wire::Decode(sent_[0], header), wire::DecodeError::kNone);
+    header.type = wire::PacketType::kResult;
+    header.rank = wire::kEveryRank;
+    wire::Encode(header, sent_[0].data());
+    follower_.OnPacket(sent_[0], 1);
+  }
+
+  int32_t data_[4] = {};
+  int succeeded_ = 0;
+  int failed_ = 0;
+  std::vector<std::vector<uint8_t>> sent_;
+  FakeDriver driver_{[this](std::vector<uint8_t> packet) { sent_.push_back(std::move(packet)); }};
+  AllReduce follower_{{.job = 3, .epoch = 7, .rank = 1, .world_size = 2, .slot_first = 0, .slot_count = 16},
+                      driver_,
+                      [](std::string) {}};
+  Order leader_{16};
+};
+
+TEST_F(FoulOrder, rollsBackAndThenMakesNoSense) {
+  for (uint32_t occurrence = 0; occurrence < 4; ++occurrence) Start(1, occurrence);
+  ASSERT_FALSE(Give(Announce(1, {0, 1})));
+  RunTimers();  // speculates
+  std::string message = Announce(2, {0});
+  message[15] ^= 1;  // its position
+  EXPECT_TRUE(Give(message));
+  EXPECT_EQ(failed_, 4);
+  RunTimers();
+  EXPECT_TRUE(follower_.idle());
+}
+
+TEST_F(FoulOrder, voidsWhatHasAResult) {
+  for (uint32_t occurrence = 0; occurrence < 4; ++occurrence) Start(1, occurrence);
+  ASSERT_FALSE(Give(Announce(1, {0, 1})));
+  Start(2, 0);
+  RunTimers();
+  std::swap(sent_[0], sent_[3]);  // the last guess
+  AnswerFirst();
+  EXPECT_TRUE(Give(Announce(2, {0})));
+  RunTimers();
+  EXPECT_EQ(succeeded_, 1);
+  EXPECT_EQ(failed_, 4);
+}
+
+TEST_F(FoulOrder, aSegmentTwice) {
+  Start(1, 0);
+  ASSERT_FALSE(Give(Announce(1, {0, 0})));
+  RunTimers();
+  AnswerFirst();
+  EXPECT_EQ(succeeded_, 1);
+  RunTimers();
+}
+
+TEST_F(FoulOrder, fromTheFarFuture) {
+  ASSERT_FALSE(Give(Announce(1, {0, 1})));
+  std::string message = Announce(2, {0});
+  message[2] = message[10] = 1;  // index and position: guessing up to there would fill the memory
+  EXPECT_TRUE(Give(message));
 }
 
 }  // namespace
