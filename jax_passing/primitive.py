@@ -114,7 +114,7 @@ def _register_ffi() -> None:
     jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
-def _on_event(event: str, duration_s: float, **_: Any) -> None:
+def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     # Comes on the thread that compiled. The handlers tell executables apart by it, and do without for most programs.
     if event == "/jax/core/compile/backend_compile_duration":
         _native.end_compilation()
