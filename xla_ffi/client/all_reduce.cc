@@ -61,10 +61,11 @@ class AllReduce::Impl {
         headroom_bits_(HeadroomBits(job.world_size)),
         driver_(driver),
         broadcast_(std::move(broadcast)),
-        order_(job.slot_count),
+        order_(job.slot_count, job.first_position),
         window_(job.slot_count) {
     assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorldSize);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
+    window_.Advance(job.first_position);
   }
 
   void Start(Sum sum, int64_t now_us) {

@@ -26,6 +26,7 @@ struct JobConfig {
   uint32_t slot_first = 0;
   uint32_t slot_count = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;
+  uint64_t first_position = 0;  // alike on all ranks; tests begin right before the sequence wraps
 };
 
 struct AllReduceStats {

@@ -47,7 +47,8 @@ struct Place {
 
 class Order {
  public:
-  explicit Order(uint32_t slot_count) : slot_count_(slot_count) {}
+  explicit Order(uint32_t slot_count, uint64_t first_position = 0)
+      : slot_count_(slot_count), next_position_(first_position) {}
 
   // The place that comes next if the program repeats itself.
   std::optional<Place> Predict() const;
@@ -107,7 +108,7 @@ class Order {
 
   const uint32_t slot_count_;
   uint64_t next_index_ = 0;
-  uint64_t next_position_ = 0;
+  uint64_t next_position_;
   uint64_t announced_ = 0;      // log lines before this index are certain
   Place last_;                  // line of pass 0, which predictions are made from
   std::deque<Line> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1

@@ -219,6 +219,7 @@ void RunSeed(uint64_t seed) {
                     .reorder = pick(0.0, 0.1, 0.5),
                     .delay_us = pick(5, 20, 200),
                     .reorder_us = pick(10, 1000, 50'000)};  // up to five first RTOs of 10 ms
+  options.first_position = pick(uint64_t{0}, uint64_t{0xFFFFFFFF} - random() % 1000);  // the sequence wraps on the way
   Cluster cluster(seed, options);
   Workload workload(cluster, options.world_size);
   const int sites = 1 + static_cast<int>(random() % 6);

@@ -20,6 +20,7 @@ struct ClusterOptions {
   uint32_t lanes_per_chunk = 64;
   Faults faults;
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
+  uint64_t first_position = 0;
 };
 
 class Cluster {
@@ -76,7 +77,8 @@ class Cluster {
                         .world_size = options_.world_size,
                         .slot_first = kSlotFirst,
                         .slot_count = options_.slot_count,
-                        .lanes_per_chunk = options_.lanes_per_chunk};
+                        .lanes_per_chunk = options_.lanes_per_chunk,
+                        .first_position = options_.first_position};
     ranks_.push_back(std::make_unique<AllReduce>(job, *drivers_.back(), [this](std::string message) {
       for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, message);
     }));
