@@ -155,16 +155,17 @@ class LoweringMesh(NamedTuple):
 
 def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
     """The mesh around the equation that is being lowered."""
-    context = ctx.module_context.axis_context
+    context: Any = ctx.module_context.axis_context
+    devices: Any
     if isinstance(context, _sharding_impls.SPMDAxisContext):
-        mesh = context.mesh
-        devices = None if isinstance(mesh, jax.sharding.AbstractMesh) else list(mesh.devices.flat)
-        return LoweringMesh(dict(mesh.shape), frozenset(context.manual_axes), mesh.size, devices)
-    if isinstance(context, _sharding_impls.ShardingContext):
+        mesh: Any = context.mesh
+        devices = None if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.flat
+        axes = dict(mesh.shape), frozenset(context.manual_axes), mesh.size
+    elif isinstance(context, _sharding_impls.ShardingContext):
         mesh = context_mesh()
-        if mesh is not None and mesh.size == context.num_devices:
-            devices = list(mesh.devices.flat)
-        else:
-            devices = None if context.device_assignment is None else list(context.device_assignment)
-        return LoweringMesh({}, frozenset(), context.num_devices, devices)
-    raise NotImplementedError(f"passing_psum under {type(context).__name__}")
+        here = mesh is not None and mesh.size == context.num_devices
+        devices = mesh.devices.flat if here else context.device_assignment
+        axes = {}, frozenset(), context.num_devices
+    else:
+        raise NotImplementedError(f"passing_psum under {type(context).__name__}")
+    return LoweringMesh(*axes, None if devices is None else list(devices))
