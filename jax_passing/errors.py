@@ -48,7 +48,11 @@ class DeadlineExceededError(PassingError):
 
 
 class ProgramMismatchError(PassingError):
-    """Hosts run different programs: other sums, shapes, dtypes or orders."""
+    """Executions or devices met at a sum that don't belong together. (Different programs on hosts: the deadline.)"""
+
+
+class ProtocolError(PassingError):
+    """A host can't follow rank 0's order of sums: a defect of ours, or foreign data on the control connection."""
 
 
 class ClosedError(PassingError):
