@@ -244,10 +244,10 @@ std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> 
   while (!message.empty()) {
     const auto change = leads() ? std::nullopt : order_.Read(message);
     if (!change || !DropLinesFrom(change->keep)) {
-      // At once: the log and the order may have been left half changed.
-      Fail({"ProtocolError",
-            "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
-            "connection carried foreign data. Restart the job; please report it with the logs of all hosts."});
+      // The log and the order may be half changed: nothing acts on them any more.
+      failure_ = {"ProtocolError",
+                  "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
+                  "connection carried foreign data. Restart the job; please report it with the logs of all hosts."};
       return failure_;
     }
     for (const Place& place : change->places) AddLine(place);
@@ -528,8 +528,7 @@ void AllReduce::Impl::ApplyClassCounters(ActiveSum& counters) {
 // ---------------------------------------------------------------- failures
 
 void AllReduce::Impl::Fail(const Failure& failure) {
-  if (failure_) return;
-  failure_ = failure;
+  if (!failure_) failure_ = failure;
   log_.clear();
   auto sums = std::move(sums_);
   sums_.clear();

@@ -66,7 +66,7 @@ class AllReduce {
 
   void Start(Sum sum, int64_t now_us);
   void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
-  // Empty if it was understood; else why the job can't go on, and all sums have failed.
+  // Empty if it was understood; else why the job can't go on: nothing is sent or received from then on, call Fail.
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message, int64_t now_us);
   // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);

@@ -2,9 +2,9 @@
 //
 // XLA issues sums in another order on each host, but a slot is addressed by its position, so all ranks must use the
 // same one: rank 0's. Each rank keeps a log of the segments in that order, and a table that predicts the next
-// segment from the last: a compiled program repeats itself, and a sum goes on until its last segment. Rank 0 follows the prediction without a word and announces
-// every segment that was not predicted. The table changes by announcements alone, in the order of the log, so all
-// ranks predict alike.
+// segment from the last: a compiled program repeats itself, and a sum goes on until its last segment. Rank 0 follows
+// the prediction without a word and announces every segment that was not predicted. The table changes by announcements
+// alone, in the order of the log, so all ranks predict alike.
 //
 // A follower may act on a prediction before rank 0 does. If rank 0 then deviates at position p, followers may have sent
 // chunks in [p, p + slot_count) that can never complete, for want of rank 0's share. So rank 0 skips 2 * slot_count
