@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include <deque>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -40,12 +42,22 @@ std::string Format(const char* format, Args... args) {
   return text;
 }
 
+const TransportOptions& Checked(const TransportOptions& options) {
+  const JobConfig& job = options.job;
+  const bool ranks = job.world_size <= wire::kMaxWorldSize && job.rank < job.world_size;
+  const bool slots = std::has_single_bit(job.slot_count) && uint64_t{job.slot_first} + job.slot_count <= 1 << 16;
+  const bool lanes = job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes;
+  if (ranks && slots && lanes) return options;
+  throw std::invalid_argument(Format("rank %u of %u, %u slots from %u and %u lanes in a chunk make no job", job.rank,
+                                     job.world_size, job.slot_count, job.slot_first, job.lanes_per_chunk));
+}
+
 }  // namespace
 
 class Transport::Impl {
  public:
   Impl(UdpSocket socket, const TransportOptions& options)
-      : options_(options),
+      : options_(Checked(options)),
         warn_us_(ToUs(std::min(options.warn_s, options.deadline_s / 2))),
         deadline_us_(ToUs(options.deadline_s)),
         socket_(std::move(socket)),

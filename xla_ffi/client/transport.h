@@ -29,7 +29,8 @@ struct TransportOptions {
 
 class Transport : public Collective {
  public:
-  // Takes the bound socket, connected to the switch's data port.
+  // Takes the bound socket, connected to the switch's data port. Throws std::invalid_argument if the job's numbers,
+  // which a switch told, are out of range.
   Transport(UdpSocket socket, const TransportOptions& options);
   ~Transport() override;  // fails what is pending, joins the thread
 

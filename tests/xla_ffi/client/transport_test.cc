@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -294,6 +295,24 @@ TEST(Transport, fail_firstFailureWins) {
   EXPECT_EQ(cluster.host(0).failure()->message, "rank 1 is gone");
   EXPECT_TRUE(cluster.host(0).Drain(1));
   EXPECT_EQ(call.times_done(), 1);
+}
+
+// What a switch says at the join must not stop the process.
+TEST(Transport, jobOutOfRange) {
+  const auto make = [](auto&& change) {
+    TransportOptions options{.job = {.job = 1, .epoch = 1, .world_size = 2, .slot_first = 0, .slot_count = 64}};
+    change(options.job);
+    Transport transport(UdpSocket::ConnectedTo("127.0.0.1", 9), options);
+  };
+  EXPECT_NO_THROW(make([](JobConfig& job) { job.slot_first = 65536 - 64; }));
+  EXPECT_THROW(make([](JobConfig& job) { job.slot_first = 65536 - 63; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.slot_first = 0xFFFFFFFF; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.slot_count = 0; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.slot_count = 65; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 2; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 361; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.world_size = 65; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.rank = 2; }), std::invalid_argument);
 }
 
 TEST(Transport, deliverOrderMessage_foreignDataFailsTheJob) {
