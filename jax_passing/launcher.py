@@ -169,7 +169,7 @@ async def _await_ranks(ranks: list[Child], signalled: asyncio.Event) -> list[Chi
 
 def _culprit(failed: list[Child]) -> Child:
     """The rank to blame: the first to exit, unless it only reports that it lost another."""
-    lost_others = "jax_passing.errors.HostLostError"
+    lost_others = "HostLostError: "  # typed, or in the text of an error of JAX
     return next((child for child in failed if not any(lost_others in line for line in child.tail)), failed[0])
 
 

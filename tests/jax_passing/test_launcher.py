@@ -182,6 +182,8 @@ def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
     lost.tail.append("jax_passing.errors.HostLostError: Rank 1 left")
     broke.tail.append("ValueError: oops")
     assert _culprit([lost, broke]) is broke
+    lost.tail[-1] = "jax.errors.JaxRuntimeError: ABORTED: HostLostError: Rank 1 left"
+    assert _culprit([lost, broke]) is broke
     assert _culprit([lost]) is lost
 
 
@@ -194,6 +196,12 @@ def test_mistakes_on_the_command_line(arguments, message):
     assert ended.returncode != 0
     assert message in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_help_tells_the_defaults():
+    ended = subprocess.run([*RUN[:-1], "switch", "--help"], capture_output=True, text=True, timeout=60)
+    for default in ("0.0.0.0:7171", "4096", "256", "360", "30"):
+        assert default in ended.stdout
 
 
 # Signals to the launcher.
