@@ -47,7 +47,7 @@ def _switch(value: Any) -> tuple[str, int]:
 
 
 def _job(value: Any) -> str:
-    name = str(value)
+    name = "" if isinstance(value, dict | list) else str(value)  # TOML's tables and arrays are no names
     if not 1 <= len(name) <= 128 or not name.isprintable():
         raise ValueError("expected a name of 1 to 128 printable characters")
     return name

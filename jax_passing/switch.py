@@ -44,7 +44,7 @@ def _count(lowest: int, highest: int) -> Callable[[Any], int]:
 
 
 def _power_of_two(value: Any) -> int:
-    if not isinstance(value, int) or value < 1 or value & (value - 1):
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
         raise ValueError("expected a power of two")
     return value
 

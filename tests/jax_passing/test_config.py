@@ -78,6 +78,7 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"deadline_s": float("nan")}, {}, "above 0"),
         ({"deadline_s": []}, {}, "wrong type"),
         ({"job": ""}, {}, "1 to 128"),
+        ({"job": {}}, {}, "1 to 128"),
         ({"job": "a\nb"}, {}, "printable"),
         (
             {},

@@ -68,6 +68,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("slot_total = 0", r"Bad value 0 of slot_total \(file"),
         ("slot_total = true", "integer from 1"),
         ("slots_per_job = 3", "power of two"),
+        ("slots_per_job = true", "power of two"),
         ("slots_per_job = 8192", r"slots_per_job \(8192\) is above slot_total"),
         ("lanes_per_chunk = 361", "from 1 to 360"),
         ("lease_s = 0", "expected seconds"),
