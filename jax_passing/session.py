@@ -21,6 +21,7 @@ POLL_S = 0.005  # between two looks at an array that isn't ready
 
 _current: "Session | None" = None
 _sessions = 0  # of this process, so far
+_sessions_before_fork = 0
 _init_lock = threading.Lock()
 
 
@@ -223,7 +224,8 @@ def init(
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
-      ConfigError, AlreadyInitializedError, SwitchUnreachableError, JoinError.
+      ConfigError, AlreadyInitializedError, SwitchUnreachableError, JoinError; PassingError in a process that was
+      forked after `init`.
     """
     global _current
     arguments = {
@@ -235,6 +237,11 @@ def init(
         "warn_s": warn_s,
         "join_deadline_s": join_deadline_s,
     }
+    if _sessions_before_fork:
+        raise PassingError(
+            "This process was forked from one that had called jax_passing.init. JAX's threads and ours exist in the "
+            "parent alone: start it with the method 'spawn' of multiprocessing instead."
+        )
     if not _init_lock.acquire(blocking=False):
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
@@ -264,10 +271,10 @@ def _resolve(
 
 
 def _after_fork_in_child() -> None:
-    global _current, _init_lock
+    global _current, _init_lock, _sessions_before_fork
     if _current is not None:
         _current._forget_in_child()
-    _current, _init_lock = None, threading.Lock()
+    _current, _init_lock, _sessions_before_fork = None, threading.Lock(), _sessions
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
