@@ -4,13 +4,12 @@
 #include <cassert>
 #include <deque>
 #include <list>
-#include <map>
 #include <unordered_map>
 #include <vector>
 
+#include "client/active_sum.h"
 #include "client/order.h"
 #include "client/slot_window.h"
-#include "client/sum_plan.h"
 
 namespace passing {
 namespace {
@@ -18,27 +17,6 @@ namespace {
 // How long rank 0 waits for the sum that the job's history predicts while another one is ready. Deviating costs a
 // message to every host and a drained pipeline, about this long.
 constexpr int64_t kDeviateGraceUs = 500;
-
-// A sum in progress. Pass 0 is the caller's; pass 1 adds up the class counters of its flagged chunks.
-struct ActiveSum {
-  ActiveSum(Sum s, uint32_t lanes_per_chunk, uint32_t p, int64_t now_us)
-      : sum(std::move(s)), plan(*sum.shape, lanes_per_chunk), pass(p), started_us(now_us) {}
-
-  SegmentId IdOf(uint32_t segment) const { return {sum.key.site, sum.key.occurrence, segment, pass}; }
-  size_t leaf_count() const { return sum.shape->leaf_elements.size(); }
-
-  Sum sum;
-  SumPlan plan;
-  uint32_t pass;
-  int64_t started_us;
-  uint32_t segments_placed = 0;
-  uint32_t segments_done = 0;
-  // Pass 0: first element of each flagged chunk, and its elements' classes.
-  std::map<uint64_t, std::vector<uint32_t>> flagged;
-  // Pass 1: the sum that these counters complete, and the counters.
-  std::unique_ptr<ActiveSum> parent;
-  std::vector<uint32_t> classes;
-};
 
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
@@ -49,7 +27,7 @@ struct Line {
   uint32_t next_chunk = 0;           // to be sent for the first time
   uint32_t chunks_done = 0;
 
-  const Segment& segment() const { return sum->plan.segment(place.id.segment); }
+  const Segment& segment() const { return sum->plan().segment(place.id.segment); }
 };
 
 }  // namespace
@@ -71,7 +49,7 @@ class AllReduce::Impl {
   void Start(Sum sum, int64_t now_us) {
     ++stats_.sums_started;
     if (failure_) return sum.done(&*failure_);
-    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, 0, now_us));
+    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, now_us));
   }
 
   void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
@@ -104,29 +82,13 @@ class AllReduce::Impl {
   // Sending.
   void SendNew(int64_t now_us);
   void SendChunk(const Line& line, uint32_t chunk);
-  void EncodeExponents(const Line& line, uint32_t chunk, uint8_t* lanes);
-  void EncodeData(const Line& line, uint32_t chunk, uint8_t* lanes, uint8_t& flags);
 
   // Receiving.
   Line& LineAt(uint64_t position);
   wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
   void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
-  void TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
-  void Finish(Line& line, int64_t now_us);
   void Retire();
-  void Complete(ActiveSum* sum, int64_t now_us);
-  void ApplyClassCounters(ActiveSum& counters);
-
-  std::span<const void* const> InputsAt(const ActiveSum& sum, const ElementRun& run);
-  std::span<void* const> OutputsAt(const ActiveSum& sum, const ElementRun& run);
-
-  // Which elements, or blocks, of its segment a chunk carries.
-  struct Range {
-    uint64_t first;
-    uint32_t count;
-  };
-  static Range DataRange(const Line& line, uint32_t chunk);
-  static Range ExponentRange(const Line& line, uint32_t chunk);
+  void Complete(ActiveSum* sum);
 
   const JobConfig job_;
   const uint32_t headroom_bits_;
@@ -142,8 +104,6 @@ class AllReduce::Impl {
   bool dirty_ = false;      // something happened that OnTimer may act on
   std::optional<Failure> failure_;
   AllReduceStats stats_;
-  std::vector<const void*> input_scratch_;
-  std::vector<void*> output_scratch_;
 };
 
 // ---------------------------------------------------------------- order
@@ -161,8 +121,8 @@ void AllReduce::Impl::Issue(std::unique_ptr<ActiveSum> sum) {
 void AllReduce::Impl::PlaceIssued(int64_t now_us) {
   const auto place = [&](ActiveSum& sum) {
     const uint32_t segment = sum.segments_placed;
-    AddLine(order_.Append(sum.IdOf(segment), sum.sum.key.step, sum.plan.segment(segment).chunk_count(),
-                          sum.plan.segment_count(), sum.sum.shape->site_name, announcement_));
+    AddLine(order_.Append(sum.IdOf(segment), sum.key().step, sum.plan().segment(segment).chunk_count(),
+                          sum.plan().segment_count(), sum.shape().site_name, announcement_));
     deviate_us_ = 0;
   };
   while (order_.next_position() < window_.end()) {
@@ -171,13 +131,13 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
     const auto predicted = order_.Predict();
     if (predicted) {
       const auto expected = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
-        return sum->segments_placed < sum->plan.segment_count() && sum->IdOf(sum->segments_placed) == predicted->id;
+        return sum->segments_placed < sum->plan().segment_count() && sum->IdOf(sum->segments_placed) == predicted->id;
       });
       if (expected != sums_.end()) {
         place(**expected);
         continue;
       }
-      if (shortest->pass == 0) {
+      if (shortest->pass() == 0) {
         if (deviate_us_ == 0) deviate_us_ = now_us + kDeviateGraceUs;
         if (now_us < deviate_us_) break;
       }
@@ -195,7 +155,7 @@ ActiveSum* AllReduce::Impl::ShortestToPlace() const {
   ActiveSum* shortest = nullptr;
   uint32_t shortest_left = UINT32_MAX;
   for (const auto& sum : sums_) {
-    const uint32_t left = sum->plan.segment_count() - sum->segments_placed;
+    const uint32_t left = sum->plan().segment_count() - sum->segments_placed;
     if (left > 0 && left < shortest_left) {
       shortest = sum.get();
       shortest_left = left;
@@ -217,24 +177,19 @@ void AllReduce::Impl::AddLine(const Place& place) {
 // Connects a line with this host's sum, if it is issued; takes the scales that this host needs.
 void AllReduce::Impl::Join(Line& line) {
   const SegmentId& id = line.place.id;
-  const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
-    return sum->sum.key.site == id.site && sum->sum.key.occurrence == id.occurrence && sum->pass == id.pass;
-  });
+  const auto found =
+      std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) { return sum->IdOf(id.segment) == id; });
   if (found == sums_.end()) return;
   ActiveSum* sum = found->get();
   // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
   // hash covers dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
-  if (id.segment != sum->segments_placed || id.segment >= sum->plan.segment_count()) return;
-  const Segment& segment = sum->plan.segment(id.segment);
+  if (id.segment != sum->segments_placed || id.segment >= sum->plan().segment_count()) return;
+  const Segment& segment = sum->plan().segment(id.segment);
   if (segment.chunk_count() != line.place.chunk_count) return;
   line.sum = sum;
   ++sum->segments_placed;
   line.exponents_awaited = segment.exponent_chunks;
-  line.exponents.resize(segment.block_count);
-  for (uint32_t block = 0; block < segment.block_count; ++block) {
-    const ElementRun run = sum->plan.Block(segment.first_block + block);
-    line.exponents[block] = BlockExponent(sum->sum.shape->dtype, InputsAt(*sum, run), run.count);
-  }
+  line.exponents = sum->Exponents(segment);
 }
 
 std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> message) {
@@ -311,8 +266,9 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool exponents = chunk < line.segment().exponent_chunks;
-  const uint32_t lanes =
-      exponents ? ExponentRange(line, chunk).count : DataRange(line, chunk).count * line.sum->plan.lanes_per_element();
+  const SumPlan& plan = line.sum->plan();
+  const uint32_t lanes = exponents ? plan.ExponentRange(line.segment(), chunk).count
+                                   : plan.DataRange(line.segment(), chunk).count * plan.lanes_per_element();
   return {.type = wire::PacketType::kContribution,
           .job = job_.job,
           .epoch = job_.epoch,
@@ -329,66 +285,18 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(line, chunk);
   if (header.lane_format == wire::LaneFormat::kMaxInt32) {
-    EncodeExponents(line, chunk, lanes);
+    const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
+    for (uint32_t i = 0; i < range.count; ++i) {
+      wire::StoreLane(lanes + 4 * i, static_cast<uint32_t>(line.exponents[range.first + i]));
+    }
   } else {
-    EncodeData(line, chunk, lanes, header.flags);
+    header.flags = line.sum->Encode(line.segment(), chunk, line.exponents, headroom_bits_, lanes);
   }
   wire::Encode(header, packet);
   const size_t bytes = wire::kHeaderBytes + 4 * size_t{header.element_count};
   driver_.Commit(bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += bytes;
-}
-
-AllReduce::Impl::Range AllReduce::Impl::ExponentRange(const Line& line, uint32_t chunk) {
-  const uint32_t first = chunk * line.sum->plan.blocks_per_chunk();
-  return {first, std::min(line.sum->plan.blocks_per_chunk(), line.segment().block_count - first)};
-}
-
-AllReduce::Impl::Range AllReduce::Impl::DataRange(const Line& line, uint32_t chunk) {
-  const Segment& segment = line.segment();
-  const uint32_t first = (chunk - segment.exponent_chunks) * line.sum->plan.elements_per_chunk();
-  return {segment.first_element + first, std::min(line.sum->plan.elements_per_chunk(), segment.element_count - first)};
-}
-
-void AllReduce::Impl::EncodeExponents(const Line& line, uint32_t chunk, uint8_t* lanes) {
-  const Range range = ExponentRange(line, chunk);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    wire::StoreLane(lanes + 4 * i, static_cast<uint32_t>(line.exponents[range.first + i]));
-  }
-}
-
-void AllReduce::Impl::EncodeData(const Line& line, uint32_t chunk, uint8_t* lanes, uint8_t& flags) {
-  const ActiveSum& sum = *line.sum;
-  const Range range = DataRange(line, chunk);
-  const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
-  sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
-    const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
-    flags |= EncodeLanes(sum.sum.shape->dtype, InputsAt(sum, run), run.count, exponent, headroom_bits_,
-                         lanes + run.offset * lane_bytes);
-  });
-}
-
-std::span<const void* const> AllReduce::Impl::InputsAt(const ActiveSum& sum, const ElementRun& run) {
-  const SumShape& shape = *sum.sum.shape;
-  const size_t offset = run.first * SizeOf(shape.dtype);
-  input_scratch_.clear();
-  for (uint32_t device = 0; device < shape.device_count; ++device) {
-    const void* leaf = sum.sum.inputs[device * sum.leaf_count() + run.leaf];
-    input_scratch_.push_back(static_cast<const uint8_t*>(leaf) + offset);
-  }
-  return input_scratch_;
-}
-
-std::span<void* const> AllReduce::Impl::OutputsAt(const ActiveSum& sum, const ElementRun& run) {
-  const SumShape& shape = *sum.sum.shape;
-  const size_t offset = run.first * SizeOf(shape.dtype);
-  output_scratch_.clear();
-  for (uint32_t device = 0; device < shape.device_count; ++device) {
-    void* leaf = sum.sum.outputs[device * sum.leaf_count() + run.leaf];
-    output_scratch_.push_back(static_cast<uint8_t*>(leaf) + offset);
-  }
-  return output_scratch_;
 }
 
 // ---------------------------------------------------------------- receiving
@@ -410,18 +318,22 @@ void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) 
   expected.flags = header.flags;
   if (header != expected || (header.rank != wire::kEveryRank && header.rank != job_.rank)) return drop();
   const bool data = chunk >= line.segment().exponent_chunks;
-  if (header.flags != 0 && !(data && IsFloat(line.sum->sum.shape->dtype))) return drop();
+  if (header.flags != 0 && !(data && IsFloat(line.sum->shape().dtype))) return drop();
 
   window_.OnResult(*position, now_us);
   dirty_ = true;
   ++line.chunks_done;
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
   if (data) {
-    TakeData(line, chunk, lanes, header.flags);
+    line.sum->Decode(line.segment(), chunk, line.exponents, headroom_bits_, lanes, header.flags);
+    stats_.flagged_chunks += header.flags != 0;
   } else {
     TakeExponents(line, chunk, lanes);
   }
-  if (line.chunks_done == line.place.chunk_count) Finish(line, now_us);
+  if (line.chunks_done == line.place.chunk_count) {
+    line.exponents.clear();
+    if (++line.sum->segments_done == line.sum->plan().segment_count()) Complete(line.sum);
+  }
   Retire();
 }
 
@@ -435,37 +347,11 @@ Line& AllReduce::Impl::LineAt(uint64_t position) {
 }
 
 void AllReduce::Impl::TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes) {
-  const Range range = ExponentRange(line, chunk);
+  const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
   for (uint32_t i = 0; i < range.count; ++i) {
     line.exponents[range.first + i] = static_cast<int32_t>(wire::LoadLane(lanes + 4 * i));
   }
   --line.exponents_awaited;
-}
-
-void AllReduce::Impl::TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
-  ActiveSum& sum = *line.sum;
-  const DType dtype = sum.sum.shape->dtype;
-  const Range range = DataRange(line, chunk);
-  if (flags != 0) {
-    // Before the result overwrites the input: what this host has to say about each element.
-    ++stats_.flagged_chunks;
-    std::vector<uint32_t>& classes = sum.flagged[range.first];
-    classes.resize(range.count);
-    sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
-      ClassifyElements(dtype, InputsAt(sum, run), run.count, classes.data() + run.offset);
-    });
-  }
-  const size_t lane_bytes = 4 * size_t{sum.plan.lanes_per_element()};
-  sum.plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
-    const int32_t exponent = line.exponents.empty() ? 0 : line.exponents[run.block - line.segment().first_block];
-    DecodeLanes(dtype, lanes + run.offset * lane_bytes, run.count, exponent, headroom_bits_, OutputsAt(sum, run));
-  });
-}
-
-void AllReduce::Impl::Finish(Line& line, int64_t now_us) {
-  ActiveSum* sum = line.sum;
-  line.exponents.clear();
-  if (++sum->segments_done == sum->plan.segment_count()) Complete(sum, now_us);
 }
 
 // Moves the window past the lines and chunks that are done.
@@ -482,47 +368,18 @@ void AllReduce::Impl::Retire() {
   }
 }
 
-void AllReduce::Impl::Complete(ActiveSum* sum, int64_t now_us) {
+void AllReduce::Impl::Complete(ActiveSum* sum) {
   const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& other) { return other.get() == sum; });
   std::unique_ptr<ActiveSum> done = std::move(*found);
   sums_.erase(found);
   for (Line& line : log_) {
     if (line.sum == sum) line.sum = nullptr;  // done, but behind a line that isn't
   }
-  if (!done->flagged.empty()) {
-    // Flags are alike on all ranks, so all of them start this second pass.
-    std::vector<uint32_t> classes;
-    for (const auto& [first, counters] : done->flagged) classes.insert(classes.end(), counters.begin(), counters.end());
-    auto shape = std::make_shared<SumShape>(SumShape{.site_name = done->sum.shape->site_name + " (NaN and infinities)",
-                                                     .dtype = DType::kUint32,
-                                                     .leaf_elements = {classes.size()}});
-    Sum counters{.key = done->sum.key, .shape = shape, .inputs = {classes.data()}, .outputs = {classes.data()}};
-    auto second = std::make_unique<ActiveSum>(std::move(counters), job_.lanes_per_chunk, 1, now_us);
-    second->classes = std::move(classes);
-    second->started_us = done->started_us;
-    second->parent = std::move(done);
-    return Issue(std::move(second));
-  }
-  if (done->pass == 1) {
-    ApplyClassCounters(*done);
-    done = std::move(done->parent);
-  }
+  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk));
+  done = ActiveSum::FirstPassOf(std::move(done));
   ++stats_.sums_completed;
-  for (uint64_t elements : done->sum.shape->leaf_elements) {
-    stats_.tensor_bytes += elements * SizeOf(done->sum.shape->dtype);
-  }
-  done->sum.done(nullptr);
-}
-
-void AllReduce::Impl::ApplyClassCounters(ActiveSum& counters) {
-  const ActiveSum& sum = *counters.parent;
-  std::span<const uint32_t> rest = counters.classes;
-  for (const auto& [first, own] : sum.flagged) {
-    sum.plan.ForEachRun(first, own.size(), [&](const ElementRun& run) {
-      ApplyClasses(sum.sum.shape->dtype, rest.subspan(run.offset, run.count), OutputsAt(sum, run));
-    });
-    rest = rest.subspan(own.size());
-  }
+  for (uint64_t elements : done->shape().leaf_elements) stats_.tensor_bytes += elements * SizeOf(done->shape().dtype);
+  done->Finish(nullptr);
 }
 
 // ---------------------------------------------------------------- failures
@@ -532,15 +389,15 @@ void AllReduce::Impl::Fail(const Failure& failure) {
   log_.clear();
   auto sums = std::move(sums_);
   sums_.clear();
-  for (const auto& sum : sums) (sum->parent ? *sum->parent : *sum).sum.done(&*failure_);
+  for (const auto& sum : sums) sum->Finish(&*failure_);
 }
 
 std::optional<Stall> AllReduce::Impl::OldestStall() const {
   if (sums_.empty()) return std::nullopt;
   const ActiveSum* oldest = std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
-                              return a->started_us < b->started_us;
+                              return a->started_us() < b->started_us();
                             })->get();
-  Stall stall{.site_name = oldest->sum.shape->site_name, .key = oldest->sum.key, .since_us = oldest->started_us};
+  Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
   const auto waiting = std::find_if(log_.begin(), log_.end(), [&](const Line& line) { return line.sum == oldest; });
   stall.waits_for_order = waiting == log_.end();

@@ -34,6 +34,12 @@ struct ElementRun {
   uint32_t offset;  // in the range that was asked for
 };
 
+// The elements of the sum, or the blocks of its segment, that a chunk carries.
+struct ChunkRange {
+  uint64_t first;
+  uint32_t count;
+};
+
 class SumPlan {
  public:
   SumPlan(const SumShape& shape, uint32_t lanes_per_chunk);
@@ -42,8 +48,16 @@ class SumPlan {
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
   uint32_t lanes_per_element() const { return lanes_per_element_; }
-  uint32_t blocks_per_chunk() const { return lanes_per_chunk_; }
   uint32_t elements_per_chunk() const { return elements_per_chunk_; }
+
+  ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
+    const uint32_t first = chunk * lanes_per_chunk_;
+    return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
+  }
+  ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
+    const uint32_t first = (chunk - segment.exponent_chunks) * elements_per_chunk_;
+    return {segment.first_element + first, std::min(elements_per_chunk_, segment.element_count - first)};
+  }
 
   // Calls f(ElementRun) for the runs of `count` elements from `first` on, in order.
   template <typename F>

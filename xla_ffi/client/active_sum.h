@@ -1,0 +1,67 @@
+// A sum in progress: its elements, from the device buffers to the lanes of a chunk and back.
+#ifndef XLA_FFI_CLIENT_ACTIVE_SUM_H_
+#define XLA_FFI_CLIENT_ACTIVE_SUM_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/order.h"
+#include "client/sum.h"
+#include "client/sum_plan.h"
+
+namespace passing {
+
+class ActiveSum {
+ public:
+  ActiveSum(Sum sum, uint32_t lanes_per_chunk, int64_t started_us);
+
+  // The second pass of a sum that came back flagged: adds up the class counters of its flagged chunks. All ranks see
+  // the same flags, so all of them make this sum.
+  static std::unique_ptr<ActiveSum> SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk);
+  // The caller's sum: this one, or that of which this one is the second pass, with NaN and infinities put in.
+  static std::unique_ptr<ActiveSum> FirstPassOf(std::unique_ptr<ActiveSum> last);
+
+  const SumKey& key() const { return sum_.key; }
+  const SumShape& shape() const { return *sum_.shape; }
+  const SumPlan& plan() const { return plan_; }
+  uint32_t pass() const { return first_ ? 1 : 0; }
+  int64_t started_us() const { return started_us_; }
+  bool flagged() const { return !flagged_.empty(); }
+  SegmentId IdOf(uint32_t segment) const { return {key().site, key().occurrence, segment, pass()}; }
+  // Tells the caller.
+  void Finish(const Failure* failure) const { (first_ ? *first_ : *this).sum_.done(failure); }
+
+  // This host's exponents of a segment's blocks; none for integers.
+  std::vector<int32_t> Exponents(const Segment& segment) const;
+  // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
+  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+                 uint8_t* lanes) const;
+  // Takes the sum of a data chunk over all hosts; it may overwrite this host's input.
+  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+              const uint8_t* lanes, uint8_t flags);
+
+  uint32_t segments_placed = 0;
+  uint32_t segments_done = 0;
+
+ private:
+  std::span<const void* const> InputsAt(const ElementRun& run) const;
+  std::span<void* const> OutputsAt(const ElementRun& run) const;
+
+  const Sum sum_;
+  const SumPlan plan_;
+  const int64_t started_us_;
+  // First element of each flagged chunk, and this host's classes of its elements.
+  std::map<uint64_t, std::vector<uint32_t>> flagged_;
+  // In a second pass: the first, and the counters, which are this sum's elements.
+  std::unique_ptr<ActiveSum> first_;
+  std::vector<uint32_t> counters_;
+  mutable std::vector<const void*> input_scratch_;
+  mutable std::vector<void*> output_scratch_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CLIENT_ACTIVE_SUM_H_
