@@ -91,9 +91,11 @@ class Membership:
                 warn_s=settings.warn_s,
                 deadline_s=settings.deadline_s,
             )
-        except BaseException:
+        except BaseException as error:
             self._control.hang_up()
             self._control.close()
+            if isinstance(error, ValueError):  # of the transport
+                raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
             raise
         self.epoch = welcome.epoch
         self._lease_s = welcome.lease_s
