@@ -16,7 +16,6 @@ class UdpSocket:
 @final
 class Stall:
     site_name: str
-    site: int
     occurrence: int
     waits_for_order: bool
     slot: int
@@ -57,7 +56,6 @@ class Transport:
     def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...  # releases the GIL
-    def closed(self) -> bool: ...
 
 @final
 class LocalCollective:
@@ -66,7 +64,7 @@ class LocalCollective:
     def __init__(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
-def attach(collective: Transport | LocalCollective, deadline_s: float = 60.0) -> None:
+def attach(collective: Transport | LocalCollective, deadline_s: float) -> None:
     """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached."""
 
 def detach() -> None:

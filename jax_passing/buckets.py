@@ -21,10 +21,7 @@ def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int = DEFAULT_BUCKET_BYTE
     `bucket_bytes` has a bucket of its own.
 
     Returns: indices into `leaves`, each exactly once.
-    Raises: ValueError if `bucket_bytes` is not positive.
     """
-    if bucket_bytes <= 0:
-        raise ValueError(f"bucket_bytes must be positive, not {bucket_bytes}")
     buckets: list[list[int]] = []
     open_buckets: dict[object, tuple[list[int], int]] = {}  # by dtype, with the bytes in it
     for index, leaf in enumerate(leaves):

@@ -44,7 +44,7 @@ class HostLostError(PassingError):
 
 
 class DeadlineExceededError(PassingError):
-    """A sum wasn't complete within `deadline_s`."""
+    """A sum made no progress for `deadline_s`."""
 
 
 class ProgramMismatchError(PassingError):

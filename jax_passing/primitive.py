@@ -185,7 +185,7 @@ def _lower(
         "member_count": np.int64(placement.member_count * (world_size if beyond_mesh else 1)),
         "local_member_count": np.int64(placement.local_member_count),
         "replica_count": np.int64(placement.replica_count),
-        "world_size": np.int64(1 if local else world_size),
+        "world_size": np.int64(world_size),
         "local": np.int64(local),
     }
     call = jax.ffi.ffi_lowering("passing_psum", operand_output_aliases={i + 1: i for i in range(len(avals))})

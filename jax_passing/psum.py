@@ -70,9 +70,8 @@ def pmean(tree: Any, axis_name: Any) -> Any:
 
     Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
     """
-    axes: Axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    total = _extent(axes)[0]
-    return jax.tree.map(lambda x: x / total, psum(tree, axes))
+    count = psum(1, axis_name)
+    return jax.tree.map(lambda x: x / count, psum(tree, axis_name))
 
 
 def _extent(axes: Axes) -> tuple[int, int, bool]:

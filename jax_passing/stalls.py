@@ -2,29 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from jax_passing._native import Stall
 from jax_passing.control_messages import Query, SlotState
 from jax_passing.errors import Failure, HostLostError
 
 log = logging.getLogger("jax_passing")
-
-
-class Stall(Protocol):
-    """What the transport knows of it (_native.Stall)."""
-
-    @property
-    def site_name(self) -> str: ...
-    @property
-    def occurrence(self) -> int: ...
-    @property
-    def waits_for_order(self) -> bool: ...
-    @property
-    def slot(self) -> int: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def sequence(self) -> int: ...
 
 
 def names(ranks: Sequence[int]) -> str:

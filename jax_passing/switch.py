@@ -14,7 +14,7 @@ from typing import Any
 from jax_passing.config import did_you_mean, parse_address, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import DataPlane, SoftwareDataPlane
+from jax_passing.data_plane import SoftwareDataPlane
 from jax_passing.errors import ConfigError
 
 log = logging.getLogger("jax_passing.switch")
@@ -57,9 +57,9 @@ def _lease(value: Any) -> float:
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "listen": parse_address,
-    "slot_total": _count(1, 1 << 20),
+    "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
     "slots_per_job": _power_of_two,
-    "lanes_per_chunk": _count(1, LANES_MAX),
+    "lanes_per_chunk": _count(3, LANES_MAX),  # an int64 takes three
     "lease_s": _lease,
 }
 
@@ -108,12 +108,11 @@ async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
     on_listening: Callable[[str], None],
-    make_data_plane: Callable[[str, int, SwitchSettings], DataPlane] = _software,
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
     with _listen(*settings.listen) as listener:
         host, port = listener.getsockname()[:2]
-        data_plane = make_data_plane(host, port, settings)
+        data_plane = _software(host, port, settings)
         try:
             plane = ControlPlane(data_plane, lease_s=settings.lease_s, slots_per_job=settings.slots_per_job)
             server = await asyncio.start_server(plane.serve, sock=listener, limit=RELAY_LINE_BYTES_MAX)

@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,8 +38,3 @@ def test_examples():
     assert make_buckets(leaves) == [[0, 2, 3, 4], [1, 5]]
     assert make_buckets([]) == []
     assert DEFAULT_BUCKET_BYTES == 25 * 2**20
-
-
-def test_limit_must_be_positive():
-    with pytest.raises(ValueError, match="positive"):
-        make_buckets([], 0)

@@ -314,9 +314,9 @@ void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) 
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);
   expected.type = wire::PacketType::kResult;
-  expected.rank = header.rank;
+  expected.rank = wire::kEveryRank;
   expected.flags = header.flags;
-  if (header != expected || (header.rank != wire::kEveryRank && header.rank != job_.rank)) return drop();
+  if (header != expected) return drop();
   const bool data = chunk >= line.segment().exponent_chunks;
   if (header.flags != 0 && !(data && IsFloat(line.sum->shape().dtype))) return drop();
 
@@ -404,9 +404,10 @@ std::optional<Stall> AllReduce::Impl::OldestStall() const {
   if (!stall.waits_for_order) {
     uint64_t position = waiting->place.first_position;
     while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
-    stall.slot = static_cast<uint32_t>(job_.slot_first + position % job_.slot_count);
-    stall.version = static_cast<uint8_t>(position / job_.slot_count % 2);
-    stall.sequence = static_cast<uint32_t>(position);
+    const wire::Header header = HeaderOf(*waiting, static_cast<uint32_t>(position - waiting->place.first_position));
+    stall.slot = header.slot;
+    stall.version = header.version;
+    stall.sequence = header.sequence;
   }
   if (!log_.empty() && log_.front().sum == nullptr) {
     const auto name = site_names_.find(log_.front().place.id.site);
@@ -421,7 +422,7 @@ AllReduce::~AllReduce() = default;
 
 void AllReduce::Start(Sum sum, int64_t now_us) { impl_->Start(std::move(sum), now_us); }
 void AllReduce::OnPacket(std::span<const uint8_t> packet, int64_t now_us) { impl_->OnPacket(packet, now_us); }
-std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message, int64_t) {
+std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message) {
   return impl_->OnOrderMessage(message);
 }
 void AllReduce::OnTimer(int64_t now_us) { impl_->OnTimer(now_us); }

@@ -67,7 +67,7 @@ class AllReduce {
   void Start(Sum sum, int64_t now_us);
   void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
   // Empty if it was understood; else why the job can't go on: nothing is sent or received from then on, call Fail.
-  std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message, int64_t now_us);
+  std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
   // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);
   // When OnTimer is due: 0 if at once, INT64_MAX if nothing waits.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -210,7 +211,7 @@ class Transport::Impl {
     for (Sum& sum : starts) core_.Start(std::move(sum), now_us);
     for (const std::string& message : order_messages) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
-      if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()}, now_us)) {
+      if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()})) {
         Fail(*failure);
         break;
       }
@@ -218,7 +219,6 @@ class Transport::Impl {
     starts.clear();
     order_messages.clear();
     if (now_us >= core_.next_timer_us()) core_.OnTimer(now_us);
-    driver_.Flush();
     CheckStall(now_us);
     Publish();
   }
@@ -261,10 +261,7 @@ class Transport::Impl {
     if (now_us < next_check_us_) return;
 
     const std::optional<Stall> stall = core_.OldestStall();
-    if (!stall.has_value()) {
-      next_check_us_ = now_us + warn_us_;
-      return;
-    }
+    assert(stall);  // as the core isn't idle
     const int64_t since_us = std::max(stall->since_us, progress_us_);
     const int64_t stalled_us = now_us - since_us;
     const bool passed = now_us - stall->since_us >= kDeadlinesWhilePassed * deadline_us_;

@@ -58,7 +58,7 @@ void BindFfi(nb::module_& m) {
                        .fail = [local](const Failure& failure) { local->Fail(failure); },
                        .deadline_s = deadline_s});
       },
-      nb::arg("collective"), nb::arg("deadline_s") = 60.0);
+      nb::arg("collective"), nb::arg("deadline_s"));
   m.def(
       "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
 

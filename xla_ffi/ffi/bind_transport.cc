@@ -28,7 +28,6 @@ struct Socket {
 // Shared with the attachment: a sum under way may outlive the Python object.
 struct SharedTransport {
   std::shared_ptr<Transport> transport;
-  bool closed = false;
 };
 
 std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Failure>& failure) {
@@ -69,7 +68,6 @@ SharedTransport MakeTransport(Socket& socket, uint16_t job, uint16_t epoch, uint
 void BindEvents(nb::module_& m) {
   nb::class_<Stall>(m, "Stall")
       .def_ro("site_name", &Stall::site_name)
-      .def_prop_ro("site", [](const Stall& self) { return self.key.site; })
       .def_prop_ro("occurrence", [](const Stall& self) { return self.key.occurrence; })
       .def_ro("waits_for_order", &Stall::waits_for_order)
       .def_ro("slot", &Stall::slot)
@@ -129,13 +127,7 @@ void BindTransport(nb::module_& m) {
           release_gil)
       .def("stats", [](const SharedTransport& self) { return StatsDict(self.transport->stats()); })
       .def(
-          "close",
-          [](SharedTransport& self) {
-            self.transport->Close();
-            self.closed = true;
-          },
-          release_gil)
-      .def("closed", [](const SharedTransport& self) { return self.closed; });
+          "close", [](SharedTransport& self) { self.transport->Close(); }, release_gil);
 
   m.def(
       "attach",
@@ -146,7 +138,7 @@ void BindTransport(nb::module_& m) {
                        .fail = [transport](const Failure& failure) { transport->Fail(failure); },
                        .deadline_s = deadline_s});
       },
-      "collective"_a, "deadline_s"_a = 60.0);
+      "collective"_a, "deadline_s"_a);
 }
 
 }  // namespace passing

@@ -34,7 +34,7 @@ struct SiteInfo {
   uint32_t member_count = 1;        // devices that are added up, over all hosts
   uint32_t local_member_count = 1;  // of these, in this process
   uint32_t replica_count = 1;       // devices of this process that make the same call for one member
-  uint32_t world_size = 1;          // that the program was compiled for; 1 too for a sum that stays on this host
+  uint32_t world_size = 1;          // that the program was compiled for
   bool local = false;               // no other host takes part
 };
 

@@ -28,7 +28,6 @@ class FakeNetwork {
 
   int64_t now_us() const { return now_us_; }
   std::mt19937_64& random() { return random_; }
-  void set_faults(const Faults& faults) { faults_ = faults; }
 
   void After(int64_t delay_us, std::function<void()> event) {
     events_.emplace(std::pair{now_us_ + delay_us, ++event_number_}, std::move(event));
@@ -62,7 +61,7 @@ class FakeNetwork {
 
  private:
   std::mt19937_64 random_;
-  Faults faults_;
+  const Faults faults_;
   int64_t now_us_ = 0;
   uint64_t event_number_ = 0;
   std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;

@@ -244,10 +244,7 @@ size_t UdpSocket::Receive(const OnDatagram& on_datagram) {
   size_t datagrams = 0;
   for (int i = 0; i < count; ++i) {
     msghdr& message = io.received[i].msg_hdr;
-    if ((message.msg_flags & MSG_TRUNC) != 0) {
-      ++io.stats.datagrams_truncated;
-      continue;
-    }
+    if ((message.msg_flags & MSG_TRUNC) != 0) continue;  // larger than any of ours
     const size_t bytes = io.received[i].msg_len;
     size_t segment_bytes = bytes;  // without GRO: one datagram
     for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {

@@ -30,9 +30,8 @@ struct DatagramRun {
 void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs);
 
 struct UdpSocketStats {
-  uint64_t datagrams_unsent = 0;     // the send buffer stayed full, or the kernel refused them
-  uint64_t datagrams_truncated = 0;  // larger than any UDP datagram can be, hence dropped
-  uint64_t errors_reported = 0;      // ICMP errors and the like, which a later packet may not meet
+  uint64_t datagrams_unsent = 0;  // the send buffer stayed full, or the kernel refused them
+  uint64_t errors_reported = 0;   // ICMP errors and the like, which a later packet may not meet
 };
 
 class UdpSocket {

@@ -21,7 +21,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 namespace passing::wire {
@@ -51,7 +50,7 @@ struct Header {
   uint8_t flags = 0;
   uint16_t job = 0;
   uint16_t epoch = 0;
-  uint16_t rank = 0;  // sender of a contribution; receiver of a unicast result, 0xFFFF on a result for all
+  uint16_t rank = 0;  // sender of a contribution; kEveryRank in a result, resent ones too
   uint16_t slot = 0;
   uint32_t sequence = 0;
   uint8_t version = 0;  // 0 or 1
@@ -63,7 +62,7 @@ struct Header {
 
 inline constexpr uint16_t kEveryRank = 0xFFFF;
 
-// Why a packet can't be decoded; each has its own counter in the metrics.
+// Why a packet can't be decoded.
 enum class DecodeError : uint8_t {
   kNone,
   kTooShort,

@@ -427,7 +427,7 @@ TEST(AllReduce, OnOrderMessage_nonsense) {
   const JobConfig job{.job = 3, .epoch = 7, .rank = 1, .world_size = 2, .slot_first = 0, .slot_count = 16};
   AllReduce follower(job, driver, [](std::string) {});
   const uint8_t nonsense[] = {1, 2, 3};
-  const auto failure = follower.OnOrderMessage(nonsense, 0);
+  const auto failure = follower.OnOrderMessage(nonsense);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, "ProtocolError");
 }
@@ -452,7 +452,7 @@ class FoulOrder : public testing::Test {
     return message;
   }
   std::optional<Failure> Give(const std::string& message) {
-    auto failure = follower_.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()}, 0);
+    auto failure = follower_.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()});
     if (!failure) return failure;
     RunTimers();  // to no effect
     EXPECT_EQ(failed_, 0);

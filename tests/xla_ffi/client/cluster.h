@@ -99,8 +99,7 @@ class Cluster {
     int64_t& arrival_us = order_arrival_us_[to];
     arrival_us = std::max(arrival_us + 1, network_.now_us() + network_.Below(options_.order_delay_us + 1));
     network_.After(arrival_us - network_.now_us(), [this, to, message] {
-      auto failure = ranks_[to]->OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()},
-                                                network_.now_us());
+      auto failure = ranks_[to]->OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()});
       if (failure) protocol_failure_ = failure;
     });
   }
