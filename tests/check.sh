@@ -143,6 +143,7 @@ finish() {
 }
 
 mkdir -p "$work"
+rm -rf "$work/wheel-3.12"  # of an earlier run
 stage "Debian packages" debian_packages
 stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 [ $failed = 0 ] || { finish || exit 1; }
