@@ -120,8 +120,7 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
         _native.end_compilation()
 
 
-def _placement(ctx: mlir.LoweringRuleContext, axes: Axes, world_size: int, beyond_mesh: bool) -> Placement:
-    mesh = _compat.lowering_mesh(ctx)
+def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, beyond_mesh: bool) -> Placement:
     for axis in axes:
         if axis not in mesh.manual_axes:
             raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
@@ -153,14 +152,14 @@ def _site_name(name: str, avals: Sequence[Any], axes: Axes) -> str:
 def _lower(
     ctx: mlir.LoweringRuleContext, *leaves: Any, axes: Axes, world_size: int, beyond_mesh: bool, name: str
 ) -> Sequence[Any]:
-    placement = _placement(ctx, axes, world_size, beyond_mesh)
+    mesh = _compat.lowering_mesh(ctx)
+    placement = _placement(mesh, axes, world_size, beyond_mesh)
     local = placement.local and not beyond_mesh
     avals_in: Sequence[Any] = ctx.avals_in
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried or (local and placement.member_count == 1):
         return leaves
     _register_ffi()
-    mesh = _compat.lowering_mesh(ctx)
 
     def group_and_member() -> jax.Array:
         others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)

@@ -34,6 +34,7 @@
 #include <bit>
 #include <cassert>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -165,6 +166,16 @@ void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
 }
 
 }  // namespace
+
+std::optional<DType> ParseDType(std::string_view name) {
+  constexpr std::string_view kNames[] = {"int8",   "int16",  "int32",   "int64",    "uint8",   "uint16",
+                                         "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
+  static_assert(std::size(kNames) == static_cast<size_t>(DType::kFloat64) + 1);
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<DType>(i);
+  }
+  return std::nullopt;
+}
 
 size_t SizeOf(DType dtype) {
   return WithFormat(dtype, []<typename Format>(Format) { return sizeof(typename Format::Stored); });

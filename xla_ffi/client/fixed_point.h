@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 
 namespace passing {
 
@@ -23,6 +25,9 @@ enum class DType : uint8_t {
   kFloat32,
   kFloat64,
 };
+
+// "float32" and so on, as NumPy and JAX name them.
+std::optional<DType> ParseDType(std::string_view name);
 
 size_t SizeOf(DType dtype);
 bool IsFloat(DType dtype);

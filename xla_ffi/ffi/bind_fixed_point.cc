@@ -17,12 +17,9 @@ namespace passing {
 namespace {
 
 DType DTypeOf(const std::string& name) {
-  constexpr const char* kNames[] = {"int8",   "int16",  "int32",   "int64",    "uint8",   "uint16",
-                                    "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return static_cast<DType>(i);
-  }
-  throw std::invalid_argument("no such dtype: " + name);
+  const auto dtype = ParseDType(name);
+  if (!dtype) throw std::invalid_argument("no such dtype: " + name);
+  return *dtype;
 }
 
 // The same elements of one block on each local device.

@@ -1,6 +1,5 @@
 #include "ffi/handlers.h"
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,26 +27,6 @@ constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<State>();
 // JAX shows the text; jax_passing.errors turns it back into the exception of that kind.
 ffi::Error ToError(const Failure& failure) {
   return ffi::Error(ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
-}
-
-std::optional<DType> ParseDType(std::string_view name) {
-  using enum DType;
-  static constexpr std::array<std::pair<std::string_view, DType>, 12> kNames{{{"int8", kInt8},
-                                                                              {"int16", kInt16},
-                                                                              {"int32", kInt32},
-                                                                              {"int64", kInt64},
-                                                                              {"uint8", kUint8},
-                                                                              {"uint16", kUint16},
-                                                                              {"uint32", kUint32},
-                                                                              {"uint64", kUint64},
-                                                                              {"float16", kFloat16},
-                                                                              {"bfloat16", kBFloat16},
-                                                                              {"float32", kFloat32},
-                                                                              {"float64", kFloat64}}};
-  for (const auto& [known, dtype] : kNames) {
-    if (known == name) return dtype;
-  }
-  return std::nullopt;
 }
 
 ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64_t ordinal, int64_t site,

@@ -7,16 +7,13 @@
 #include <string>
 #include <utility>
 
+#include "net/clock.h"
+
 namespace passing {
 namespace {
 
 // How soon open gatherings learn that the session failed, or are past their deadline.
 constexpr auto kWatchInterval = std::chrono::milliseconds(200);
-
-int64_t NowUs() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Run ids wrap.
 bool IsLater(int32_t a, int32_t b) {
@@ -119,7 +116,7 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
     gathering->site = site;
     gathering->collective = site->local ? local_ : attachment_->collective;
     gathering->key = {site->hash, progress.next_occurrence++, progress.next_step++};
-    gathering->opened_us = NowUs();
+    gathering->opened_us = MonotonicUs();
     gathering->calls.reserve(site->call_count());
     progress.open = std::move(gathering);
     if (open_count_++ == 0) wake_watch_.notify_all();
@@ -215,7 +212,7 @@ void Rendezvous::Watch() {
     wake_watch_.wait_for(lock, kWatchInterval);
     if (!attachment_ || open_count_ == 0) continue;
     std::optional<Failure> failure;
-    const int64_t due_us = NowUs() - static_cast<int64_t>(attachment_->deadline_s * 1e6);
+    const int64_t due_us = MonotonicUs() - static_cast<int64_t>(attachment_->deadline_s * 1e6);
     for (const auto& [hash, progress] : progress_) {
       if (!progress.open || progress.open->opened_us > due_us) continue;
       const Gathering& late = *progress.open;
