@@ -4,10 +4,11 @@
 
 namespace passing {
 
-ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, int64_t started_us)
-    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk), started_us_(started_us) {}
+ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t slot_count, int64_t started_us)
+    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, slot_count), started_us_(started_us) {}
 
-std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk) {
+std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
+                                                   uint32_t slot_count) {
   std::vector<uint32_t> counters;
   for (const auto& [element, classes] : first->flagged_) {
     counters.insert(counters.end(), classes.begin(), classes.end());
@@ -16,7 +17,7 @@ std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> fi
                                                    .dtype = DType::kUint32,
                                                    .leaf_elements = {counters.size()}});
   Sum sum{.key = first->key(), .shape = std::move(shape), .inputs = {counters.data()}, .outputs = {counters.data()}};
-  auto second = std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, first->started_us_);
+  auto second = std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, slot_count, first->started_us_);
   second->counters_ = std::move(counters);  // keeps its place in memory
   second->first_ = std::move(first);
   return second;

@@ -16,11 +16,12 @@ namespace passing {
 
 class ActiveSum {
  public:
-  ActiveSum(Sum sum, uint32_t lanes_per_chunk, int64_t started_us);
+  ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t slot_count, int64_t started_us);
 
   // The second pass of a sum that came back flagged: adds up the class counters of its flagged chunks. All ranks see
   // the same flags, so all of them make this sum.
-  static std::unique_ptr<ActiveSum> SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk);
+  static std::unique_ptr<ActiveSum> SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
+                                                 uint32_t slot_count);
   // The caller's sum: this one, or that of which this one is the second pass, with NaN and infinities put in.
   static std::unique_ptr<ActiveSum> FirstPassOf(std::unique_ptr<ActiveSum> last);
 

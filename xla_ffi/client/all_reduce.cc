@@ -18,6 +18,9 @@ namespace {
 // message to every host and a drained pipeline, about this long.
 constexpr int64_t kDeviateGraceUs = 500;
 
+// Sites whose exponents are remembered; a guess is never needed, so forgetting all of them at once is simplest.
+constexpr size_t kMaxGuesses = 4096;
+
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
   Place place;
@@ -26,6 +29,13 @@ struct Line {
   uint32_t exponents_awaited = 0;    // chunks
   uint32_t next_chunk = 0;           // to be sent for the first time
   uint32_t chunks_done = 0;
+  std::vector<int32_t> guesses{};  // the exponents at which this host sent data, if the segment guesses
+  struct EarlyResult {
+    uint32_t chunk;
+    uint8_t flags;
+    std::vector<uint8_t> lanes;
+  };
+  std::vector<EarlyResult> early_results{};  // of guessed data, until it is known whether the guess was right
 
   const Segment& segment() const { return sum->plan().segment(place.id.segment); }
 };
@@ -49,7 +59,7 @@ class AllReduce::Impl {
   void Start(Sum sum, int64_t now_us) {
     ++stats_.sums_started;
     if (failure_) return sum.done(&*failure_);
-    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, now_us));
+    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, job_.slot_count, now_us));
   }
 
   void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
@@ -87,6 +97,8 @@ class AllReduce::Impl {
   Line& LineAt(uint64_t position);
   wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
   void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
+  void TakeGuessedExponents(Line& line, const uint8_t* lanes);
+  void TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
   void Retire();
   void Complete(ActiveSum* sum);
 
@@ -96,9 +108,10 @@ class AllReduce::Impl {
   const std::function<void(std::string)> broadcast_;
   Order order_;
   SlotWindow window_;
-  std::deque<Line> log_;                                  // from the first line that isn't done
-  std::list<std::unique_ptr<ActiveSum>> sums_;            // in the order of issue
-  std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
+  std::deque<Line> log_;                                        // from the first line that isn't done
+  std::list<std::unique_ptr<ActiveSum>> sums_;                  // in the order of issue
+  std::unordered_map<uint64_t, std::string> site_names_;        // as rank 0 announced them
+  std::unordered_map<uint64_t, std::vector<int32_t>> guesses_;  // by site: the exponents it had last
   std::string announcement_;
   int64_t deviate_us_ = 0;  // when rank 0 stops waiting for the predicted sum; 0 if it doesn't wait
   bool dirty_ = false;      // something happened that OnTimer may act on
@@ -190,6 +203,11 @@ void AllReduce::Impl::Join(Line& line) {
   ++sum->segments_placed;
   line.exponents_awaited = segment.exponent_chunks;
   line.exponents = sum->Exponents(segment);
+  if (!segment.guesses()) return;
+  line.guesses = line.exponents;  // the least that holds this host's data
+  const auto last = guesses_.find(id.site);
+  if (last == guesses_.end() || last->second.size() != line.guesses.size()) return;
+  for (size_t i = 0; i < line.guesses.size(); ++i) line.guesses[i] = std::max(line.guesses[i], last->second[i]);
 }
 
 std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> message) {
@@ -252,8 +270,14 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
     if (line.place.first_position >= window_.end()) break;
     if (line.sum == nullptr) continue;
     const Segment& segment = line.segment();
-    // Data waits until the job's scales are known.
-    const uint32_t sendable = line.exponents_awaited == 0 ? segment.chunk_count() : segment.exponent_chunks;
+    // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
+    // safely (docs/protocol.md).
+    if (segment.guesses() && !window_.CanSend(line.place.end_position() - 1)) return;
+    // Data waits until the job's scales are known, or guesses them.
+    const uint32_t sendable =
+        line.exponents_awaited == 0
+            ? segment.chunk_count()
+            : segment.chunk_count() - (segment.guesses() ? segment.repeat_chunks : segment.data_chunks);
     while (line.next_chunk < sendable) {
       const uint64_t position = line.place.first_position + line.next_chunk;
       if (!window_.CanSend(position)) return;  // nor any later one
@@ -267,8 +291,9 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool exponents = chunk < line.segment().exponent_chunks;
   const SumPlan& plan = line.sum->plan();
-  const uint32_t lanes = exponents ? plan.ExponentRange(line.segment(), chunk).count
-                                   : plan.DataRange(line.segment(), chunk).count * plan.lanes_per_element();
+  const uint32_t lanes =
+      exponents ? plan.ExponentRange(line.segment(), chunk).count * (line.segment().guesses() ? kGuessLanes : 1)
+                : plan.DataRange(line.segment(), chunk).count * plan.lanes_per_element();
   return {.type = wire::PacketType::kContribution,
           .job = job_.job,
           .epoch = job_.epoch,
@@ -286,11 +311,21 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   wire::Header header = HeaderOf(line, chunk);
   if (header.lane_format == wire::LaneFormat::kMaxInt32) {
     const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
-    for (uint32_t i = 0; i < range.count; ++i) {
-      wire::StoreLane(lanes + 4 * i, static_cast<uint32_t>(line.exponents[range.first + i]));
+    const auto store = [&](int32_t lane) {
+      wire::StoreLane(lanes, static_cast<uint32_t>(lane));
+      lanes += 4;
+    };
+    for (uint32_t i = range.first; i < range.first + range.count; ++i) {
+      store(line.exponents[i]);
+      if (!line.segment().guesses()) continue;
+      store(line.guesses[i]);
+      store(-line.guesses[i]);
     }
   } else {
-    header.flags = line.sum->Encode(line.segment(), chunk, line.exponents, headroom_bits_, lanes);
+    const bool guessed =
+        line.segment().guesses() && chunk < line.segment().exponent_chunks + line.segment().data_chunks;
+    header.flags =
+        line.sum->Encode(line.segment(), chunk, guessed ? line.guesses : line.exponents, headroom_bits_, lanes);
   }
   wire::Encode(header, packet);
   const size_t bytes = wire::kHeaderBytes + 4 * size_t{header.element_count};
@@ -324,9 +359,12 @@ void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) 
   dirty_ = true;
   ++line.chunks_done;
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
-  if (data) {
-    line.sum->Decode(line.segment(), chunk, line.exponents, headroom_bits_, lanes, header.flags);
-    stats_.flagged_chunks += header.flags != 0;
+  if (data && line.exponents_awaited > 0) {
+    line.early_results.push_back({chunk, header.flags, {lanes, lanes + 4 * size_t{header.element_count}}});
+  } else if (data) {
+    TakeData(line, chunk, lanes, header.flags);
+  } else if (line.segment().guesses()) {
+    TakeGuessedExponents(line, lanes);
   } else {
     TakeExponents(line, chunk, lanes);
   }
@@ -354,6 +392,44 @@ void AllReduce::Impl::TakeExponents(Line& line, uint32_t chunk, const uint8_t* l
   --line.exponents_awaited;
 }
 
+// The guess was right if it was the same on all ranks, as its maximum and minimum tell, and is the exponent of
+// the sum. What is decided here follows from the exponent chunk's result alone, so all ranks decide alike.
+void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
+  bool right = true;
+  for (int32_t& exponent : line.exponents) {
+    exponent = static_cast<int32_t>(wire::LoadLane(lanes));
+    const auto highest = static_cast<int32_t>(wire::LoadLane(lanes + 4));
+    const auto lowest = -static_cast<int32_t>(wire::LoadLane(lanes + 8));
+    right = right && highest == exponent && lowest == exponent;
+    lanes += 4 * kGuessLanes;
+  }
+  line.exponents_awaited = 0;
+  if (guesses_.size() >= kMaxGuesses) guesses_.clear();
+  guesses_[line.place.id.site] = line.exponents;
+
+  const Segment& segment = line.segment();
+  assert(line.next_chunk == segment.exponent_chunks + segment.data_chunks);  // they were sent together
+  const uint32_t void_chunk = right ? line.next_chunk : segment.exponent_chunks;
+  for (uint32_t chunk = void_chunk; chunk < void_chunk + segment.data_chunks; ++chunk) {
+    const uint64_t position = line.place.first_position + chunk;
+    if (!window_.Done(position)) ++line.chunks_done;
+    window_.Skip(position);
+  }
+  if (right) {
+    line.next_chunk = segment.chunk_count();
+    for (const Line::EarlyResult& result : line.early_results) {
+      TakeData(line, result.chunk, result.lanes.data(), result.flags);
+    }
+  }
+  line.early_results.clear();
+  ++(right ? stats_.guesses_right : stats_.guesses_wrong);
+}
+
+void AllReduce::Impl::TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
+  line.sum->Decode(line.segment(), chunk, line.exponents, headroom_bits_, lanes, flags);
+  stats_.flagged_chunks += flags != 0;
+}
+
 // Moves the window past the lines and chunks that are done.
 void AllReduce::Impl::Retire() {
   uint64_t low = window_.low();
@@ -375,7 +451,7 @@ void AllReduce::Impl::Complete(ActiveSum* sum) {
   for (Line& line : log_) {
     if (line.sum == sum) line.sum = nullptr;  // done, but behind a line that isn't
   }
-  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk));
+  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, job_.slot_count));
   done = ActiveSum::FirstPassOf(std::move(done));
   ++stats_.sums_completed;
   for (uint64_t elements : done->shape().leaf_elements) stats_.tensor_bytes += elements * SizeOf(done->shape().dtype);

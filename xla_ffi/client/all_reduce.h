@@ -42,6 +42,8 @@ struct AllReduceStats {
   uint64_t order_messages = 0;   // announcements sent (rank 0) or received
   uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
   uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity
+  uint64_t guesses_right = 0;    // small sums that took one round trip
+  uint64_t guesses_wrong = 0;    // that took two
   int64_t round_trip_us = 0;     // smoothed
   int64_t rto_us = 0;
 };

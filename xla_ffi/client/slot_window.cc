@@ -78,6 +78,13 @@ bool SlotWindow::Done(uint64_t position) const {
   return chunk.position == position && chunk.state == State::kDone;
 }
 
+void SlotWindow::Skip(uint64_t position) {
+  assert(position >= low_ && position < end());
+  Chunk& chunk = At(position);
+  if (chunk.position == position && chunk.state == State::kInFlight) --in_flight_;
+  chunk = {.position = position, .state = State::kDone};
+}
+
 void SlotWindow::Forget(uint64_t position) {
   for (Chunk& chunk : chunks_) {
     if (chunk.position < position || chunk.state == State::kUnsent) continue;

@@ -30,6 +30,8 @@ class SlotWindow {
   std::optional<uint64_t> InFlight(uint32_t sequence) const;
   void OnResult(uint64_t position, int64_t now_us);
   bool Done(uint64_t position) const;
+  // No rank needs this position's result any more, whether or not it was sent.
+  void Skip(uint64_t position);
 
   // The order changed: what was sent from `position` on can't complete, and no longer counts.
   void Forget(uint64_t position);

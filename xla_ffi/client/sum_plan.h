@@ -14,6 +14,9 @@ namespace passing {
 // 16 blocks of float32: no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
+// Lanes of a block in the exponent chunk of a segment that guesses: exponent, guess, -guess.
+inline constexpr uint32_t kGuessLanes = 3;
+
 struct Segment {
   uint64_t first_element = 0;  // in the leaves laid end to end
   uint32_t element_count = 0;
@@ -21,8 +24,11 @@ struct Segment {
   uint32_t block_count = 0;      // 0 for integers, which need no scale
   uint32_t exponent_chunks = 0;  // sent first, one lane a block
   uint32_t data_chunks = 0;
+  // A small sum's data travels with its exponents, at guessed ones; these places are for the data if a guess was wrong.
+  uint32_t repeat_chunks = 0;
 
-  uint32_t chunk_count() const { return exponent_chunks + data_chunks; }
+  uint32_t chunk_count() const { return exponent_chunks + data_chunks + repeat_chunks; }
+  bool guesses() const { return repeat_chunks > 0; }
 };
 
 // Elements of one leaf, inside one block.
@@ -42,7 +48,8 @@ struct ChunkRange {
 
 class SumPlan {
  public:
-  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk);
+  // `slot_count`: a sum that guesses its exponents must fit into the window as a whole.
+  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t slot_count);
 
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
@@ -50,12 +57,13 @@ class SumPlan {
   uint32_t lanes_per_element() const { return lanes_per_element_; }
   uint32_t elements_per_chunk() const { return elements_per_chunk_; }
 
+  // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
   ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
     const uint32_t first = chunk * lanes_per_chunk_;
     return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
   }
   ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = (chunk - segment.exponent_chunks) * elements_per_chunk_;
+    const uint32_t first = (chunk - segment.exponent_chunks) % segment.data_chunks * elements_per_chunk_;
     return {segment.first_element + first, std::min(elements_per_chunk_, segment.element_count - first)};
   }
 

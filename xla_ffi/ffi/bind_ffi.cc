@@ -34,6 +34,8 @@ nb::dict StatsDict(const AllReduceStats& stats) {
   dict["order_messages"] = stats.order_messages;
   dict["order_rollbacks"] = stats.order_rollbacks;
   dict["flagged_chunks"] = stats.flagged_chunks;
+  dict["guesses_right"] = stats.guesses_right;
+  dict["guesses_wrong"] = stats.guesses_wrong;
   dict["round_trip_us"] = stats.round_trip_us;
   dict["rto_us"] = stats.rto_us;
   return dict;

@@ -118,7 +118,9 @@ class Workload {
   size_t site_count() const { return sites_.size(); }
 
   // One execution of a program that calls `sites`: every host issues them in its own order and at its own pace.
-  void Execute(const std::vector<size_t>& sites, int64_t spread_us, double special = 0) {
+  // Elements are random, or all `value`, a float32.
+  void Execute(const std::vector<size_t>& sites, int64_t spread_us, double special = 0,
+               std::optional<float> value = std::nullopt) {
     std::vector<std::pair<size_t, uint32_t>> calls;
     for (size_t site : sites) {
       const uint32_t occurrence = occurrences_[site]++;
@@ -129,6 +131,7 @@ class Workload {
         for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
           for (uint64_t elements : sites_[site].shape->leaf_elements) {
             host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network(), special));
+            for (uint64_t i = 0; value && i < elements; ++i) std::memcpy(&host.buffers.back()[4 * i], &*value, 4);
           }
         }
       }
@@ -301,6 +304,28 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
   EXPECT_EQ(cluster.rank(0).stats().packets_sent, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().packets_received, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
+}
+
+// Data that was sent at guessed exponents counts if all guesses were right, and is sent again if not.
+TEST(AllReduceCluster, aSmallSumTakesOneRoundTripWhileItsExponentsStay) {
+  ClusterOptions options{.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kFloat32, {256}, 1);
+  const auto run = [&](float value) {
+    workload.Execute({0}, 1, 0, value);
+    const uint64_t sent = cluster.rank(0).stats().packets_sent;
+    EXPECT_TRUE(cluster.Run(cluster.network().now_us() + 600'000'000));
+    return cluster.rank(0).stats().packets_sent - sent;
+  };
+  EXPECT_EQ(run(1), 2u);  // equal on all hosts, so the first guess was right
+  EXPECT_EQ(run(1.5), 2u);
+  EXPECT_EQ(run(2), 2u);    // a host's own exponent is the least it guesses
+  EXPECT_EQ(run(0.5), 3u);  // the last one was too large
+  EXPECT_EQ(run(0.5), 2u);
+  EXPECT_EQ(cluster.rank(1).stats().guesses_right, 4u);
+  EXPECT_EQ(cluster.rank(1).stats().guesses_wrong, 1u);
+  workload.Check();
 }
 
 // Rank 0 deviates from what the followers guess and send, as each of them gets to its sums at another time; packets of

@@ -116,6 +116,21 @@ TEST(SlotWindow, Forget_whatCanNotComplete) {
   EXPECT_EQ(resends, 4);
 }
 
+TEST(SlotWindow, Skip_whatNobodyNeeds) {
+  SlotWindow window(16);
+  window.OnSent(0, 0);
+  window.OnSent(1, 0);
+  window.Skip(1);  // sent
+  window.Skip(2);  // not sent
+  EXPECT_TRUE(window.Done(1));
+  EXPECT_TRUE(window.Done(2));
+  EXPECT_EQ(window.InFlight(1), std::nullopt);  // a late result is no result
+  EXPECT_EQ(window.in_flight(), 1u);
+  window.OnResult(0, 10);
+  window.Advance(3);
+  EXPECT_EQ(window.NextResend(1'000'000), std::nullopt);
+}
+
 TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
   SlotWindow window(256);
   Send(window, 0, 256);

@@ -13,7 +13,7 @@ SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
 }
 
 TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
-  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360);
+  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
   EXPECT_EQ(plan.segment(0).element_count, 23040u);
   EXPECT_EQ(plan.segment(0).block_count, 16u);
@@ -22,18 +22,31 @@ TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
 }
 
 TEST(SumPlan, integersNeedNoExponents) {
-  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64);
+  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256);
   EXPECT_EQ(plan.elements_per_chunk(), 21u);
   for (uint32_t i = 0; i < plan.segment_count(); ++i) EXPECT_EQ(plan.segment(i).exponent_chunks, 0u);
   EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
 }
 
 TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
-  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256);
+  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256);
   ASSERT_EQ(plan.segment_count(), 1u);
   EXPECT_EQ(plan.segment(0).block_count, 1000u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 4u);
   EXPECT_EQ(plan.Block(17).leaf, 17u);
+}
+
+TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
+  const auto repeats = [](DType dtype, std::vector<uint64_t> leaves, uint32_t lanes_per_chunk, uint32_t slot_count) {
+    return SumPlan(Shape(dtype, std::move(leaves)), lanes_per_chunk, slot_count).segment(0).repeat_chunks;
+  };
+  EXPECT_EQ(repeats(DType::kFloat32, {1}, 360, 256), 1u);
+  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 256), 4u);
+  EXPECT_EQ(repeats(DType::kFloat32, {1441}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kInt32, {1}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(120, 1), 360, 256), 1u);
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(121, 1), 360, 256), 0u);  // two exponent chunks
+  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 8), 0u);  // 1 + 2 x 4 chunks don't fit into the window
 }
 
 TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
@@ -42,7 +55,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     std::vector<uint64_t> leaves;
     for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
     const DType dtype = random() % 2 ? DType::kFloat32 : DType::kFloat64;
-    const SumPlan plan(Shape(dtype, leaves), random() % 2 ? 64 : 360);
+    const SumPlan plan(Shape(dtype, leaves), random() % 2 ? 64 : 360, 256);
     uint64_t element = 0;
     uint64_t block = 0;
     for (uint32_t i = 0; i < plan.segment_count(); ++i) {
@@ -72,7 +85,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
 }
 
 TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
-  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360);
+  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360, 256);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
   plan.ForEachRun(1400, 105, [&](const ElementRun& run) {
     runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset);
