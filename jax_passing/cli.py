@@ -1,4 +1,4 @@
-"""The command line: `jax-passing switch`, `jax-passing run`. Loads jax in neither."""
+"""The command line: `jax-passing switch`, `run`, `plan`. None of them loads jax."""
 
 import logging
 import sys
@@ -66,6 +66,35 @@ def run(
 
     arguments = ["-m", *command] if module else command
     raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, None if switch == "embedded" else switch))
+
+
+@app.command()
+def plan(
+    hosts: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    devices_per_host: Annotated[int, typer.Option(min=1)] = 1,
+    mebibytes: Annotated[float, typer.Option(min=1e-6, help="Size of each device's float32 buffer.")] = 64.0,
+    link_gbit: Annotated[float, typer.Option(min=1e-3, help="Rate of each host's link.")] = 10.0,
+    shards: Annotated[
+        int, typer.Option(min=0, help="Aggregators behind one link each; 0: a switch with a port for each host.")
+    ] = 0,
+    colocated: Annotated[bool, typer.Option(help="The shards stand behind the first hosts' links.")] = False,
+    shard_link_gbit: Annotated[float | None, typer.Option(min=1e-3, show_default="as the hosts'")] = None,
+    shared_cores: Annotated[int, typer.Option(min=0, help="All run on one machine with so many cores.")] = 0,
+) -> None:
+    """Predict what each strategy's sum takes, and which one `auto` takes."""
+    from rich.console import Console
+
+    from jax_passing import plan_table
+    from jax_passing.errors import ConfigError
+    from jax_passing.planner import Cluster
+
+    try:
+        cluster = Cluster(hosts, devices_per_host, link_gbit, shards, colocated, shard_link_gbit, shared_cores)
+    except ValueError as error:
+        raise ConfigError(f"This can't be planned: {error}.") from error
+    console = Console(highlight=False)
+    console.print(plan_table.make(cluster, mebibytes * 2**20))
+    console.print(plan_table.conclusion(cluster, mebibytes * 2**20), soft_wrap=True)
 
 
 def main() -> None:
