@@ -27,6 +27,9 @@ def switch(
     slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="256")] = None,
     lanes_per_chunk: Annotated[int | None, typer.Option(help="32-bit lanes in a packet.", show_default="360")] = None,
     lease_s: Annotated[float | None, typer.Option(help="A host silent for so long is lost.", show_default="30")] = None,
+    link_gbit: Annotated[
+        float | None, typer.Option(help="The switch stands behind one link of this rate.", show_default="a port a host")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
@@ -42,6 +45,7 @@ def switch(
             "slots_per_job": slots_per_job,
             "lanes_per_chunk": lanes_per_chunk,
             "lease_s": lease_s,
+            "link_gbit": link_gbit,
         },
         config,
     )

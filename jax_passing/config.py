@@ -12,6 +12,7 @@ from jax_passing.errors import ConfigError
 
 PREFIX = "JAX_PASSING_"
 RANKS_MAX = 64  # bits of the bitmap of a slot
+STRATEGIES = ("passing", "flat", "native", "auto")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Settings:
     """A sum that takes longer is reported in the log."""
     join_deadline_s: float = 60.0
     """How long to wait for the switch and the other ranks to appear."""
+    strategy: str = "passing"
+    """How sums are carried out that don't say: one of STRATEGIES."""
+    link_gbit: float | None = None
+    """Rate of this host's link, for `auto`; None: as the network card says."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -71,6 +76,21 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def strategy(value: Any) -> str:
+    """The name of a strategy. Raises ValueError."""
+    if value not in STRATEGIES:
+        raise ValueError(f"expected one of {', '.join(STRATEGIES)}")
+    return str(value)
+
+
+def gbit(value: Any) -> float:
+    """A link's rate. Raises ValueError."""
+    rate = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else 0.0
+    if not 0 < rate <= 1e5:
+        raise ValueError("expected Gbit/s, above 0 and at most 100000")
+    return rate
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "switch": _switch,
     "job": _job,
@@ -79,6 +99,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "deadline_s": _seconds,
     "warn_s": _seconds,
     "join_deadline_s": _seconds,
+    "strategy": strategy,
+    "link_gbit": gbit,
 }
 assert set(_PARSERS) == {field.name for field in fields(Settings)}
 

@@ -26,6 +26,7 @@ class ControlConnection:
         self._received = bytearray()
         self._send_lock = threading.Lock()
         self.switch_host: str = connected.getpeername()[0]
+        self.own_host: str = connected.getsockname()[0]
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long a send or receive may take. The switch echoes heartbeats, so a live one is never silent for long."""

@@ -20,6 +20,7 @@ Rank = Annotated[int, Meta(ge=0, le=63)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
@@ -35,7 +36,10 @@ class Hello(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own."""
+    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own.
+
+    `link_gbit`: the rate of its link, if it knows it.
+    """
 
     protocol_version: int
     job: Name
@@ -44,10 +48,15 @@ class Join(Message, frozen=True):
     udp_port: Port
     instance: Name
     join_deadline_s: Seconds
+    link_gbit: Gbit | None = None
 
 
 class Welcome(Message, frozen=True):
-    """Switch: all ranks are here, the slots are reserved."""
+    """Switch: all ranks are here, the slots are reserved.
+
+    The same to all, so that they plan alike. `link_gbit`: the slowest host's link, of those that are known;
+    `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for each host.
+    """
 
     job_id: int
     epoch: int
@@ -55,6 +64,8 @@ class Welcome(Message, frozen=True):
     slot_count: int
     lanes_per_chunk: int
     lease_s: float
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
 
 
 class Refused(Message, frozen=True):

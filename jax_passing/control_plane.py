@@ -62,10 +62,10 @@ async def _read(reader: asyncio.StreamReader) -> bytes | None:
 class ControlPlane:
     """All jobs of a switch."""
 
-    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int):
+    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int, link_gbit: float | None = None):
         self._data_plane = data_plane
         self._lease_s = lease_s
-        self._jobs = JobTable(data_plane, lease_s=lease_s, slots_per_job=slots_per_job)
+        self._jobs = JobTable(data_plane, lease_s=lease_s, slots_per_job=slots_per_job, link_gbit=link_gbit)
         self._connections: set[HostConnection] = set()
         self._counts: Counter[str] = Counter()
 

@@ -91,10 +91,11 @@ class Job:
 class JobTable:
     """All jobs, and the slots that they hold."""
 
-    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int):
+    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int, link_gbit: float | None = None):
         self._data_plane = data_plane
         self._lease_s = lease_s
         self._slots_per_job = slots_per_job
+        self._link_gbit = link_gbit
         self._partition = SlotPartition(data_plane.slot_total)
         self._jobs: dict[str, Job] = {}
         self._job_number_last = 0
@@ -205,6 +206,8 @@ class JobTable:
             slot_count=self._slots_per_job,
             lanes_per_chunk=self._data_plane.lanes_per_chunk,
             lease_s=self._lease_s,
+            link_gbit=min((member.join.link_gbit for member in members if member.join.link_gbit), default=None),
+            switch_link_gbit=self._link_gbit,
         )
         now = time.monotonic()
         for member in members:

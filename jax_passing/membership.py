@@ -14,6 +14,7 @@ from jax_passing import _native, config
 from jax_passing import control_messages as messages
 from jax_passing.control_connection import ControlConnection, connect
 from jax_passing.errors import Failure, JoinError, SwitchLostError, SwitchUnreachableError
+from jax_passing.link_rate import link_gbit
 from jax_passing.stalls import StallReporter
 
 log = logging.getLogger("jax_passing")
@@ -51,6 +52,8 @@ class Membership:
 
     Attributes:
       epoch: incarnation of the job.
+      link_gbit: the slowest host's link, None if no host knows its own. The same on all hosts.
+      switch_link_gbit: the one link of the switch, None if it has a port for each host. The same on all hosts.
       transport: its sums.
     """
 
@@ -77,6 +80,7 @@ class Membership:
                 udp_port=udp.port,
                 instance=_INSTANCE,
                 join_deadline_s=left_s,
+                link_gbit=settings.link_gbit or link_gbit(self._control.own_host),
             )
             welcome = _await_welcome(self._control, join)
             self.transport = _native.Transport(
@@ -98,6 +102,7 @@ class Membership:
                 raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
             raise
         self.epoch = welcome.epoch
+        self.link_gbit, self.switch_link_gbit = welcome.link_gbit, welcome.switch_link_gbit
         self._lease_s = welcome.lease_s
         self._control.set_timeout(welcome.lease_s)
         self._stalls = StallReporter(rank=settings.rank, epoch=self.epoch, ask=self._ask)

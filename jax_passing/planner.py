@@ -37,6 +37,9 @@ RING_STEP_US = 500.0  # one of gloo's 2(N-1) steps: mostly waking threads
 RING_STALL = 1.04  # gloo's steps don't overlap altogether: the time of a large sum over that of its bytes
 
 
+UNKNOWN_LINK_GBIT = 10.0  # what `auto` reckons with if no host knows its link
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Where the sum runs. The same on every host, so that all of them plan alike.
@@ -53,7 +56,7 @@ class Cluster:
 
     hosts: int
     devices_per_host: int = 1
-    link_gbit: float = 10.0
+    link_gbit: float = UNKNOWN_LINK_GBIT
     shards: int = 0
     colocated: bool = False
     shard_link_gbit: float | None = None

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing import _compat, session
+from jax_passing import _compat, planner, session
 from jax_passing.buckets import Leaf, make_buckets
-from jax_passing.errors import NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
+from jax_passing.config import STRATEGIES, did_you_mean
+from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
 from jax_passing.primitive import Axes, passing_psum_invariant_p, passing_psum_p
 
 SUPPORTED_DTYPES = (
@@ -22,7 +23,7 @@ SUPPORTED_DTYPES = (
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def psum(tree: Any, axis_name: Any) -> Any:
+def psum(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
     If the mesh lies inside this process, the sum also goes over the hosts, which the mesh doesn't know; if the mesh
@@ -33,6 +34,9 @@ def psum(tree: Any, axis_name: Any) -> Any:
       tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
         multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
+      strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
+        sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
+        None: as the session says. See docs/strategies.md.
 
     Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
 
@@ -40,10 +44,14 @@ def psum(tree: Any, axis_name: Any) -> Any:
       NotInitializedError: without `jax_passing.init`.
       UnsupportedDtypeError: a leaf has another dtype.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
+      ConfigError: the strategy can't carry out this sum; the message says which one can.
       NameError: an axis is not bound here.
     """
     axes: Axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    total, world_size, beyond_mesh = _extent(axes)
+    current, devices, beyond_mesh = _extent(axes)
+    world_size = current.world_size
+    total = devices * (world_size if beyond_mesh else 1)
+    wanted = _checked(current.settings.strategy if strategy is None else strategy, world_size, beyond_mesh)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
@@ -57,31 +65,63 @@ def psum(tree: Any, axis_name: Any) -> Any:
     indices = list(arrays)
     for bucket in make_buckets([Leaf(arrays[i].dtype, arrays[i].nbytes) for i in indices]):
         members = [indices[i] for i in bucket]
-        results = primitive.bind(
-            *(arrays[i] for i in members), axes=axes, world_size=world_size, beyond_mesh=beyond_mesh, name=_caller()
-        )
+        operands = [arrays[i] for i in members]
+        chosen = _choice(current, operands, devices, beyond_mesh) if wanted == "auto" else wanted
+        if chosen == "native":
+            results = jax.lax.psum(operands, axes)
+        else:
+            results = primitive.bind(
+                *operands, axes=axes, world_size=world_size, beyond_mesh=beyond_mesh, name=_caller()
+            )
         for index, result in zip(members, results, strict=True):
             sums[index] = result
     return jax.tree.unflatten(treedef, sums)
 
 
-def pmean(tree: Any, axis_name: Any) -> Any:
+def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
     """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
 
     Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
     """
     count = psum(1, axis_name)
-    return jax.tree.map(lambda x: x / count, psum(tree, axis_name))
+    return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy))
 
 
-def _extent(axes: Axes) -> tuple[int, int, bool]:
-    """(devices summed over all hosts, hosts, whether the hosts are no part of the mesh)."""
+def _extent(axes: Axes) -> tuple[session.Session, int, bool]:
+    """(the session, devices along the axes, whether the hosts are no part of the mesh)."""
     current = session.current()
     if current is None:
         raise NotInitializedError("no session: call jax_passing.init() before tracing jax_passing.psum")
     devices = math.prod(_compat.axis_size(axis) for axis in axes)
-    beyond_mesh = not _mesh_spans_processes()
-    return devices * (current.world_size if beyond_mesh else 1), current.world_size, beyond_mesh
+    return current, devices, not _mesh_spans_processes()
+
+
+def _checked(strategy: str, world_size: int, beyond_mesh: bool) -> str:
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
+    if strategy == "native" and beyond_mesh and world_size > 1:
+        raise ConfigError(
+            f"strategy='native' is jax.lax.psum, which sums over the mesh alone: this one lies inside the process, and "
+            f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
+            "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
+        )
+    if strategy == "flat" and world_size > 1:
+        raise ConfigError("strategy='flat' isn't there yet. Use strategy='passing'.")
+    return strategy
+
+
+def _choice(current: session.Session, operands: list[jax.Array], devices: int, beyond_mesh: bool) -> str:
+    """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
+    if beyond_mesh or current.world_size == 1:
+        return "passing"
+    elements = sum(operand.size for operand in operands)
+    return planner.choose(
+        current.cluster(max(1, devices // current.world_size)),
+        elements * planner.LANE_BYTES[operands[0].dtype.name],
+        # Never flat: it sends what passing sends, once for each device.
+        ("passing", "native"),
+        native_bytes=elements * operands[0].dtype.itemsize,
+    )
 
 
 def _mesh_spans_processes() -> bool:

@@ -14,6 +14,7 @@ from typing import Self
 from jax_passing import _native, config
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
 from jax_passing.membership import Membership
+from jax_passing.planner import UNKNOWN_LINK_GBIT, Cluster
 
 log = logging.getLogger("jax_passing")
 
@@ -70,6 +71,15 @@ class Session:
         """The exception that sums of this session raise from now on, if any."""
         failed = self.failed
         return failed.exception() if failed else None
+
+    def cluster(self, devices_per_host: int) -> Cluster:
+        """What the planner has to know of the hosts and their network. The same on every host."""
+        member = self._membership
+        if member is None:
+            return Cluster(1, devices_per_host)
+        link_gbit = member.link_gbit or UNKNOWN_LINK_GBIT
+        shards = 0 if member.switch_link_gbit is None else 1
+        return Cluster(self.world_size, devices_per_host, link_gbit, shards, shard_link_gbit=member.switch_link_gbit)
 
     # Leaving.
 
@@ -205,6 +215,8 @@ def init(
     deadline_s: float | None = None,
     warn_s: float | None = None,
     join_deadline_s: float | None = None,
+    strategy: str | None = None,
+    link_gbit: float | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -221,6 +233,8 @@ def init(
       deadline_s: how long a sum may make no progress.
       warn_s: after what time to warn about it.
       join_deadline_s: how long to wait for the switch and the other hosts.
+      strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
+      link_gbit: rate of this host's link to the switch, for "auto".
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
@@ -236,6 +250,8 @@ def init(
         "deadline_s": deadline_s,
         "warn_s": warn_s,
         "join_deadline_s": join_deadline_s,
+        "strategy": strategy,
+        "link_gbit": link_gbit,
     }
     if _sessions_before_fork:
         raise PassingError(

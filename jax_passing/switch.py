@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_passing.config import did_you_mean, parse_address, read_toml
+from jax_passing.config import did_you_mean, gbit, parse_address, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
 from jax_passing.data_plane import SoftwareDataPlane
@@ -25,13 +25,15 @@ BACKLOG = 256
 
 @dataclass(frozen=True)
 class SwitchSettings:
-    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost."""
+    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
+    the one link that this switch stands behind; None: it has a port for each host."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
     slot_total: int = 4096
     slots_per_job: int = 256
     lanes_per_chunk: int = LANES_MAX
     lease_s: float = 30.0
+    link_gbit: float | None = None
 
 
 def _count(lowest: int, highest: int) -> Callable[[Any], int]:
@@ -61,6 +63,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "slots_per_job": _power_of_two,
     "lanes_per_chunk": _count(3, LANES_MAX),  # an int64 takes three
     "lease_s": _lease,
+    "link_gbit": gbit,
 }
 
 
@@ -114,7 +117,12 @@ async def serve(
         host, port = listener.getsockname()[:2]
         data_plane = _software(host, port, settings)
         try:
-            plane = ControlPlane(data_plane, lease_s=settings.lease_s, slots_per_job=settings.slots_per_job)
+            plane = ControlPlane(
+                data_plane,
+                lease_s=settings.lease_s,
+                slots_per_job=settings.slots_per_job,
+                link_gbit=settings.link_gbit,
+            )
             server = await asyncio.start_server(plane.serve, sock=listener, limit=RELAY_LINE_BYTES_MAX)
             watcher = asyncio.create_task(plane.watch())
             on_listening(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -65,8 +65,8 @@ class Process:
 
 
 class Switch(Process):
-    def __init__(self, listen: str = "127.0.0.1:0") -> None:
-        super().__init__([sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen], {})
+    def __init__(self, listen: str = "127.0.0.1:0", *flags: str) -> None:
+        super().__init__([sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen, *flags], {})
         self.address = self.wait_for(r"listening on (\S+:\d+)", 30)[1]
 
 
@@ -77,8 +77,8 @@ class Cluster:
         self.processes: list[Process] = []
         self.switch = self.start_switch()
 
-    def start_switch(self, listen: str = "127.0.0.1:0") -> Switch:
-        switch = Switch(listen)
+    def start_switch(self, listen: str = "127.0.0.1:0", *flags: str) -> Switch:
+        switch = Switch(listen, *flags)
         self.processes.append(switch)
         return switch
 

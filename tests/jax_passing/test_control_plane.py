@@ -159,6 +159,20 @@ async def test_a_job_starts_when_all_ranks_are_here(switch):
     assert {ip for ip, _ in switch.data_plane.running[1].addresses} == {"127.0.0.1"}
 
 
+@scenario(link_gbit=40.0)
+async def test_all_hosts_hear_of_the_slowest_link(switch):
+    hosts = [await switch.join(rank, 3, link_gbit=rate) for rank, rate in enumerate([10.0, None, 2.5])]
+    for host in hosts:
+        welcome = await host.receive()
+        assert (welcome.link_gbit, welcome.switch_link_gbit) == (2.5, 40.0)
+
+
+@scenario()
+async def test_nobody_may_know_the_links(switch):
+    _, welcome = await switch.job()
+    assert (welcome.link_gbit, welcome.switch_link_gbit) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -74,6 +74,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("lanes_per_chunk = 2", "from 3 to 360"),
         ("slot_total = 65537", "from 1 to 65536"),
         ("lease_s = 0", "expected seconds"),
+        ("link_gbit = [1]", "expected Gbit/s"),
         ("lease_s =", "Can't read the settings file"),
     ],
 )
