@@ -29,13 +29,13 @@ void SumOverHosts(benchmark::State& state) {
   data_plane.AddJob(slots);
   std::vector<std::unique_ptr<Transport>> hosts;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
-    const JobConfig job{.job = 1,
-                        .epoch = 1,
-                        .rank = static_cast<uint16_t>(rank),
+    const JobConfig job{.rank = static_cast<uint16_t>(rank),
                         .world_size = world_size,
-                        .slot_first = 0,
-                        .slot_count = slot_count};
-    hosts.push_back(std::make_unique<Transport>(std::move(sockets[rank]), TransportOptions{.job = job}));
+                        .shards = {{.job = 1, .epoch = 1}},
+                        .slots_per_shard = slot_count};
+    std::vector<UdpSocket> socket;
+    socket.push_back(std::move(sockets[rank]));
+    hosts.push_back(std::make_unique<Transport>(std::move(socket), TransportOptions{.job = job}));
   }
   const auto shape = std::make_shared<SumShape>(
       SumShape{.site_name = "benchmark", .dtype = DType::kFloat32, .leaf_elements = {elements}});

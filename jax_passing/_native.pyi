@@ -18,6 +18,7 @@ class Stall:
     site_name: str
     occurrence: int
     waits_for_order: bool
+    shard: int
     slot: int
     version: int
     sequence: int
@@ -31,19 +32,22 @@ class Event:
     failure: tuple[str, str] | None  # (name of an exception in jax_passing.errors, message)
 
 @final
+class ShardLink:
+    """A job at one switch, and the way there. `name` is for messages."""
+
+    def __init__(self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, name: str) -> None: ...
+
+@final
 class Transport:
-    """One rank's sums over UDP. Takes the socket."""
+    """One rank's sums over UDP. Takes the shards' sockets."""
 
     def __init__(
         self,
-        socket: UdpSocket,
+        shards: Sequence[ShardLink],
         *,
-        job: int,
-        epoch: int,
         rank: int,
         world_size: int,
-        slot_first: int,
-        slot_count: int,
+        slots_per_shard: int,
         lanes_per_chunk: int,
         warn_s: float,
         deadline_s: float,
@@ -102,4 +106,4 @@ def block_exponent(dtype: str, buffers: Sequence[bytes]) -> int:
 def encode_lanes(dtype: str, buffers: Sequence[bytes], exponent: int, headroom_bits: int) -> tuple[bytes, int]:
     """(lanes in network order, flags)"""
 
-def decode_lanes(dtype: str, lanes: bytes, count: int, exponent: int, headroom_bits: int) -> bytes: ...
+def decode_lanes(dtype: str, lanes: bytes, exponent: int, headroom_bits: int) -> bytes: ...

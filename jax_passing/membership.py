@@ -84,13 +84,18 @@ class Membership:
             )
             welcome = _await_welcome(self._control, join)
             self.transport = _native.Transport(
-                udp,
-                job=welcome.job_id,
-                epoch=welcome.epoch,
+                [
+                    _native.ShardLink(
+                        udp,
+                        job=welcome.job_id,
+                        epoch=welcome.epoch,
+                        slot_first=welcome.slot_first,
+                        name="{}:{}".format(*address),
+                    )
+                ],
                 rank=settings.rank,
                 world_size=settings.world_size,
-                slot_first=welcome.slot_first,
-                slot_count=welcome.slot_count,
+                slots_per_shard=welcome.slot_count,
                 lanes_per_chunk=welcome.lanes_per_chunk,
                 warn_s=settings.warn_s,
                 deadline_s=settings.deadline_s,

@@ -4,20 +4,20 @@
 
 namespace passing {
 
-ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t slot_count, int64_t started_us)
-    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, slot_count), started_us_(started_us) {}
+ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t started_us)
+    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, window), started_us_(started_us) {}
 
 std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
-                                                   uint32_t slot_count) {
+                                                   uint32_t window) {
   std::vector<uint32_t> counters;
-  for (const auto& [place, classes] : first->flagged_) {
+  for (const auto& [element, classes] : first->flagged_) {
     counters.insert(counters.end(), classes.begin(), classes.end());
   }
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = first->shape().site_name + " (NaN and infinities)",
                                                    .dtype = DType::kUint32,
                                                    .leaf_elements = {counters.size()}});
   Sum sum{.key = first->key(), .shape = std::move(shape), .inputs = {counters.data()}, .outputs = {counters.data()}};
-  auto second = std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, slot_count, first->started_us_);
+  auto second = std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, window, first->started_us_);
   second->counters_ = std::move(counters);  // keeps its place in memory
   second->first_ = std::move(first);
   return second;
@@ -27,8 +27,8 @@ std::unique_ptr<ActiveSum> ActiveSum::FirstPassOf(std::unique_ptr<ActiveSum> las
   if (!last->first_) return last;
   const ActiveSum& first = *last->first_;
   std::span<const uint32_t> counters = last->counters_;
-  for (const auto& [place, classes] : first.flagged_) {
-    first.plan_.ForEachRun(place, classes.size(), [&](const ElementRun& run) {
+  for (const auto& [element, classes] : first.flagged_) {
+    first.plan_.ForEachRun(element, classes.size(), [&](const ElementRun& run) {
       ApplyClasses(first.shape().dtype, counters.subspan(run.offset, run.count), first.OutputsAt(run));
     });
     counters = counters.subspan(classes.size());
@@ -48,11 +48,12 @@ std::vector<int32_t> ActiveSum::Exponents(const Segment& segment) const {
 uint8_t ActiveSum::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                           uint32_t headroom_bits, uint8_t* lanes) const {
   const ChunkRange range = plan_.DataRange(segment, chunk);
+  const size_t lane_bytes = 4 * size_t{plan_.lanes_per_element()};
   uint8_t flags = 0;
   plan_.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    uint8_t* at = lanes + 4 * size_t{plan_.LanesOf(run.offset)};
-    flags |= EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, at);
+    flags |=
+        EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, lanes + run.offset * lane_bytes);
   });
   return flags;
 }
@@ -68,10 +69,10 @@ void ActiveSum::Decode(const Segment& segment, uint32_t chunk, std::span<const i
       ClassifyElements(shape().dtype, InputsAt(run), run.count, classes.data() + run.offset);
     });
   }
+  const size_t lane_bytes = 4 * size_t{plan_.lanes_per_element()};
   plan_.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    const uint8_t* at = lanes + 4 * size_t{plan_.LanesOf(run.offset)};
-    DecodeLanes(shape().dtype, at, run.count, exponent, headroom_bits, OutputsAt(run));
+    DecodeLanes(shape().dtype, lanes + run.offset * lane_bytes, run.count, exponent, headroom_bits, OutputsAt(run));
   });
 }
 

@@ -16,12 +16,12 @@ namespace passing {
 
 class ActiveSum {
  public:
-  ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t slot_count, int64_t started_us);
+  ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t started_us);
 
   // The second pass of a sum that came back flagged: adds up the class counters of its flagged chunks. All ranks see
   // the same flags, so all of them make this sum.
   static std::unique_ptr<ActiveSum> SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
-                                                 uint32_t slot_count);
+                                                 uint32_t window);
   // The caller's sum: this one, or that of which this one is the second pass, with NaN and infinities put in.
   static std::unique_ptr<ActiveSum> FirstPassOf(std::unique_ptr<ActiveSum> last);
 
@@ -54,7 +54,7 @@ class ActiveSum {
   const Sum sum_;
   const SumPlan plan_;
   const int64_t started_us_;
-  // First place of each flagged chunk, and this host's classes of its elements.
+  // First element of each flagged chunk, and this host's classes of its elements.
   std::map<uint64_t, std::vector<uint32_t>> flagged_;
   // In a second pass: the first, and the counters, which are this sum's elements.
   std::unique_ptr<ActiveSum> first_;

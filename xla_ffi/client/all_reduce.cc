@@ -10,6 +10,7 @@
 #include "client/active_sum.h"
 #include "client/order.h"
 #include "client/slot_window.h"
+#include "client/stripes.h"
 
 namespace passing {
 namespace {
@@ -44,13 +45,15 @@ struct Line {
 
 class AllReduce::Impl {
  public:
-  Impl(const JobConfig& job, Driver& driver, std::function<void(std::string)> broadcast)
+  Impl(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast)
       : job_(job),
+        stripes_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
         headroom_bits_(HeadroomBits(job.world_size)),
-        driver_(driver),
+        drivers_(std::move(drivers)),
         broadcast_(std::move(broadcast)),
-        order_(job.slot_count, job.first_position),
-        window_(job.slot_count) {
+        order_(stripes_.window(), job.first_position),
+        window_(stripes_) {
+    assert(drivers_.size() == job.shards.size());
     assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorldSize);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
     window_.Advance(job.first_position);
@@ -59,10 +62,10 @@ class AllReduce::Impl {
   void Start(Sum sum, int64_t now_us) {
     ++stats_.sums_started;
     if (failure_) return sum.done(&*failure_);
-    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, job_.slot_count, now_us));
+    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, stripes_.window(), now_us));
   }
 
-  void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
+  void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
   void OnTimer(int64_t now_us);
   int64_t next_timer_us() const;
@@ -103,8 +106,9 @@ class AllReduce::Impl {
   void Complete(ActiveSum* sum);
 
   const JobConfig job_;
+  const Stripes stripes_;
   const uint32_t headroom_bits_;
-  Driver& driver_;
+  const std::vector<Driver*> drivers_;  // by shard
   const std::function<void(std::string)> broadcast_;
   Order order_;
   SlotWindow window_;
@@ -256,7 +260,7 @@ void AllReduce::Impl::OnTimer(int64_t now_us) {
     SendChunk(line, static_cast<uint32_t>(*position - line.place.first_position));
   }
   SendNew(now_us);
-  driver_.Flush();
+  for (Driver* driver : drivers_) driver->Flush();
 }
 
 int64_t AllReduce::Impl::next_timer_us() const {
@@ -290,23 +294,26 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool exponents = chunk < line.segment().exponent_chunks;
+  const Stripe stripe = stripes_.At(position);
+  const Shard& shard = job_.shards[stripe.shard];
   const SumPlan& plan = line.sum->plan();
   const uint32_t lanes =
       exponents ? plan.ExponentRange(line.segment(), chunk).count * (line.segment().guesses() ? kGuessLanes : 1)
-                : plan.LanesOf(plan.DataRange(line.segment(), chunk).count);
+                : plan.DataRange(line.segment(), chunk).count * plan.lanes_per_element();
   return {.type = wire::PacketType::kContribution,
-          .job = job_.job,
-          .epoch = job_.epoch,
+          .job = shard.job,
+          .epoch = shard.epoch,
           .rank = job_.rank,
-          .slot = static_cast<uint16_t>(job_.slot_first + position % job_.slot_count),
+          .slot = static_cast<uint16_t>(shard.slot_first + stripe.slot),
           .sequence = static_cast<uint32_t>(position),
-          .version = static_cast<uint8_t>(position / job_.slot_count % 2),
+          .version = stripe.version,
           .lane_format = exponents ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
           .element_count = static_cast<uint16_t>(lanes)};
 }
 
 void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
-  uint8_t* packet = driver_.Reserve();
+  Driver& driver = *drivers_[stripes_.ShardOf(line.place.first_position + chunk)];
+  uint8_t* packet = driver.Reserve();
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(line, chunk);
   if (header.lane_format == wire::LaneFormat::kMaxInt32) {
@@ -329,14 +336,14 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   }
   wire::Encode(header, packet);
   const size_t bytes = wire::kHeaderBytes + 4 * size_t{header.element_count};
-  driver_.Commit(bytes);
+  driver.Commit(bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += bytes;
 }
 
 // ---------------------------------------------------------------- receiving
 
-void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) {
+void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us) {
   ++stats_.packets_received;
   stats_.bytes_received += packet.size();
   wire::Header header;
@@ -344,7 +351,7 @@ void AllReduce::Impl::OnPacket(std::span<const uint8_t> packet, int64_t now_us) 
   if (failure_) return drop();
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
-  if (!position) return drop();
+  if (!position || stripes_.ShardOf(*position) != shard) return drop();
   Line& line = LineAt(*position);
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);
@@ -451,7 +458,7 @@ void AllReduce::Impl::Complete(ActiveSum* sum) {
   for (Line& line : log_) {
     if (line.sum == sum) line.sum = nullptr;  // done, but behind a line that isn't
   }
-  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, job_.slot_count));
+  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, stripes_.window()));
   done = ActiveSum::FirstPassOf(std::move(done));
   ++stats_.sums_completed;
   for (uint64_t elements : done->shape().leaf_elements) stats_.tensor_bytes += elements * SizeOf(done->shape().dtype);
@@ -481,6 +488,7 @@ std::optional<Stall> AllReduce::Impl::OldestStall() const {
     uint64_t position = waiting->place.first_position;
     while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
     const wire::Header header = HeaderOf(*waiting, static_cast<uint32_t>(position - waiting->place.first_position));
+    stall.shard = stripes_.ShardOf(position);
     stall.slot = header.slot;
     stall.version = header.version;
     stall.sequence = header.sequence;
@@ -492,12 +500,14 @@ std::optional<Stall> AllReduce::Impl::OldestStall() const {
   return stall;
 }
 
-AllReduce::AllReduce(const JobConfig& job, Driver& driver, std::function<void(std::string)> broadcast)
-    : impl_(std::make_unique<Impl>(job, driver, std::move(broadcast))) {}
+AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast)
+    : impl_(std::make_unique<Impl>(job, std::move(drivers), std::move(broadcast))) {}
 AllReduce::~AllReduce() = default;
 
 void AllReduce::Start(Sum sum, int64_t now_us) { impl_->Start(std::move(sum), now_us); }
-void AllReduce::OnPacket(std::span<const uint8_t> packet, int64_t now_us) { impl_->OnPacket(packet, now_us); }
+void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us) {
+  impl_->OnPacket(shard, packet, now_us);
+}
 std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message) {
   return impl_->OnOrderMessage(message);
 }

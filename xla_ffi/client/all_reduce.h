@@ -11,20 +11,27 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "client/sum.h"
 #include "net/driver.h"
 
 namespace passing {
 
-// What the control plane settled at join.
-struct JobConfig {
+// The job at one of its switches.
+struct Shard {
   uint16_t job = 0;
   uint16_t epoch = 0;
+  uint32_t slot_first = 0;
+  std::string name{};  // of the switch, for people
+};
+
+// What the control planes settled at join.
+struct JobConfig {
   uint16_t rank = 0;
   uint32_t world_size = 1;
-  uint32_t slot_first = 0;
-  uint32_t slot_count = 0;  // a power of two
+  std::vector<Shard> shards{};   // in the order that all ranks agreed on
+  uint32_t slots_per_shard = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;
   uint64_t first_position = 0;  // alike on all ranks; tests begin right before the sequence wraps
 };
@@ -54,7 +61,8 @@ struct Stall {
   SumKey key;
   int64_t since_us = 0;          // when the sum was started
   bool waits_for_order = false;  // rank 0 hasn't announced this sum's place yet
-  uint32_t slot = 0;             // else: the first chunk without a result
+  uint32_t shard = 0;            // else: the first chunk without a result
+  uint32_t slot = 0;
   uint8_t version = 0;
   uint32_t sequence = 0;
   std::string job_is_at{};  // the sum that rank 0 placed before this one and that this host hasn't issued; else empty
@@ -62,12 +70,13 @@ struct Stall {
 
 class AllReduce {
  public:
-  // `broadcast` sends an order message of rank 0 reliably and in order to all other ranks.
-  AllReduce(const JobConfig& job, Driver& driver, std::function<void(std::string)> broadcast);
+  // `drivers`: one for each shard. `broadcast` sends an order message of rank 0 reliably and in order to all other
+  // ranks.
+  AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast);
   ~AllReduce();
 
   void Start(Sum sum, int64_t now_us);
-  void OnPacket(std::span<const uint8_t> packet, int64_t now_us);
+  void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
   // Empty if it was understood; else why the job can't go on: nothing is sent or received from then on, call Fail.
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
   // Sends what can be sent and resends what is due.

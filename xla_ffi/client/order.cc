@@ -9,7 +9,7 @@ namespace {
 // A job that never repeats itself must not fill the memory. All ranks forget at the same announcement.
 constexpr size_t kMaxPredictions = 1 << 20;
 constexpr size_t kMaxNameBytes = 512;
-// Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 slots.
+// Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 positions.
 constexpr uint64_t kMaxLinesAhead = 1 << 16;
 
 void Put(std::string& out, uint64_t value, int bytes) {

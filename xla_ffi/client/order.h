@@ -7,9 +7,9 @@
 // alone, in the order of the log, so all ranks predict alike.
 //
 // A follower may act on a prediction before rank 0 does. If rank 0 then deviates at position p, followers may have sent
-// chunks in [p, p + slot_count) that can never complete, for want of rank 0's share. So rank 0 skips 2 * slot_count
-// positions: no position ever has two meanings, and as the skip is a whole number of slot versions, the switch
-// still holds every result that somebody may lack (docs/protocol.md has the proof).
+// chunks in [p, p + window) that can never complete, for want of rank 0's share. So rank 0 skips 2 * window positions:
+// no position ever has two meanings, and as each (shard, slot, version) is skipped exactly once, the switches still
+// hold every result that somebody may lack (docs/protocol.md has the proof).
 #ifndef XLA_FFI_CLIENT_ORDER_H_
 #define XLA_FFI_CLIENT_ORDER_H_
 
@@ -47,8 +47,8 @@ struct Place {
 
 class Order {
  public:
-  explicit Order(uint32_t slot_count, uint64_t first_position = 0)
-      : slot_count_(slot_count), next_position_(first_position) {}
+  // `window`: how many positions a rank may be ahead of its first missing result.
+  explicit Order(uint32_t window, uint64_t first_position = 0) : window_(window), next_position_(first_position) {}
 
   // The place that comes next if the program repeats itself.
   std::optional<Place> Predict() const;
@@ -104,9 +104,9 @@ class Order {
   void Push(const Place& place);
   void Learn(const Place& place);
   void RollBack(uint64_t index);
-  uint64_t PositionAfterDeviation() const { return next_position_ + (Predict() ? 2 * uint64_t{slot_count_} : 0); }
+  uint64_t PositionAfterDeviation() const { return next_position_ + (Predict() ? 2 * uint64_t{window_} : 0); }
 
-  const uint32_t slot_count_;
+  const uint32_t window_;
   uint64_t next_index_ = 0;
   uint64_t next_position_;
   uint64_t announced_ = 0;      // log lines before this index are certain

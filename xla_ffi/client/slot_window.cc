@@ -1,6 +1,7 @@
 #include "client/slot_window.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstdlib>
 
@@ -29,14 +30,13 @@ constexpr double kMinWindowChunks = 16;
 
 }  // namespace
 
-SlotWindow::SlotWindow(uint32_t slot_count)
-    : slot_count_(slot_count),
-      chunks_(slot_count),
-      congestion_window_(slot_count),
+SlotWindow::SlotWindow(const Stripes& stripes)
+    : stripes_(stripes),
+      chunks_(std::bit_ceil(stripes.window())),
+      paths_(stripes.shard_count()),
+      congestion_window_(stripes.window()),
       timeout_budget_(kTimeoutBudget),
-      rto_us_(kFirstRtoUs) {
-  assert(slot_count > 0 && (slot_count & (slot_count - 1)) == 0);
-}
+      rto_us_(kFirstRtoUs) {}
 
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);
@@ -47,14 +47,15 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
   assert(position >= low_ && position < end());
   Chunk& chunk = At(position);
   assert(chunk.position != position || chunk.state != State::kInFlight);
-  chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++send_number_};
-  sent_.push_back({position, send_number_});
+  Path& path = PathOf(position);
+  chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++path.send_number};
+  path.sent.push_back({position, chunk.send_number});
   ++in_flight_;
 }
 
 std::optional<uint64_t> SlotWindow::InFlight(uint32_t sequence) const {
   const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
-  if (ahead >= slot_count_) return std::nullopt;
+  if (ahead >= stripes_.window()) return std::nullopt;
   const Chunk& chunk = At(low_ + ahead);
   if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
   return chunk.position;
@@ -65,11 +66,12 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us) {
   assert(chunk.position == position && chunk.state == State::kInFlight);
   chunk.state = State::kDone;
   --in_flight_;
-  answered_number_ = std::max(answered_number_, chunk.send_number);
+  Path& path = PathOf(position);
+  path.answered_number = std::max(path.answered_number, chunk.send_number);
   if (!chunk.resent) MeasureRoundTrip(now_us - chunk.sent_us);
   timeout_budget_ = kTimeoutBudget;
   probe_interval_us_ = 0;
-  congestion_window_ = std::min<double>(slot_count_, congestion_window_ + kIncreaseChunks / congestion_window_);
+  congestion_window_ = std::min<double>(stripes_.window(), congestion_window_ + kIncreaseChunks / congestion_window_);
 }
 
 bool SlotWindow::Done(uint64_t position) const {
@@ -95,11 +97,20 @@ void SlotWindow::Forget(uint64_t position) {
 }
 
 std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
-  DropStale();
-  if (sent_.empty()) return std::nullopt;
-  Chunk& chunk = At(sent_.front().position);
-  const bool overtaken = answered_number_ > chunk.send_number + kReorderChunks;
-  if (!overtaken) {
+  Path* path = nullptr;  // of an overtaken chunk, else of the one that was sent first
+  int64_t sent_us = INT64_MAX;
+  for (Path& candidate : paths_) {
+    DropStale(candidate);
+    const Chunk* oldest = OldestOf(candidate);
+    if (oldest == nullptr) continue;
+    const int64_t candidate_us = Overtaken(candidate, *oldest) ? INT64_MIN : oldest->sent_us;
+    if (candidate_us >= sent_us) continue;
+    path = &candidate;
+    sent_us = candidate_us;
+  }
+  if (path == nullptr) return std::nullopt;
+  Chunk& chunk = At(path->sent.front().position);
+  if (!Overtaken(*path, chunk)) {
     if (now_us < chunk.sent_us + rto_us_) return std::nullopt;
     if (timeout_budget_ == 0) {
       if (now_us < probe_us_) return std::nullopt;
@@ -110,37 +121,44 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
       probe_us_ = now_us + probe_interval_us_;
     }
   }
-  if (answered_number_ > chunk.send_number) OnLoss(now_us);
+  if (path->answered_number > chunk.send_number) OnLoss(now_us);
   chunk.resent = true;
   chunk.sent_us = now_us;
-  chunk.send_number = ++send_number_;
-  sent_.pop_front();
-  sent_.push_back({chunk.position, chunk.send_number});
+  chunk.send_number = ++path->send_number;
+  path->sent.pop_front();
+  path->sent.push_back({chunk.position, chunk.send_number});
   return chunk.position;
 }
 
 int64_t SlotWindow::next_timer_us() const {
-  for (const Sent& sent : sent_) {
-    const Chunk& chunk = At(sent.position);
-    if (chunk.position != sent.position || chunk.send_number != sent.send_number || chunk.state != State::kInFlight) {
-      continue;
-    }
-    if (answered_number_ > chunk.send_number + kReorderChunks) return 0;
-    const int64_t due_us = chunk.sent_us + rto_us_;
-    return timeout_budget_ == 0 ? std::max(due_us, probe_us_) : due_us;
+  int64_t sent_us = INT64_MAX;
+  for (const Path& path : paths_) {
+    const Chunk* oldest = OldestOf(path);
+    if (oldest == nullptr) continue;
+    if (Overtaken(path, *oldest)) return 0;
+    sent_us = std::min(sent_us, oldest->sent_us);
   }
-  return INT64_MAX;
+  if (sent_us == INT64_MAX) return INT64_MAX;
+  const int64_t due_us = sent_us + rto_us_;
+  return timeout_budget_ == 0 ? std::max(due_us, probe_us_) : due_us;
 }
 
-void SlotWindow::DropStale() {
-  while (!sent_.empty()) {
-    const Sent& sent = sent_.front();
-    const Chunk& chunk = At(sent.position);
-    if (chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight) {
-      return;
-    }
-    sent_.pop_front();
-  }
+bool SlotWindow::Overtaken(const Path& path, const Chunk& chunk) {
+  return path.answered_number > chunk.send_number + kReorderChunks;
+}
+
+const SlotWindow::Chunk* SlotWindow::OldestOf(const Path& path) const {
+  const auto oldest = std::find_if(path.sent.begin(), path.sent.end(), [&](const Sent& sent) { return Waits(sent); });
+  return oldest == path.sent.end() ? nullptr : &At(oldest->position);
+}
+
+bool SlotWindow::Waits(const Sent& sent) const {
+  const Chunk& chunk = At(sent.position);
+  return chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight;
+}
+
+void SlotWindow::DropStale(Path& path) {
+  while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
 }
 
 // RFC 6298, with bounds of our own.
@@ -159,7 +177,7 @@ void SlotWindow::MeasureRoundTrip(int64_t sample_us) {
 void SlotWindow::OnLoss(int64_t now_us) {
   if (now_us < next_decrease_us_) return;  // once for all losses of one round trip
   next_decrease_us_ = now_us + round_trip_us_;
-  congestion_window_ = std::max(std::min<double>(kMinWindowChunks, slot_count_), congestion_window_ * kDecrease);
+  congestion_window_ = std::max(std::min<double>(kMinWindowChunks, stripes_.window()), congestion_window_ * kDecrease);
 }
 
 }  // namespace passing

@@ -7,16 +7,17 @@
 #include <optional>
 #include <vector>
 
+#include "client/stripes.h"
+
 namespace passing {
 
 class SlotWindow {
  public:
-  // `slot_count`: a power of two; a rank may be this many positions ahead of its first missing result.
-  explicit SlotWindow(uint32_t slot_count);
+  explicit SlotWindow(const Stripes& stripes);
 
   // The first position without a result. Positions below it are done, or were skipped.
   uint64_t low() const { return low_; }
-  uint64_t end() const { return low_ + slot_count_; }
+  uint64_t end() const { return low_ + stripes_.window(); }
   void Advance(uint64_t low);
 
   // May `position` be sent now? The congestion window, too, is a distance from `low`: were it a number of chunks in
@@ -58,18 +59,28 @@ class SlotWindow {
     uint64_t send_number;
   };
 
-  Chunk& At(uint64_t position) { return chunks_[position & (slot_count_ - 1)]; }
-  const Chunk& At(uint64_t position) const { return chunks_[position & (slot_count_ - 1)]; }
-  void DropStale();
+  // What was sent to one shard. Switches answer at different paces, so overtaking means something only within one.
+  struct Path {
+    std::deque<Sent> sent{};  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
+    uint64_t send_number = 0;
+    uint64_t answered_number = 0;  // the latest send that has its result
+  };
+
+  Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
+  const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
+  Path& PathOf(uint64_t position) { return paths_[stripes_.ShardOf(position)]; }
+  // The chunk that was sent first of those without a result; null if there is none.
+  const Chunk* OldestOf(const Path& path) const;
+  bool Waits(const Sent& sent) const;
+  static bool Overtaken(const Path& path, const Chunk& chunk);
+  void DropStale(Path& path);
   void MeasureRoundTrip(int64_t sample_us);
   void OnLoss(int64_t now_us);
 
-  const uint32_t slot_count_;
+  const Stripes stripes_;
   uint64_t low_ = 0;
-  std::vector<Chunk> chunks_;
-  std::deque<Sent> sent_;  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
-  uint64_t send_number_ = 0;
-  uint64_t answered_number_ = 0;  // the latest send that has its result
+  std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
+  std::vector<Path> paths_;    // by shard
   uint32_t in_flight_ = 0;
   double congestion_window_;
   int64_t next_decrease_us_ = 0;

@@ -30,6 +30,8 @@ namespace {
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kStallRepeatUs = 1'000'000;
 
+constexpr uint64_t kMaxSlots = 1 << 16;  // 16 bits on the wire
+
 // The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault. A sum
 // that is passed by all others for this many deadlines is lost all the same.
 constexpr int64_t kDeadlinesWhilePassed = 10;
@@ -46,26 +48,35 @@ std::string Format(const char* format, Args... args) {
 const TransportOptions& Checked(const TransportOptions& options) {
   const JobConfig& job = options.job;
   const bool ranks = job.world_size <= wire::kMaxWorldSize && job.rank < job.world_size;
-  const bool slots = std::has_single_bit(job.slot_count) && uint64_t{job.slot_first} + job.slot_count <= 1 << 16;
+  // The order's limits hold for a window of so many positions (order.cc).
+  const bool slots = std::has_single_bit(job.slots_per_shard) && !job.shards.empty() &&
+                     job.slots_per_shard * job.shards.size() <= kMaxSlots &&
+                     std::all_of(job.shards.begin(), job.shards.end(), [&](const Shard& shard) {
+                       return uint64_t{shard.slot_first} + job.slots_per_shard <= kMaxSlots;
+                     });
   const bool lanes = job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes;
   if (ranks && slots && lanes) return options;
-  throw std::invalid_argument(Format("rank %u of %u, %u slots from %u and %u lanes in a chunk make no job", job.rank,
-                                     job.world_size, job.slot_count, job.slot_first, job.lanes_per_chunk));
+  std::string at;
+  for (const Shard& shard : job.shards) at += Format(" %u", shard.slot_first);
+  throw std::invalid_argument(Format("rank %u of %u, %u slots from%s and %u lanes in a chunk make no job", job.rank,
+                                     job.world_size, job.slots_per_shard, at.c_str(), job.lanes_per_chunk));
 }
 
 }  // namespace
 
 class Transport::Impl {
  public:
-  Impl(UdpSocket socket, const TransportOptions& options)
+  Impl(std::vector<UdpSocket> sockets, const TransportOptions& options)
       : options_(Checked(options)),
         warn_us_(ToUs(std::min(options.warn_s, options.deadline_s / 2))),
         deadline_us_(ToUs(options.deadline_s)),
-        socket_(std::move(socket)),
-        driver_(socket_),
-        core_(options.job, driver_, [this](std::string message) { EmitOrderMessage(std::move(message)); }),
+        sockets_(std::move(sockets)),
+        drivers_(sockets_.begin(), sockets_.end()),
+        core_(options.job, Pointers(drivers_), [this](std::string message) { EmitOrderMessage(std::move(message)); }),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    for (const UdpSocket& socket : sockets_) watched_.push_back({.fd = socket.fd(), .events = POLLIN, .revents = 0});
+    watched_.push_back({.fd = wake_, .events = POLLIN, .revents = 0});
     thread_ = std::thread([this] { Run(); });
   }
 
@@ -149,6 +160,12 @@ class Transport::Impl {
   }
 
  private:
+  static std::vector<Driver*> Pointers(std::vector<UdpDriver>& drivers) {
+    std::vector<Driver*> pointers;
+    for (UdpDriver& driver : drivers) pointers.push_back(&driver);
+    return pointers;
+  }
+
   static Failure Closed() { return {"ClosedError", "the session was shut down before this sum was complete"}; }
 
   // All of these with mutex_ held.
@@ -232,21 +249,22 @@ class Transport::Impl {
     if (idle_) changed_.notify_all();
   }
 
-  // Until a packet, a call or a timer, and hands one batch of packets over.
+  // Until a packet, a call or a timer, and hands one batch of each shard's packets over.
   void Wait() {
-    pollfd watched[2] = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0},
-                         {.fd = wake_, .events = POLLIN, .revents = 0}};
     const int64_t due_us = std::min(core_.next_timer_us(), next_check_us_);
     timespec timeout{};
     if (due_us != kNever) {
       const int64_t left_us = std::max<int64_t>(due_us - MonotonicUs(), 0);
       timeout = {.tv_sec = left_us / 1'000'000, .tv_nsec = left_us % 1'000'000 * 1000};
     }
-    if (ppoll(watched, 2, due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return;
-    if (watched[0].revents == 0) return;
+    if (ppoll(watched_.data(), watched_.size(), due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return;
     const int64_t now_us = MonotonicUs();
-    socket_.Receive(
-        [this, now_us](std::span<const uint8_t> packet, const Address&) { core_.OnPacket(packet, now_us); });
+    for (uint32_t shard = 0; shard < sockets_.size(); ++shard) {
+      if (watched_[shard].revents == 0) continue;
+      sockets_[shard].Receive([this, shard, now_us](std::span<const uint8_t> packet, const Address&) {
+        core_.OnPacket(shard, packet, now_us);
+      });
+    }
   }
 
   void CheckStall(int64_t now_us) {
@@ -302,7 +320,8 @@ class Transport::Impl {
       waits = "rank 0 hasn't started this sum";
       advice = "Rank 0 is slow or stopped, or runs another program: look at its log.";
     } else {
-      waits = Format("no result for slot %u, version %u, sequence %u", stall.slot, stall.version, stall.sequence);
+      waits = Format("no result for slot %u, version %u, sequence %u of %s", stall.slot, stall.version, stall.sequence,
+                     job.shards[stall.shard].name.c_str());
       advice =
           "Another host is slow or stopped, or runs another program, or packets to the switch are lost: look at the "
           "other hosts' logs and at the switch's.";
@@ -312,8 +331,8 @@ class Transport::Impl {
         Format("%s (occurrence %u) made no progress for %.1f s: %s. This is rank %u of %u, job %u, epoch %u.%s%s %s "
                "If hosts may wait that long for each other, raise deadline_s (now %.1f).",
                stall.site_name.c_str(), stall.key.occurrence, static_cast<double>(stalled_us) / 1e6, waits.c_str(),
-               job.rank, job.world_size, job.job, job.epoch, note.empty() ? "" : " ", note.c_str(), advice,
-               options_.deadline_s)};
+               job.rank, job.world_size, job.shards[0].job, job.shards[0].epoch, note.empty() ? "" : " ", note.c_str(),
+               advice, options_.deadline_s)};
   }
 
   const TransportOptions options_;
@@ -321,13 +340,14 @@ class Transport::Impl {
   const int64_t deadline_us_;
 
   // The thread's alone.
-  UdpSocket socket_;
-  UdpDriver driver_;
+  std::vector<UdpSocket> sockets_;  // by shard
+  std::vector<UdpDriver> drivers_;
   AllReduce core_;
   uint64_t accepted_ = 0;       // packets that a sum waited for
   int64_t progress_us_ = 0;     // when the last of them came
   int64_t stall_since_us_ = 0;  // the stall that was reported last
   int64_t next_check_us_ = kNever;
+  std::vector<pollfd> watched_;  // the sockets, then wake_
 
   int wake_;
   mutable std::mutex mutex_;
@@ -346,8 +366,8 @@ class Transport::Impl {
   std::thread thread_;
 };
 
-Transport::Transport(UdpSocket socket, const TransportOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(socket), options)) {}
+Transport::Transport(std::vector<UdpSocket> sockets, const TransportOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(sockets), options)) {}
 Transport::~Transport() = default;
 
 uint32_t Transport::world_size() const { return impl_->world_size(); }

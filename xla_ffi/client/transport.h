@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "client/all_reduce.h"
 #include "net/udp_socket.h"
@@ -29,9 +30,9 @@ struct TransportOptions {
 
 class Transport : public Collective {
  public:
-  // Takes the bound socket, connected to the switch's data port. Throws std::invalid_argument if the job's numbers,
-  // which a switch told, are out of range.
-  Transport(UdpSocket socket, const TransportOptions& options);
+  // Takes the bound sockets, each connected to its shard's data port. Throws std::invalid_argument if the job's
+  // numbers, which the switches told, are out of range.
+  Transport(std::vector<UdpSocket> sockets, const TransportOptions& options);
   ~Transport() override;  // fails what is pending, joins the thread
 
   uint32_t world_size() const override;

@@ -3,12 +3,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/transport.h"
 #include "ffi/bindings.h"
@@ -23,6 +25,12 @@ namespace {
 struct Socket {
   std::optional<UdpSocket> socket;  // until a transport takes it
   uint16_t port;
+};
+
+// The job at one switch, and the way there.
+struct ShardLink {
+  Socket* socket;
+  Shard shard;
 };
 
 // Shared with the attachment: a sum under way may outlive the Python object.
@@ -47,22 +55,23 @@ const char* Name(TransportEvent::Kind kind) {
   return "";
 }
 
-SharedTransport MakeTransport(Socket& socket, uint16_t job, uint16_t epoch, uint16_t rank, uint32_t world_size,
-                              uint32_t slot_first, uint32_t slot_count, uint32_t lanes_per_chunk, double warn_s,
-                              double deadline_s) {
-  if (!socket.socket) throw std::invalid_argument("the socket belongs to another transport");
-  TransportOptions options{.job = {.job = job,
-                                   .epoch = epoch,
-                                   .rank = rank,
+SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank, uint32_t world_size,
+                              uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
+  TransportOptions options{.job = {.rank = rank,
                                    .world_size = world_size,
-                                   .slot_first = slot_first,
-                                   .slot_count = slot_count,
+                                   .shards = {},
+                                   .slots_per_shard = slots_per_shard,
                                    .lanes_per_chunk = lanes_per_chunk},
                            .warn_s = warn_s,
                            .deadline_s = deadline_s};
-  auto transport = std::make_shared<Transport>(std::move(*socket.socket), options);
-  socket.socket.reset();
-  return {std::move(transport)};
+  std::vector<UdpSocket> sockets;
+  for (const ShardLink& link : links) {
+    if (!link.socket->socket) throw std::invalid_argument("the socket belongs to another transport");
+    options.job.shards.push_back(link.shard);
+    sockets.push_back(std::move(*link.socket->socket));
+    link.socket->socket.reset();
+  }
+  return {std::make_shared<Transport>(std::move(sockets), options)};
 }
 
 void BindEvents(nb::module_& m) {
@@ -70,6 +79,7 @@ void BindEvents(nb::module_& m) {
       .def_ro("site_name", &Stall::site_name)
       .def_prop_ro("occurrence", [](const Stall& self) { return self.key.occurrence; })
       .def_ro("waits_for_order", &Stall::waits_for_order)
+      .def_ro("shard", &Stall::shard)
       .def_ro("slot", &Stall::slot)
       .def_ro("version", &Stall::version)
       .def_ro("sequence", &Stall::sequence);
@@ -96,19 +106,27 @@ void BindTransport(nb::module_& m) {
           },
           "switch_host"_a, "switch_port"_a)
       .def_ro("port", &Socket::port);
+  nb::class_<ShardLink>(m, "ShardLink")
+      .def(
+          "__init__",
+          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, std::string name) {
+            new (self)
+                ShardLink{&socket, {.job = job, .epoch = epoch, .slot_first = slot_first, .name = std::move(name)}};
+          },
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "name"_a, nb::keep_alive<1, 2>());
   BindEvents(m);
 
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
       .def(
           "__init__",
-          [](SharedTransport* self, Socket& socket, uint16_t job, uint16_t epoch, uint16_t rank, uint32_t world_size,
-             uint32_t slot_first, uint32_t slot_count, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
-            new (self) SharedTransport(MakeTransport(socket, job, epoch, rank, world_size, slot_first, slot_count,
-                                                     lanes_per_chunk, warn_s, deadline_s));
+          [](SharedTransport* self, const std::vector<ShardLink>& shards, uint16_t rank, uint32_t world_size,
+             uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
+            new (self) SharedTransport(
+                MakeTransport(shards, rank, world_size, slots_per_shard, lanes_per_chunk, warn_s, deadline_s));
           },
-          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "rank"_a, "world_size"_a, "slot_first"_a, "slot_count"_a,
-          "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a)
+          "shards"_a, nb::kw_only(), "rank"_a, "world_size"_a, "slots_per_shard"_a, "lanes_per_chunk"_a, "warn_s"_a,
+          "deadline_s"_a)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self.transport->DeliverOrderMessage(std::string(message.c_str(), message.size()));

@@ -79,7 +79,7 @@ std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hos
         if (!IsFloat(shape.dtype)) break;
         exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
       }
-      const size_t lane_count = LaneCount(shape.dtype, count);
+      const size_t lane_count = count * LanesPerElement(shape.dtype);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
       uint8_t flags = 0;
@@ -214,8 +214,9 @@ void RunSeed(uint64_t seed) {
   };
   ClusterOptions options;
   options.world_size = pick(1u, 2u, 2u, 3u, 4u, 8u);
+  options.shard_count = pick(1u, 1u, 2u, 3u, 4u);
   options.slot_count = pick(4u, 8u, 16u, 64u);
-  options.lanes_per_chunk = pick(64u, 256u, 360u, 63u);
+  options.lanes_per_chunk = pick(64u, 256u, 360u);
   options.order_delay_us = pick(0, 100, 2000);
   options.faults = {.loss = pick(0.0, 0.01, 0.2),
                     .duplicate = pick(0.0, 0.05),
@@ -331,25 +332,29 @@ TEST(AllReduceCluster, aSmallSumTakesOneRoundTripWhileItsExponentsStay) {
 // Rank 0 deviates from what the followers guess and send, as each of them gets to its sums at another time; packets of
 // void and of true positions overtake each other.
 TEST(AllReduceCluster, wrongGuessesUnderLossAndReordering) {
-  ClusterOptions options{.world_size = 3,
-                         .slot_count = 16,
-                         .lanes_per_chunk = 64,
-                         .faults = {.loss = 0.05, .duplicate = 0.3, .reorder = 0.2, .reorder_us = 200'000},
-                         .order_delay_us = 3000,
-                         .first_position = (uint64_t{1} << 32) - 100};
-  Cluster cluster(1, options);
-  Workload workload(cluster, options.world_size);
-  for (int site = 0; site < 4; ++site) workload.AddSite(site == 0 ? DType::kFloat32 : DType::kInt32, {400, 100}, 1);
-  uint64_t guesses = 0;
-  for (int execution = 0; execution < 12; ++execution) {
-    workload.Execute({0, 1, 2, 3}, /*spread_us=*/3000, /*special=*/0.001);
-    ASSERT_TRUE(cluster.Run(cluster.network().now_us() + 60'000'000)) << Stalls(cluster, options.world_size);
-    guesses = cluster.rank(1).stats().order_rollbacks;
+  for (const uint32_t shard_count : {1u, 3u}) {
+    SCOPED_TRACE(shard_count);
+    ClusterOptions options{.world_size = 3,
+                           .shard_count = shard_count,
+                           .slot_count = 16,
+                           .lanes_per_chunk = 64,
+                           .faults = {.loss = 0.05, .duplicate = 0.3, .reorder = 0.2, .reorder_us = 200'000},
+                           .order_delay_us = 3000,
+                           .first_position = (uint64_t{1} << 32) - 100};
+    Cluster cluster(1, options);
+    Workload workload(cluster, options.world_size);
+    for (int site = 0; site < 4; ++site) workload.AddSite(site == 0 ? DType::kFloat32 : DType::kInt32, {400, 100}, 1);
+    uint64_t guesses = 0;
+    for (int execution = 0; execution < 12; ++execution) {
+      workload.Execute({0, 1, 2, 3}, /*spread_us=*/3000, /*special=*/0.001);
+      ASSERT_TRUE(cluster.Run(cluster.network().now_us() + 60'000'000)) << Stalls(cluster, options.world_size);
+      guesses = cluster.rank(1).stats().order_rollbacks;
+    }
+    ASSERT_FALSE(cluster.protocol_failure());
+    EXPECT_GE(guesses, 8u);
+    EXPECT_GT(cluster.pool(shard_count - 1).Count(Verdict::kStale), 0u);
+    workload.Check();
   }
-  ASSERT_FALSE(cluster.protocol_failure());
-  EXPECT_GE(guesses, 8u);
-  EXPECT_GT(cluster.pool().Count(Verdict::kStale), 0u);
-  workload.Check();
 }
 
 // A host whose program differs: nobody gets a sum, and everybody can say where the others are.
@@ -395,8 +400,9 @@ TEST(AllReduceCluster, differentProgramsStallByName) {
 TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   std::vector<std::vector<uint8_t>> sent;
   FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
-  const JobConfig job{.job = 3, .epoch = 7, .rank = 0, .world_size = 1, .slot_first = 0, .slot_count = 16};
-  AllReduce all_reduce(job, driver, [](std::string) {});
+  const JobConfig job{
+      .rank = 0, .world_size = 1, .shards = {{.job = 3, .epoch = 7}, {.job = 3, .epoch = 7}}, .slots_per_shard = 16};
+  AllReduce all_reduce(job, {&driver, &driver}, [](std::string) {});
   int32_t data[4] = {1, -2, 3, 4};
   bool done = false;
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
@@ -416,7 +422,7 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
     std::vector<uint8_t> packet = result;
     packet.resize(wire::kHeaderBytes + 4 * header.element_count);
     wire::Encode(header, packet.data());
-    all_reduce.OnPacket(packet, 10);
+    all_reduce.OnPacket(0, packet, 10);
     EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped) << description;
     EXPECT_FALSE(done) << description;
   };
@@ -436,21 +442,24 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   expect_dropped(altered([](auto& h) { h.element_count = 3; }), "fewer elements");
   expect_dropped(altered([](auto& h) { h.lane_format = wire::LaneFormat::kMaxInt32; }), "another lane format");
   expect_dropped(altered([](auto& h) { h.flags = wire::kFlagNaN; }), "NaN among integers");
-  all_reduce.OnPacket({result.data(), 7}, 10);
+  all_reduce.OnPacket(0, {result.data(), 7}, 10);
   EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
 
   wire::Encode(good, result.data());
-  all_reduce.OnPacket(result, 20);
+  all_reduce.OnPacket(1, result, 10);  // another shard's, where the job happens to have the same numbers
+  EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
+  EXPECT_FALSE(done);
+  all_reduce.OnPacket(0, result, 20);
   EXPECT_TRUE(done);
   EXPECT_EQ(data[1], -2);
-  all_reduce.OnPacket(result, 30);  // duplicate
+  all_reduce.OnPacket(0, result, 30);  // duplicate
   EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
 }
 
 TEST(AllReduce, OnOrderMessage_nonsense) {
   FakeDriver driver([](std::vector<uint8_t>) {});
-  const JobConfig job{.job = 3, .epoch = 7, .rank = 1, .world_size = 2, .slot_first = 0, .slot_count = 16};
-  AllReduce follower(job, driver, [](std::string) {});
+  const JobConfig job{.rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 16};
+  AllReduce follower(job, {&driver}, [](std::string) {});
   const uint8_t nonsense[] = {1, 2, 3};
   const auto failure = follower.OnOrderMessage(nonsense);
   ASSERT_TRUE(failure);
@@ -495,7 +504,7 @@ class FoulOrder : public testing::Test {
     header.type = wire::PacketType::kResult;
     header.rank = wire::kEveryRank;
     wire::Encode(header, sent_[0].data());
-    follower_.OnPacket(sent_[0], 1);
+    follower_.OnPacket(0, sent_[0], 1);
   }
 
   int32_t data_[4] = {};
@@ -503,8 +512,8 @@ class FoulOrder : public testing::Test {
   int failed_ = 0;
   std::vector<std::vector<uint8_t>> sent_;
   FakeDriver driver_{[this](std::vector<uint8_t> packet) { sent_.push_back(std::move(packet)); }};
-  AllReduce follower_{{.job = 3, .epoch = 7, .rank = 1, .world_size = 2, .slot_first = 0, .slot_count = 16},
-                      driver_,
+  AllReduce follower_{{.rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 16},
+                      {&driver_},
                       [](std::string) {}};
   Order leader_{16};
 };

@@ -1,4 +1,4 @@
-// A whole cluster in one thread: a slot pool and the AllReduce of every rank over a FakeNetwork.
+// A whole cluster in one thread: the slot pools of all shards and the AllReduce of every rank over a FakeNetwork.
 #ifndef TESTS_XLA_FFI_CLIENT_CLUSTER_H_
 #define TESTS_XLA_FFI_CLIENT_CLUSTER_H_
 
@@ -16,7 +16,8 @@ namespace passing {
 
 struct ClusterOptions {
   uint32_t world_size = 2;
-  uint32_t slot_count = 16;
+  uint32_t shard_count = 1;
+  uint32_t slot_count = 16;  // of each shard
   uint32_t lanes_per_chunk = 64;
   Faults faults;
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
@@ -29,19 +30,25 @@ class Cluster {
   static constexpr uint16_t kEpoch = 7;
   static constexpr uint32_t kSlotFirst = 5;
 
-  Cluster(uint64_t seed, const ClusterOptions& options)
-      : options_(options), network_(seed, options.faults), pool_(kSlotFirst + options.slot_count) {
-    JobSlots slots{
-        .job = kJob, .epoch = kEpoch, .slot_first = kSlotFirst, .slot_count = options.slot_count, .addresses = {}};
-    for (uint32_t rank = 0; rank < options.world_size; ++rank) slots.addresses.push_back(AddressOf(rank));
-    pool_.AddJob(slots);
+  Cluster(uint64_t seed, const ClusterOptions& options) : options_(options), network_(seed, options.faults) {
+    for (uint32_t shard = 0; shard < options.shard_count; ++shard) {
+      const Shard place = ShardAt(shard);
+      JobSlots slots{.job = place.job,
+                     .epoch = place.epoch,
+                     .slot_first = place.slot_first,
+                     .slot_count = options.slot_count,
+                     .addresses = {}};
+      for (uint32_t rank = 0; rank < options.world_size; ++rank) slots.addresses.push_back(AddressOf(rank));
+      pools_.push_back(std::make_unique<SlotPool>(place.slot_first + options.slot_count));
+      pools_.back()->AddJob(slots);
+    }
     order_arrival_us_.resize(options.world_size);
     for (uint32_t rank = 0; rank < options.world_size; ++rank) AddRank(rank);
   }
 
   FakeNetwork& network() { return network_; }
   AllReduce& rank(uint32_t rank) { return *ranks_[rank]; }
-  SlotPool& pool() { return pool_; }
+  SlotPool& pool(uint32_t shard = 0) { return *pools_[shard]; }
   const std::optional<Failure>& protocol_failure() const { return protocol_failure_; }
 
   // Runs until every rank is idle and no event is left, or until `deadline_us`. True if all are idle.
@@ -60,6 +67,13 @@ class Cluster {
   }
 
  private:
+  // Every switch counts its jobs, epochs and slots for itself.
+  static Shard ShardAt(uint32_t shard) {
+    return {.job = static_cast<uint16_t>(kJob + shard),
+            .epoch = static_cast<uint16_t>(kEpoch - shard),
+            .slot_first = kSlotFirst + 2 * shard};
+  }
+
   static Address AddressOf(uint32_t rank) {
     Address address;
     address.bytes[0] = static_cast<uint8_t>(rank + 1);
@@ -68,29 +82,34 @@ class Cluster {
   }
 
   void AddRank(uint32_t rank) {
-    drivers_.push_back(std::make_unique<FakeDriver>([this, rank](std::vector<uint8_t> packet) {
-      network_.Send(std::move(packet), [this, rank](std::span<const uint8_t> arrived) { OnSwitch(arrived, rank); });
-    }));
-    const JobConfig job{.job = kJob,
-                        .epoch = kEpoch,
-                        .rank = static_cast<uint16_t>(rank),
-                        .world_size = options_.world_size,
-                        .slot_first = kSlotFirst,
-                        .slot_count = options_.slot_count,
-                        .lanes_per_chunk = options_.lanes_per_chunk,
-                        .first_position = options_.first_position};
-    ranks_.push_back(std::make_unique<AllReduce>(job, *drivers_.back(), [this](std::string message) {
+    JobConfig job{.rank = static_cast<uint16_t>(rank),
+                  .world_size = options_.world_size,
+                  .shards = {},
+                  .slots_per_shard = options_.slot_count,
+                  .lanes_per_chunk = options_.lanes_per_chunk,
+                  .first_position = options_.first_position};
+    std::vector<Driver*> drivers;
+    for (uint32_t shard = 0; shard < options_.shard_count; ++shard) {
+      drivers_.push_back(std::make_unique<FakeDriver>([this, shard, rank](std::vector<uint8_t> packet) {
+        network_.Send(std::move(packet),
+                      [this, shard, rank](std::span<const uint8_t> arrived) { OnSwitch(shard, arrived, rank); });
+      }));
+      drivers.push_back(drivers_.back().get());
+      job.shards.push_back(ShardAt(shard));
+    }
+    ranks_.push_back(std::make_unique<AllReduce>(job, drivers, [this](std::string message) {
       for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, message);
     }));
   }
 
-  void OnSwitch(std::span<const uint8_t> packet, uint32_t source) {
-    const Action action = pool_.OnPacket(packet, AddressOf(source));
+  void OnSwitch(uint32_t shard, std::span<const uint8_t> packet, uint32_t source) {
+    const Action action = pools_[shard]->OnPacket(packet, AddressOf(source));
     if (action.verdict != Verdict::kComplete && action.verdict != Verdict::kResend) return;
     for (uint32_t to = 0; to < options_.world_size; ++to) {
       if (action.verdict == Verdict::kResend && to != action.rank) continue;
-      network_.Send({action.result.begin(), action.result.end()},
-                    [this, to](std::span<const uint8_t> arrived) { ranks_[to]->OnPacket(arrived, network_.now_us()); });
+      network_.Send({action.result.begin(), action.result.end()}, [this, shard, to](std::span<const uint8_t> arrived) {
+        ranks_[to]->OnPacket(shard, arrived, network_.now_us());
+      });
     }
   }
 
@@ -106,7 +125,7 @@ class Cluster {
 
   const ClusterOptions options_;
   FakeNetwork network_;
-  SlotPool pool_;
+  std::vector<std::unique_ptr<SlotPool>> pools_;  // by shard
   std::vector<std::unique_ptr<FakeDriver>> drivers_;
   std::vector<std::unique_ptr<AllReduce>> ranks_;
   std::vector<int64_t> order_arrival_us_;

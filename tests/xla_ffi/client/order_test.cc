@@ -7,7 +7,7 @@
 namespace passing {
 namespace {
 
-constexpr uint32_t kSlotCount = 16;
+constexpr uint32_t kWindow = 16;
 
 SegmentId Id(uint64_t site, uint32_t occurrence, uint32_t segment = 0, uint32_t pass = 0) {
   return {site, occurrence, segment, pass};
@@ -25,7 +25,7 @@ bool Announces(Order& leader, const SegmentId& id, uint32_t step = 0, uint32_t c
 }
 
 TEST(Order, firstExecutionIsAnnouncedTheNextOnesAreNot) {
-  Order leader(kSlotCount);
+  Order leader(kWindow);
   for (uint32_t execution = 0; execution < 4; ++execution) {
     for (uint64_t site : {5, 6, 7}) {
       // The step from the last site back to the first is new in the second execution.
@@ -35,7 +35,7 @@ TEST(Order, firstExecutionIsAnnouncedTheNextOnesAreNot) {
 }
 
 TEST(Order, theSegmentsOfASumFollowEachOther) {
-  Order leader(kSlotCount);
+  Order leader(kWindow);
   std::string announcement;
   leader.Append(Id(1, 0, 0), 0, 5, 4, "", announcement);
   announcement.clear();
@@ -48,7 +48,7 @@ TEST(Order, theSegmentsOfASumFollowEachOther) {
 }
 
 TEST(Order, aScanOfAnyLengthIsLearnt) {
-  Order leader(kSlotCount);
+  Order leader(kWindow);
   auto execute = [&, occurrence = uint32_t{0}, execution = uint32_t{0}](uint32_t length) mutable {
     int announced = 0;
     for (uint32_t step = 0; step < length; ++step) announced += Announces(leader, Id(1, occurrence++), step);
@@ -63,8 +63,8 @@ TEST(Order, aScanOfAnyLengthIsLearnt) {
 }
 
 TEST(Order, followerReadsWhatTheLeaderAppended) {
-  Order leader(kSlotCount);
-  Order follower(kSlotCount);
+  Order leader(kWindow);
+  Order follower(kWindow);
   std::string message;
   const Place first = leader.Append(Id(9, 0), 0, 4, 2, "train.py:1", message);
   const Place second = leader.Append(Id(9, 0, 1), 0, 2, 2, "train.py:1", message);
@@ -83,8 +83,8 @@ TEST(Order, followerReadsWhatTheLeaderAppended) {
 }
 
 TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
-  Order leader(kSlotCount);
-  Order follower(kSlotCount);
+  Order leader(kWindow);
+  Order follower(kWindow);
   std::string message;
   leader.Append(Id(1, 0), 0, 3, 1, "", message);
   leader.Append(Id(2, 0), 0, 3, 1, "", message);
@@ -98,7 +98,7 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
 
   message.clear();
   const Place place = leader.Append(Id(3, 0), 0, 3, 1, "", message);
-  EXPECT_EQ(place.first_position, 9u + 2 * kSlotCount);
+  EXPECT_EQ(place.first_position, 9u + 2 * kWindow);
   rest = Span(message);
   const auto change = follower.Read(rest);
   ASSERT_TRUE(change);
@@ -115,7 +115,7 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
 }
 
 TEST(Order, secondPassIsNeverPredictedAndTeachesNothing) {
-  Order leader(kSlotCount);
+  Order leader(kWindow);
   Announces(leader, Id(1, 0));
   Announces(leader, Id(1, 1));
   EXPECT_TRUE(Announces(leader, Id(1, 1, 0, 1)));
@@ -123,17 +123,17 @@ TEST(Order, secondPassIsNeverPredictedAndTeachesNothing) {
 }
 
 TEST(Order, Read_nonsense) {
-  Order leader(kSlotCount);
+  Order leader(kWindow);
   std::string message;
   leader.Append(Id(1, 0), 0, 3, 1, "a name", message);
   const std::string good = message;
   for (size_t bytes = 0; bytes < good.size(); ++bytes) {
-    Order follower(kSlotCount);
+    Order follower(kWindow);
     const std::string cut = good.substr(0, bytes);
     auto rest = Span(cut);
     EXPECT_FALSE(follower.Read(rest)) << bytes;
   }
-  Order follower(kSlotCount);
+  Order follower(kWindow);
   auto rest = Span(good);
   ASSERT_TRUE(follower.Read(rest));
   rest = Span(good);
@@ -145,8 +145,8 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
   for (uint32_t seed = 1; seed <= 500; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    Order leader(kSlotCount);
-    Order follower(kSlotCount);
+    Order leader(kWindow);
+    Order follower(kWindow);
     std::vector<Place> truth;
     std::vector<Place> log;
     std::vector<std::pair<size_t, std::string>> messages;  // length of the truth, announcement
@@ -169,7 +169,7 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
       if (!message.empty()) messages.emplace_back(truth.size(), message);
       if (random() % 4 == 0) catch_up();
       const uint64_t certain = log.empty() ? 0 : log.back().end_position();
-      while (random() % 3 != 0 && follower.Predict() && follower.next_position() < certain + kSlotCount) {
+      while (random() % 3 != 0 && follower.Predict() && follower.next_position() < certain + kWindow) {
         log.push_back(follower.Speculate());
       }
     }

@@ -13,7 +13,7 @@ void Send(SlotWindow& window, uint64_t first, uint64_t last, int64_t now_us = 0)
 }
 
 TEST(SlotWindow, sendsNoFurtherThanTheSlotsReach) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   EXPECT_TRUE(window.CanSend(0));
   EXPECT_TRUE(window.CanSend(15));
   EXPECT_FALSE(window.CanSend(16));
@@ -27,7 +27,7 @@ TEST(SlotWindow, sendsNoFurtherThanTheSlotsReach) {
 
 // Results of the past, in order, duplicate, and of the future.
 TEST(SlotWindow, InFlight_pastInOrderDuplicateFuture) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   Send(window, 0, 4);
   EXPECT_EQ(window.InFlight(0), 0u);
   EXPECT_EQ(window.InFlight(3), 3u);
@@ -44,7 +44,7 @@ TEST(SlotWindow, InFlight_pastInOrderDuplicateFuture) {
 }
 
 TEST(SlotWindow, InFlight_sequenceWraps) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   const uint64_t low = (uint64_t{1} << 32) - 2;
   window.Advance(low);
   Send(window, low, low + 4);
@@ -53,7 +53,7 @@ TEST(SlotWindow, InFlight_sequenceWraps) {
 }
 
 TEST(SlotWindow, resendsAfterTheRtoAndAdaptsIt) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   Send(window, 0, 1, 1000);
   EXPECT_EQ(window.next_timer_us(), 1000 + kRtoUs);
   EXPECT_EQ(window.NextResend(1000 + kRtoUs - 1), std::nullopt);
@@ -73,7 +73,7 @@ TEST(SlotWindow, resendsAfterTheRtoAndAdaptsIt) {
 }
 
 TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
-  SlotWindow window(256);
+  SlotWindow window({1, 256});
   Send(window, 0, 140);
   for (uint64_t position = 1; position <= 128; ++position) window.OnResult(position, 100);
   EXPECT_EQ(window.NextResend(100), std::nullopt);  // 128 later ones may be reordering
@@ -83,8 +83,36 @@ TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
   EXPECT_EQ(window.NextResend(100), std::nullopt);
 }
 
+// One of two switches answers late: that is no loss, however many chunks of the other one are answered meanwhile.
+TEST(SlotWindow, shardsDoNotOvertakeEachOther) {
+  const Stripes stripes(2, 256);
+  SlotWindow window(stripes);
+  Send(window, 0, 512);
+  for (uint64_t position = 0; position < 512; ++position) {
+    if (stripes.ShardOf(position) == 1) window.OnResult(position, 600);
+  }
+  EXPECT_EQ(window.NextResend(600), std::nullopt);
+  // Within the late one it counts as ever.
+  for (uint64_t position = 1; position < 512; ++position) {
+    if (stripes.ShardOf(position) == 0) window.OnResult(position, 700);
+  }
+  EXPECT_EQ(window.next_timer_us(), 0);
+  EXPECT_EQ(window.NextResend(700), 0u);
+  EXPECT_EQ(window.NextResend(700), std::nullopt);
+}
+
+// With several shards, too, the chunk that was sent first is the first to time out.
+TEST(SlotWindow, resendsTheOldestOfAllShards) {
+  SlotWindow window({3, 16});
+  for (uint64_t position : {20, 40, 0}) window.OnSent(position, static_cast<int64_t>(1000 - position));
+  EXPECT_EQ(window.next_timer_us(), 960 + kRtoUs);
+  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 40u);
+  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 20u);
+  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 0u);
+}
+
 TEST(SlotWindow, aStragglerIsProbedEverMoreSeldom) {
-  SlotWindow window(256);
+  SlotWindow window({1, 256});
   Send(window, 0, 256);
   int resends = 0;
   int64_t now_us = 0;
@@ -103,7 +131,7 @@ TEST(SlotWindow, aStragglerIsProbedEverMoreSeldom) {
 }
 
 TEST(SlotWindow, Forget_whatCanNotComplete) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   Send(window, 0, 10);
   window.Forget(4);
   EXPECT_EQ(window.in_flight(), 4u);
@@ -117,7 +145,7 @@ TEST(SlotWindow, Forget_whatCanNotComplete) {
 }
 
 TEST(SlotWindow, Skip_whatNobodyNeeds) {
-  SlotWindow window(16);
+  SlotWindow window({1, 16});
   window.OnSent(0, 0);
   window.OnSent(1, 0);
   window.Skip(1);  // sent
@@ -132,7 +160,7 @@ TEST(SlotWindow, Skip_whatNobodyNeeds) {
 }
 
 TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
-  SlotWindow window(256);
+  SlotWindow window({1, 256});
   Send(window, 0, 256);
   for (uint64_t position = 1; position < 256; ++position) window.OnResult(position, 3000);
   EXPECT_EQ(window.NextResend(3000), 0u);

@@ -78,27 +78,31 @@ class Call {
 using FloatCall = Call<float>;
 using IntCall = Call<int32_t>;
 
-// A switch and its hosts, with a thread for each host that does what a session does with events.
+std::vector<UdpSocket> One(UdpSocket socket) {
+  std::vector<UdpSocket> sockets;
+  sockets.push_back(std::move(socket));
+  return sockets;
+}
+
+// Switches and their hosts, with a thread for each host that does what a session does with events.
 class Cluster {
  public:
-  explicit Cluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30)
-      : udp_switch_("127.0.0.1", 0, kSlotCount) {
-    JobSlots job{.job = 1, .epoch = 2, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
-    std::vector<UdpSocket> sockets;
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", udp_switch_.port()));
-      job.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
+  explicit Cluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30, uint32_t shard_count = 1) {
+    std::vector<std::vector<UdpSocket>> sockets(world_size);
+    TransportOptions options{
+        .job = {.world_size = world_size, .slots_per_shard = kSlotCount}, .warn_s = warn_s, .deadline_s = deadline_s};
+    for (uint32_t shard = 0; shard < shard_count; ++shard) {
+      switches_.push_back(std::make_unique<UdpSwitch>("127.0.0.1", 0, kSlotCount));
+      JobSlots job{.job = 1, .epoch = 2, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
+      for (std::vector<UdpSocket>& own : sockets) {
+        own.push_back(UdpSocket::ConnectedTo("127.0.0.1", switches_.back()->port()));
+        job.addresses.push_back(ResolveAddress("127.0.0.1", own.back().port()));
+      }
+      switches_.back()->AddJob(job);
+      options.job.shards.push_back({.job = 1, .epoch = 2, .name = "switch " + std::to_string(shard)});
     }
-    udp_switch_.AddJob(job);
     for (uint32_t rank = 0; rank < world_size; ++rank) {
-      const TransportOptions options{.job = {.job = job.job,
-                                             .epoch = job.epoch,
-                                             .rank = static_cast<uint16_t>(rank),
-                                             .world_size = world_size,
-                                             .slot_first = job.slot_first,
-                                             .slot_count = job.slot_count},
-                                     .warn_s = warn_s,
-                                     .deadline_s = deadline_s};
+      options.job.rank = static_cast<uint16_t>(rank);
       hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options));
     }
     stalls_.resize(world_size);
@@ -113,7 +117,7 @@ class Cluster {
   }
 
   Transport& host(size_t rank) { return *hosts_[rank]; }
-  UdpSwitch& udp_switch() { return udp_switch_; }
+  UdpSwitch& udp_switch(size_t shard = 0) { return *switches_[shard]; }
   std::vector<TransportEvent> stalls(size_t rank) {
     std::lock_guard lock(mutex_);
     return stalls_[rank];
@@ -139,7 +143,7 @@ class Cluster {
     }
   }
 
-  UdpSwitch udp_switch_;
+  std::vector<std::unique_ptr<UdpSwitch>> switches_;
   std::vector<std::unique_ptr<Transport>> hosts_;
   std::mutex mutex_;
   std::vector<std::vector<TransportEvent>> stalls_;
@@ -176,6 +180,24 @@ TEST(Transport, start_sumsFloats) {
       ASSERT_EQ(cluster.host(rank).stats().tensor_bytes, kCount * 4);
       ASSERT_EQ(calls[rank]->times_done(), 1);
     }
+  }
+}
+
+TEST(Transport, start_overSeveralSwitches) {
+  constexpr size_t kCount = 300'000;
+  Cluster cluster(2, 5, 30, /*shard_count=*/3);
+  FloatCall one(7, 0, DType::kFloat32, Ramp(kCount, 1));
+  FloatCall two(7, 0, DType::kFloat32, Ramp(kCount, 2));
+  one.Start(cluster.host(0));
+  two.Start(cluster.host(1));
+  ASSERT_TRUE(one.Wait());
+  ASSERT_TRUE(two.Wait());
+  EXPECT_EQ(one.values(), Ramp(kCount, 3));
+  EXPECT_EQ(two.values(), Ramp(kCount, 3));
+  for (size_t shard : {0u, 1u, 2u}) {
+    // A third of the 834 data chunks and the 14 of exponents.
+    const auto& verdicts = cluster.udp_switch(shard).stats().verdicts;
+    EXPECT_NEAR(static_cast<double>(verdicts[static_cast<size_t>(Verdict::kComplete)]), 848 / 3, 20);
   }
 }
 
@@ -226,8 +248,8 @@ TEST(Transport, deadline_namesWhatItWaitedFor) {
   ASSERT_TRUE(call.Wait());
   const Failure failure = call.failure().value();
   EXPECT_EQ(failure.kind, "DeadlineExceededError");
-  for (const char* part : {"site 7", "occurrence 3", "1.5 s", "slot 0", "version 0", "sequence 0", "rank 0 of 2",
-                           "epoch 2", "Missing: rank 1.", "deadline_s"}) {
+  for (const char* part : {"site 7", "occurrence 3", "1.5 s", "slot 0", "version 0", "sequence 0", "switch 0",
+                           "rank 0 of 2", "epoch 2", "Missing: rank 1.", "deadline_s"}) {
     EXPECT_NE(failure.message.find(part), std::string::npos) << part << " isn't in: " << failure.message;
   }
   EXPECT_TRUE(cluster.host(0).Drain(1));
@@ -300,15 +322,16 @@ TEST(Transport, fail_firstFailureWins) {
 // What a switch says at the join must not stop the process.
 TEST(Transport, jobOutOfRange) {
   const auto make = [](auto&& change) {
-    TransportOptions options{.job = {.job = 1, .epoch = 1, .world_size = 2, .slot_first = 0, .slot_count = 64}};
+    TransportOptions options{.job = {.world_size = 2, .shards = {{.job = 1, .epoch = 1}}, .slots_per_shard = 64}};
     change(options.job);
-    Transport transport(UdpSocket::ConnectedTo("127.0.0.1", 9), options);
+    Transport transport(One(UdpSocket::ConnectedTo("127.0.0.1", 9)), options);
   };
-  EXPECT_NO_THROW(make([](JobConfig& job) { job.slot_first = 65536 - 64; }));
-  EXPECT_THROW(make([](JobConfig& job) { job.slot_first = 65536 - 63; }), std::invalid_argument);
-  EXPECT_THROW(make([](JobConfig& job) { job.slot_first = 0xFFFFFFFF; }), std::invalid_argument);
-  EXPECT_THROW(make([](JobConfig& job) { job.slot_count = 0; }), std::invalid_argument);
-  EXPECT_THROW(make([](JobConfig& job) { job.slot_count = 65; }), std::invalid_argument);
+  EXPECT_NO_THROW(make([](JobConfig& job) { job.shards[0].slot_first = 65536 - 64; }));
+  EXPECT_THROW(make([](JobConfig& job) { job.shards[0].slot_first = 65536 - 63; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.shards[0].slot_first = 0xFFFFFFFF; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.slots_per_shard = 0; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.slots_per_shard = 65; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.shards.clear(); }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 2; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 361; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.world_size = 65; }), std::invalid_argument);
