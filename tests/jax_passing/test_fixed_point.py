@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jax_passing import _native
 
 NO_EXPONENT = -(1 << 20)
-# Name, bits of a quantised element for H ranks, exponent of the smallest denormal that the host element can be.
+# Name, bits of a quantised element for H ranks, exponent of the smallest unit.
 FLOATS = {
     "float16": (np.dtype(np.float16), lambda h: 30 - h, -149),
-    "bfloat16": (np.dtype(ml_dtypes.bfloat16), lambda h: 30 - h, -149),
+    "bfloat16": (np.dtype(ml_dtypes.bfloat16), lambda h: 15 - h, -126),
     "float32": (np.dtype(np.float32), lambda h: 30 - h, -149),
     "float64": (np.dtype(np.float64), lambda h: 61 - 2 * h, -1074),
 }
@@ -53,7 +53,7 @@ def sum_over_ranks(name: str, ranks: np.ndarray) -> tuple[bytes, int]:
         encoded, flags = _native.encode_lanes(name, [rank.tobytes()], exponent, h)
         assert flags == 0
         lanes.append(encoded)
-    return _native.decode_lanes(name, sum_lanes(lanes), exponent, h), exponent
+    return _native.decode_lanes(name, sum_lanes(lanes), ranks.shape[1], exponent, h), exponent
 
 
 def rational(x: np.generic) -> Fraction:
@@ -123,5 +123,5 @@ def test_non_finite_elements_set_their_flags(elements):
     exponent = _native.block_exponent("float32", [x.tobytes()])
     lanes, flags = _native.encode_lanes("float32", [x.tobytes()], exponent, 0)
     assert flags == np.isnan(x).any() * 1 | (x == np.inf).any() * 2 | (x == -np.inf).any() * 4
-    decoded = np.frombuffer(_native.decode_lanes("float32", lanes, exponent, 0), np.float32)
+    decoded = np.frombuffer(_native.decode_lanes("float32", lanes, len(x), exponent, 0), np.float32)
     assert not decoded[~np.isfinite(x)].any()

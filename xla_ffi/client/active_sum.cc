@@ -10,7 +10,7 @@ ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t
 std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
                                                    uint32_t window) {
   std::vector<uint32_t> counters;
-  for (const auto& [element, classes] : first->flagged_) {
+  for (const auto& [place, classes] : first->flagged_) {
     counters.insert(counters.end(), classes.begin(), classes.end());
   }
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = first->shape().site_name + " (NaN and infinities)",
@@ -27,8 +27,8 @@ std::unique_ptr<ActiveSum> ActiveSum::FirstPassOf(std::unique_ptr<ActiveSum> las
   if (!last->first_) return last;
   const ActiveSum& first = *last->first_;
   std::span<const uint32_t> counters = last->counters_;
-  for (const auto& [element, classes] : first.flagged_) {
-    first.plan_.ForEachRun(element, classes.size(), [&](const ElementRun& run) {
+  for (const auto& [place, classes] : first.flagged_) {
+    first.plan_.ForEachRun(place, classes.size(), [&](const ElementRun& run) {
       ApplyClasses(first.shape().dtype, counters.subspan(run.offset, run.count), first.OutputsAt(run));
     });
     counters = counters.subspan(classes.size());
@@ -48,12 +48,11 @@ std::vector<int32_t> ActiveSum::Exponents(const Segment& segment) const {
 uint8_t ActiveSum::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                           uint32_t headroom_bits, uint8_t* lanes) const {
   const ChunkRange range = plan_.DataRange(segment, chunk);
-  const size_t lane_bytes = 4 * size_t{plan_.lanes_per_element()};
   uint8_t flags = 0;
   plan_.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    flags |=
-        EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, lanes + run.offset * lane_bytes);
+    uint8_t* at = lanes + 4 * size_t{plan_.LanesOf(run.offset)};
+    flags |= EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, at);
   });
   return flags;
 }
@@ -69,10 +68,10 @@ void ActiveSum::Decode(const Segment& segment, uint32_t chunk, std::span<const i
       ClassifyElements(shape().dtype, InputsAt(run), run.count, classes.data() + run.offset);
     });
   }
-  const size_t lane_bytes = 4 * size_t{plan_.lanes_per_element()};
   plan_.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    DecodeLanes(shape().dtype, lanes + run.offset * lane_bytes, run.count, exponent, headroom_bits, OutputsAt(run));
+    const uint8_t* at = lanes + 4 * size_t{plan_.LanesOf(run.offset)};
+    DecodeLanes(shape().dtype, at, run.count, exponent, headroom_bits, OutputsAt(run));
   });
 }
 

@@ -54,7 +54,7 @@ class ActiveSum {
   const Sum sum_;
   const SumPlan plan_;
   const int64_t started_us_;
-  // First element of each flagged chunk, and this host's classes of its elements.
+  // First place of each flagged chunk, and this host's classes of its elements.
   std::map<uint64_t, std::vector<uint32_t>> flagged_;
   // In a second pass: the first, and the counters, which are this sum's elements.
   std::unique_ptr<ActiveSum> first_;

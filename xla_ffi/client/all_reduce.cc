@@ -299,7 +299,7 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const SumPlan& plan = line.sum->plan();
   const uint32_t lanes =
       exponents ? plan.ExponentRange(line.segment(), chunk).count * (line.segment().guesses() ? kGuessLanes : 1)
-                : plan.DataRange(line.segment(), chunk).count * plan.lanes_per_element();
+                : plan.LanesOf(plan.DataRange(line.segment(), chunk).count);
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,

@@ -1,16 +1,28 @@
 // The bounds. Notation: H ranks, h = ceil(log2 H), E the exponent agreed for a block, so |x| < 2^E for each finite
 // host element x of each rank. Each lane is summed over the ranks modulo 2^32, in any order.
 //
-// float32, float16, bfloat16 (host elements are float32): one lane, q = x * 2^s rounded to an integer,
+// float32, float16 (host elements are float32): one lane, q = x * 2^s rounded to an integer,
 // s = min(30-h-E, 149).
 //   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
 //   modulo 2^32, read as int32, is the sum, with a bit to spare.
 //   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-108
 //   and 2^149 (E up to 128, h to 10). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
 //   by H * 2^(E-31+h); by 0 where s = 149, as every float is a multiple of 2^-149.
-//   Decoding: the sum is rounded once to the dtype's 24, 11 or 8 bits, half a step more. The product with 2^-s is
+//   Decoding: the sum is rounded once to the dtype's 24 or 11 bits, half a step more. The product with 2^-s is
 //   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
 //   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
+//
+// bfloat16 (host elements are float32): half a lane, q = x * 2^s rounded to an integer, s = min(15-h-E, 126), and cut
+// off at L = 2^(15-h) - 1 in magnitude. Two elements' q are a lane as hi * 2^16 + lo.
+//   Range. |sum of q| <= 2^h * L = 2^15 - 2^h < 2^15, for hi and lo alike. So the sum of the lanes modulo 2^32 has the
+//   sum of lo in its low 16 bits, read as int16, and without that the sum of hi in its high 16 bits, read likewise.
+//   Cut off. An x of one device has 8 bits: |x| <= 2^E - 2^(E-8), so |q| <= 2^(15-h) - 2^(7-h) <= L up to h = 7. Only a
+//   sum over devices may lie within half a unit below 2^E: it is off by less than a unit.
+//   Error. Else each rank is off by 1/2 at most, the sum by H * 2^(E-16+h), or by H * 2^-127 where s = 126 (elements
+//   below half of the smallest normal bfloat16 become 0; XLA has no denormals either).
+//   The product is exact in float32, as 2^s is a normal power of two; or, if s < 0, so small that its integer is 0.
+//   Decoding: the sum has 16 bits, so its product with 2^-s >= 2^-126 is exact, or infinite; rounded once to 8 bits.
+//   Exact. An x of 8 bits and |x| >= 2^(E-8+h) has its last bit at 2^(E-15+h) or above.
 //
 // float64: two lanes, q = x * 2^s rounded to an integer, s = min(61-2h-E, 1074), as
 //   hi = x * 2^(s-k) rounded to an integer, k = 31-h;  lo = (x * 2^(s-k) - hi) * 2^k rounded to an integer.
@@ -82,6 +94,10 @@ using Scratch = std::array<typename Format::Wide, kBlockElements>;
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
 
+// Two elements a lane.
+template <typename Format>
+constexpr bool kPacked = std::is_same_v<Format, kernels::BFloat16>;
+
 // The host elements: summed into `scratch`, or the only input itself if it needs no widening.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
@@ -134,6 +150,10 @@ int Shift32(int32_t exponent, uint32_t headroom_bits) {
   assert(headroom_bits <= kMaxHeadroomBits);
   return std::min(30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128), 149);
 }
+int Shift16(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= kMaxHeadroomBits);
+  return std::min(15 - static_cast<int>(headroom_bits) - std::clamp(exponent, -132, 128), 126);
+}
 int Shift64(int32_t exponent, uint32_t headroom_bits) {
   assert(headroom_bits <= kMaxHeadroomBits);
   return std::min(61 - 2 * static_cast<int>(headroom_bits) - std::clamp(exponent, -1073, 1024), 1074);
@@ -147,6 +167,11 @@ struct Scale {
   Scale(int32_t exponent, int shift)
       : a(exponent == kNoExponent ? 0 : PowerOfTwo(shift / 2)), b(PowerOfTwo(shift - shift / 2)) {}
 };
+
+// The same for bfloat16, whose shifts are those of normal floats.
+float Scale16(int32_t exponent, int shift) {
+  return exponent == kNoExponent ? 0 : static_cast<float>(PowerOfTwo(shift));
+}
 
 // What a finite magnitude's bits say: the smallest E with |x| < 2^E.
 int32_t ExponentOf(int32_t bits) {
@@ -183,9 +208,15 @@ size_t SizeOf(DType dtype) {
 
 bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
 
-uint32_t LanesPerElement(DType dtype) {
-  if (SizeOf(dtype) < 8) return 1;
-  return IsFloat(dtype) ? 2 : 3;
+LaneGroup LaneGroupOf(DType dtype) {
+  if (dtype == DType::kBFloat16) return {.elements = 2, .lanes = 1};
+  if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
+  return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
+}
+
+size_t LaneCount(DType dtype, size_t count) {
+  const LaneGroup group = LaneGroupOf(dtype);
+  return (count + group.elements - 1) / group.elements * group.lanes;
 }
 
 uint32_t HeadroomBits(uint32_t world_size) {
@@ -198,6 +229,10 @@ int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t c
   return WithFormat(dtype, [&]<typename Format>(Format) -> int32_t {
     using Wide = typename Format::Wide;
     if constexpr (std::is_floating_point_v<Wide>) {
+      if constexpr (std::is_same_v<Format, kernels::BFloat16>) {
+        // The high half of a float32, and compared as such.
+        if (inputs.size() == 1) return ExponentOf(int32_t{kernels::LargestMagnitude<int16_t>(inputs[0], count)} << 16);
+      }
       Scratch<Format> scratch;
       return ExponentOf(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
     }
@@ -211,6 +246,15 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
   return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
+    if constexpr (kPacked<Format>) {
+      const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
+      const auto limit = static_cast<float>((1 << (15 - headroom_bits)) - 1);
+      // A single device's elements need no scratch.
+      if (inputs.size() == 1 && kernels::EncodePairs<Format>(inputs[0], count, scale, limit, lanes)) return 0;
+      const void* elements = HostElements<Format>(inputs, count, scratch);
+      if (inputs.size() > 1 && kernels::EncodePairs<kernels::Float32>(elements, count, scale, limit, lanes)) return 0;
+      return FlagsOf<float>(elements, count);
+    }
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
     if constexpr (std::is_same_v<Wide, float>) {
@@ -237,7 +281,9 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
   const DefaultFloatMode mode;
   WithFormat(dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
-    if constexpr (std::is_same_v<Wide, float>) {
+    if constexpr (kPacked<Format>) {
+      kernels::DecodePairs(lanes, count, Scale16(exponent, -Shift16(exponent, headroom_bits)), outputs[0]);
+    } else if constexpr (std::is_same_v<Wide, float>) {
       const Scale scale(exponent, -Shift32(exponent, headroom_bits));
       kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b),
                                      outputs[0]);

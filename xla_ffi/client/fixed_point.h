@@ -32,8 +32,16 @@ std::optional<DType> ParseDType(std::string_view name);
 size_t SizeOf(DType dtype);
 bool IsFloat(DType dtype);
 
-// 32-bit lanes that carry one element: 1, but 2 for float64 and 3 for int64 and uint64 (see the bounds in the .cc).
-uint32_t LanesPerElement(DType dtype);
+// What shares 32-bit lanes: one element a lane, but two bfloat16, and two lanes for a float64, three for an int64 or
+// uint64 (see the bounds in the .cc).
+struct LaneGroup {
+  uint32_t elements;
+  uint32_t lanes;
+};
+LaneGroup LaneGroupOf(DType dtype);
+
+// Lanes that carry `count` elements. The second half of a last, single bfloat16's lane is 0.
+size_t LaneCount(DType dtype, size_t count);
 
 // Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
 // 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
@@ -53,7 +61,7 @@ uint32_t HeadroomBits(uint32_t world_size);
 // The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite.
 int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count);
 
-// Writes LanesPerElement(dtype) * count lanes in network order. Integers ignore `exponent` and
+// Writes LaneCount(dtype, count) lanes in network order. Integers ignore `exponent` and
 // `headroom_bits`. Non-finite elements become 0 and set their wire::Flag in the value returned.
 uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint32_t headroom_bits, uint8_t* lanes);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "client/narrow_float.h"
 
@@ -93,6 +94,14 @@ struct Bits<double> {
   static constexpr Int kInfinity = 0x7FF0000000000000;
 };
 
+// bfloat16 is the high half of a float32.
+template <>
+struct Bits<int16_t> {
+  using Int = int16_t;
+  static constexpr Int kMagnitude = 0x7FFF;
+  static constexpr Int kInfinity = 0x7F80;
+};
+
 // ---- device buffers to host elements, and back
 
 // sum[i] = a[i] + b[i]; rounds where Wide is a float.
@@ -126,8 +135,8 @@ PASSING_CLONES typename Bits<Wide>::Int LargestMagnitude(const void* elements, s
   using Int = typename Bits<Wide>::Int;
   Int largest = 0;
   for (size_t i = 0; i < count; ++i) {
-    const Int magnitude = Load<Int>(elements, i) & Bits<Wide>::kMagnitude;
-    largest = std::max(largest, magnitude < Bits<Wide>::kInfinity ? magnitude : 0);
+    const auto magnitude = static_cast<Int>(Load<Int>(elements, i) & Bits<Wide>::kMagnitude);
+    largest = std::max(largest, magnitude < Bits<Wide>::kInfinity ? magnitude : Int{0});
   }
   return largest;
 }
@@ -168,6 +177,69 @@ PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count,
     const float value = sizeof(typename Format::Stored) == 2 ? ToOddFloat(sum) : static_cast<float>(sum);  // rounds
     Store(out, i, Format::Narrow(value * scale_a * scale_b));
   }
+}
+
+// 1.5 * 2^23: kRounder for float32. What it adds to the bits has no low half.
+inline constexpr float kPairRounder = 0x1.8p23f;
+inline constexpr uint32_t kPairRounderBits = 0x4B400000;
+static_assert(std::bit_cast<float>(kPairRounderBits) == kPairRounder);
+
+// Elements 2i and 2i + 1 as bits of float32. By words, since GCC vectorises no loads and stores of every second
+// element.
+template <typename Format>
+std::pair<int32_t, int32_t> LoadPair(const void* elements, size_t i) {
+  if constexpr (sizeof(typename Format::Stored) == 4) {
+    const auto pair = Load<uint64_t>(elements, i);
+    return {static_cast<int32_t>(pair), static_cast<int32_t>(pair >> 32)};
+  } else {
+    const auto pair = Load<uint32_t>(elements, i);  // a bfloat16 is the high half of a float32
+    return {static_cast<int32_t>(pair << 16), static_cast<int32_t>(pair & 0xFFFF0000)};
+  }
+}
+
+// Two elements a lane, see fixed_point.cc: the first one in the high half. Returns whether all elements are finite;
+// those that are not become 0.
+template <typename Format>
+PASSING_CLONES bool EncodePairs(const void* elements, size_t count, float scale, float limit,
+                                uint8_t* __restrict lanes) {
+  int32_t largest = 0;
+  // The quantised value, plus kPairRounderBits.
+  const auto quantise = [&](int32_t bits) {
+    const int32_t magnitude = bits & Bits<float>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
+    const float scaled = std::bit_cast<float>(bits) * scale;
+    return std::bit_cast<uint32_t>(std::max(std::min(scaled, limit), -limit) + kPairRounder);  // rounds
+  };
+  const auto lane = [&](int32_t first, int32_t second) {
+    return (quantise(first) << 16) + (quantise(second) - kPairRounderBits);
+  };
+  for (size_t i = 0; i < count / 2; ++i) {
+    const auto [first, second] = LoadPair<Format>(elements, i);
+    StoreLane(lanes, i, lane(first, second));
+  }
+  if (count % 2) {
+    const float last = Format::Widen(Load<typename Format::Stored>(elements, count - 1));
+    StoreLane(lanes, count / 2, lane(std::bit_cast<int32_t>(last), 0));
+  }
+  return largest < Bits<float>::kInfinity;
+}
+
+// The sums of a pair. A negative low half borrowed from the high one.
+inline int32_t LowSum(uint32_t lane) { return static_cast<int32_t>(lane << 16) >> 16; }
+inline int32_t HighSum(uint32_t lane) { return static_cast<int32_t>(lane - static_cast<uint32_t>(LowSum(lane))) >> 16; }
+
+static PASSING_CLONES void DecodePairs(const uint8_t* __restrict lanes, size_t count, float scale,
+                                       void* __restrict out) {
+  // A bfloat16 in the high half; never NaN, so that magnitudes round with their sign.
+  const auto rounded = [&](int32_t sum) {
+    return RoundMagnitude<16>(std::bit_cast<uint32_t>(static_cast<float>(sum) * scale));  // rounds
+  };
+  for (size_t i = 0; i < count / 2; ++i) {
+    const uint32_t lane = LoadLane(lanes, i);
+    Store(out, i, rounded(HighSum(lane)) >> 16 | (rounded(LowSum(lane)) & 0xFFFF0000));
+  }
+  if (count % 2) Store(out, count - 1, static_cast<uint16_t>(rounded(HighSum(LoadLane(lanes, count / 2))) >> 16));
 }
 
 // Two lanes an element, see fixed_point.cc. The scale may lie outside double's range, so it comes as two factors.

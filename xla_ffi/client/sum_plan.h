@@ -1,4 +1,7 @@
 // How a sum's elements are cut into segments, blocks and chunks. Pure; alike on every rank.
+//
+// The leaves stand end to end on one line. Where two elements share a lane, a leaf of odd size takes a place more,
+// which holds nothing: so no lane belongs to two leaves.
 #ifndef XLA_FFI_CLIENT_SUM_PLAN_H_
 #define XLA_FFI_CLIENT_SUM_PLAN_H_
 
@@ -11,15 +14,15 @@
 namespace passing {
 
 // A segment takes one place in the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and
-// 16 blocks of float32: no chunk but the last of a leaf is ever short.
+// 16 blocks of float32 (32 of bfloat16): no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
 // Lanes of a block in the exponent chunk of a segment that guesses: exponent, guess, -guess.
 inline constexpr uint32_t kGuessLanes = 3;
 
 struct Segment {
-  uint64_t first_element = 0;  // in the leaves laid end to end
-  uint32_t element_count = 0;
+  uint64_t first_place = 0;  // on the line of elements
+  uint32_t place_count = 0;
   uint64_t first_block = 0;
   uint32_t block_count = 0;      // 0 for integers, which need no scale
   uint32_t exponent_chunks = 0;  // sent first, one lane a block
@@ -37,10 +40,10 @@ struct ElementRun {
   uint64_t first;  // in the leaf
   uint32_t count;
   uint64_t block;   // in the sum
-  uint32_t offset;  // in the range that was asked for
+  uint32_t offset;  // in places, in the range that was asked for
 };
 
-// The elements of the sum, or the blocks of its segment, that a chunk carries.
+// The places of the sum, or the blocks of its segment, that a chunk carries.
 struct ChunkRange {
   uint64_t first;
   uint32_t count;
@@ -54,8 +57,8 @@ class SumPlan {
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
-  uint32_t lanes_per_element() const { return lanes_per_element_; }
-  uint32_t elements_per_chunk() const { return elements_per_chunk_; }
+  // Lanes of this many places: a range of a chunk, or the offset of a run in it.
+  uint32_t LanesOf(uint32_t places) const { return places / group_.elements * group_.lanes; }
 
   // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
   ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
@@ -63,11 +66,11 @@ class SumPlan {
     return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
   }
   ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = (chunk - segment.exponent_chunks) % segment.data_chunks * elements_per_chunk_;
-    return {segment.first_element + first, std::min(elements_per_chunk_, segment.element_count - first)};
+    const uint32_t first = (chunk - segment.exponent_chunks) % segment.data_chunks * places_per_chunk_;
+    return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
   }
 
-  // Calls f(ElementRun) for the runs of `count` elements from `first` on, in order.
+  // Calls f(ElementRun) for the runs in `count` places from `first` on, in order. Both are multiples of a lane's.
   template <typename F>
   void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
     auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;
@@ -76,7 +79,8 @@ class SumPlan {
       const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
       const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
-      f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(run),
+      const uint64_t elements = std::min(run, leaf_elements_[leaf] - in_leaf);
+      f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(elements),
                    leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
       offset += run;
       in_leaf += run;
@@ -92,9 +96,10 @@ class SumPlan {
 
  private:
   uint32_t lanes_per_chunk_;
-  uint32_t lanes_per_element_;
-  uint32_t elements_per_chunk_;
-  std::vector<uint64_t> leaf_starts_;  // element at which each leaf starts, and the end
+  LaneGroup group_;
+  uint32_t places_per_chunk_;
+  std::vector<uint64_t> leaf_elements_;
+  std::vector<uint64_t> leaf_starts_;  // place at which each leaf starts, and the end
   std::vector<uint64_t> leaf_blocks_;  // the same in blocks
   std::vector<Segment> segments_;
 };

@@ -55,18 +55,16 @@ nb::tuple PyEncodeLanes(const std::string& dtype_name, const std::vector<nb::byt
   const DType dtype = DTypeOf(dtype_name);
   const Block block(dtype, buffers);
   CheckHeadroom(headroom_bits);
-  std::vector<uint8_t> lanes(4 * LanesPerElement(dtype) * block.count);
+  std::vector<uint8_t> lanes(4 * LaneCount(dtype, block.count));
   const uint8_t flags = EncodeLanes(dtype, block.inputs, block.count, exponent, headroom_bits, lanes.data());
   return nb::make_tuple(ToBytes(lanes), flags);
 }
 
-nb::bytes PyDecodeLanes(const std::string& dtype_name, const nb::bytes& lanes, int32_t exponent,
+nb::bytes PyDecodeLanes(const std::string& dtype_name, const nb::bytes& lanes, size_t count, int32_t exponent,
                         uint32_t headroom_bits) {
   const DType dtype = DTypeOf(dtype_name);
-  const size_t element_lane_bytes = 4 * LanesPerElement(dtype);
-  if (lanes.size() % element_lane_bytes) throw std::invalid_argument("not a whole number of elements");
+  if (lanes.size() != 4 * LaneCount(dtype, count)) throw std::invalid_argument("lanes of another number of elements");
   CheckHeadroom(headroom_bits);
-  const size_t count = lanes.size() / element_lane_bytes;
   std::vector<uint8_t> elements(count * SizeOf(dtype));
   void* output = elements.data();
   DecodeLanes(dtype, static_cast<const uint8_t*>(lanes.data()), count, exponent, headroom_bits, {&output, 1});
@@ -78,7 +76,7 @@ nb::bytes PyDecodeLanes(const std::string& dtype_name, const nb::bytes& lanes, i
 void BindFixedPoint(nb::module_& m) {
   m.def("block_exponent", PyBlockExponent, "dtype"_a, "buffers"_a);
   m.def("encode_lanes", PyEncodeLanes, "dtype"_a, "buffers"_a, "exponent"_a, "headroom_bits"_a);
-  m.def("decode_lanes", PyDecodeLanes, "dtype"_a, "lanes"_a, "exponent"_a, "headroom_bits"_a);
+  m.def("decode_lanes", PyDecodeLanes, "dtype"_a, "lanes"_a, "count"_a, "exponent"_a, "headroom_bits"_a);
 }
 
 }  // namespace passing

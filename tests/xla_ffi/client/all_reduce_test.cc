@@ -79,7 +79,7 @@ std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hos
         if (!IsFloat(shape.dtype)) break;
         exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
       }
-      const size_t lane_count = count * LanesPerElement(shape.dtype);
+      const size_t lane_count = LaneCount(shape.dtype, count);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
       uint8_t flags = 0;
@@ -216,7 +216,7 @@ void RunSeed(uint64_t seed) {
   options.world_size = pick(1u, 2u, 2u, 3u, 4u, 8u);
   options.shard_count = pick(1u, 1u, 2u, 3u, 4u);
   options.slot_count = pick(4u, 8u, 16u, 64u);
-  options.lanes_per_chunk = pick(64u, 256u, 360u);
+  options.lanes_per_chunk = pick(64u, 256u, 360u, 63u);
   options.order_delay_us = pick(0, 100, 2000);
   options.faults = {.loss = pick(0.0, 0.01, 0.2),
                     .duplicate = pick(0.0, 0.05),

@@ -97,15 +97,22 @@ inline long double HostElement(DType dtype, const std::vector<const void*>& inpu
   return sum;
 }
 
-// log2 of the unit of q, from the bounds in fixed_point.cc.
-inline int UnitExponent(DType dtype, int32_t exponent, uint32_t headroom_bits) {
+// Bits of |q|, and log2 of its unit, from the bounds in fixed_point.cc.
+inline int QuantisedBits(DType dtype, uint32_t headroom_bits) {
   const int h = static_cast<int>(headroom_bits);
-  if (dtype == DType::kFloat64) return std::max(exponent - 61 + 2 * h, -1074);
-  return std::max(exponent - 30 + h, -149);
+  return dtype == DType::kFloat64 ? 61 - 2 * h : dtype == DType::kBFloat16 ? 15 - h : 30 - h;
+}
+inline int UnitExponent(DType dtype, int32_t exponent, uint32_t headroom_bits) {
+  const int last_bit = dtype == DType::kFloat64 ? -1074 : dtype == DType::kBFloat16 ? -126 : -149;
+  return std::max(exponent - QuantisedBits(dtype, headroom_bits), last_bit);
 }
 
-inline int64_t Quantise(long double host_element, int unit_exponent) {
-  return static_cast<int64_t>(std::nearbyint(std::ldexp(host_element, -unit_exponent)));
+inline int64_t Quantise(DType dtype, long double host_element, int32_t exponent, uint32_t headroom_bits) {
+  const int unit = UnitExponent(dtype, exponent, headroom_bits);
+  const auto q = static_cast<int64_t>(std::nearbyint(std::ldexp(host_element, -unit)));
+  const int64_t range = int64_t{1} << QuantisedBits(dtype, headroom_bits);
+  const int64_t largest = dtype == DType::kBFloat16 ? range - 1 : range;
+  return std::clamp(q, -largest, largest);
 }
 
 }  // namespace passing::reference

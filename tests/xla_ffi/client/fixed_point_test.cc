@@ -94,7 +94,7 @@ Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& ho
   Result result;
   const uint32_t headroom = HeadroomBits(static_cast<uint32_t>(hosts.size()));
   for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(dtype, inputs, count));
-  result.lanes.resize(count * LanesPerElement(dtype));
+  result.lanes.resize(LaneCount(dtype, count));
   result.classes.resize(count);
   for (const auto& inputs : hosts) {
     Bytes encoded(4 * result.lanes.size());
@@ -125,19 +125,22 @@ void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& ho
     int64_t sum = 0;
     __float128 exact = 0;  // 113 bits: off by less than 2^(E-100)
     bool finite = true;
+    long double bound = 0;
     for (const auto& inputs : hosts) {
       const long double x = reference::HostElement(dtype, inputs, i);
       finite &= std::isfinite(x);
       if (!finite) break;
-      const int64_t q = reference::Quantise(x, unit);
-      const int bits = dtype == DType::kFloat64 ? 61 - 2 * static_cast<int>(headroom) : 30 - static_cast<int>(headroom);
-      ASSERT_LE(std::abs(q), int64_t{1} << bits);
+      const int64_t q = reference::Quantise(dtype, x, result.exponent, headroom);
+      ASSERT_LE(std::abs(q), int64_t{1} << reference::QuantisedBits(dtype, headroom));
+      // Half a unit, or a whole one where a sum over devices was clamped.
+      const bool clamped =
+          inputs.size() > 1 && std::fabs(x) + std::ldexp(0.5L, unit) > std::ldexp(1.0L, result.exponent);
+      bound += std::ldexp(dtype == DType::kBFloat16 && clamped ? 1.0L : 0.5L, unit);
       sum += q;
       exact += x;
     }
     if (!finite) continue;
     const long double decoded = std::ldexp(static_cast<long double>(sum), unit);  // exact: 64 bits
-    const auto bound = static_cast<long double>(hosts.size()) * std::ldexp(1.0L, unit - 1);
     const auto slack = std::ldexp(1.0L, result.exponent - 100);
     const auto error = static_cast<long double>(exact - static_cast<__float128>(decoded));
     ASSERT_LE(std::fabs(error), bound + slack) << "element " << i;
@@ -156,9 +159,12 @@ TEST(FixedPoint, HeadroomBits) {
   EXPECT_EQ(HeadroomBits(64), 6u);
 }
 
-TEST(FixedPoint, LanesPerElement) {
+TEST(FixedPoint, LaneCount) {
   for (DType dtype : kDTypes) {
-    EXPECT_EQ(LanesPerElement(dtype), SizeOf(dtype) < 8 ? 1u : dtype == DType::kFloat64 ? 2u : 3u);
+    const size_t lanes = dtype == DType::kBFloat16 ? 4 : SizeOf(dtype) < 8 ? 7 : dtype == DType::kFloat64 ? 14 : 21;
+    EXPECT_EQ(LaneCount(dtype, 7), lanes);
+    EXPECT_EQ(LaneCount(dtype, 8), dtype == DType::kBFloat16 ? 4 : lanes / 7 * 8);
+    EXPECT_EQ(LaneCount(dtype, 0), 0u);
   }
 }
 
@@ -270,6 +276,73 @@ TEST_P(EveryWorldSize, theBoundIsTight) {
   EXPECT_EQ(result.lanes[3], GetParam());
 }
 
+// Lanes of two bfloat16 against the definition; the sums of both halves at their limits, and any bits between.
+TEST_P(EveryWorldSize, pairsDoNotTouchEachOther) {
+  std::mt19937_64 random(GetParam());
+  const uint32_t h = HeadroomBits(GetParam());
+  for (const size_t devices : {1, 2}) {
+    for (int round = 0; round < 100; ++round) {
+      const size_t count = 1 + random() % 9;
+      std::vector<std::vector<Bytes>> buffers(GetParam());
+      std::vector<std::vector<const void*>> hosts;
+      for (auto& host : buffers) {
+        for (size_t device = 0; device < devices; ++device) {
+          host.emplace_back(2 * count);
+          for (size_t i = 0; i < count; ++i) {
+            // 0x3F7F is the last below 1; half a unit beside it in another device carries beyond the limit.
+            const uint64_t limits[] = {0x3F7F, 0xBF7F, 0x3F80, 0, 0x3F70 | random() % 16, 0xBA00 | random() % 1024};
+            const uint64_t small[] = {0x3A80 | random() % 256, 0x3B00 | random() % 256, 0};
+            SetBits(DType::kBFloat16, host.back().data(), i,
+                    device > 0   ? small[random() % 3]
+                    : round < 10 ? limits[round % 2]
+                    : round < 20 ? limits[i % 2]
+                                 : limits[random() % (round < 60 ? 2 : 6)]);
+          }
+        }
+        hosts.push_back(Pointers(host));
+      }
+      const Result result = SumOverRanks(DType::kBFloat16, hosts, count);
+      std::vector<int64_t> sums(count + count % 2);
+      for (size_t i = 0; i < count; ++i) {
+        for (const auto& inputs : hosts) {
+          sums[i] += reference::Quantise(DType::kBFloat16, reference::HostElement(DType::kBFloat16, inputs, i),
+                                         result.exponent, h);
+        }
+        ASSERT_LT(std::abs(sums[i]), 1 << 15);
+      }
+      for (size_t i = 0; i < sums.size(); i += 2) {
+        ASSERT_EQ(result.lanes[i / 2], static_cast<uint32_t>(sums[i] * 65536 + sums[i + 1]));
+      }
+      ExpectFloatSum(DType::kBFloat16, hosts, count, result);
+    }
+  }
+}
+
+// Of a block of any exponent, the elements in the largest 8 - h binades come out exactly: no single device is cut off.
+TEST_P(EveryWorldSize, largeBFloat16AreExact) {
+  const int h = static_cast<int>(HeadroomBits(GetParam()));
+  for (const int exponent : {-110, 0, 1, 127, 128}) {
+    Bytes elements;
+    for (uint32_t bits = 0x7F7F; bits > 0 && elements.size() < 2 * kBlockElements; --bits) {
+      const auto x = static_cast<double>(ValueOf(DType::kBFloat16, bits));
+      if (x >= std::ldexp(1.0, exponent) || x < std::ldexp(1.0, exponent - 8 + h)) continue;
+      for (const uint32_t sign : {0u, 0x8000u}) {
+        elements.resize(elements.size() + 2);
+        SetBits(DType::kBFloat16, elements.data(), elements.size() / 2 - 1, bits | sign);
+      }
+    }
+    const size_t count = elements.size() / 2;
+    EXPECT_EQ(count, static_cast<size_t>(std::min(8 - h, 5)) * 256 + (h < 3 ? 160 : 0)) << "world size " << GetParam();
+    const Result result = SumOverRanks(DType::kBFloat16, {GetParam(), {elements.data()}}, count);
+    EXPECT_EQ(result.exponent, exponent);
+    for (size_t i = 0; i < count; ++i) {
+      const long double sum = GetParam() * ValueOf(DType::kBFloat16, BitsAt(DType::kBFloat16, elements.data(), i));
+      ASSERT_EQ(BitsAt(DType::kBFloat16, result.output.data(), i), reference::Round(DType::kBFloat16, sum))
+          << "element " << i;
+    }
+  }
+}
+
 TEST(FixedPoint, denormalsAreExact) {
   const Bytes host = BytesOf<float>({1e-45f, -1e-45f, 0x1p-127f, 0x1.8p-140f});
   const Result result = SumOverRanks(DType::kFloat32, {3, {host.data()}}, 4);
@@ -297,7 +370,7 @@ TEST(FixedPoint, zerosAndNoExponent) {
     SetBits(dtype, zeros.data(), 3, uint64_t{1} << (8 * SizeOf(dtype) - 1));  // -0 becomes +0
     const Result result = SumOverRanks(dtype, {2, {zeros.data()}}, 5);
     EXPECT_EQ(result.exponent, kNoExponent);
-    EXPECT_EQ(result.lanes, std::vector<uint32_t>(5 * LanesPerElement(dtype)));
+    EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount(dtype, 5)));
     EXPECT_EQ(result.output, Bytes(5 * SizeOf(dtype)));
   }
 }
@@ -337,22 +410,27 @@ TEST(FixedPoint, nonFiniteElementsComeOutWhereTheyMust) {
 TEST(FixedPoint, anyCountAndAlignment) {
   std::mt19937_64 random(7);
   for (DType dtype : kDTypes) {
-    const size_t size = SizeOf(dtype), lanes_per_element = LanesPerElement(dtype);
+    const size_t size = SizeOf(dtype);
     const Bytes all = RandomElements(dtype, Kind::kUniform, kBlockElements, random);
     const void* input = all.data();
     const int32_t exponent = BlockExponent(dtype, {&input, 1}, kBlockElements);
-    Bytes all_lanes(4 * lanes_per_element * kBlockElements);
+    Bytes all_lanes(4 * LaneCount(dtype, kBlockElements));
     EncodeLanes(dtype, {&input, 1}, kBlockElements, exponent, 2, all_lanes.data());
     Bytes all_out(all.size());
     void* output = all_out.data();
     DecodeLanes(dtype, all_lanes.data(), kBlockElements, exponent, 2, {&output, 1});
     for (size_t count = 0; count <= kBlockElements; count += count < 70 || count > 1430 ? 1 : 29) {
       const size_t offset = 1 + count % 7;
-      Bytes in(offset + count * size), lanes(offset + 4 * lanes_per_element * count + 1, 0xA5);
+      Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(dtype, count) + 1, 0xA5);
       std::memcpy(&in[offset], all.data(), count * size);
       input = &in[offset];
       EncodeLanes(dtype, {&input, 1}, count, exponent, 2, &lanes[offset]);
-      ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), 4 * lanes_per_element * count), 0);
+      const bool single = dtype == DType::kBFloat16 && count % 2;  // then the last lane's low half is 0
+      const size_t same_bytes = 4 * LaneCount(dtype, count) - (single ? 4 : 0);
+      ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), same_bytes), 0);
+      if (single) {
+        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes]) & 0xFFFF, 0u);
+      }
       ASSERT_EQ(lanes.back(), 0xA5);
       Bytes out(offset + count * size + 1, 0x5A);
       output = &out[offset];
@@ -368,16 +446,19 @@ TEST(FixedPoint, decodingRoundsOnce) {
   std::mt19937_64 random(8);
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     const int precision = reference::FormatOf(dtype).precision;
+    const int sum_bits = dtype == DType::kFloat64 ? 60 : dtype == DType::kBFloat16 ? 15 : 30;
     const bool two_lanes = dtype == DType::kFloat64;
     for (int i = 0; i < 30000; ++i) {
       const auto exponent = static_cast<int32_t>(random() % (two_lanes ? 2098 : 277)) - (two_lanes ? 1073 : 148);
-      const int dropped = 1 + static_cast<int>(random() % (two_lanes ? 60 - precision : 30 - precision));
+      const int dropped = 1 + static_cast<int>(random() % (sum_bits - precision));
       const auto kept = static_cast<int64_t>(random() >> (64 - precision));
       int64_t sum = (kept << dropped) + (int64_t{1} << (dropped - 1)) + static_cast<int64_t>(random() % 3) - 1;
       if (random() & 1) sum = -sum;
       constexpr uint32_t kHeadroom = 1;
       uint8_t lanes[8];
-      wire::StoreLane(lanes, static_cast<uint32_t>(two_lanes ? sum >> 30 : sum));
+      wire::StoreLane(lanes, static_cast<uint32_t>(two_lanes                   ? sum >> 30
+                                                   : dtype == DType::kBFloat16 ? sum << 16
+                                                                               : sum));
       wire::StoreLane(lanes + 4, static_cast<uint32_t>(sum & 0x3FFFFFFF));
       uint64_t out = 0;
       void* output = &out;
@@ -447,7 +528,7 @@ TEST(FixedPoint, anyExponentAndLanesDecode) {
   std::mt19937_64 random(11);
   for (DType dtype : kDTypes) {
     for (int32_t exponent : {INT32_MIN, kNoExponent - 1, kNoExponent, -1074, 0, 1025, INT32_MAX}) {
-      Bytes lanes(4 * 50 * LanesPerElement(dtype)), out(50 * SizeOf(dtype));
+      Bytes lanes(4 * LaneCount(dtype, 50)), out(50 * SizeOf(dtype));
       for (uint8_t& byte : lanes) byte = static_cast<uint8_t>(random());
       void* output = out.data();
       DecodeLanes(dtype, lanes.data(), 50, exponent, 6, {&output, 1});
@@ -502,7 +583,7 @@ TEST(FixedPoint, goldenBits) {
       for (uint8_t byte : result.output) hash = (hash ^ byte) * 0x100000001B3;
     }
   }
-  EXPECT_EQ(hash, 12670085964203816216u);
+  EXPECT_EQ(hash, 16982345438180034415u);
 }
 
 }  // namespace

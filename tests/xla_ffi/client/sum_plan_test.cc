@@ -15,15 +15,40 @@ SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
 TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
   const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
-  EXPECT_EQ(plan.segment(0).element_count, 23040u);
+  EXPECT_EQ(plan.segment(0).place_count, 23040u);
   EXPECT_EQ(plan.segment(0).block_count, 16u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
 }
 
+TEST(SumPlan, twoBFloat16ShareALane) {
+  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256);
+  EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 46079) / 46080);
+  EXPECT_EQ(plan.segment(0).place_count, 46080u);
+  EXPECT_EQ(plan.segment(0).block_count, 32u);
+  EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
+  EXPECT_EQ(plan.segment(0).data_chunks, 64u);
+  EXPECT_EQ(plan.DataRange(plan.segment(0), 1).count, 720u);
+  EXPECT_EQ(plan.LanesOf(720), 360u);
+}
+
+// A leaf of odd size has its last lane for itself, so that its bits don't depend on the leaves beside it.
+TEST(SumPlan, noLaneBelongsToTwoLeaves) {
+  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256);
+  ASSERT_EQ(plan.segment_count(), 1u);
+  EXPECT_EQ(plan.segment(0).place_count, 4u + 2u + 1442u + 2u);
+  EXPECT_EQ(plan.segment(0).block_count, 5u);
+  EXPECT_EQ(plan.Block(3).count, 1u);
+  std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
+  plan.ForEachRun(
+      0, 10, [&](const ElementRun& run) { runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset); });
+  const decltype(runs) expected = {{0, 0, 3, 0, 0}, {1, 0, 1, 1, 4}, {2, 0, 4, 2, 6}};
+  EXPECT_EQ(runs, expected);
+}
+
 TEST(SumPlan, integersNeedNoExponents) {
   const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256);
-  EXPECT_EQ(plan.elements_per_chunk(), 21u);
+  EXPECT_EQ(plan.DataRange(plan.segment(0), 0).count, 21u);
   for (uint32_t i = 0; i < plan.segment_count(); ++i) EXPECT_EQ(plan.segment(i).exponent_chunks, 0u);
   EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
 }
@@ -54,33 +79,58 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
   for (int round = 0; round < 200; ++round) {
     std::vector<uint64_t> leaves;
     for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
-    const DType dtype = random() % 2 ? DType::kFloat32 : DType::kFloat64;
-    const SumPlan plan(Shape(dtype, leaves), random() % 2 ? 64 : 360, 256);
-    uint64_t element = 0;
+    const DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
+    const DType dtype = dtypes[random() % 3];
+    const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
+    const SumPlan plan(Shape(dtype, leaves), lanes_per_chunk[random() % 4], 256);
+    const auto places = [&](uint64_t elements) {
+      return dtype == DType::kBFloat16 ? elements + elements % 2 : elements;
+    };
+    uint64_t place = 0;
     uint64_t block = 0;
     for (uint32_t i = 0; i < plan.segment_count(); ++i) {
       const Segment& segment = plan.segment(i);
-      ASSERT_EQ(segment.first_element, element);
+      ASSERT_EQ(segment.first_place, place);
       ASSERT_EQ(segment.first_block, block);
-      ASSERT_GT(segment.element_count, 0u);
-      ASSERT_LE(segment.element_count * plan.lanes_per_element(), kSegmentLanes);
+      ASSERT_GT(segment.place_count, 0u);
+      ASSERT_LE(plan.LanesOf(segment.place_count), kSegmentLanes);
       uint64_t in_blocks = 0;
-      for (uint32_t b = 0; b < segment.block_count; ++b) in_blocks += plan.Block(block + b).count;
-      ASSERT_EQ(in_blocks, segment.element_count);
+      for (uint32_t b = 0; b < segment.block_count; ++b) in_blocks += places(plan.Block(block + b).count);
+      ASSERT_EQ(in_blocks, segment.place_count);
       // The runs of the segment are its blocks.
       uint32_t offset = 0;
-      plan.ForEachRun(element, segment.element_count, [&](const ElementRun& run) {
+      plan.ForEachRun(place, segment.place_count, [&](const ElementRun& run) {
         const ElementRun whole = plan.Block(run.block);
         ASSERT_EQ(run.offset, offset);
         ASSERT_EQ(run.leaf, whole.leaf);
         ASSERT_EQ(run.first, whole.first);
         ASSERT_EQ(run.count, whole.count);
-        offset += run.count;
+        offset += static_cast<uint32_t>(places(run.count));
       });
-      element += segment.element_count;
+      // Its chunks cover its elements once, each lane whole.
+      uint64_t elements = 0, in_chunks = 0;
+      for (uint32_t chunk = 0; chunk < segment.data_chunks; ++chunk) {
+        const ChunkRange range = plan.DataRange(segment, segment.exponent_chunks + chunk);
+        ASSERT_EQ(range.first, place + in_chunks);
+        ASSERT_EQ(places(range.count), range.count);
+        uint32_t lane = 0;
+        plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+          ASSERT_GT(run.count, 0u);
+          ASSERT_EQ(plan.LanesOf(run.offset), lane);
+          lane += static_cast<uint32_t>(LaneCount(dtype, run.count));
+          elements += run.count;
+        });
+        ASSERT_EQ(lane, plan.LanesOf(range.count));
+        in_chunks += range.count;
+      }
+      uint64_t expected = 0;
+      for (uint32_t b = 0; b < segment.block_count; ++b) expected += plan.Block(block + b).count;
+      ASSERT_EQ(elements, expected);
+      place += segment.place_count;
       block += segment.block_count;
     }
-    ASSERT_EQ(element, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0}));
+    ASSERT_EQ(place, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0},
+                                     [&](uint64_t sum, uint64_t leaf) { return sum + places(leaf); }));
   }
 }
 
