@@ -1,95 +1,108 @@
-"""Sums over a star of rate-limited links: jax_passing.psum beside what users have today, interleaved and checked.
+"""Sums over a star of rate-limited links: jax_passing.psum beside what users have today, in turns and checked.
 
     sudo python benchmarks/star.py --hosts 4 --gbit 1 --mebibytes 64 --contenders passing,gloo,openmpi-ring
 
 Builds the star from network namespaces (root only), starts every contender's processes once, lets them sum in turns,
-checks every element of every result, prints a table, and removes everything that it made.
+checks every element of every result, prints a table, and removes everything that it made. Open MPI's ranks need
+openmpi-bin and mpi4py, plots need matplotlib: pip install 'jax-passing[bench]'.
 """
 
 import argparse
-import json
+import signal
 import socket
 import statistics
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from rich import box
+import star_loss
 from rich.console import Console
 from rich.table import Table
-from star_contenders import CONTENDERS, Running
+from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork
+from star_running import Running, Sample, Tensors
+
+from jax_passing import bench_table
+from jax_passing.errors import PassingError
 
 WARM_UPS = 2  # they compile, and learn the order of sums
-BATCH_BYTES = 64 * 1024  # sums below that are timed several in a row
+BATCH_BYTES = 64 * 1024  # below that, several sums in a row are timed
 BATCH_MAX = 50
+# The gradients of GPT-2 small in the order of its layers: 148 leaves, 124,439,808 parameters.
+_D = 768
+_LAYER = (_D, _D, 3 * _D * _D, 3 * _D, _D * _D, _D, _D, _D, 4 * _D * _D, 4 * _D, 4 * _D * _D, _D)
+GPT2 = (50257 * _D, 1024 * _D, *(_LAYER * 12), _D, _D)
 
-UNDER_TABLE = """
+NOTE = """
 The switch stands at the centre of the star with a port per host, as a network switch does: in an in-network sum a host
-sends and receives every byte once. gloo and Open MPI have no such switch: hosts send to hosts. The server stands behind
-one link like a host's. A switch that stood there would be a parameter server, too.
-Time: median over all rounds and iterations, from the first rank's start to the last one's end. busbw: algbw x 2(H-1)/H,
-as in nccl-tests. goodput: bytes of the sum over time. limit: what the system's own traffic with its headers takes at
-line rate (derived in star_contenders.py). A bucket lets 128 KB pass unshaped, so a share may reach 100.2 % at 64 MiB.
-"""
+sends and receives every byte once. gloo, Open MPI and mpi4jax have no such switch: hosts send to hosts. The parameter
+server is the same program behind one link, like a host's: a switch that stood there would be no faster.
+Each time is from the first rank's start to the last one's end. limit: what the system's own traffic takes at line rate
+with its headers (star_contenders.py derives it). A bucket lets its first 128 KB pass unshaped, so a share may reach
+100.2 % at 64 MiB. CPU: ns of a host's processes per KB of the sum, and of the switch's per KB that it receives."""
 
 
 @dataclass
-class Result:
-    """One contender at one size."""
+class Case:
+    """One contender at one size, with its measurements so far."""
 
-    contender: str
-    label: str
-    hosts: int
-    devices: int
-    gbit: float
-    size: int
-    limit_s: float | None
-    times_s: list[float] = field(default_factory=list)
+    running: Running
+    tensors: Tensors
+    samples: list[Sample] = field(default_factory=list)
     wrong: int = 0
 
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.times_s)
-
-
-def measure(
-    star: StarNetwork, runnings: list[Running], size: int, rounds: int, iterations: int, status
-) -> list[Result]:
-    elements = size // 4
-    sums = max(1, min(BATCH_MAX, BATCH_BYTES // size))
-    results = [
-        Result(
-            r.name,
-            r.contender.label,
-            r.hosts,
-            r.contender.devices,
-            star.gbit,
-            size,
-            r.contender.limit_s(size, r.hosts, star.gbit),
+    def row(self) -> bench_table.Row:
+        running, gbit = self.running, self.running.star.gbit
+        return bench_table.Row(
+            system=running.contender.label,
+            hosts=running.hosts,
+            devices_per_host=running.contender.devices,
+            size_bytes=self.tensors.size,
+            dtype=self.tensors.dtype,
+            count=sum(self.tensors.elements),
+            times_s=tuple(sample.time_s for sample in self.samples),
+            wrong=self.wrong,
+            in_place=running.name not in ("openmpi", "openmpi-ring"),
+            line_rate_bits_per_s=gbit * 1e9 or None,
+            limit_s=running.contender.limit_s(self.tensors.size, running.hosts, gbit),
         )
-        for r in runnings
-    ]
-    number = 0
-    for round_number in range(-1, rounds):
-        for running, result in zip(runnings, results, strict=True):
-            for _ in range(iterations if round_number >= 0 else WARM_UPS):
-                status.update(f"{running.name}: {size} bytes, round {round_number + 1} of {rounds}")
-                took_s, wrong = running.sum(elements, number, sums)
-                number += sums
-                result.wrong += wrong
-                if round_number >= 0:
-                    result.times_s.append(took_s)
-    return results
+
+    def cpu_ns_per_kb(self) -> tuple[float, float]:
+        """Of a host and of the switch, medians."""
+        kilobytes = self.tensors.size / 1024
+        host = statistics.median(sample.host_cpu_s for sample in self.samples) / kilobytes
+        switch = statistics.median(sample.switch_cpu_s for sample in self.samples) / kilobytes / self.running.ranks
+        return host * 1e9, switch * 1e9
 
 
-def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Result]:
-    names = arguments.contenders.split(",")
+def measure(runnings: Sequence[Running], tensors: Tensors, rounds: int, iterations: int, status: Any) -> list[Case]:
+    """Lets all take turns."""
+    sums = max(1, min(BATCH_MAX, BATCH_BYTES // tensors.size))
+    cases = [Case(running, tensors) for running in runnings]
+    iteration = 0
+    for turn in range(rounds + 1):
+        for case in cases:
+            for _ in range(iterations if turn else WARM_UPS):
+                status.update(f"{case.running.name}: {tensors.size} bytes, round {turn} of {rounds}")
+                sample = case.running.sum(tensors, iteration, sums)
+                iteration += sums
+                case.wrong += sample.wrong
+                if turn:
+                    case.samples.append(sample)
+    return cases
+
+
+def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Case]:
+    """Everything with one number of hosts."""
+    names: list[str] = arguments.contenders
     with (
+        console.status("building the star") as status,
         StarNetwork(hosts + ("server" in names), arguments.gbit) as star,
         socket.socket(socket.AF_UNIX) as listener,
-        console.status("building the star") as status,
     ):
+        if arguments.loss:
+            star_loss.add(star, arguments.loss)
         listener.bind(str(star.folder / "orders"))
         listener.listen(256)
         runnings = []
@@ -99,95 +112,89 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Res
             running.contender.start(running)
             running.connect(listener)
             runnings.append(running)
-        results = []
-        for mebibytes in numbers(arguments.mebibytes):
-            size = max(4, int(mebibytes * 2**20) // 4 * 4)
-            results += measure(star, runnings, size, arguments.rounds, arguments.iterations, status)
-            show(results[-len(runnings) :], console)
+        cases = []
+        for tensors in sums_of(arguments):
+            cases += measure(runnings, tensors, arguments.rounds, arguments.iterations, status)
+        show(cases, arguments, console)
+        if arguments.loss:
+            lost = star_loss.count(star)
+            console.print(
+                f"lost: {lost.dropped} of {lost.seen} packets that reached a link's end (super-packets count once)"
+            )
         for running in runnings:
-            for connection in running.connections:
-                connection.close()
-    return results
+            running.close()
+    return cases
 
 
-def show(results: list[Result], console: Console) -> None:
-    hosts, gbit = results[0].hosts, results[0].gbit
-    table = Table(
-        title=f"{hosts} hosts, links of {gbit:g} Gbit/s" if gbit else f"{hosts} hosts, links not shaped", box=box.SIMPLE
-    )
-    for column in (
-        "",
-        "size\n(B)",
-        "count",
-        "type",
-        "time\n(us)",
-        "min",
-        "max",
-        "algbw\n(GB/s)",
-        "busbw\n(GB/s)",
-        "#wrong",
-        "goodput /\nline rate",
-        "limit\n(us)",
-        "share of\nits limit",
-    ):
-        table.add_column(column, justify="left" if column in ("", "type") else "right")
-    for r in results:
-        algbw = r.size / r.median_s / 1e9
-        table.add_row(
-            r.label,
-            str(r.size),
-            str(r.size // 4),
-            "float",
-            f"{r.median_s * 1e6:.0f}",
-            f"{min(r.times_s) * 1e6:.0f}",
-            f"{max(r.times_s) * 1e6:.0f}",
-            f"{algbw:.4f}",
-            f"{algbw * 2 * (hosts - 1) / hosts:.4f}",
-            str(r.wrong),
-            f"{algbw * 8 / gbit:.1%}" if gbit else "",
-            f"{r.limit_s * 1e6:.0f}" if r.limit_s else "",
-            f"{r.limit_s / r.median_s:.1%}" if r.limit_s else "",
-        )
+def sums_of(arguments: argparse.Namespace) -> list[Tensors]:
+    element = 2 if arguments.dtype == "bfloat16" else 4
+    if arguments.tree == "gpt2":
+        return [Tensors(GPT2, arguments.dtype)]
+    return [Tensors((max(1, int(size * 2**20 / element)),), arguments.dtype) for size in arguments.mebibytes]
+
+
+def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console) -> None:
+    hosts, gbit = cases[0].running.hosts, arguments.gbit
+    title = f"{hosts} hosts, links of {gbit:g} Gbit/s" if gbit else f"{hosts} hosts, links not shaped"
+    if arguments.loss:
+        title += f", {arguments.loss:.2%} lost each way"
+    console.print(bench_table.table([case.row() for case in cases], title))
+    table = Table("system", "size (B)", "CPU, host (ns/KB)", "CPU, switch (ns/KB)", title="processors")
+    for case in cases:
+        host, switch = case.cpu_ns_per_kb()
+        label = f"{case.running.contender.label}, {case.running.contender.devices} devices a host"
+        table.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "")
     console.print(table)
 
 
-def numbers(text: str) -> list[float]:
+def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _contenders(text: str) -> list[str]:
+    unknown = [name for name in text.split(",") if name not in CONTENDERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(CONTENDERS)}, or all")
+    return text.split(",")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", default="4", help="one or several: 2,4,8")
-    parser.add_argument("--gbit", type=float, default=1.0, help="rate of every link in each direction; 0: not shaped")
-    parser.add_argument("--mebibytes", default="64", help="one or several: 0.001,1,64")
-    parser.add_argument("--contenders", default="passing,gloo", help=f"of {','.join(CONTENDERS)}")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=3, help="of each contender in each round")
-    parser.add_argument("--json", metavar="PATH")
+    add = parser.add_argument
+    add("--hosts", type=_counts, default=[4], help="one or several: 2,4,8")
+    add("--gbit", type=float, default=1.0, help="rate of every link in each direction; 0: not shaped")
+    add("--mebibytes", type=_numbers, default=[64.0], help="size of a sum, one or several: 0.001,1,64")
+    add("--dtype", choices=("float32", "bfloat16", "int32"), default="float32", help="bfloat16: not in MPI")
+    add("--tree", choices=("gpt2",), help="sums the gradients of GPT-2 small instead: 148 leaves")
+    add("--contenders", type=_contenders, default=["passing", "gloo"], help=f"of {','.join(CONTENDERS)}")
+    add("--rounds", type=int, default=5, help="in which all take turns")
+    add("--iterations", type=int, default=3, help="of each contender in each round")
+    add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
+    add("--json", metavar="PATH", help="writes every time")
+    add("--plot", metavar="PATH", help="draws time over size and over hosts (PNG)")
     arguments = parser.parse_args()
-    unknown = set(arguments.contenders.split(",")) - set(CONTENDERS)
-    if unknown:
-        parser.error(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
-        results = [result for hosts in arguments.hosts.split(",") for result in run(int(hosts), arguments, console)]
-    except StarError as error:
+        if arguments.plot:
+            bench_table.require_matplotlib()
+        cases = [case for hosts in arguments.hosts for case in run(hosts, arguments, console)]
+    except (StarError, PassingError) as error:
         sys.exit(f"star.py: {error}")
     except KeyboardInterrupt:
-        sys.exit(130)
-    console.print(UNDER_TABLE)
+        sys.exit(128 + signal.SIGINT)
+    console.print(bench_table.NOTE + NOTE, soft_wrap=True)
+    rows = [case.row() for case in cases]
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {
-                    "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "results": [{**asdict(r), "median_s": r.median_s} for r in results],
-                },
-                file,
-                indent=1,
-            )
-    if any(result.wrong for result in results):
-        sys.exit("star.py: wrong elements (#wrong)")
+        samples = [[asdict(sample) for sample in case.samples] for case in cases]
+        bench_table.write_json(arguments.json, rows, options=vars(arguments), samples=samples)
+    if arguments.plot:
+        bench_table.plot(rows, arguments.plot, f"links of {arguments.gbit:g} Gbit/s" if arguments.gbit else None)
+    if any(row.wrong for row in rows):
+        sys.exit("star.py: wrong elements, see #wrong")
 
 
 if __name__ == "__main__":

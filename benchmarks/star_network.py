@@ -97,6 +97,14 @@ class StarNetwork:
         self._processes.append(process)
         return process
 
+    def devices(self) -> list[tuple[str, str]]:
+        """Namespace and device of both ends of every link."""
+        return [
+            end
+            for h in range(self.hosts)
+            for end in ((self.namespace(h), "eth0"), (self.namespace(SWITCH), f"port{h}"))
+        ]
+
     def __enter__(self) -> Self:
         problem = ready()
         if problem is not None:
@@ -122,7 +130,7 @@ class StarNetwork:
         lines = ["127.0.0.1 localhost", *(f"{self.address(host)} {self.name(host)}" for host in everybody)]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
         for host in everybody:
-            _run("ip", "netns", "add", self.namespace(host))
+            run("ip", "netns", "add", self.namespace(host))
         switch = self.namespace(SWITCH)
         links = [f"link add name bridge address {_mac(SWITCH)} type bridge"]
         for host in range(self.hosts):
@@ -135,9 +143,8 @@ class StarNetwork:
             _batch("ip", self.namespace(host), self._addresses(host, "eth0", [h for h in everybody if h != host]))
         if self.gbit:
             rate = f"tbf rate {round(self.gbit * 1e9)}bit burst {BURST} limit {LIMIT}"
-            for host in range(self.hosts):
-                _batch("tc", self.namespace(host), [f"qdisc add dev eth0 root {rate}"])
-            _batch("tc", switch, [f"qdisc add dev port{host} root {rate}" for host in range(self.hosts)])
+            for namespace, device in self.devices():
+                run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *rate.split())
 
     def _addresses(self, host: int, device: str, others: Sequence[int]) -> list[str]:
         return [
@@ -192,7 +199,8 @@ def _mac(host: int) -> str:
     return f"02:00:00:00:00:{254 if host == SWITCH else host + 1:02x}"
 
 
-def _run(*command: str, given: str | None = None) -> str:
+def run(*command: str, given: str | None = None) -> str:
+    """Runs a command to its end and returns its output. Raises StarError with what it says if it fails."""
     done = subprocess.run(command, input=given, text=True, capture_output=True, timeout=60)
     if done.returncode != 0:
         raise StarError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -200,18 +208,18 @@ def _run(*command: str, given: str | None = None) -> str:
 
 
 def _batch(tool: str, namespace: str, lines: Sequence[str]) -> None:
-    _run(tool, "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
+    run(tool, "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
 
 
 def _remove_namespaces(names: Sequence[str]) -> None:
     """Ends what runs in them, then removes those that exist."""
     existing = [name for name in names if (Path("/run/netns") / name).exists()]
     for name in existing:
-        for pid in _run("ip", "netns", "pids", name).split():
+        for pid in run("ip", "netns", "pids", name).split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     for name in existing:
-        _run("ip", "netns", "delete", name)
+        run("ip", "netns", "delete", name)
 
 
 def _remove_stale() -> None:

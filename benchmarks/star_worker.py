@@ -9,40 +9,58 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, TextIO
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """What is summed: the number of elements of each leaf of a pytree, and their type."""
+
+    elements: tuple[int, ...]
+    dtype: str
+
+    def places(self) -> list[tuple[int, int]]:
+        """First element and number of elements of each leaf."""
+        return [(sum(self.elements[:i]), elements) for i, elements in enumerate(self.elements)]
 
 
 class Program(ABC):
     """What a contender does in one process."""
 
     @abstractmethod
-    def prepare(self, elements: int, iteration: int) -> Any:
-        """The local input of a sum of `elements`."""
+    def prepare(self, leaves: Leaves, iteration: int) -> Any:
+        """The local input of a sum."""
 
     @abstractmethod
     def sum(self, x: Any) -> Any:
         """Returns when the sum is there."""
 
     @abstractmethod
-    def wrong(self, out: Any, iteration: int) -> int:
+    def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
         """How many elements aren't what they must be."""
 
     def close(self) -> None:  # noqa: B027
         """Leaves in order, if there is something to leave."""
 
 
-# Integers that vary by element, by iteration and by member (a device that adds something), small enough that every
-# sum is exact, and whose sum has a closed form. The period is prime, so a chunk in the wrong place shows.
-PERIOD = 1009
+# Integers that vary by element, iteration and member (a device that adds something), scattered so that a chunk in a
+# wrong place shows, small enough that every sum is exact, and with a sum in closed form. In uint32, which wraps.
+VALUES = {"float32": 1009, "int32": 1009, "bfloat16": 11}  # of 16 members, at most 40 * 1008 + 120 and 16 * 10 + 8
 
 
-def value(np: Any, index: Any, member: Any, iteration: int) -> Any:
-    return ((index + 7 * iteration) % PERIOD * (member % 4 + 1) + member).astype(np.float32)
+def value(np: Any, index: Any, member: Any, iteration: Any, dtype: str) -> Any:
+    scattered = (index * np.uint32(2654435761) + iteration * np.uint32(40503) >> 12) % VALUES[dtype]
+    if dtype == "bfloat16":  # eight bits hold integers up to 256
+        return scattered + member % 2
+    return scattered * (member % 4 + 1) + member
 
 
-def value_sum(np: Any, index: Any, members: int, iteration: int) -> Any:
-    weight = sum(member % 4 + 1 for member in range(members))
-    return ((index + 7 * iteration) % PERIOD * weight + members * (members - 1) // 2).astype(np.float32)
+def value_sum(np: Any, index: Any, members: int, iteration: Any, dtype: str) -> Any:
+    scattered = (index * np.uint32(2654435761) + iteration * np.uint32(40503) >> 12) % VALUES[dtype]
+    if dtype == "bfloat16":
+        return scattered * members + members // 2
+    return scattered * sum(member % 4 + 1 for member in range(members)) + members * (members - 1) // 2
 
 
 class JaxProgram(Program):
@@ -51,7 +69,6 @@ class JaxProgram(Program):
     def __init__(self, arguments: argparse.Namespace, psum: Any, spans: bool = False) -> None:
         import jax
         import jax.numpy as jnp
-        from jax.sharding import NamedSharding
         from jax.sharding import PartitionSpec as P
 
         local = jax.local_device_count()
@@ -59,42 +76,48 @@ class JaxProgram(Program):
         mesh = jax.sharding.Mesh(jax.devices() if spans else jax.local_devices(), ("d",))
         first = 0 if spans else arguments.rank * local
 
-        def make(elements: int, iteration: Any) -> Any:
-            member = first + jax.lax.axis_index("d")
-            return value(jnp, jnp.arange(elements, dtype=jnp.uint32), member.astype(jnp.uint32), iteration)[None]
+        def index(place: tuple[int, int]) -> Any:
+            return jnp.arange(place[1], dtype=jnp.uint32) + jnp.uint32(place[0])
 
-        def count(out: Any, iteration: Any) -> Any:
-            index = jnp.arange(out.size, dtype=jnp.uint32)
-            return jnp.sum(out != value_sum(jnp, index, members, iteration), dtype=jnp.int32)
+        def make(leaves: Leaves, iteration: Any) -> Any:
+            member = (first + jax.lax.axis_index("d")).astype(jnp.uint32)
+            made = [value(jnp, index(place), member, iteration, leaves.dtype) for place in leaves.places()]
+            return [x.astype(leaves.dtype)[None] for x in made]
 
-        def mapped(f: Any, **specs: Any) -> Any:
-            return jax.shard_map(f, mesh=mesh, **specs)
+        def count(out: Any, iteration: Any, leaves: Leaves) -> Any:
+            expected = [value_sum(jnp, index(place), members, iteration, leaves.dtype) for place in leaves.places()]
+            pairs = zip(out, expected, strict=True)
+            return sum(jnp.sum(x != right.astype(x.dtype), dtype=jnp.int32) for x, right in pairs)
+
+        def mapped(f: Any, in_specs: Any, out_specs: Any) -> Any:
+            return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
         self._uint32 = jnp.uint32
+        self._block = jax.block_until_ready
         self._make = jax.jit(
-            lambda iteration, elements: mapped(lambda i: make(elements, i), in_specs=P(), out_specs=P("d"))(iteration),
-            static_argnums=1,
-            out_shardings=NamedSharding(mesh, P("d")),
+            lambda iteration, leaves: mapped(lambda i: make(leaves, i), P(), P("d"))(iteration), static_argnums=1
         )
         # The input is donated, as gradients are in a training step.
-        self._sum = jax.jit(mapped(lambda x: psum(x[0], "d"), in_specs=P("d", None), out_specs=P()), donate_argnums=0)
-        self._count = jax.jit(count)
+        self._sum = jax.jit(mapped(lambda xs: psum([x[0] for x in xs], "d"), P("d"), P()), donate_argnums=0)
+        self._count = jax.jit(count, static_argnums=2)
 
-    def prepare(self, elements: int, iteration: int) -> Any:
-        return self._make(self._uint32(iteration), elements).block_until_ready()
+    def prepare(self, leaves: Leaves, iteration: int) -> Any:
+        return self._block(self._make(self._uint32(iteration), leaves))
 
     def sum(self, x: Any) -> Any:
-        return self._sum(x).block_until_ready()
+        return self._block(self._sum(x))
 
-    def wrong(self, out: Any, iteration: int) -> int:
-        return int(self._count(out.addressable_data(0), self._uint32(iteration)))
+    def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
+        return int(self._count([x.addressable_data(0) for x in out], self._uint32(iteration), leaves))
 
 
 class PassingProgram(JaxProgram):
+    """jax_passing.psum; the environment says who is who."""
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax_passing
 
-        self._session = jax_passing.init()  # JAX_PASSING_* say who is who
+        self._session = jax_passing.init()
         super().__init__(arguments, jax_passing.psum)
 
     def close(self) -> None:
@@ -102,12 +125,25 @@ class PassingProgram(JaxProgram):
 
 
 class GlooProgram(JaxProgram):
+    """jax.lax.psum."""
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(arguments.coordinator, num_processes=arguments.ranks, process_id=arguments.rank)
         super().__init__(arguments, jax.lax.psum, spans=True)
+
+
+class Mpi4jaxProgram(JaxProgram):
+    """mpi4jax.allreduce in jitted code."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        import mpi4jax
+        from mpi4py import MPI
+
+        arguments.rank = MPI.COMM_WORLD.rank
+        super().__init__(arguments, lambda xs, _: [mpi4jax.allreduce(x, op=MPI.SUM) for x in xs])
 
 
 class MpiProgram(Program):
@@ -120,22 +156,27 @@ class MpiProgram(Program):
         self._np, self._world = np, MPI.COMM_WORLD
         arguments.rank = self._world.rank
 
-    def prepare(self, elements: int, iteration: int) -> Any:
-        np = self._np
-        out = np.zeros(elements, np.float32)  # touched here, as the donated buffers of JAX are
-        return value(np, np.arange(elements, dtype=np.uint32), self._world.rank, iteration), out
+    def _index(self, place: tuple[int, int]) -> Any:
+        return self._np.arange(place[0], sum(place), dtype=self._np.uint32)
+
+    def prepare(self, leaves: Leaves, iteration: int) -> Any:
+        np, rank = self._np, self._world.rank
+        made = [value(np, self._index(place), rank, iteration, leaves.dtype) for place in leaves.places()]
+        xs = [x.astype(leaves.dtype) for x in made]
+        return [(x, np.zeros_like(x)) for x in xs]  # touched here, as the donated buffers of JAX are
 
     def sum(self, x: Any) -> Any:
-        self._world.Allreduce(*x)
-        return x[1]
+        for pair in x:
+            self._world.Allreduce(*pair)
+        return [out for _, out in x]
 
-    def wrong(self, out: Any, iteration: int) -> int:
-        np = self._np
-        expected = value_sum(np, np.arange(out.size, dtype=np.uint32), self._world.size, iteration)
-        return int(np.count_nonzero(out != expected))
+    def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
+        np, size = self._np, self._world.size
+        expected = (value_sum(np, self._index(place), size, iteration, leaves.dtype) for place in leaves.places())
+        return sum(int(np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
 
 
-PROGRAMS = {"passing": PassingProgram, "gloo": GlooProgram, "mpi": MpiProgram}
+PROGRAMS = {"passing": PassingProgram, "gloo": GlooProgram, "mpi": MpiProgram, "mpi4jax": Mpi4jaxProgram}
 
 
 def serve(program: Program, orders: TextIO) -> None:
@@ -143,19 +184,20 @@ def serve(program: Program, orders: TextIO) -> None:
     for line in orders:
         order = json.loads(line)
         iterations = range(order["iteration"], order["iteration"] + order["sums"])
+        leaves = Leaves(tuple(order["elements"]), order["dtype"])
         if order["do"] == "prepare":
-            xs = [program.prepare(order["elements"], iteration) for iteration in iterations]
+            xs = [program.prepare(leaves, iteration) for iteration in iterations]
             reply: dict[str, Any] = {}
         else:
             xs.reverse()
             outs = []
             # The machine's one clock, so the times of all ranks compare.
-            start_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+            start_s, cpu_start_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
             while xs:
                 outs.append(program.sum(xs.pop()))
-            end_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-            wrong = sum(program.wrong(out, iteration) for out, iteration in zip(outs, iterations, strict=True))
-            reply = {"start_s": start_s, "end_s": end_s, "wrong": wrong}
+            end_s, cpu_end_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
+            wrong = sum(program.wrong(out, leaves, iteration) for out, iteration in zip(outs, iterations, strict=True))
+            reply = {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s, "wrong": wrong}
             del outs
         orders.write(json.dumps(reply) + "\n")
         orders.flush()

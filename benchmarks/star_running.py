@@ -1,0 +1,177 @@
+"""A contender's processes on the star: they start, sum when they are told to, and say why when they can't."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from star_network import StarError, StarNetwork
+
+START_S = 180.0  # importing JAX in eight processes on two cores
+STEP_S = 120.0
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to sum.
+
+    Attributes:
+      label: in tables and plots.
+      start: starts its processes.
+      traffic: bytes on the busiest link over bytes of the sum, from hosts and devices per host.
+      devices: of each host.
+      ranks_per_host: processes that share a host's link.
+    """
+
+    label: str
+    start: "Callable[[Running], None]"
+    traffic: Callable[[int, int], float]
+    devices: int = 1
+    ranks_per_host: int = 1
+
+    def limit_s(self, size: int, hosts: int, gbit: float) -> float | None:
+        """None on links that aren't shaped."""
+        return size * 8 / (gbit * 1e9) * self.traffic(hosts, self.devices) if gbit else None
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What is summed: the leaves of a pytree."""
+
+    elements: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(self.elements) * (2 if self.dtype == "bfloat16" else 4)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement of a sum.
+
+    Attributes:
+      time_s: from the first rank's start to the last one's end.
+      host_cpu_s: processor time of a host's processes.
+      switch_cpu_s: that of the switch, of all shards together.
+      wrong: elements that weren't what they must be.
+    """
+
+    time_s: float
+    host_cpu_s: float
+    switch_cpu_s: float
+    wrong: int
+
+
+@dataclass
+class Running:
+    """A contender's processes on the star, each waiting for orders at its own connection."""
+
+    name: str
+    contender: Contender
+    star: StarNetwork
+    hosts: int
+    processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+    connections: list[TextIO] = field(default_factory=list)
+
+    def log(self, process: str) -> Path:
+        return self.star.folder / f"{self.name}-{process}.log"
+
+    def start(self, process: str, host: int, arguments: Sequence[str], **environment: str) -> None:
+        with self.log(process).open("wb") as log:
+            started = self.star.start(
+                host,
+                arguments,
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append((process, started))
+
+    def worker(self, program: str, *arguments: str) -> list[str]:
+        """The command line of a rank."""
+        common = ["--orders", str(self.star.folder / "orders"), "--contender", self.name, "--ranks", str(self.ranks)]
+        return [sys.executable, str(FOLDER / "star_worker.py"), program, *common, *arguments]
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.contender.ranks_per_host
+
+    def connect(self, listener: socket.socket) -> None:
+        """Waits until every rank is there."""
+        by_rank: dict[int, TextIO] = {}
+        until = time.monotonic() + START_S
+        listener.settimeout(0.5)
+        while len(by_rank) < self.ranks:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                ended = [process for process, started in self.processes if started.poll() is not None]
+                if ended or time.monotonic() > until:
+                    missing = ", ".join(str(rank) for rank in range(self.ranks) if rank not in by_rank)
+                    raise self.failure(f"ranks {missing} didn't start", ended) from None
+                continue
+            connection.settimeout(STEP_S)
+            orders = connection.makefile("rw")
+            hello = json.loads(orders.readline())
+            assert hello["contender"] == self.name, hello
+            by_rank[hello["rank"]] = orders
+        self.connections = [by_rank[rank] for rank in range(self.ranks)]
+
+    def order(self, **order: Any) -> list[dict[str, Any]]:
+        """Gives all ranks an order and waits for their replies."""
+        line = json.dumps(order) + "\n"
+        replies = []
+        try:
+            for connection in self.connections:
+                connection.write(line)
+                connection.flush()
+            for connection in self.connections:
+                replies.append(json.loads(connection.readline() or "null"))
+        except (OSError, ValueError) as error:
+            raise self.failure(f"rank {len(replies)} doesn't answer ({error}) to {line.strip()}") from error
+        if None in replies:
+            raise self.failure(f"rank {replies.index(None)} ended at {line.strip()}")
+        return replies
+
+    def sum(self, tensors: Tensors, iteration: int, sums: int) -> Sample:
+        """Runs `sums` sums in a row."""
+        order = {"elements": tensors.elements, "dtype": tensors.dtype, "iteration": iteration, "sums": sums}
+        self.order(do="prepare", **order)
+        switch_s = self._switch_cpu_s()
+        replies = self.order(do="sum", **order)
+        switch_s = self._switch_cpu_s() - switch_s
+        return Sample(
+            (max(reply["end_s"] for reply in replies) - min(reply["start_s"] for reply in replies)) / sums,
+            sum(reply["cpu_s"] for reply in replies) / self.hosts / sums,
+            switch_s / sums,
+            sum(reply["wrong"] for reply in replies),
+        )
+
+    def _switch_cpu_s(self) -> float:
+        """Processor time that the threads of its switches have had."""
+        pids = [started.pid for process, started in self.processes if process.startswith("switch")]
+        threads = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
+
+    def close(self) -> None:
+        """Lets the ranks leave in order."""
+        for connection in self.connections:
+            connection.close()
+
+    def failure(self, what: str, processes: Sequence[str] = ()) -> StarError:
+        """With the last lines of the logs that say something."""
+        lines = [f"{self.name}: {what}."]
+        for process in processes or [process for process, _ in self.processes]:
+            tail = self.log(process).read_text(errors="replace").splitlines()[-12:]
+            lines += [f"  [{process}] {line}" for line in tail]
+        return StarError("\n".join(lines))

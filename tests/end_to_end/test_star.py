@@ -1,0 +1,83 @@
+"""benchmarks/star.py: a small star sums right, and nothing of it remains, however it ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+STAR = Path(__file__).parents[2] / "benchmarks" / "star.py"
+
+
+def _missing() -> str | None:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    return next((f"{tool} not found" for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None), None)
+
+
+pytestmark = pytest.mark.skipif(_missing() is not None, reason=f"no star: {_missing()}")
+
+
+def _remains(pid: int) -> list[str]:
+    """Namespaces, files and processes of the star that process `pid` built."""
+    name = f"star{pid}-"
+    namespaces = list(Path("/run/netns").glob(f"{name}*")) if Path("/run/netns").exists() else []
+    found = [str(path) for path in [*namespaces, *Path(tempfile.gettempdir()).glob(f"{name}*")]]
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+        found += [command] if name in command else []
+    return found
+
+
+def _start(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(STAR), "--hosts", "2", "--contenders", "passing", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _await_summing(pid: int) -> None:
+    """Until both ranks are there."""
+    until = time.monotonic() + 60
+    while sum("star_worker.py" in command for command in _remains(pid)) < 2:
+        assert time.monotonic() < until, _remains(pid)
+        time.sleep(0.05)
+
+
+def test_small_star_sums_right_and_leaves_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "star.json"
+    star = _start("--mebibytes", "0.25", "--rounds", "2", "--iterations", "1", "--json", str(report))
+    output, _ = star.communicate(timeout=120)
+    assert star.returncode == 0, output
+    (row,) = json.loads(report.read_text())["rows"]
+    assert (row["hosts"], row["size_bytes"], row["wrong"], len(row["times_s"])) == (2, 2**18, 0, 2)
+    assert _remains(star.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_star_leaves_nothing(number: signal.Signals) -> None:
+    star = _start("--rounds", "1000")
+    _await_summing(star.pid)
+    star.send_signal(number)
+    output, _ = star.communicate(timeout=30)
+    assert star.returncode == 128 + number, output
+    assert _remains(star.pid) == []
+
+
+def test_next_star_removes_a_killed_one() -> None:
+    star = _start("--rounds", "1000")
+    _await_summing(star.pid)
+    star.kill()
+    star.communicate(timeout=30)
+    assert any("/run/netns" in path for path in _remains(star.pid))
+    following = _start("--mebibytes", "0.01", "--rounds", "1", "--iterations", "1")
+    output, _ = following.communicate(timeout=120)
+    assert following.returncode == 0, output
+    assert _remains(star.pid) == []
