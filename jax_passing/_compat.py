@@ -88,6 +88,28 @@ def pvary(x: Any, axes: frozenset[Axis]) -> Any:
     return _core.pvary(x, tuple(sorted(axes))) if axes else x
 
 
+def depths(arrays: Sequence[Any]) -> list[int]:
+    """How many equations of the program being traced must run one after the other before each of `arrays` is there.
+
+    All 0 outside of a trace, under vmap, or should another JAX not tell: callers may only use it to order their work.
+    """
+    depth: dict[int, int] = {}
+    stack = [equation for equation in map(_equation, arrays) if equation is not None]
+    while stack:
+        equation = stack[-1]
+        before = [e for e in map(_equation, getattr(equation, "in_tracers", ())) if e is not None]
+        missing = [e for e in before if id(e) not in depth]
+        stack.extend(missing)
+        if not missing:
+            stack.pop()
+            depth[id(equation)] = 1 + max((depth[id(e)] for e in before), default=0)
+    return [0 if (equation := _equation(array)) is None else depth[id(equation)] for array in arrays]
+
+
+def _equation(array: Any) -> Any:
+    return getattr(array, "parent", None) if isinstance(array, jax.core.Tracer) else None
+
+
 def check_types(avals: Sequence[Aval], axes: Sequence[Axis], name: str) -> None:
     """Raises as `lax.psum` does on operands of another mesh, or that are unreduced over `axes`."""
     _core.check_avals_context_mesh(avals, name)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing import _compat, planner, session
-from jax_passing.buckets import Leaf, make_buckets
+from jax_passing.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.config import STRATEGIES, did_you_mean
 from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
 from jax_passing.primitive import Axes, passing_psum_invariant_p, passing_psum_p
@@ -23,7 +23,7 @@ SUPPORTED_DTYPES = (
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def psum(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
+def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
     If the mesh lies inside this process, the sum also goes over the hosts, which the mesh doesn't know; if the mesh
@@ -37,6 +37,9 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
       strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
         None: as the session says. See docs/strategies.md.
+      bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
+        as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
+        result depends on it; it must be the same on all hosts.
 
     Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
 
@@ -63,7 +66,11 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
     invariant = _compat.check_vma() and bool(_compat.must_vary(axes))
     primitive = passing_psum_invariant_p if invariant else passing_psum_p
     indices = list(arrays)
-    for bucket in make_buckets([Leaf(arrays[i].dtype, arrays[i].nbytes) for i in indices]):
+    sizes = [
+        Leaf(arrays[i].dtype, arrays[i].nbytes, depth)
+        for i, depth in zip(indices, _compat.depths([leaves[i] for i in indices]), strict=True)
+    ]
+    for bucket in make_buckets(sizes, bucket_bytes):
         members = [indices[i] for i in bucket]
         operands = [arrays[i] for i in members]
         chosen = _choice(current, operands, devices, beyond_mesh) if wanted == "auto" else wanted
@@ -78,13 +85,13 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
     return jax.tree.unflatten(treedef, sums)
 
 
-def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None) -> Any:
+def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
     """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
 
     Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
     """
     count = psum(1, axis_name)
-    return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy))
+    return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes))
 
 
 def _extent(axes: Axes) -> tuple[session.Session, int, bool]:

@@ -3,38 +3,66 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
+from jax_passing.buckets import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, Leaf, make_buckets
 
-LEAVES = st.lists(st.builds(Leaf, st.sampled_from(["float32", "bfloat16", "int32"]), st.integers(0, 300)))
+MIB = 1 << 20
+LEAVES = st.lists(
+    st.builds(Leaf, st.sampled_from(["float32", "bfloat16", "int32"]), st.integers(0, 3 * MIB), st.integers(0, 5))
+)
+LIMITS = st.integers(1, 5 * MIB)
 
 
-@given(LEAVES, st.integers(1, 500))
+def total_bytes(leaves, bucket):
+    return sum(leaves[index].size_bytes for index in bucket)
+
+
+@given(LEAVES, LIMITS)
 def test_each_leaf_once_in_buckets_of_one_dtype_within_the_limit(leaves, bucket_bytes):
     buckets = make_buckets(leaves, bucket_bytes)
     assert sorted(index for bucket in buckets for index in bucket) == list(range(len(leaves)))
     for bucket in buckets:
-        assert bucket == sorted(bucket)
         assert len({leaves[index].dtype for index in bucket}) == 1
-        assert len(bucket) == 1 or sum(leaves[index].size_bytes for index in bucket) <= bucket_bytes
-    assert [bucket[0] for bucket in buckets] == sorted(bucket[0] for bucket in buckets)
+        assert len(bucket) == 1 or total_bytes(leaves, bucket) <= bucket_bytes
 
 
-@given(LEAVES, st.integers(1, 500))
-def test_no_two_neighbours_of_one_dtype_would_fit_together(leaves, bucket_bytes):
+@given(LEAVES, LIMITS)
+def test_shallow_leaves_first_and_the_last_of_equals(leaves, bucket_bytes):
+    def key(index):
+        return leaves[index].depth, -index
+
     buckets = make_buckets(leaves, bucket_bytes)
-    by_dtype = {}
     for bucket in buckets:
-        by_dtype.setdefault(leaves[bucket[0]].dtype, []).append(bucket)
+        assert bucket == sorted(bucket, key=key)
+    ends = [bucket[-1] for bucket in buckets]
+    assert ends == sorted(ends, key=key)
+
+
+@given(LEAVES, LIMITS)
+def test_no_two_neighbours_of_one_dtype_would_fit_together(leaves, bucket_bytes):
+    by_dtype = {}
+    for bucket in make_buckets(leaves, bucket_bytes):
+        if total_bytes(leaves, bucket) <= bucket_bytes:  # not a large leaf on its own
+            by_dtype.setdefault(leaves[bucket[0]].dtype, []).append(bucket)
     for same_dtype in by_dtype.values():
-        for bucket, following in itertools.pairwise(same_dtype):
-            used = sum(leaves[index].size_bytes for index in bucket)
-            assert used + leaves[following[0]].size_bytes > bucket_bytes
+        limits = itertools.chain([min(FIRST_BUCKET_BYTES, bucket_bytes)], itertools.repeat(bucket_bytes))
+        for (bucket, following), limit in zip(itertools.pairwise(same_dtype), limits, strict=False):
+            assert total_bytes(leaves, bucket) + leaves[following[0]].size_bytes > limit
 
 
 def test_examples():
     f32, i32 = "float32", "int32"
     leaves = [Leaf(f32, 40), Leaf(i32, 8), Leaf(f32, 60), Leaf(f32, 1), Leaf(f32, 500), Leaf(i32, 8)]
-    assert make_buckets(leaves, 100) == [[0, 2], [1, 5], [3], [4]]
-    assert make_buckets(leaves) == [[0, 2, 3, 4], [1, 5]]
+    assert make_buckets(leaves, 100) == [[4], [3, 2], [5, 1], [0]]
+    assert make_buckets(leaves) == [[5, 1], [4, 3, 2, 0]]
     assert make_buckets([]) == []
-    assert DEFAULT_BUCKET_BYTES == 25 * 2**20
+    assert DEFAULT_BUCKET_BYTES == 25 * MIB
+
+
+def test_the_first_bucket_is_small():
+    leaves = [Leaf("float32", MIB // 2)] * 64
+    assert [len(bucket) for bucket in make_buckets(leaves)] == [2, 50, 12]
+
+
+def test_small_leaves_pass_a_large_one():
+    small = Leaf("float32", 10)
+    assert make_buckets([small, Leaf("float32", 30 * MIB), small]) == [[1], [2, 0]]

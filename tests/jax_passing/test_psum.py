@@ -1,4 +1,5 @@
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -120,6 +121,44 @@ def test_large_leaves_and_many_buckets(check_vma):
     tree = [jnp.ones((4, 5 << 20), jnp.float32), jnp.ones((4, 3), jnp.float32), jnp.full((4, 4 << 20), 2.0)]
     result = on_mesh(lambda x: jax_passing.psum(x, "d"), check_vma=check_vma)(tree)
     assert [(leaf.min().item(), leaf.max().item()) for leaf in result] == [(4, 4), (4, 4), (8, 8)]
+
+
+def calls(jaxpr):
+    """The operands' shapes of each psum of a program, in order."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith("passing_psum"):
+            found.append([operand.aval.shape for operand in equation.invars])
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            found += calls(getattr(inner, "jaxpr", inner))
+    return found
+
+
+def test_gradients_are_summed_in_the_order_of_the_backward_pass(check_vma):
+    """Whatever the layers' names sort like, and although each gradient was scaled and cast before the sum."""
+    layers = {"a": (3, 5), "c": (5, 7), "b": (7, 2), "d": (2, 9)}  # in the order of the forward pass
+
+    def step(params, x):
+        def loss(params):
+            y = x
+            for name in layers:
+                y = jnp.tanh(y @ params[name])
+            return y.sum()
+
+        gradients = jax.grad(loss)(jax.lax.pcast(params, "d", to="varying") if check_vma else params)
+        return jax_passing.psum(jax.tree.map(lambda g: (g / 8).astype(jnp.bfloat16), gradients), "d", bucket_bytes=1)
+
+    params = {name: jnp.ones(shape) for name, shape in layers.items()}
+    program = on_mesh(step, in_specs=(P(), P("d")), check_vma=check_vma)
+    jaxpr = jax.make_jaxpr(program)(params, jnp.ones((4, 3)))
+    assert calls(jaxpr.jaxpr) == [[shape] for shape in reversed(layers.values())]
+
+
+def test_sums_of_no_program_go_the_last_leaf_first(check_vma):
+    program = on_mesh(lambda x: jax_passing.psum(x, "d", bucket_bytes=50), check_vma=check_vma)
+    tree = [jnp.ones((4, 3)), jnp.ones((4, 5)), jnp.ones((4, 7)), jnp.ones((4, 9))]
+    jaxpr = jax.make_jaxpr(program)(tree)
+    assert calls(jaxpr.jaxpr) == [[(1, 9)], [(1, 7), (1, 5)], [(1, 3)]]
 
 
 def test_the_same_array_twice():
