@@ -118,11 +118,12 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
         show(cases, arguments, console)
         if arguments.loss:
             lost = star_loss.count(star)
-            console.print(
-                f"lost: {lost.dropped} of {lost.seen} packets that reached a link's end (super-packets count once)"
-            )
+            console.print(f"lost: {lost.super_packets} super-packets; {lost.packets} packets reached a link's end")
         for running in runnings:
-            running.close()
+            lines = running.close()
+            if arguments.counters and "switch" in lines:  # ours
+                for process in ("rank0", "switch"):
+                    console.print(f"{running.name}, {process}: {lines[process]}", soft_wrap=True, highlight=False)
     return cases
 
 
@@ -174,6 +175,7 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
     add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
+    add("--counters", action="store_true", help="prints what rank 0 and the switch counted: packets, resends, drops")
     add("--json", metavar="PATH", help="writes every time")
     add("--plot", metavar="PATH", help="draws time over size and over hosts (PNG)")
     arguments = parser.parse_args()

@@ -26,10 +26,10 @@ MOUNT = "/mnt"  # in a mount namespace of our own; not below /sys, which `tc -n`
 
 @dataclass(frozen=True)
 class Lost:
-    """What the classifiers saw: packets, super-packets counted once."""
+    """What the classifiers saw: `packets` of a frame each, of which `super_packets` of up to 64 KB were dropped."""
 
-    seen: int
-    dropped: int
+    packets: int
+    super_packets: int
 
 
 def add(star: StarNetwork, probability: float) -> None:
@@ -39,13 +39,13 @@ def add(star: StarNetwork, probability: float) -> None:
 
 
 def count(star: StarNetwork) -> Lost:
-    seen = dropped = 0
+    packets = super_packets = 0
     for namespace, device in star.devices():
         for qdisc in json.loads(run("tc", "-n", namespace, "-s", "-json", "qdisc", "show", "dev", device)):
             if qdisc["kind"] == "clsact":
-                seen += qdisc["packets"]
-                dropped += qdisc["drops"]
-    return Lost(seen, dropped)
+                packets += qdisc["packets"]
+                super_packets += qdisc["drops"]
+    return Lost(packets, super_packets)
 
 
 def _program(probability: float) -> bytes:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from star_network import StarError, StarNetwork
+from star_network import END_S, StarError, StarNetwork
 
 START_S = 180.0  # importing JAX in eight processes on two cores
 STEP_S = 120.0
@@ -163,10 +164,18 @@ class Running:
         threads = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
 
-    def close(self) -> None:
-        """Lets the ranks leave in order."""
+    def close(self) -> dict[str, str]:
+        """Ends the ranks, then the others, in order. Returns the last line that each wrote: the counters of ours."""
         for connection in self.connections:
             connection.close()
+        # The ranks end by themselves; a switch when it is told to.
+        for process, started in reversed(self.processes):
+            if process.startswith("switch"):
+                started.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(END_S)
+        lines = {process: self.log(process).read_text(errors="replace").splitlines() for process, _ in self.processes}
+        return {process: text[-1] for process, text in lines.items() if text}
 
     def failure(self, what: str, processes: Sequence[str] = ()) -> StarError:
         """With the last lines of the logs that say something."""

@@ -121,7 +121,9 @@ class PassingProgram(JaxProgram):
         super().__init__(arguments, jax_passing.psum)
 
     def close(self) -> None:
+        counters = self._session.stats()
         self._session.shutdown()
+        print(", ".join(f"{name} {count}" for name, count in counters.items() if count))
 
 
 class GlooProgram(JaxProgram):
