@@ -23,8 +23,8 @@ def switch(
         str | None, typer.Option(metavar="HOST:PORT", help="Port 0: any free one.", show_default="0.0.0.0:7171")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings; flags win.")] = None,
-    slot_total: Annotated[int | None, typer.Option(help="Slots of the switch.", show_default="4096")] = None,
-    slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="256")] = None,
+    slot_total: Annotated[int | None, typer.Option(help="Slots of the switch.", show_default="16384")] = None,
+    slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="1024")] = None,
     lanes_per_chunk: Annotated[int | None, typer.Option(help="32-bit lanes in a packet.", show_default="360")] = None,
     lease_s: Annotated[float | None, typer.Option(help="A host silent for so long is lost.", show_default="30")] = None,
     link_gbit: Annotated[

@@ -29,8 +29,8 @@ class SwitchSettings:
     the one link that this switch stands behind; None: it has a port for each host."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
-    slot_total: int = 4096
-    slots_per_job: int = 256
+    slot_total: int = 16384
+    slots_per_job: int = 1024
     lanes_per_chunk: int = LANES_MAX
     lease_s: float = 30.0
     link_gbit: float | None = None

@@ -69,7 +69,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("slot_total = true", "integer from 1"),
         ("slots_per_job = 3", "power of two"),
         ("slots_per_job = true", "power of two"),
-        ("slots_per_job = 8192", r"slots_per_job \(8192\) is above slot_total"),
+        ("slots_per_job = 32768", r"slots_per_job \(32768\) is above slot_total"),
         ("lanes_per_chunk = 361", "from 3 to 360"),
         ("lanes_per_chunk = 2", "from 3 to 360"),
         ("slot_total = 65537", "from 1 to 65536"),

@@ -270,9 +270,11 @@ int64_t AllReduce::Impl::next_timer_us() const {
 }
 
 void AllReduce::Impl::SendNew(int64_t now_us) {
+  uint32_t in_flight_below = 0;
   for (Line& line : log_) {
     if (line.place.first_position >= window_.end()) break;
     if (line.sum == nullptr) continue;
+    in_flight_below += line.next_chunk - line.chunks_done;
     const Segment& segment = line.segment();
     // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
     // safely (docs/protocol.md).
@@ -284,9 +286,12 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
             : segment.chunk_count() - (segment.guesses() ? segment.repeat_chunks : segment.data_chunks);
     while (line.next_chunk < sendable) {
       const uint64_t position = line.place.first_position + line.next_chunk;
-      if (!window_.CanSend(position)) return;  // nor any later one
+      const bool rest_of_guess = segment.guesses() && line.next_chunk > 0;
+      if (!window_.CanSend(position) || !(rest_of_guess || window_.HasRoom(in_flight_below)))
+        return;  // nor any later one
       window_.OnSent(position, now_us);
       SendChunk(line, line.next_chunk++);
+      ++in_flight_below;
     }
   }
 }
@@ -351,7 +356,11 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   if (failure_) return drop();
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
-  if (!position || stripes_.ShardOf(*position) != shard) return drop();
+  if (!position) {
+    window_.OnDuplicate(header.sequence);
+    return drop();
+  }
+  if (stripes_.ShardOf(*position) != shard) return drop();
   Line& line = LineAt(*position);
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);
@@ -362,7 +371,7 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   const bool data = chunk >= line.segment().exponent_chunks;
   if (header.flags != 0 && !(data && IsFloat(line.sum->shape().dtype))) return drop();
 
-  window_.OnResult(*position, now_us);
+  window_.OnResult(*position, now_us, /*in_order=*/data && !line.segment().guesses());
   dirty_ = true;
   ++line.chunks_done;
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;

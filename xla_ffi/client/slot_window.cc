@@ -12,15 +12,18 @@ constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
 constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy host looks like loss
 constexpr int64_t kMaxRtoUs = 50'000;    // a round trip includes the wait for stragglers: don't learn from those
 
-// A chunk is lost if results of chunks sent this much later are here. Less than two segments is no sign of loss:
-// exponents travel ahead of the data, and each host sends them as soon as its own window allows.
-constexpr uint64_t kReorderChunks = 128;
+// A chunk is lost if one this far behind it on its path, sent later, has its result: more than the 44 chunks of one
+// super-packet. Doubled whenever that was a mistake (as RFC 8985 adapts its reordering window).
+constexpr uint32_t kReorderChunks = 64;
 
 // A straggler makes every chunk time out, though nothing is lost. Resend this many, then a few at each probe, ever
 // more seldom, until a result shows that all ranks are there.
 constexpr uint32_t kTimeoutBudget = 64;
 constexpr uint32_t kProbeBudget = 8;
 constexpr int64_t kMaxProbeIntervalUs = 200'000;
+
+// The congestion window is at most this part of the slots. The rest goes on while a lost chunk is sent again and again.
+constexpr uint32_t kMaxWindowPart = 4;
 
 // Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
 // bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip.
@@ -34,7 +37,9 @@ SlotWindow::SlotWindow(const Stripes& stripes)
     : stripes_(stripes),
       chunks_(std::bit_ceil(stripes.window())),
       paths_(stripes.shard_count()),
-      congestion_window_(stripes.window()),
+      reorder_chunks_(kReorderChunks),
+      max_congestion_window_(std::max(1u, stripes.window() / kMaxWindowPart)),
+      congestion_window_(max_congestion_window_),
       timeout_budget_(kTimeoutBudget),
       rto_us_(kFirstRtoUs) {}
 
@@ -61,17 +66,26 @@ std::optional<uint64_t> SlotWindow::InFlight(uint32_t sequence) const {
   return chunk.position;
 }
 
-void SlotWindow::OnResult(uint64_t position, int64_t now_us) {
+void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   Chunk& chunk = At(position);
   assert(chunk.position == position && chunk.state == State::kInFlight);
   chunk.state = State::kDone;
   --in_flight_;
   Path& path = PathOf(position);
-  path.answered_number = std::max(path.answered_number, chunk.send_number);
-  if (!chunk.resent) MeasureRoundTrip(now_us - chunk.sent_us);
+  if (in_order) {
+    path.answered_number = std::max(path.answered_number, chunk.send_number);
+    path.answered_position = std::max(path.answered_position, position);
+  }
+  if (!chunk.resent) MeasureRoundTrip(now_us - chunk.sent_us, now_us);
   timeout_budget_ = kTimeoutBudget;
   probe_interval_us_ = 0;
-  congestion_window_ = std::min<double>(stripes_.window(), congestion_window_ + kIncreaseChunks / congestion_window_);
+  congestion_window_ = std::min(max_congestion_window_, congestion_window_ + kIncreaseChunks / congestion_window_);
+}
+
+void SlotWindow::OnDuplicate(uint32_t sequence) {
+  const Chunk& chunk = At(sequence);  // the ring's size divides 2^32
+  if (static_cast<uint32_t>(chunk.position) != sequence || chunk.state != State::kDone || !chunk.overtaken) return;
+  reorder_chunks_ = std::min(2 * reorder_chunks_, stripes_.window());
 }
 
 bool SlotWindow::Done(uint64_t position) const {
@@ -97,59 +111,68 @@ void SlotWindow::Forget(uint64_t position) {
 }
 
 std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
-  Path* path = nullptr;  // of an overtaken chunk, else of the one that was sent first
-  int64_t sent_us = INT64_MAX;
-  for (Path& candidate : paths_) {
-    DropStale(candidate);
-    const Chunk* oldest = OldestOf(candidate);
-    if (oldest == nullptr) continue;
-    const int64_t candidate_us = Overtaken(candidate, *oldest) ? INT64_MIN : oldest->sent_us;
-    if (candidate_us >= sent_us) continue;
-    path = &candidate;
-    sent_us = candidate_us;
+  for (Path& path : paths_) {
+    while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
+    const auto overtaken = FirstOvertaken(path);
+    if (!overtaken) continue;
+    At(*overtaken).overtaken = true;
+    return Resend(*overtaken, now_us);
   }
-  if (path == nullptr) return std::nullopt;
-  Chunk& chunk = At(path->sent.front().position);
-  if (!Overtaken(*path, chunk)) {
-    if (now_us < chunk.sent_us + rto_us_) return std::nullopt;
-    if (timeout_budget_ == 0) {
-      if (now_us < probe_us_) return std::nullopt;
-      timeout_budget_ = kProbeBudget;
-    }
-    if (--timeout_budget_ == 0) {
-      probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us_, kMaxProbeIntervalUs);
-      probe_us_ = now_us + probe_interval_us_;
-    }
+  const Chunk* oldest = Oldest();
+  if (oldest == nullptr) return std::nullopt;
+  if (now_us < oldest->sent_us + rto_us_) return std::nullopt;
+  if (timeout_budget_ == 0) {
+    if (now_us < probe_us_) return std::nullopt;
+    timeout_budget_ = kProbeBudget;
   }
-  if (path->answered_number > chunk.send_number) OnLoss(now_us);
+  if (--timeout_budget_ == 0) {
+    probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us_, kMaxProbeIntervalUs);
+    probe_us_ = now_us + probe_interval_us_;
+  }
+  return Resend(oldest->position, now_us);
+}
+
+uint64_t SlotWindow::Resend(uint64_t position, int64_t now_us) {
+  Chunk& chunk = At(position);
+  Path& path = PathOf(position);
+  if (path.answered_number > chunk.send_number) OnLoss(now_us);
   chunk.resent = true;
   chunk.sent_us = now_us;
-  chunk.send_number = ++path->send_number;
-  path->sent.pop_front();
-  path->sent.push_back({chunk.position, chunk.send_number});
-  return chunk.position;
+  chunk.send_number = ++path.send_number;
+  path.sent.push_back({position, chunk.send_number});
+  return position;
 }
 
 int64_t SlotWindow::next_timer_us() const {
-  int64_t sent_us = INT64_MAX;
-  for (const Path& path : paths_) {
-    const Chunk* oldest = OldestOf(path);
-    if (oldest == nullptr) continue;
-    if (Overtaken(path, *oldest)) return 0;
-    sent_us = std::min(sent_us, oldest->sent_us);
-  }
-  if (sent_us == INT64_MAX) return INT64_MAX;
-  const int64_t due_us = sent_us + rto_us_;
+  const auto overtaken = [this](const Path& path) { return FirstOvertaken(path).has_value(); };
+  if (std::any_of(paths_.begin(), paths_.end(), overtaken)) return 0;
+  const Chunk* oldest = Oldest();
+  if (oldest == nullptr) return INT64_MAX;
+  const int64_t due_us = oldest->sent_us + rto_us_;
   return timeout_budget_ == 0 ? std::max(due_us, probe_us_) : due_us;
 }
 
-bool SlotWindow::Overtaken(const Path& path, const Chunk& chunk) {
-  return path.answered_number > chunk.send_number + kReorderChunks;
+const SlotWindow::Chunk* SlotWindow::FirstWaiting(const Path& path) const {
+  const auto first = std::find_if(path.sent.begin(), path.sent.end(), [&](const Sent& sent) { return Waits(sent); });
+  return first == path.sent.end() ? nullptr : &At(first->position);
 }
 
-const SlotWindow::Chunk* SlotWindow::OldestOf(const Path& path) const {
-  const auto oldest = std::find_if(path.sent.begin(), path.sent.end(), [&](const Sent& sent) { return Waits(sent); });
-  return oldest == path.sent.end() ? nullptr : &At(oldest->position);
+const SlotWindow::Chunk* SlotWindow::Oldest() const {
+  const Chunk* oldest = nullptr;
+  for (const Path& path : paths_) {
+    const Chunk* first = FirstWaiting(path);
+    if (first != nullptr && (oldest == nullptr || first->sent_us < oldest->sent_us)) oldest = first;
+  }
+  return oldest;
+}
+
+std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
+  const uint64_t reorder = uint64_t{reorder_chunks_} * stripes_.shard_count();  // a path has one position in so many
+  for (const Sent& sent : path.sent) {
+    if (sent.send_number >= path.answered_number) break;
+    if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;
+  }
+  return std::nullopt;
 }
 
 bool SlotWindow::Waits(const Sent& sent) const {
@@ -157,12 +180,11 @@ bool SlotWindow::Waits(const Sent& sent) const {
   return chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight;
 }
 
-void SlotWindow::DropStale(Path& path) {
-  while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
-}
-
-// RFC 6298, with bounds of our own.
-void SlotWindow::MeasureRoundTrip(int64_t sample_us) {
+// RFC 6298: one sample a round trip, else the variation would forget within one batch of packets; and bounds of our
+// own. Loss is mostly found by overtaking: this is for the last chunks of a sum, and must wait for all ranks.
+void SlotWindow::MeasureRoundTrip(int64_t sample_us, int64_t now_us) {
+  if (now_us < next_sample_us_) return;
+  next_sample_us_ = now_us + sample_us;
   sample_us = std::min(sample_us, kMaxRtoUs);
   if (round_trip_us_ == 0) {
     round_trip_us_ = sample_us;
@@ -171,13 +193,13 @@ void SlotWindow::MeasureRoundTrip(int64_t sample_us) {
     variation_us_ += (std::abs(sample_us - round_trip_us_) - variation_us_) / 4;
     round_trip_us_ += (sample_us - round_trip_us_) / 8;
   }
-  rto_us_ = std::clamp(round_trip_us_ + 4 * variation_us_, kMinRtoUs, kMaxRtoUs);
+  rto_us_ = std::clamp(2 * round_trip_us_ + 4 * variation_us_, kMinRtoUs, kMaxRtoUs);
 }
 
 void SlotWindow::OnLoss(int64_t now_us) {
   if (now_us < next_decrease_us_) return;  // once for all losses of one round trip
   next_decrease_us_ = now_us + round_trip_us_;
-  congestion_window_ = std::max(std::min<double>(kMinWindowChunks, stripes_.window()), congestion_window_ * kDecrease);
+  congestion_window_ = std::max(std::min(kMinWindowChunks, max_congestion_window_), congestion_window_ * kDecrease);
 }
 
 }  // namespace passing

@@ -20,16 +20,20 @@ class SlotWindow {
   uint64_t end() const { return low_ + stripes_.window(); }
   void Advance(uint64_t low);
 
-  // May `position` be sent now? The congestion window, too, is a distance from `low`: were it a number of chunks in
-  // flight, ranks could fill it with different chunks, none of which all of them sent, and wait for ever.
-  bool CanSend(uint64_t position) const {
-    return position >= low_ && position < low_ + static_cast<uint32_t>(congestion_window_);
-  }
+  // Do the slots reach that far?
+  bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
+  // May a chunk be sent, below whose position so many are in flight? Those above don't count: else ranks that got
+  // their sums in different orders could fill their windows with different chunks, none of which all of them sent,
+  // and wait for ever. The lowest chunk has none below it, so it can always be sent.
+  bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < static_cast<uint32_t>(congestion_window_); }
   void OnSent(uint64_t position, int64_t now_us);
 
   // The position that a result's 32-bit sequence means, if that chunk is in flight.
   std::optional<uint64_t> InFlight(uint32_t sequence) const;
-  void OnResult(uint64_t position, int64_t now_us);
+  // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
+  void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
+  // A chunk had its result already.
+  void OnDuplicate(uint32_t sequence);
   bool Done(uint64_t position) const;
   // No rank needs this position's result any more, whether or not it was sent.
   void Skip(uint64_t position);
@@ -44,13 +48,15 @@ class SlotWindow {
   int64_t round_trip_us() const { return round_trip_us_; }
   int64_t rto_us() const { return rto_us_; }
   uint32_t in_flight() const { return in_flight_; }
+  uint32_t reorder_chunks() const { return reorder_chunks_; }
 
  private:
   enum class State : uint8_t { kUnsent, kInFlight, kDone };
   struct Chunk {
     uint64_t position = 0;
     State state = State::kUnsent;
-    bool resent = false;  // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    bool resent = false;     // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    bool overtaken = false;  // resent for that
     int64_t sent_us = 0;
     uint64_t send_number = 0;
   };
@@ -63,18 +69,20 @@ class SlotWindow {
   struct Path {
     std::deque<Sent> sent{};  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
     uint64_t send_number = 0;
-    uint64_t answered_number = 0;  // the latest send that has its result
+    uint64_t answered_number = 0;    // the latest send of those in order that have their result,
+    uint64_t answered_position = 0;  // and the last position
   };
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
   const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
   Path& PathOf(uint64_t position) { return paths_[stripes_.ShardOf(position)]; }
-  // The chunk that was sent first of those without a result; null if there is none.
-  const Chunk* OldestOf(const Path& path) const;
   bool Waits(const Sent& sent) const;
-  static bool Overtaken(const Path& path, const Chunk& chunk);
-  void DropStale(Path& path);
-  void MeasureRoundTrip(int64_t sample_us);
+  std::optional<uint64_t> FirstOvertaken(const Path& path) const;
+  // The chunk that was sent first of those without a result; null if there is none.
+  const Chunk* FirstWaiting(const Path& path) const;
+  const Chunk* Oldest() const;
+  uint64_t Resend(uint64_t position, int64_t now_us);
+  void MeasureRoundTrip(int64_t sample_us, int64_t now_us);
   void OnLoss(int64_t now_us);
 
   const Stripes stripes_;
@@ -82,11 +90,14 @@ class SlotWindow {
   std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
   std::vector<Path> paths_;    // by shard
   uint32_t in_flight_ = 0;
+  uint32_t reorder_chunks_;  // a chunk is lost if one so far behind it on its path has its result
+  const double max_congestion_window_;
   double congestion_window_;
   int64_t next_decrease_us_ = 0;
   uint32_t timeout_budget_;  // resends for timeouts until a result comes or the probe is due
   int64_t probe_us_ = 0;     // when the budget is renewed
   int64_t probe_interval_us_ = 0;
+  int64_t next_sample_us_ = 0;
   int64_t round_trip_us_ = 0;
   int64_t variation_us_ = 0;
   int64_t rto_us_;

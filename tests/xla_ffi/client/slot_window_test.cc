@@ -75,12 +75,18 @@ TEST(SlotWindow, resendsAfterTheRtoAndAdaptsIt) {
 TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
   SlotWindow window({1, 256});
   Send(window, 0, 140);
-  for (uint64_t position = 1; position <= 128; ++position) window.OnResult(position, 100);
-  EXPECT_EQ(window.NextResend(100), std::nullopt);  // 128 later ones may be reordering
-  window.OnResult(129, 100);
+  for (uint64_t position = 1; position <= 64; ++position) window.OnResult(position, 100);
+  window.OnResult(139, 100, /*in_order=*/false);    // as exponents are, which go ahead of the data
+  EXPECT_EQ(window.NextResend(100), std::nullopt);  // 64 later ones may be reordering
+  window.OnResult(65, 100);
   EXPECT_EQ(window.next_timer_us(), 0);
   EXPECT_EQ(window.NextResend(100), 0u);
   EXPECT_EQ(window.NextResend(100), std::nullopt);
+  window.OnResult(138, 200);  // sent before 0 was sent again
+  for (uint64_t position = 66; position < 74; ++position) {
+    EXPECT_EQ(window.NextResend(200), position);
+  }
+  EXPECT_EQ(window.NextResend(200), std::nullopt);
 }
 
 // One of two switches answers late: that is no loss, however many chunks of the other one are answered meanwhile.
@@ -101,14 +107,18 @@ TEST(SlotWindow, shardsDoNotOvertakeEachOther) {
   EXPECT_EQ(window.NextResend(700), std::nullopt);
 }
 
-// With several shards, too, the chunk that was sent first is the first to time out.
-TEST(SlotWindow, resendsTheOldestOfAllShards) {
-  SlotWindow window({3, 16});
-  for (uint64_t position : {20, 40, 0}) window.OnSent(position, static_cast<int64_t>(1000 - position));
-  EXPECT_EQ(window.next_timer_us(), 960 + kRtoUs);
-  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 40u);
-  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 20u);
-  EXPECT_EQ(window.NextResend(1000 + kRtoUs), 0u);
+TEST(SlotWindow, learnsHowMuchTheNetworkReorders) {
+  SlotWindow window({1, 256});
+  Send(window, 0, 140);
+  window.OnResult(65, 100);
+  EXPECT_EQ(window.NextResend(100), 0u);
+  window.OnResult(0, 110);  // of the first packet, as the second result shows
+  EXPECT_EQ(window.reorder_chunks(), 64u);
+  window.OnDuplicate(0);
+  EXPECT_EQ(window.reorder_chunks(), 128u);
+  window.OnDuplicate(65);  // never resent: the network doubled it
+  window.OnDuplicate(200);
+  EXPECT_EQ(window.reorder_chunks(), 128u);
 }
 
 TEST(SlotWindow, aStragglerIsProbedEverMoreSeldom) {
@@ -160,16 +170,22 @@ TEST(SlotWindow, Skip_whatNobodyNeeds) {
 }
 
 TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
-  SlotWindow window({1, 256});
+  SlotWindow window({1, 512});
+  EXPECT_TRUE(window.HasRoom(127));  // a quarter of the slots
+  EXPECT_FALSE(window.HasRoom(128));
   Send(window, 0, 256);
   for (uint64_t position = 1; position < 256; ++position) window.OnResult(position, 3000);
   EXPECT_EQ(window.NextResend(3000), 0u);
+  EXPECT_TRUE(window.HasRoom(107));  // 15 % less
+  EXPECT_FALSE(window.HasRoom(108));
   window.OnResult(0, 3100);
-  window.Advance(256);
-  uint64_t position = 256;
-  while (window.CanSend(position)) window.OnSent(position++, 4000);
-  EXPECT_LT(window.in_flight(), 256u);
-  EXPECT_GE(window.in_flight(), 217u);  // 15 % less
+  for (uint64_t position = 256; position < 1000; ++position) {
+    window.Advance(position);
+    window.OnSent(position, 4000);
+    window.OnResult(position, 4000);
+  }
+  EXPECT_TRUE(window.HasRoom(127));
+  EXPECT_FALSE(window.HasRoom(128));
 }
 
 }  // namespace
