@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import star_loss
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from star_contenders import CONTENDERS
@@ -40,7 +41,8 @@ sends and receives every byte once. gloo, Open MPI and mpi4jax have no such swit
 server is the same program behind one link, like a host's: a switch that stood there would be no faster.
 Each time is from the first rank's start to the last one's end. limit: what the system's own traffic takes at line rate
 with its headers (star_contenders.py derives it). A bucket lets its first 128 KB pass unshaped, so a share may reach
-100.2 % at 64 MiB. CPU: ns of a host's processes per KB of the sum, and of the switch's per KB that it receives."""
+100.2 % at 64 MiB. CPU: ns of a host's processes per KB of the sum, and of the switch's per KB that it receives.
+memory: by how much a rank's memory grew during a sum, whose result may take its input's place."""
 
 
 @dataclass
@@ -140,11 +142,12 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
     if arguments.loss:
         title += f", {arguments.loss:.2%} lost each way"
     console.print(bench_table.table([case.row() for case in cases], title))
-    table = Table("system", "size (B)", "CPU, host (ns/KB)", "CPU, switch (ns/KB)", title="processors")
+    table = Table("system", "size (B)", "CPU, host\n(ns/KB)", "CPU, switch\n(ns/KB)", "memory\n(MiB)", box=box.SIMPLE)
     for case in cases:
         host, switch = case.cpu_ns_per_kb()
-        label = f"{case.running.contender.label}, {case.running.contender.devices} devices a host"
-        table.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "")
+        label = f"{case.running.contender.label}, L={case.running.contender.devices}"
+        memory = max(sample.memory_bytes for sample in case.samples) / 2**20
+        table.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
     console.print(table)
 
 
@@ -157,6 +160,8 @@ def _counts(text: str) -> list[int]:
 
 
 def _contenders(text: str) -> list[str]:
+    if text == "all":
+        return list(CONTENDERS)
     unknown = [name for name in text.split(",") if name not in CONTENDERS]
     if unknown:
         raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(CONTENDERS)}, or all")

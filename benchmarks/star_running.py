@@ -63,12 +63,14 @@ class Sample:
       time_s: from the first rank's start to the last one's end.
       host_cpu_s: processor time of a host's processes.
       switch_cpu_s: that of the switch, of all shards together.
+      memory_bytes: the most by which a rank's memory grew meanwhile.
       wrong: elements that weren't what they must be.
     """
 
     time_s: float
     host_cpu_s: float
     switch_cpu_s: float
+    memory_bytes: int
     wrong: int
 
 
@@ -155,6 +157,7 @@ class Running:
             (max(reply["end_s"] for reply in replies) - min(reply["start_s"] for reply in replies)) / sums,
             sum(reply["cpu_s"] for reply in replies) / self.hosts / sums,
             switch_s / sums,
+            max(reply["memory_bytes"] for reply in replies),
             sum(reply["wrong"] for reply in replies),
         )
 

@@ -82,7 +82,7 @@ class JaxProgram(Program):
         def make(leaves: Leaves, iteration: Any) -> Any:
             member = (first + jax.lax.axis_index("d")).astype(jnp.uint32)
             made = [value(jnp, index(place), member, iteration, leaves.dtype) for place in leaves.places()]
-            return [x.astype(leaves.dtype)[None] for x in made]
+            return [x.astype(leaves.dtype) for x in made]
 
         def count(out: Any, iteration: Any, leaves: Leaves) -> Any:
             expected = [value_sum(jnp, index(place), members, iteration, leaves.dtype) for place in leaves.places()]
@@ -97,8 +97,8 @@ class JaxProgram(Program):
         self._make = jax.jit(
             lambda iteration, leaves: mapped(lambda i: make(leaves, i), P(), P("d"))(iteration), static_argnums=1
         )
-        # The input is donated, as gradients are in a training step.
-        self._sum = jax.jit(mapped(lambda xs: psum([x[0] for x in xs], "d"), P("d"), P()), donate_argnums=0)
+        # The input is donated, as gradients are in a training step; the result has its shape, on every device.
+        self._sum = jax.jit(mapped(lambda xs: psum(xs, "d"), P("d"), P("d")), donate_argnums=0)
         self._count = jax.jit(count, static_argnums=2)
 
     def prepare(self, leaves: Leaves, iteration: int) -> Any:
@@ -108,7 +108,8 @@ class JaxProgram(Program):
         return self._block(self._sum(x))
 
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
-        return int(self._count([x.addressable_data(0) for x in out], self._uint32(iteration), leaves))
+        devices = zip(*([shard.data for shard in x.addressable_shards] for x in out), strict=True)
+        return sum(int(self._count(list(xs), self._uint32(iteration), leaves)) for xs in devices)
 
 
 class PassingProgram(JaxProgram):
@@ -181,6 +182,12 @@ class MpiProgram(Program):
 PROGRAMS = {"passing": PassingProgram, "gloo": GlooProgram, "mpi": MpiProgram, "mpi4jax": Mpi4jaxProgram}
 
 
+def memory_kb(field: str) -> int:
+    """This process's memory: VmRSS now, VmHWM at its peak."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field))
+
+
 def serve(program: Program, orders: TextIO) -> None:
     xs: list[Any] = []
     for line in orders:
@@ -193,13 +200,18 @@ def serve(program: Program, orders: TextIO) -> None:
         else:
             xs.reverse()
             outs = []
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")  # the peak starts anew
+            before_kb = memory_kb("VmRSS")
             # The machine's one clock, so the times of all ranks compare.
             start_s, cpu_start_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
             while xs:
                 outs.append(program.sum(xs.pop()))
             end_s, cpu_end_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
+            memory_bytes = (memory_kb("VmHWM") - before_kb) * 1024
             wrong = sum(program.wrong(out, leaves, iteration) for out, iteration in zip(outs, iterations, strict=True))
-            reply = {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s, "wrong": wrong}
+            reply = {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s}
+            reply |= {"memory_bytes": memory_bytes, "wrong": wrong}
             del outs
         orders.write(json.dumps(reply) + "\n")
         orders.flush()
