@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.table import Table
 
 from jax_passing.errors import ConfigError
@@ -122,7 +123,7 @@ NOTE = (
 
 def table(rows: Sequence[Row], title: str | None = None) -> Table:
     """The rows as a table, with the columns that they need. Print `NOTE` under it."""
-    result = Table(title=title, caption_justify="left")
+    result = Table(title=title, box=box.SIMPLE)
     columns = [column for column in _COLUMNS if column[2](rows)]
     for heading, _, _ in columns:
         result.add_column(heading, justify="left" if heading in ("system", "type", "redop") else "right")
