@@ -1,7 +1,7 @@
 """The C++ side, as Python sees it (nanobind module, sources in xla_ffi/ffi/module.cc)."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import final, overload
 
 from typing_extensions import CapsuleType
 
@@ -68,8 +68,14 @@ class LocalCollective:
     def __init__(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
-def attach(collective: Transport | LocalCollective, deadline_s: float) -> None:
-    """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached."""
+@overload
+def attach(collective: LocalCollective, deadline_s: float) -> None: ...
+@overload
+def attach(collective: Transport, deadline_s: float, flat: Sequence[Transport] = ()) -> None:
+    """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached.
+
+    `flat`: a rank of its own for each local device, for the sums of that strategy.
+    """
 
 def detach() -> None:
     """Undoes attach; calls of handlers fail with NotInitializedError from then on."""

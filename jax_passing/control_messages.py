@@ -18,7 +18,7 @@ RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, le=63)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
@@ -38,7 +38,8 @@ class Hello(Message, frozen=True):
 class Join(Message, frozen=True):
     """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own.
 
-    `link_gbit`: the rate of its link, if it knows it.
+    `link_gbit`: the rate of its link, if it knows it. `strategy`: the session's default; `devices`: of this host that
+    have a rank of their own beside this one. Both must be the same on all hosts.
     """
 
     protocol_version: int
@@ -49,6 +50,8 @@ class Join(Message, frozen=True):
     instance: Name
     join_deadline_s: Seconds
     link_gbit: Gbit | None = None
+    strategy: Name = "passing"
+    devices: Annotated[int, Meta(ge=0, le=64)] = 0
 
 
 class Welcome(Message, frozen=True):

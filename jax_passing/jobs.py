@@ -88,6 +88,10 @@ class Job:
     epoch: Epoch | None = None  # the one that forms or runs
 
 
+def _strategy(join: messages.Join) -> str:
+    return f"strategy {join.strategy!r}" + (f" with {join.devices} devices a host" if join.devices else "")
+
+
 class JobTable:
     """All jobs, and the slots that they hold."""
 
@@ -154,6 +158,12 @@ class JobTable:
                 f"Rank {join.rank} says world_size {join.world_size}, but {names(sorted(epoch.members))} of job "
                 f"{job.name!r} said {epoch.world_size}. All hosts of a job need the same."
             )
+        for other in epoch.members.values():
+            if (other.join.strategy, other.join.devices) != (join.strategy, join.devices):
+                raise RefusalError(
+                    f"Rank {join.rank} of job {job.name!r} says {_strategy(join)}, rank {other.rank} said "
+                    f"{_strategy(other.join)}. All hosts of a job need the same (JAX_PASSING_STRATEGY)."
+                )
         if join.rank in epoch.members:
             host = epoch.members[join.rank].connection.host
             raise RefusalError(

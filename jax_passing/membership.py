@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -50,15 +51,19 @@ def _await_welcome(control: ControlConnection, join: messages.Join) -> messages.
 class Membership:
     """Made by joining, which waits for all ranks. Raises SwitchUnreachableError or JoinError.
 
+    `devices`: how many devices of each host join beside it (strategy "flat").
+
     Attributes:
       epoch: incarnation of the job.
       link_gbit: the slowest host's link, None if no host knows its own. The same on all hosts.
       switch_link_gbit: the one link of the switch, None if it has a port for each host. The same on all hosts.
       transport: its sums.
+      on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, address: tuple[str, int]):
+    def __init__(self, settings: config.Settings, address: tuple[str, int], devices: int = 0):
         self._settings = settings
+        self.on_failed: Callable[[Failure], None] | None = None
         self._address = address
         self._failed: Failure | None = None
         self._fail_lock = threading.Lock()
@@ -81,6 +86,8 @@ class Membership:
                 instance=_INSTANCE,
                 join_deadline_s=left_s,
                 link_gbit=settings.link_gbit or link_gbit(self._control.own_host),
+                strategy=settings.strategy,
+                devices=devices,
             )
             welcome = _await_welcome(self._control, join)
             self.transport = _native.Transport(
@@ -196,6 +203,8 @@ class Membership:
         if tell:
             self._send(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self._over.set()
+        if self.on_failed is not None:
+            self.on_failed(failure)
 
     @property
     def failed(self) -> Failure | None:
@@ -212,9 +221,12 @@ class Membership:
                 return False
         return self.failed is None
 
-    def leave(self, until: float) -> None:
-        """Tells the switch, and waits for the other ranks to leave."""
+    def leave(self) -> None:
+        """Tells the switch that there will be no more sums."""
         self._send(messages.Leave())
+
+    def await_others(self, until: float) -> None:
+        """After `leave`: waits for the other ranks to leave."""
         while not self._over.wait(SLICE_S) and time.monotonic() < until:
             pass
         if not self._over.is_set():

@@ -5,7 +5,8 @@ Both take the leaves of one bucket (all of one dtype) and return their sums. The
 JAX's own `psum` and `psum_invariant`.
 
 Parameters: `axes` (names), `world_size` (hosts of the session), `beyond_mesh` (whether the hosts are no part of the
-mesh, so that the sum goes over them too), `name` (where psum was called: "train.py:41").
+mesh, so that the sum goes over them too), `device_ranks` (devices of each host that are ranks of their own at the
+switch; 0: each host is one), `name` (where psum was called: "train.py:41").
 """
 
 import functools
@@ -141,16 +142,32 @@ def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, beyond_m
     return placement
 
 
-def _site_name(name: str, avals: Sequence[Any], axes: Axes) -> str:
+def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
+    if placement.local_member_count != device_ranks:
+        raise ConfigError(
+            f"strategy='flat' gives each of this host's {device_ranks} devices a rank at the switch, which adds up all "
+            f"of them; this psum over {axes} has a part on {placement.local_member_count} of them in each group. "
+            "Use strategy='passing' for it."
+        )
+
+
+def _site_name(name: str, avals: Sequence[Any], axes: Axes, flat: bool) -> str:
     # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
     leaves = [f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]" for aval in avals[:4]]
     if len(avals) > 4:
         leaves.append(f"{len(avals) - 4} more")
-    return f"{name} psum of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
+    kind = "flat psum" if flat else "psum"
+    return f"{name} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
 
 
 def _lower(
-    ctx: mlir.LoweringRuleContext, *leaves: Any, axes: Axes, world_size: int, beyond_mesh: bool, name: str
+    ctx: mlir.LoweringRuleContext,
+    *leaves: Any,
+    axes: Axes,
+    world_size: int,
+    beyond_mesh: bool,
+    device_ranks: int,
+    name: str,
 ) -> Sequence[Any]:
     mesh = _compat.lowering_mesh(ctx)
     placement = _placement(mesh, axes, world_size, beyond_mesh)
@@ -159,6 +176,9 @@ def _lower(
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried or (local and placement.member_count == 1):
         return leaves
+    flat = device_ranks > 0 and not local
+    if flat:
+        _check_flat(placement, axes, device_ranks)
     _register_ffi()
 
     def group_and_member() -> jax.Array:
@@ -178,14 +198,15 @@ def _lower(
         "program": program,
         "ordinal": np.int64(ordinal),
         "site": np.int64(site),
-        "site_name": _site_name(name, avals, axes),
+        "site_name": _site_name(name, avals, axes, flat),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
         "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
         "member_count": np.int64(placement.member_count * (world_size if beyond_mesh else 1)),
         "local_member_count": np.int64(placement.local_member_count),
         "replica_count": np.int64(placement.replica_count),
-        "world_size": np.int64(world_size),
+        "world_size": np.int64(world_size * device_ranks if flat else world_size),
         "local": np.int64(local),
+        "flat": np.int64(flat),
     }
     call = jax.ffi.ffi_lowering("passing_psum", operand_output_aliases={i + 1: i for i in range(len(avals))})
     call_ctx = ctx.replace(avals_in=[int32_2, *avals], avals_out=[ctx.avals_out[i] for i in carried])

@@ -54,7 +54,8 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     current, devices, beyond_mesh = _extent(axes)
     world_size = current.world_size
     total = devices * (world_size if beyond_mesh else 1)
-    wanted = _checked(current.settings.strategy if strategy is None else strategy, world_size, beyond_mesh)
+    default = current.settings.strategy
+    wanted = _checked(default if strategy is None else strategy, default, world_size, beyond_mesh)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
@@ -78,7 +79,12 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
             results = jax.lax.psum(operands, axes)
         else:
             results = primitive.bind(
-                *operands, axes=axes, world_size=world_size, beyond_mesh=beyond_mesh, name=_caller()
+                *operands,
+                axes=axes,
+                world_size=world_size,
+                beyond_mesh=beyond_mesh,
+                device_ranks=current.device_ranks if chosen == "flat" else 0,
+                name=_caller(),
             )
         for index, result in zip(members, results, strict=True):
             sums[index] = result
@@ -103,7 +109,7 @@ def _extent(axes: Axes) -> tuple[session.Session, int, bool]:
     return current, devices, not _mesh_spans_processes()
 
 
-def _checked(strategy: str, world_size: int, beyond_mesh: bool) -> str:
+def _checked(strategy: str, default: str, world_size: int, beyond_mesh: bool) -> str:
     if strategy not in STRATEGIES:
         raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
     if strategy == "native" and beyond_mesh and world_size > 1:
@@ -112,8 +118,12 @@ def _checked(strategy: str, world_size: int, beyond_mesh: bool) -> str:
             f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
             "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
         )
-    if strategy == "flat" and world_size > 1:
-        raise ConfigError("strategy='flat' isn't there yet. Use strategy='passing'.")
+    if strategy == "flat" and default != "flat" and world_size > 1:
+        raise ConfigError(
+            "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
+            "jax_passing.init(strategy='flat') or set JAX_PASSING_STRATEGY=flat on every host. Single sums may then "
+            "say strategy='passing'."
+        )
     return strategy
 
 

@@ -13,8 +13,8 @@ from typing import Self
 
 from jax_passing import _native, config
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
-from jax_passing.membership import Membership
 from jax_passing.planner import UNKNOWN_LINK_GBIT, Cluster
+from jax_passing.ranks import Ranks, device_ranks
 
 log = logging.getLogger("jax_passing")
 
@@ -38,6 +38,7 @@ class Session:
       rank: index of this host in the job.
       world_size: number of hosts.
       epoch: incarnation of the job at the switch; 0 without a switch.
+      device_ranks: devices of this host that have a rank of their own at the switch, for strategy "flat"; 0: none.
       settings: everything that was resolved.
     """
 
@@ -49,22 +50,27 @@ class Session:
         self._is_shut_down = False
         self._began = time.monotonic()
         _await_executions(settings.join_deadline_s)
-        self._membership = None if settings.switch is None else Membership(settings, settings.switch)
-        self.epoch = 0 if self._membership is None else self._membership.epoch
-        self._collective = _native.LocalCollective() if self._membership is None else self._membership.transport
+        self._ranks: Ranks | None = None
+        self._local = _native.LocalCollective()  # sums of a host without a switch
+        self.device_ranks = 0
+        self.epoch = 0
+        if settings.switch is None:
+            _native.attach(self._local, settings.deadline_s)
+            return
+        self.device_ranks = device_ranks(settings, _count_devices)
+        self._ranks = Ranks(settings, settings.switch, self.device_ranks)
+        self.epoch = self._ranks.host.epoch
         try:
-            _native.attach(self._collective, deadline_s=settings.deadline_s)
+            self._ranks.attach(settings.deadline_s)
         except BaseException:
-            if self._membership is not None:
-                self._membership.close()
+            self._ranks.close()
             raise
-        if self._membership is not None:
-            self._membership.start()
+        self._ranks.start()
 
     @property
     def failed(self) -> Failure | None:
         """Why this session can't go on, if so."""
-        return None if self._membership is None else self._membership.failed
+        return None if self._ranks is None else self._ranks.failed
 
     @property
     def failure(self) -> PassingError | None:
@@ -74,9 +80,9 @@ class Session:
 
     def cluster(self, devices_per_host: int) -> Cluster:
         """What the planner has to know of the hosts and their network. The same on every host."""
-        member = self._membership
-        if member is None:
+        if self._ranks is None:
             return Cluster(1, devices_per_host)
+        member = self._ranks.host
         link_gbit = member.link_gbit or UNKNOWN_LINK_GBIT
         shards = 0 if member.switch_link_gbit is None else 1
         return Cluster(self.world_size, devices_per_host, link_gbit, shards, shard_link_gbit=member.switch_link_gbit)
@@ -108,12 +114,12 @@ class Session:
         until = time.monotonic() + self.settings.deadline_s
         if abandon is None:
             self._await_arrays(until)
-        member = self._membership
-        if member is None:
+        ranks = self._ranks
+        if ranks is None:
             return
-        if abandon is None and not member.drain(until):
+        if abandon is None and not ranks.drain(until):
             abandon = f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
-        failed = member.failed
+        failed = ranks.failed
         if failed is None and abandon is not None:
             failed = Failure(
                 HostLostError.__name__,
@@ -122,9 +128,9 @@ class Session:
                 (self.rank,),
             )
         if failed is None:
-            member.leave(until)
+            ranks.leave(until)
         else:
-            member.fail(failed)
+            ranks.fail(failed)
 
     def _await_arrays(self, until: float) -> None:
         """Lets dispatched computations reach their sums. Errors belong to whoever reads the arrays."""
@@ -144,8 +150,8 @@ class Session:
     def _close(self) -> None:
         atexit.unregister(self._at_exit)
         _native.detach()
-        if self._membership is not None:
-            self._membership.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _at_exit(self) -> None:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
@@ -178,13 +184,14 @@ class Session:
         `tensor_bytes` / `session_s` is the goodput; `bytes_sent`, `bytes_received` count UDP payload, headers and
         resends included; times end in _us or _s.
         """
-        return {**self._collective.stats(), "session_s": time.monotonic() - self._began}
+        counters = self._local.stats() if self._ranks is None else self._ranks.stats()
+        return {**counters, "session_s": time.monotonic() - self._began}
 
     def _forget_in_child(self) -> None:
         self._is_shut_down = True
         atexit.unregister(self._at_exit)
-        if self._membership is not None:
-            self._membership.forget_in_child()
+        if self._ranks is not None:
+            self._ranks.forget_in_child()
 
 
 def _await_executions(timeout_s: float) -> None:
@@ -200,6 +207,12 @@ def _await_executions(timeout_s: float) -> None:
             f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
             "them (jax.block_until_ready), then call jax_passing.init again."
         )
+
+
+def _count_devices() -> int:
+    import jax
+
+    return len(jax.local_devices(backend="cpu"))
 
 
 def _describe(error: BaseException) -> str:

@@ -23,7 +23,7 @@ def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list
 
 
 def results(started: "list[Process]") -> tuple[set[str], list[int]]:
-    """(digests, packets sent by each host)"""
+    """(digests, packets that each host sent, without those sent again)"""
     for process in started:
         assert process.wait(200) == 0, process.text
     digests = {re.search(r"^digest (\w+)$", process.text, re.M)[1] for process in started}
@@ -54,3 +54,30 @@ def test_native_on_a_mesh_of_one_host_raises(cluster: "Cluster") -> None:
     for process in run(cluster, "native", "local"):
         assert process.wait(100) != 0
         assert "ConfigError: strategy='native' is jax.lax.psum" in process.text
+
+
+@pytest.fixture(scope="module")
+def flat_digests() -> dict[str, set[str]]:
+    """By deployment: what flat sums give."""
+    return {}
+
+
+@pytest.mark.parametrize("deployment", ["local", "global"])
+def test_flat(cluster: "Cluster", deployment: str, flat_digests: dict[str, set[str]]) -> None:
+    digests, packets = results(run(cluster, "flat", deployment, JAX_PASSING_STRATEGY="flat"))
+    assert len(digests) == 1
+    flat_digests[deployment] = digests
+    assert len(set().union(*flat_digests.values())) == 1  # the same bits in both deployments
+    passing = results(run(cluster, "passing", deployment, JAX_PASSING_STRATEGY="flat"))[1]
+    assert min(packets) > 1.5 * max(passing)  # each of two devices sends
+
+
+def test_flat_needs_a_session_of_that_strategy(cluster: "Cluster") -> None:
+    for process in run(cluster, "flat", "local"):
+        assert process.wait(100) != 0
+        assert "ConfigError: strategy='flat' gives each device a rank" in process.text
+
+
+def test_flat_over_a_part_of_the_devices_raises(cluster: "Cluster") -> None:
+    for process in cluster.run("flat_parts.py", hosts=2, devices=4, env={"JAX_PASSING_STRATEGY": "flat"}):
+        assert process.text.count("raised ConfigError") == 2

@@ -168,6 +168,14 @@ async def test_all_hosts_hear_of_the_slowest_link(switch):
 
 
 @scenario()
+async def test_hosts_agree_on_the_strategy(switch):
+    await switch.join(0, 2, strategy="flat", devices=2)
+    for changes in ({"strategy": "auto"}, {"strategy": "flat", "devices": 4}):
+        host = await switch.join(1, 2, **changes)
+        assert "rank 0 said strategy 'flat' with 2 devices a host" in await host.refusal()
+
+
+@scenario()
 async def test_nobody_may_know_the_links(switch):
     _, welcome = await switch.job()
     assert (welcome.link_gbit, welcome.switch_link_gbit) == (None, None)

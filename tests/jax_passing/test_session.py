@@ -285,7 +285,8 @@ def test_a_stall_warns_and_fails_at_the_deadline_naming_the_missing_rank(running
 def test_waiting_for_a_host_that_left_is_in_vain(running):
     session, other = init_beside(running, warn_s=0.2)
     with ThreadPoolExecutor(1) as pool:
-        leaving = pool.submit(other.leave, time.monotonic() + 10)
+        other.leave()
+        leaving = pool.submit(other.await_others, time.monotonic() + 10)
         with pytest.raises(HostLostError, match="rank 1 left the job without it") as caught, session:
             total(ONES).block_until_ready()
         assert caught.value.ranks == (1,)
@@ -348,7 +349,8 @@ def test_shutdown_waits_for_the_other_hosts(running):
         done = pool.submit(session.shutdown)
         time.sleep(0.3)
         assert not done.done()
-        other.leave(time.monotonic() + 10)
+        other.leave()
+        other.await_others(time.monotonic() + 10)
         done.result(5)
     assert session.failure is None
     other.close()

@@ -83,9 +83,9 @@ def test_a_misspelt_strategy():
 
 def test_native_needs_a_mesh_over_all_hosts():
     with pytest.raises(ConfigError, match=r"other 3 hosts.*jax.distributed.initialize.*strategy='passing'"):
-        sums._checked("native", 4, beyond_mesh=True)
-    assert sums._checked("native", 4, beyond_mesh=False) == "native"
-    assert sums._checked("native", 1, beyond_mesh=True) == "native"
+        sums._checked("native", "passing", 4, beyond_mesh=True)
+    assert sums._checked("native", "native", 4, beyond_mesh=False) == "native"
+    assert sums._checked("native", "passing", 1, beyond_mesh=True) == "native"
 
 
 class Hosts:

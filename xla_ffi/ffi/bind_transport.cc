@@ -14,6 +14,7 @@
 
 #include "client/transport.h"
 #include "ffi/bindings.h"
+#include "ffi/flat_collective.h"
 #include "net/udp_socket.h"
 
 namespace nb = nanobind;
@@ -149,14 +150,31 @@ void BindTransport(nb::module_& m) {
 
   m.def(
       "attach",
-      [](const SharedTransport& self, double deadline_s) {
-        const auto transport = self.transport;
-        AttachOrThrow({.collective = transport,
-                       .failure = [transport] { return transport->failure(); },
-                       .fail = [transport](const Failure& failure) { transport->Fail(failure); },
+      [](const SharedTransport& self, double deadline_s, const std::vector<SharedTransport>& flat) {
+        std::vector<std::shared_ptr<Transport>> all{self.transport};
+        for (const SharedTransport& rank : flat) all.push_back(rank.transport);
+        std::shared_ptr<Collective> devices;
+        if (!flat.empty()) {
+          devices =
+              std::make_shared<FlatCollective>(std::vector<std::shared_ptr<Collective>>(all.begin() + 1, all.end()));
+        }
+        // A session fails as a whole.
+        const auto failure = [all]() -> std::optional<Failure> {
+          for (const auto& transport : all) {
+            if (auto found = transport->failure()) return found;
+          }
+          return std::nullopt;
+        };
+        const auto fail = [all](const Failure& failure) {
+          for (const auto& transport : all) transport->Fail(failure);
+        };
+        AttachOrThrow({.collective = self.transport,
+                       .flat = std::move(devices),
+                       .failure = failure,
+                       .fail = fail,
                        .deadline_s = deadline_s});
       },
-      "collective"_a, "deadline_s"_a);
+      "collective"_a, "deadline_s"_a, "flat"_a = std::vector<SharedTransport>());
 }
 
 }  // namespace passing

@@ -33,7 +33,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
                                                  std::string_view site_name, std::string_view dtype_name,
                                                  ffi::Span<const int64_t> leaf_elements, int64_t member_count,
                                                  int64_t local_member_count, int64_t replica_count, int64_t world_size,
-                                                 int64_t local) {
+                                                 int64_t local, int64_t flat) {
   const auto dtype = ParseDType(dtype_name);
   if (!dtype) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + std::string(dtype_name)));
@@ -48,7 +48,8 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
                                           .local_member_count = static_cast<uint32_t>(local_member_count),
                                           .replica_count = static_cast<uint32_t>(replica_count),
                                           .world_size = static_cast<uint32_t>(world_size),
-                                          .local = local != 0});
+                                          .local = local != 0,
+                                          .flat = flat != 0});
 }
 
 ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> place, ffi::RemainingArgs leaves,
@@ -88,6 +89,7 @@ XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
                              .Attr<int64_t>("replica_count")
                              .Attr<int64_t>("world_size")
                              .Attr<int64_t>("local")
+                             .Attr<int64_t>("flat")
                              .To(Instantiate)
                              .release();
   return handler->Call(frame);

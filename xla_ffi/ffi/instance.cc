@@ -151,7 +151,7 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
     hash.Add(place.rank);
     hash.Add(static_cast<uint64_t>(group));
     site = std::make_shared<const Site>(
-        Site{hash.value(), shape_, place.executions, info_.replica_count, info_.world_size, info_.local});
+        Site{hash.value(), shape_, place.executions, info_.replica_count, info_.world_size, info_.local, info_.flat});
   }
   return site;
 }

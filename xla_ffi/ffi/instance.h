@@ -34,8 +34,9 @@ struct SiteInfo {
   uint32_t member_count = 1;        // devices that are added up, over all hosts
   uint32_t local_member_count = 1;  // of these, in this process
   uint32_t replica_count = 1;       // devices of this process that make the same call for one member
-  uint32_t world_size = 1;          // that the program was compiled for
+  uint32_t world_size = 1;          // ranks at the switch that the program was compiled for
   bool local = false;               // no other host takes part
+  bool flat = false;                // each device is a rank, not each host
 };
 
 // The executions of one executable; guarded by the rendezvous.
@@ -52,6 +53,7 @@ struct Site {
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
   bool local = false;
+  bool flat = false;
 
   size_t call_count() const { return size_t{shape->device_count} * replica_count; }
 };

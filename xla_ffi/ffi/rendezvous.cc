@@ -77,7 +77,12 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
     return Failure{"ClosedError", "this execution of " + name + " began before the session did"};
   }
   executions.attachment = attachment_number_;
-  const uint32_t world_size = attachment_->collective->world_size();
+  if (site.flat && !attachment_->flat) {
+    return Failure{"ConfigError", name +
+                                      " was compiled for strategy 'flat', which this session doesn't know: call "
+                                      "jax_passing.init(strategy='flat') again, or jax.clear_caches()"};
+  }
+  const uint32_t world_size = (site.flat ? attachment_->flat : attachment_->collective)->world_size();
   if (site.world_size != world_size && !site.local) {
     return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
                                       " ranks, but the session has " + std::to_string(world_size) +
@@ -114,7 +119,7 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
     progress.run_id = call.run_id;
     auto gathering = std::make_shared<Gathering>();
     gathering->site = site;
-    gathering->collective = site->local ? local_ : attachment_->collective;
+    gathering->collective = site->local ? local_ : site->flat ? attachment_->flat : attachment_->collective;
     gathering->key = {site->hash, progress.next_occurrence++, progress.next_step++};
     gathering->opened_us = MonotonicUs();
     gathering->calls.reserve(site->call_count());

@@ -22,6 +22,7 @@ namespace passing {
 // What a session lends to the process's handlers.
 struct Attachment {
   std::shared_ptr<Collective> collective;
+  std::shared_ptr<Collective> flat{};               // null: no device has a rank of its own
   std::function<std::optional<Failure>()> failure;  // why the session failed, if it did
   std::function<void(const Failure&)> fail;
   double deadline_s = 60;

@@ -97,7 +97,7 @@ def main() -> None:
         digest.update(got.tobytes())
         stats = session.stats()
     print(f"digest {digest.hexdigest()}")
-    print(f"packets {stats['packets_sent']}")
+    print(f"packets {stats['packets_sent'] - stats['packets_resent']}")
 
 
 main()

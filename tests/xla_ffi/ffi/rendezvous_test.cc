@@ -68,8 +68,9 @@ class RendezvousTest : public testing::Test {
  protected:
   RendezvousTest() { Attach(); }
 
-  void Attach(double deadline_s = 60) {
+  void Attach(double deadline_s = 60, std::shared_ptr<Collective> flat = nullptr) {
     ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
+                                    .flat = std::move(flat),
                                     .failure =
                                         [this] {
                                           std::lock_guard lock(mutex_);
@@ -104,6 +105,23 @@ class RendezvousTest : public testing::Test {
   CompletionPool pool_;
   Rendezvous rendezvous_{pool_};
 };
+
+TEST_F(RendezvousTest, flatSumsHaveACollectiveOfTheirOwn) {
+  const auto site = MakeSite(7, 1);
+  site->flat = true;
+  Device refused{1}, summed{2};
+  rendezvous_.Arrive(site, refused.MakeCall(10, 0));
+  EXPECT_EQ(refused.Result().substr(0, 11), "ConfigError");
+  EXPECT_EQ(session_failure(), "");
+  rendezvous_.Detach();
+  const auto flat = std::make_shared<HeldCollective>();
+  Attach(60, flat);
+  rendezvous_.Arrive(site, summed.MakeCall(11, 0));
+  ASSERT_EQ(flat->count(), 1);
+  EXPECT_EQ(collective_->count(), 0);
+  flat->Complete(0);
+  EXPECT_EQ(summed.Result(), "");
+}
 
 TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
   const auto site = MakeSite(7, 3);

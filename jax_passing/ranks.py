@@ -1,0 +1,139 @@
+"""The ranks of this process at the switch: one for the host, and with strategy "flat" one more for each device."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from jax_passing import _native, config
+from jax_passing.errors import ConfigError, Failure
+from jax_passing.membership import Membership
+
+DEVICES_JOB_SUFFIX = "/devices"
+
+
+def device_ranks(settings: config.Settings, count_devices: Callable[[], int]) -> int:
+    """How many devices get a rank of their own; 0 unless the session's strategy is "flat".
+
+    Raises:
+      ConfigError: the switch has too few ranks.
+    """
+    if settings.strategy != "flat" or (devices := count_devices()) == 1:
+        return 0  # a host with one device is that device
+    if settings.world_size * devices > config.RANKS_MAX:
+        raise ConfigError(
+            f"strategy='flat' needs a rank at the switch for each device: {settings.world_size} hosts x {devices} "
+            f"devices are more than its {config.RANKS_MAX}. Use strategy='passing', which takes one a host."
+        )
+    return devices
+
+
+class Ranks:
+    """Made by joining, which waits for all hosts. Raises what Membership raises.
+
+    The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
+    one of both.
+
+    Attributes:
+      host: this host's membership in the job.
+      devices: its devices' in the second job, in the order of the devices.
+    """
+
+    def __init__(self, settings: config.Settings, address: tuple[str, int], device_count: int):
+        self.host = Membership(settings, address, device_count)
+        self.devices: list[Membership] = []
+        try:
+            if device_count:
+                self.devices = _join_devices(settings, address, device_count)
+        except BaseException:
+            self.host.close()
+            raise
+        self._all = [self.host, *self.devices]
+
+    def attach(self, deadline_s: float) -> None:
+        """Lends the transports to this process's handlers."""
+        _native.attach(self.host.transport, deadline_s, [device.transport for device in self.devices])
+
+    def start(self) -> None:
+        for device in self.devices:
+            device.on_failed = self._device_failed
+        self.host.on_failed = self._host_failed
+        for member in self._all:
+            member.start()
+
+    def _host_failed(self, failure: Failure) -> None:
+        for device in self.devices:
+            device.fail(failure, tell=False)  # the other hosts hear of it in their job
+
+    def _device_failed(self, failure: Failure) -> None:
+        self.host.fail(self._of_hosts(failure))
+
+    def _of_hosts(self, failure: Failure) -> Failure:
+        """In the second job ranks count devices."""
+        hosts = {rank // len(self.devices) for rank in failure.ranks}
+        return dataclasses.replace(failure, ranks=tuple(sorted(hosts)))
+
+    def fail(self, failure: Failure) -> None:
+        """Fails all sums; the first failure wins. Tells the switch, which tells the other hosts."""
+        self.host.fail(failure)
+
+    @property
+    def failed(self) -> Failure | None:
+        """Why sums fail from now on, if so."""
+        if (failed := self.host.failed) is not None:
+            return failed
+        return next((self._of_hosts(failed) for device in self.devices if (failed := device.failed)), None)
+
+    def drain(self, until: float) -> bool:
+        """False if sums are still pending at `until` (monotonic), or have failed."""
+        return all(member.drain(until) for member in self._all)
+
+    def leave(self, until: float) -> None:
+        """Tells the switch, and waits for the other hosts to leave."""
+        for member in self._all:
+            member.leave()
+        for member in self._all:
+            member.await_others(until)
+
+    def close(self) -> None:
+        """Fails what is pending. Bounded in time."""
+        for member in self._all:
+            member.close()
+
+    def forget_in_child(self) -> None:
+        """After a fork."""
+        for member in self._all:
+            member.forget_in_child()
+
+    def stats(self) -> dict[str, int]:
+        """Counters of all ranks. Sums and their bytes count once each, though every device carries its part."""
+        total = self.host.transport.stats()
+        for index, device in enumerate(self.devices):
+            for name, value in device.transport.stats().items():
+                if name in ("sums_started", "sums_completed", "tensor_bytes"):
+                    total[name] += value if index == 0 else 0
+                elif name.endswith("_us"):
+                    total[name] = max(total[name], value)
+                else:
+                    total[name] += value
+        return total
+
+
+def _join_devices(settings: config.Settings, address: tuple[str, int], device_count: int) -> list[Membership]:
+    joins = [
+        dataclasses.replace(
+            settings,
+            job=settings.job + DEVICES_JOB_SUFFIX,
+            rank=settings.rank * device_count + device,
+            world_size=settings.world_size * device_count,
+        )
+        for device in range(device_count)
+    ]
+    with ThreadPoolExecutor(device_count) as pool:  # each waits for all
+        futures = [pool.submit(Membership, join, address, device_count) for join in joins]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        for future in futures:
+            if future.exception() is None:
+                future.result().close()
+        raise errors[0]
+    return [future.result() for future in futures]

@@ -1,0 +1,53 @@
+#include "ffi/flat_collective.h"
+
+#include <cassert>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace passing {
+namespace {
+
+// What the ranks of one sum share.
+struct Pending {
+  std::mutex mutex;
+  size_t rank_count;
+  std::optional<Failure> failure;  // the first
+  std::function<void(const Failure*)> done;
+
+  void Finish(const Failure* one_failed) {
+    {
+      std::lock_guard lock(mutex);
+      if (one_failed && !failure) failure = *one_failed;
+      if (--rank_count > 0) return;
+    }
+    done(failure ? &*failure : nullptr);
+  }
+};
+
+}  // namespace
+
+FlatCollective::FlatCollective(std::vector<std::shared_ptr<Collective>> ranks) : ranks_(std::move(ranks)) {
+  assert(!ranks_.empty());
+}
+
+void FlatCollective::Start(Sum sum) {
+  assert(sum.shape->device_count == ranks_.size());
+  auto of_one = std::make_shared<SumShape>(*sum.shape);
+  of_one->device_count = 1;
+  auto pending = std::make_shared<Pending>();
+  pending->rank_count = ranks_.size();
+  pending->done = std::move(sum.done);
+  const auto leaf_count = static_cast<std::ptrdiff_t>(of_one->leaf_elements.size());
+  for (size_t device = 0; device < ranks_.size(); ++device) {
+    const auto first = static_cast<std::ptrdiff_t>(device) * leaf_count;
+    ranks_[device]->Start({.key = sum.key,
+                           .shape = of_one,
+                           .inputs = {sum.inputs.begin() + first, sum.inputs.begin() + first + leaf_count},
+                           .outputs = {sum.outputs.begin() + first, sum.outputs.begin() + first + leaf_count},
+                           .done = [pending](const Failure* failure) { pending->Finish(failure); }});
+  }
+}
+
+}  // namespace passing

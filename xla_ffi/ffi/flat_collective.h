@@ -1,0 +1,27 @@
+// Pure in-network aggregation (SwitchML, ATP): each device of this host is a rank of its own at the switch.
+#ifndef XLA_FFI_FFI_FLAT_COLLECTIVE_H_
+#define XLA_FFI_FFI_FLAT_COLLECTIVE_H_
+
+#include <memory>
+#include <vector>
+
+#include "client/sum.h"
+
+namespace passing {
+
+class FlatCollective : public Collective {
+ public:
+  // One for each local device, in the order of the devices' members.
+  explicit FlatCollective(std::vector<std::shared_ptr<Collective>> ranks);
+
+  uint32_t world_size() const override { return ranks_.front()->world_size(); }
+  // A sum of one device's buffers on each rank; done when all are. The sum has as many devices as there are ranks.
+  void Start(Sum sum) override;
+
+ private:
+  const std::vector<std::shared_ptr<Collective>> ranks_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_FLAT_COLLECTIVE_H_
