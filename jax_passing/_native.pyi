@@ -12,6 +12,14 @@ class UdpSocket:
     def __init__(self, switch_host: str, switch_port: int) -> None: ...  # raises OSError
     @property
     def port(self) -> int: ...
+    def join_group(self, address: str, port: int, *, job: int, epoch: int, nonce: int) -> None:
+        """Hears, beside its own packets, what the switch sends to an IPv4 multicast group. Raises OSError."""
+
+    def group_fileno(self) -> int: ...
+    def hears_group(self) -> bool:
+        """Takes what has arrived; True once a whole burst of probes with these numbers has been heard."""
+
+    def leave_group(self) -> None: ...
 
 @final
 class Stall:
@@ -25,10 +33,11 @@ class Stall:
 
 @final
 class Event:
-    kind: str  # "order_message" | "stall" | "failed"
+    kind: str  # "order_message" | "stall" | "group_lost" | "failed"
     order_message: bytes
     stall: Stall | None
     stalled_s: float
+    shard: int
     failure: tuple[str, str] | None  # (name of an exception in jax_passing.errors, message)
 
 @final
@@ -39,7 +48,7 @@ class ShardLink:
 
 @final
 class Transport:
-    """One rank's sums over UDP. Takes the shards' sockets."""
+    """One rank's sums over UDP. Takes the shards' sockets, and the groups that they have joined."""
 
     def __init__(
         self,
@@ -88,8 +97,19 @@ class SoftwareDataPlane:
     @property
     def port(self) -> int: ...
     def add_job(
-        self, *, job: int, epoch: int, slot_first: int, slot_count: int, addresses: Sequence[tuple[str, int]]
+        self,
+        *,
+        job: int,
+        epoch: int,
+        slot_first: int,
+        slot_count: int,
+        addresses: Sequence[tuple[str, int]],
+        group: tuple[tuple[str, int], str] | None,
     ) -> None: ...
+    def probe(
+        self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int
+    ) -> None: ...  # raises OSError
+    def stop_multicast(self, job: int) -> None: ...
     def remove_job(self, job: int) -> None: ...
     def slot_state(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
         """(empty, sequence, bitmap, complete)"""

@@ -32,6 +32,10 @@ constexpr int64_t kStallRepeatUs = 1'000'000;
 
 constexpr uint64_t kMaxSlots = 1 << 16;  // 16 bits on the wire
 
+// So many results of a shard in a row that came only because we asked again, none by multicast: the group no longer
+// reaches us (a switch on the way forgot our membership), and asking for every result is slow.
+constexpr uint64_t kGroupLostResults = 64;
+
 // The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault. A sum
 // that is passed by all others for this many deadlines is lost all the same.
 constexpr int64_t kDeadlinesWhilePassed = 10;
@@ -66,16 +70,22 @@ const TransportOptions& Checked(const TransportOptions& options) {
 
 class Transport::Impl {
  public:
-  Impl(std::vector<UdpSocket> sockets, const TransportOptions& options)
+  Impl(std::vector<UdpSocket> sockets, const TransportOptions& options, std::vector<std::optional<UdpSocket>> groups)
       : options_(Checked(options)),
         warn_us_(ToUs(std::min(options.warn_s, options.deadline_s / 2))),
         deadline_us_(ToUs(options.deadline_s)),
         sockets_(std::move(sockets)),
+        groups_(std::move(groups)),
         drivers_(sockets_.begin(), sockets_.end()),
         core_(options.job, Pointers(drivers_), [this](std::string message) { EmitOrderMessage(std::move(message)); }),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    groups_.resize(sockets_.size());
+    unicast_results_.resize(sockets_.size());
     for (const UdpSocket& socket : sockets_) watched_.push_back({.fd = socket.fd(), .events = POLLIN, .revents = 0});
+    for (const auto& group : groups_) {
+      watched_.push_back({.fd = group ? group->fd() : -1, .events = POLLIN, .revents = 0});  // poll skips -1
+    }
     watched_.push_back({.fd = wake_, .events = POLLIN, .revents = 0});
     thread_ = std::thread([this] { Run(); });
   }
@@ -192,10 +202,14 @@ class Transport::Impl {
   }
 
   // The rest runs on the thread, without the mutex.
-  void EmitOrderMessage(std::string message) {
+  void Emit(TransportEvent event) {
     std::lock_guard lock(mutex_);
-    events_.push_back({.kind = TransportEvent::Kind::kOrderMessage, .order_message = std::move(message)});
+    events_.push_back(std::move(event));
     changed_.notify_all();
+  }
+
+  void EmitOrderMessage(std::string message) {
+    Emit({.kind = TransportEvent::Kind::kOrderMessage, .order_message = std::move(message)});
   }
 
   void Run() {
@@ -258,18 +272,36 @@ class Transport::Impl {
       timeout = {.tv_sec = left_us / 1'000'000, .tv_nsec = left_us % 1'000'000 * 1000};
     }
     if (ppoll(watched_.data(), watched_.size(), due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return;
+    for (uint32_t shard = 0; shard < sockets_.size(); ++shard) ReceiveFrom(shard);
+  }
+
+  void ReceiveFrom(uint32_t shard) {
+    std::optional<UdpSocket>& group = groups_[shard];
+    if (watched_[sockets_.size() + shard].revents != 0 && Receive(shard, *group) > 0) unicast_results_[shard] = 0;
+    if (watched_[shard].revents == 0) return;
+    const uint64_t accepted = Receive(shard, sockets_[shard]);
+    if (!group || unicast_results_[shard] > kGroupLostResults) return;
+    unicast_results_[shard] += accepted;
+    if (unicast_results_[shard] > kGroupLostResults) Emit({.kind = TransportEvent::Kind::kGroupLost, .shard = shard});
+  }
+
+  // One batch. Returns how many results a sum waited for.
+  uint64_t Receive(uint32_t shard, UdpSocket& socket) {
     const int64_t now_us = MonotonicUs();
-    for (uint32_t shard = 0; shard < sockets_.size(); ++shard) {
-      if (watched_[shard].revents == 0) continue;
-      sockets_[shard].Receive([this, shard, now_us](std::span<const uint8_t> packet, const Address&) {
-        core_.OnPacket(shard, packet, now_us);
-      });
-    }
+    const uint64_t before = Accepted();
+    socket.Receive([this, shard, now_us](std::span<const uint8_t> packet, const Address&) {
+      core_.OnPacket(shard, packet, now_us);
+    });
+    return Accepted() - before;
+  }
+
+  uint64_t Accepted() const {
+    const AllReduceStats stats = core_.stats();
+    return stats.packets_received - stats.packets_dropped;
   }
 
   void CheckStall(int64_t now_us) {
-    const AllReduceStats stats = core_.stats();
-    const uint64_t accepted = stats.packets_received - stats.packets_dropped;
+    const uint64_t accepted = Accepted();
     if (std::exchange(accepted_, accepted) != accepted) progress_us_ = now_us;
     if (core_.idle()) {
       next_check_us_ = kNever;
@@ -340,14 +372,16 @@ class Transport::Impl {
   const int64_t deadline_us_;
 
   // The thread's alone.
-  std::vector<UdpSocket> sockets_;  // by shard
+  std::vector<UdpSocket> sockets_;                // by shard
+  std::vector<std::optional<UdpSocket>> groups_;  // by shard: where results come by multicast
   std::vector<UdpDriver> drivers_;
+  std::vector<uint64_t> unicast_results_;  // by shard with a group: results in a row that came to us alone
   AllReduce core_;
   uint64_t accepted_ = 0;       // packets that a sum waited for
   int64_t progress_us_ = 0;     // when the last of them came
   int64_t stall_since_us_ = 0;  // the stall that was reported last
   int64_t next_check_us_ = kNever;
-  std::vector<pollfd> watched_;  // the sockets, then wake_
+  std::vector<pollfd> watched_;  // the sockets, the groups, then wake_
 
   int wake_;
   mutable std::mutex mutex_;
@@ -366,8 +400,9 @@ class Transport::Impl {
   std::thread thread_;
 };
 
-Transport::Transport(std::vector<UdpSocket> sockets, const TransportOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(sockets), options)) {}
+Transport::Transport(std::vector<UdpSocket> sockets, const TransportOptions& options,
+                     std::vector<std::optional<UdpSocket>> groups)
+    : impl_(std::make_unique<Impl>(std::move(sockets), options, std::move(groups))) {}
 Transport::~Transport() = default;
 
 uint32_t Transport::world_size() const { return impl_->world_size(); }

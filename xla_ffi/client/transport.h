@@ -13,12 +13,14 @@
 
 namespace passing {
 
-// What the transport asks of its session (Python), which polls for it on a thread of its own.
+// What the transport asks of its session (Python), which polls for it on a thread of its own. kGroupLost, once a shard:
+// results of that shard don't reach us by multicast any more; it must send each rank its own.
 struct TransportEvent {
-  enum class Kind { kOrderMessage, kStall, kFailed } kind;
+  enum class Kind { kOrderMessage, kStall, kGroupLost, kFailed } kind;
   std::string order_message{};   // kOrderMessage: relay to all other ranks
   std::optional<Stall> stall{};  // kStall: warn, and ask the switch who is missing
   double stalled_s = 0;
+  uint32_t shard = 0;                // kGroupLost
   std::optional<Failure> failure{};  // kFailed, once: tell the switch, whoever called Fail
 };
 
@@ -30,9 +32,11 @@ struct TransportOptions {
 
 class Transport : public Collective {
  public:
-  // Takes the bound sockets, each connected to its shard's data port. Throws std::invalid_argument if the job's
+  // Takes the bound sockets, each connected to its shard's data port, and those that hear the job's multicast group,
+  // where a shard's results come that way (by shard; empty: nowhere). Throws std::invalid_argument if the job's
   // numbers, which the switches told, are out of range.
-  Transport(std::vector<UdpSocket> sockets, const TransportOptions& options);
+  Transport(std::vector<UdpSocket> sockets, const TransportOptions& options,
+            std::vector<std::optional<UdpSocket>> groups = {});
   ~Transport() override;  // fails what is pending, joins the thread
 
   uint32_t world_size() const override;

@@ -1,9 +1,11 @@
 // The software data plane, for the control plane in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +26,16 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   dict["bytes_received"] = stats.bytes_received;
   dict["packets_sent"] = stats.packets_sent;
   dict["bytes_sent"] = stats.bytes_sent;
+  dict["results_multicast"] = stats.results_multicast;
   for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];
   return dict;
+}
+
+using HostPort = std::pair<std::string, uint16_t>;
+using Group = std::pair<HostPort, std::string>;
+
+MulticastGroup Resolved(const Group& group) {
+  return {.group = ResolveAddress(group.first.first, group.first.second), .from = ResolveAddress(group.second, 0)};
 }
 
 }  // namespace
@@ -38,13 +48,21 @@ void BindSwitch(nb::module_& m) {
       .def(
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-             const std::vector<std::pair<std::string, uint16_t>>& addresses) {
+             const std::vector<HostPort>& addresses, const std::optional<Group>& group) {
             JobSlots slots{
                 .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
             for (const auto& [host, port] : addresses) slots.addresses.push_back(ResolveAddress(host, port));
-            self.AddJob(slots);
+            self.AddJob(slots, group ? std::optional(Resolved(*group)) : std::nullopt);
           },
-          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, release_gil)
+          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
+          release_gil)
+      .def(
+          "probe",
+          [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
+            self.Probe(Resolved(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+          },
+          nb::kw_only(), "group"_a, "job"_a, "epoch"_a, "nonce"_a, "lanes"_a, release_gil)
+      .def("stop_multicast", &UdpSwitch::StopMulticast, "job"_a, release_gil)
       .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
       .def(
           "slot_state",

@@ -16,6 +16,7 @@
 #include "ffi/bindings.h"
 #include "ffi/flat_collective.h"
 #include "net/udp_socket.h"
+#include "wire/probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,7 +27,14 @@ namespace {
 struct Socket {
   std::optional<UdpSocket> socket;  // until a transport takes it
   uint16_t port;
+  std::optional<UdpSocket> group{};  // taken with it
+  std::optional<wire::ProbeListener> listener{};
 };
+
+UdpSocket& Group(Socket& self) {
+  if (!self.group) throw std::invalid_argument("the socket has joined no group");
+  return *self.group;
+}
 
 // The job at one switch, and the way there.
 struct ShardLink {
@@ -50,6 +58,8 @@ const char* Name(TransportEvent::Kind kind) {
       return "order_message";
     case TransportEvent::Kind::kStall:
       return "stall";
+    case TransportEvent::Kind::kGroupLost:
+      return "group_lost";
     case TransportEvent::Kind::kFailed:
       return "failed";
   }
@@ -66,13 +76,17 @@ SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank
                            .warn_s = warn_s,
                            .deadline_s = deadline_s};
   std::vector<UdpSocket> sockets;
+  std::vector<std::optional<UdpSocket>> groups;
   for (const ShardLink& link : links) {
-    if (!link.socket->socket) throw std::invalid_argument("the socket belongs to another transport");
+    Socket& way = *link.socket;
+    if (!way.socket) throw std::invalid_argument("the socket belongs to another transport");
     options.job.shards.push_back(link.shard);
-    sockets.push_back(std::move(*link.socket->socket));
-    link.socket->socket.reset();
+    sockets.push_back(std::move(*way.socket));
+    groups.push_back(std::move(way.group));
+    way.socket.reset();
+    way.group.reset();
   }
-  return {std::make_shared<Transport>(std::move(sockets), options)};
+  return {std::make_shared<Transport>(std::move(sockets), options, std::move(groups))};
 }
 
 void BindEvents(nb::module_& m) {
@@ -91,6 +105,7 @@ void BindEvents(nb::module_& m) {
           [](const TransportEvent& self) { return nb::bytes(self.order_message.data(), self.order_message.size()); })
       .def_ro("stall", &TransportEvent::stall)
       .def_ro("stalled_s", &TransportEvent::stalled_s)
+      .def_ro("shard", &TransportEvent::shard)
       .def_prop_ro("failure", [](const TransportEvent& self) { return Pair(self.failure); });
 }
 
@@ -106,7 +121,27 @@ void BindTransport(nb::module_& m) {
             new (self) Socket{std::move(socket), own_port};
           },
           "switch_host"_a, "switch_port"_a)
-      .def_ro("port", &Socket::port);
+      .def_ro("port", &Socket::port)
+      .def(
+          "join_group",
+          [](Socket& self, const std::string& address, uint16_t port, uint16_t job, uint16_t epoch, uint32_t nonce) {
+            if (!self.socket) throw std::invalid_argument("the socket belongs to a transport");
+            self.group.reset();
+            self.group = self.socket->JoinGroup(ResolveAddress(address, port));
+            self.listener.emplace(wire::ProbeName{.job = job, .epoch = epoch, .nonce = nonce});
+          },
+          "address"_a, "port"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)
+      .def("group_fileno", [](Socket& self) { return Group(self).fd(); })
+      .def("hears_group",
+           [](Socket& self) {
+             const auto on_datagram = [&](std::span<const uint8_t> packet, const Address&) {
+               self.listener->OnPacket(packet);
+             };
+             while (Group(self).Receive(on_datagram) > 0) {
+             }
+             return self.listener->heard_all();
+           })
+      .def("leave_group", [](Socket& self) { self.group.reset(); });
   nb::class_<ShardLink>(m, "ShardLink")
       .def(
           "__init__",

@@ -149,6 +149,7 @@ struct UdpSocket::Impl {
   sa_family_t family = AF_INET;
   uint16_t port = 0;
   bool segmentation = true;
+  Address multicast_from;
   UdpSocketStats stats;
 
   union Control {
@@ -194,6 +195,32 @@ UdpSocket UdpSocket::ConnectedTo(const std::string& host, uint16_t port) {
   return UdpSocket(std::move(impl));
 }
 
+UdpSocket UdpSocket::JoinGroup(const Address& group) const {
+  if (impl_->family != AF_INET || Family(group) != AF_INET) {
+    throw std::system_error(EAFNOSUPPORT, std::generic_category(), "results come by multicast over IPv4 only");
+  }
+  sockaddr_in own{}, peer{}, to;
+  socklen_t size = sizeof own;
+  if (getsockname(impl_->fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) ThrowErrno("getsockname");
+  size = sizeof peer;
+  if (getpeername(impl_->fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) ThrowErrno("getpeername");
+  std::memcpy(&to, group.bytes.data(), sizeof to);
+
+  auto impl = std::make_unique<Impl>(OpenSocket(AF_INET));
+  const int on = 1, off = 0;
+  if (setsockopt(impl->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) ThrowErrno("SO_REUSEADDR");
+  // Not what other sockets of this machine joined on other interfaces.
+  if (setsockopt(impl->fd, IPPROTO_IP, IP_MULTICAST_ALL, &off, sizeof off) != 0) ThrowErrno("IP_MULTICAST_ALL");
+  if (bind(impl->fd, AsSockaddr(group), group.size) != 0) ThrowErrno("bind to the group");
+  // The kernel drops what others send to the group.
+  if (connect(impl->fd, reinterpret_cast<const sockaddr*>(&peer), sizeof peer) != 0) ThrowErrno("connect");
+  const ip_mreqn membership{.imr_multiaddr = to.sin_addr, .imr_address = own.sin_addr, .imr_ifindex = 0};
+  if (setsockopt(impl->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &membership, sizeof membership) != 0) {
+    ThrowErrno("IP_ADD_MEMBERSHIP");
+  }
+  return UdpSocket(std::move(impl));
+}
+
 UdpSocket::UdpSocket(UdpSocket&& other) noexcept = default;
 UdpSocket& UdpSocket::operator=(UdpSocket&& other) noexcept = default;
 UdpSocket::~UdpSocket() = default;
@@ -217,6 +244,17 @@ Address UdpSocket::Native(const Address& address) const {
   std::memcpy(native.bytes.data(), &mapped, sizeof mapped);
   native.size = sizeof mapped;
   return native;
+}
+
+bool UdpSocket::MulticastFrom(const Address& own) {
+  if (impl_->multicast_from == own) return true;
+  if (Family(own) != AF_INET) return false;
+  sockaddr_in from;
+  std::memcpy(&from, own.bytes.data(), sizeof from);
+  const ip_mreqn interface { .imr_multiaddr = {}, .imr_address = from.sin_addr, .imr_ifindex = 0 };
+  if (setsockopt(impl_->fd, IPPROTO_IP, IP_MULTICAST_IF, &interface, sizeof interface) != 0) return false;
+  impl_->multicast_from = own;
+  return true;
 }
 
 void UdpSocket::Impl::PrepareReceive() {

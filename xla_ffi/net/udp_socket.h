@@ -38,9 +38,12 @@ class UdpSocket {
  public:
   using OnDatagram = std::function<void(std::span<const uint8_t> datagram, const Address& source)>;
 
-  // Nonblocking, with buffers as large as the system allows. Both throw std::system_error.
+  // Nonblocking, with buffers as large as the system allows. All throw std::system_error.
   static UdpSocket BoundTo(const std::string& host, uint16_t port);      // port 0: any
   static UdpSocket ConnectedTo(const std::string& host, uint16_t port);  // from any port
+  // What the peer of this connected socket sends to an IPv4 multicast group, on the interface that leads to the peer.
+  // Others may join the group in other processes of this machine. To receive from only.
+  UdpSocket JoinGroup(const Address& group) const;
 
   UdpSocket(UdpSocket&& other) noexcept;
   UdpSocket& operator=(UdpSocket&& other) noexcept;
@@ -58,6 +61,10 @@ class UdpSocket {
   // Sends datagrams that lie side by side in `bytes` to each destination; without one, to the connected peer.
   // Waits up to 20 ms while the send buffer is full, then drops the rest, as any network may.
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {});
+
+  // From which of our IPv4 addresses, and so through which interface, datagrams to multicast groups leave. They reach
+  // no further than the next router. False if we have no such address.
+  bool MulticastFrom(const Address& own);
 
   const UdpSocketStats& stats() const;
   // Whether UDP_SEGMENT is in use; turned off for good by the first refusal.

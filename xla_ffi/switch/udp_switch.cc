@@ -30,18 +30,34 @@ class UdpSwitch::Impl {
 
   uint16_t port() const { return socket_.port(); }
 
-  void AddJob(const JobSlots& job) {
+  void AddJob(const JobSlots& job, std::optional<MulticastGroup> group) {
     JobSlots native = job;
     for (Address& address : native.addresses) address = socket_.Native(address);
+    if (group) group->group = socket_.Native(group->group);
     std::lock_guard lock(mutex_);
     pool_.AddJob(native);
-    addresses_[job.job] = std::move(native.addresses);
+    routes_[job.job] = {.ranks = std::move(native.addresses), .group = group};
+  }
+
+  void StopMulticast(uint16_t job) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = routes_.find(job); found != routes_.end()) found->second.group.reset();
   }
 
   void RemoveJob(uint16_t job) {
     std::lock_guard lock(mutex_);
     pool_.RemoveJob(job);
-    addresses_.erase(job);
+    routes_.erase(job);
+  }
+
+  void Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes) {
+    const wire::ProbeBurst burst = wire::MakeProbeBurst(name, lanes);
+    const Address to = socket_.Native(group.group);
+    std::lock_guard lock(mutex_);
+    if (!socket_.MulticastFrom(group.from)) {
+      throw std::system_error(EADDRNOTAVAIL, std::generic_category(), "can't send to a multicast group");
+    }
+    socket_.Send(burst.bytes.data(), burst.packet_bytes, {&to, 1});
   }
 
   SlotState State(uint32_t slot, uint8_t version) const {
@@ -66,6 +82,12 @@ class UdpSwitch::Impl {
   }
 
  private:
+  // Where a job's results go.
+  struct Route {
+    std::vector<Address> ranks;
+    std::optional<MulticastGroup> group;
+  };
+
   // Results that go to the same ranks of the same job, side by side in output_.
   struct Batch {
     uint16_t job;
@@ -107,8 +129,14 @@ class UdpSwitch::Impl {
       const bool last = i + 1 == batches_.size();
       const size_t results = (last ? result_bytes_.size() : batches_[i + 1].first_result) - batch.first_result;
       const size_t bytes = (last ? output_.size() : batches_[i + 1].first_byte) - batch.first_byte;
-      std::span<const Address> destinations = addresses_.at(batch.job);
-      if (batch.rank != wire::kEveryRank) destinations = destinations.subspan(batch.rank, 1);
+      const Route& route = routes_.at(batch.job);
+      std::span<const Address> destinations = route.ranks;
+      if (batch.rank != wire::kEveryRank) {
+        destinations = destinations.subspan(batch.rank, 1);
+      } else if (route.group && socket_.MulticastFrom(route.group->from)) {
+        destinations = {&route.group->group, 1};
+        stats_.results_multicast += results;
+      }
       socket_.Send(output_.data() + batch.first_byte, std::span(result_bytes_).subspan(batch.first_result, results),
                    destinations);
       stats_.packets_sent += results * destinations.size();
@@ -122,7 +150,7 @@ class UdpSwitch::Impl {
   UdpSocket socket_;          // the thread's alone
   mutable std::mutex mutex_;  // the thread holds it for one batch of packets
   SlotPool pool_;
-  std::unordered_map<uint16_t, std::vector<Address>> addresses_;
+  std::unordered_map<uint16_t, Route> routes_;  // by job
   UdpSwitchStats stats_;
   std::vector<Batch> batches_;
   std::vector<uint8_t> output_;
@@ -137,7 +165,11 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
 UdpSwitch::~UdpSwitch() = default;
 
 uint16_t UdpSwitch::port() const { return impl_->port(); }
-void UdpSwitch::AddJob(const JobSlots& job) { impl_->AddJob(job); }
+void UdpSwitch::AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group) { impl_->AddJob(job, group); }
+void UdpSwitch::StopMulticast(uint16_t job) { impl_->StopMulticast(job); }
+void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes) {
+  impl_->Probe(group, name, lanes);
+}
 void UdpSwitch::RemoveJob(uint16_t job) { impl_->RemoveJob(job); }
 SlotState UdpSwitch::State(uint32_t slot, uint8_t version) const { return impl_->State(slot, version); }
 UdpSwitchStats UdpSwitch::stats() const { return impl_->stats(); }

@@ -5,9 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "switch/slot_pool.h"
+#include "wire/probe.h"
 
 namespace passing {
 
@@ -17,6 +19,13 @@ struct UdpSwitchStats {
   uint64_t bytes_received = 0;
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
+  uint64_t results_multicast = 0;  // results sent once for all ranks
+};
+
+// Where results are sent once for all ranks of a job, and from which of our addresses.
+struct MulticastGroup {
+  Address group;
+  Address from;
 };
 
 class UdpSwitch {
@@ -26,9 +35,12 @@ class UdpSwitch {
   ~UdpSwitch();  // Close
 
   uint16_t port() const;
-  // From any thread; both take effect before they return.
-  void AddJob(const JobSlots& job);
+  // From any thread; these take effect before they return. Without a group each rank is sent its own results.
+  void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt);
+  void StopMulticast(uint16_t job);
   void RemoveJob(uint16_t job);
+  // Sends a burst to a group that hosts have joined. Throws std::system_error if that address isn't ours.
+  void Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes);
   SlotState State(uint32_t slot, uint8_t version) const;
   UdpSwitchStats stats() const;
   void Close();

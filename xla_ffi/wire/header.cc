@@ -38,7 +38,7 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   if (in[0] != kMagic) return DecodeError::kBadMagic;
   if (in[1] != kProtocolVersion) return DecodeError::kBadProtocolVersion;
   const auto type = static_cast<PacketType>(in[2]);
-  if (type != PacketType::kContribution && type != PacketType::kResult) return DecodeError::kBadType;
+  if (type < PacketType::kContribution || type > PacketType::kProbe) return DecodeError::kBadType;
   if ((in[3] & ~kAllFlags) != 0) return DecodeError::kBadFlags;
   if (in[16] > 1) return DecodeError::kBadVersion;
   const auto lane_format = static_cast<LaneFormat>(in[17]);

@@ -36,7 +36,8 @@ inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
 // One bit of a 64-bit bitmap for each rank.
 inline constexpr uint32_t kMaxWorldSize = 64;
 
-enum class PacketType : uint8_t { kContribution = 1, kResult = 2 };
+// A probe finds out whether a multicast group reaches a host (wire/probe.h).
+enum class PacketType : uint8_t { kContribution = 1, kResult = 2, kProbe = 3 };
 
 // How the switch joins two lanes: wrapping 32-bit addition, or the signed maximum.
 enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "../tests/xla_ffi/net/loopback_group.h"
 #include "switch/udp_switch.h"
 
 namespace passing {
@@ -87,23 +88,29 @@ std::vector<UdpSocket> One(UdpSocket socket) {
 // Switches and their hosts, with a thread for each host that does what a session does with events.
 class Cluster {
  public:
-  explicit Cluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30, uint32_t shard_count = 1) {
+  // With `heard_by`, the switches send results to its first group; rank r joins heard_by[r].
+  explicit Cluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30, uint32_t shard_count = 1,
+                   const std::vector<Address>& heard_by = {}) {
     std::vector<std::vector<UdpSocket>> sockets(world_size);
+    std::vector<std::vector<std::optional<UdpSocket>>> groups(world_size);
     TransportOptions options{
         .job = {.world_size = world_size, .slots_per_shard = kSlotCount}, .warn_s = warn_s, .deadline_s = deadline_s};
     for (uint32_t shard = 0; shard < shard_count; ++shard) {
       switches_.push_back(std::make_unique<UdpSwitch>("127.0.0.1", 0, kSlotCount));
       JobSlots job{.job = 1, .epoch = 2, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
-      for (std::vector<UdpSocket>& own : sockets) {
-        own.push_back(UdpSocket::ConnectedTo("127.0.0.1", switches_.back()->port()));
-        job.addresses.push_back(ResolveAddress("127.0.0.1", own.back().port()));
+      for (uint32_t rank = 0; rank < world_size; ++rank) {
+        sockets[rank].push_back(UdpSocket::ConnectedTo("127.0.0.1", switches_.back()->port()));
+        job.addresses.push_back(ResolveAddress("127.0.0.1", sockets[rank].back().port()));
+        if (!heard_by.empty()) groups[rank].push_back(sockets[rank].back().JoinGroup(heard_by[rank]));
       }
-      switches_.back()->AddJob(job);
+      std::optional<MulticastGroup> group;
+      if (!heard_by.empty()) group = {.group = heard_by[0], .from = ResolveAddress("127.0.0.1", 0)};
+      switches_.back()->AddJob(job, group);
       options.job.shards.push_back({.job = 1, .epoch = 2, .name = "switch " + std::to_string(shard)});
     }
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       options.job.rank = static_cast<uint16_t>(rank);
-      hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options));
+      hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options, std::move(groups[rank])));
     }
     stalls_.resize(world_size);
     failures_.resize(world_size);
@@ -118,6 +125,7 @@ class Cluster {
 
   Transport& host(size_t rank) { return *hosts_[rank]; }
   UdpSwitch& udp_switch(size_t shard = 0) { return *switches_[shard]; }
+  int groups_lost() const { return groups_lost_; }
   std::vector<TransportEvent> stalls(size_t rank) {
     std::lock_guard lock(mutex_);
     return stalls_[rank];
@@ -138,6 +146,11 @@ class Cluster {
         }
         continue;
       }
+      if (event->kind == TransportEvent::Kind::kGroupLost) {
+        ++groups_lost_;
+        switches_[event->shard]->StopMulticast(1);
+        continue;
+      }
       std::lock_guard lock(mutex_);
       (event->kind == TransportEvent::Kind::kStall ? stalls_ : failures_)[rank].push_back(*event);
     }
@@ -148,6 +161,7 @@ class Cluster {
   std::mutex mutex_;
   std::vector<std::vector<TransportEvent>> stalls_;
   std::vector<std::vector<TransportEvent>> failures_;
+  std::atomic<int> groups_lost_ = 0;
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> sessions_;
 };
@@ -156,6 +170,47 @@ std::vector<float> Ramp(size_t count, float factor) {
   std::vector<float> values(count);
   for (size_t i = 0; i < count; ++i) values[i] = factor * static_cast<float>(i % 1000);
   return values;
+}
+
+// All ranks of the cluster sum `count` floats; each gives `factor` times the ramp.
+void SumRamps(Cluster& cluster, uint32_t world_size, uint32_t occurrence, size_t count) {
+  std::vector<std::unique_ptr<FloatCall>> calls;
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    calls.push_back(std::make_unique<FloatCall>(7, occurrence, DType::kFloat32, Ramp(count, 1)));
+    calls.back()->Start(cluster.host(rank));
+  }
+  const std::vector<float> expected = Ramp(count, static_cast<float>(world_size));
+  for (auto& call : calls) {
+    ASSERT_TRUE(call->Wait());
+    ASSERT_FALSE(call->failure().has_value()) << call->failure()->message;
+    ASSERT_EQ(call->values(), expected);
+  }
+}
+
+TEST(Transport, group_resultsComeByMulticast) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  const Address group = LoopbackGroup();
+  for (const uint32_t shards : {1u, 3u}) {
+    Cluster cluster(3, 5, 30, shards, {group, group, group});
+    for (uint32_t i = 0; i < 3; ++i) SumRamps(cluster, 3, i, 300'000);
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      const UdpSwitchStats stats = cluster.udp_switch(shard).stats();
+      EXPECT_GT(stats.results_multicast, 100u);
+      EXPECT_EQ(stats.results_multicast, stats.verdicts[static_cast<size_t>(Verdict::kComplete)]);
+    }
+    EXPECT_EQ(cluster.groups_lost(), 0);
+  }
+}
+
+TEST(Transport, group_thatNoLongerReachesARank_isGivenUp) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  const Address group = LoopbackGroup();
+  Cluster cluster(3, 5, 30, 1, {group, LoopbackGroup(), group});  // rank 1 hears another port
+  SumRamps(cluster, 3, 0, 300'000);
+  EXPECT_GE(cluster.groups_lost(), 1);  // the others as well, as nothing comes by multicast from then on
+  const uint64_t before = cluster.udp_switch().stats().results_multicast;
+  SumRamps(cluster, 3, 1, 300'000);
+  EXPECT_EQ(cluster.udp_switch().stats().results_multicast, before);
 }
 
 TEST(Transport, start_sumsFloats) {

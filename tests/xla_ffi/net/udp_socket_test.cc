@@ -9,6 +9,7 @@
 #include <numeric>
 #include <system_error>
 
+#include "../tests/xla_ffi/net/loopback_group.h"
 #include "net/udp_driver.h"
 
 namespace passing {
@@ -181,6 +182,41 @@ TEST(UdpSocket, send_fallsBackForGoodWhenSegmentationIsRefused) {
     EXPECT_FALSE(client.segmentation());
   }
   EXPECT_EQ(client.stats().datagrams_unsent, 0u);
+}
+
+TEST(UdpSocket, joinGroup_severalHearWhatTheirPeerSends) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  const std::vector<uint16_t> sizes = {1460, 1460, 1460, 24};
+  for (const char* bound : {"127.0.0.1", "0.0.0.0", "::"}) {
+    UdpSocket sender = UdpSocket::BoundTo(bound, 0);
+    UdpSocket stranger = UdpSocket::BoundTo(bound, 0);
+    const Address group = LoopbackGroup();
+    UdpSocket own[] = {UdpSocket::ConnectedTo("127.0.0.1", sender.port()),
+                       UdpSocket::ConnectedTo("127.0.0.1", sender.port())};
+    UdpSocket joined[] = {own[0].JoinGroup(group), own[1].JoinGroup(group)};
+    for (UdpSocket* socket : {&stranger, &sender}) {  // the stranger first: what it sends would arrive first
+      ASSERT_TRUE(socket->MulticastFrom(ResolveAddress("127.0.0.1", 0)));
+      const Address to = socket->Native(group);
+      socket->Send(Pattern(sizes).data(), sizes, {&to, 1});
+    }
+    for (UdpSocket& host : joined) {
+      const std::vector<Datagram> datagrams = ReceiveAll(host, sizes.size());
+      ExpectPattern(datagrams, sizes);
+      EXPECT_EQ(datagrams[0].source, ResolveAddress("127.0.0.1", sender.port()));
+      EXPECT_EQ(host.Receive([](std::span<const uint8_t>, const Address&) { FAIL(); }), 0u) << "the stranger's";
+    }
+    for (UdpSocket& host : own) EXPECT_EQ(host.Receive([](std::span<const uint8_t>, const Address&) { FAIL(); }), 0u);
+  }
+}
+
+TEST(UdpSocket, joinGroup_throwsWhereThereIsNone) {
+  UdpSocket server = UdpSocket::BoundTo("127.0.0.1", 0);
+  const UdpSocket client = UdpSocket::ConnectedTo("127.0.0.1", server.port());
+  EXPECT_THROW(client.JoinGroup(ResolveAddress("127.0.0.1", 7000)), std::system_error);  // no multicast address
+  EXPECT_THROW(client.JoinGroup(ResolveAddress("ff15::1", 7000)), std::system_error);
+  EXPECT_THROW(server.JoinGroup(LoopbackGroup()), std::system_error);  // it has no peer
+  EXPECT_FALSE(server.MulticastFrom(ResolveAddress("198.51.100.1", 0)));
+  EXPECT_FALSE(server.MulticastFrom(ResolveAddress("::1", 0)));
 }
 
 TEST(UdpSocket, throwsWhenItCannot) {

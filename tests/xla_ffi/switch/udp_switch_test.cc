@@ -8,6 +8,7 @@
 #include <deque>
 #include <system_error>
 
+#include "../tests/xla_ffi/net/loopback_group.h"
 #include "net/clock.h"
 #include "net/udp_driver.h"
 
@@ -25,6 +26,7 @@ class Rank {
       : socket_(UdpSocket::ConnectedTo(host, switch_port)), driver_(socket_), rank_(rank) {}
 
   Address address(const char* host) const { return ResolveAddress(host, socket_.port()); }
+  UdpSocket Join(const Address& group) const { return socket_.JoinGroup(group); }
 
   void Contribute(uint32_t sequence, int32_t lane, uint16_t lane_count = 360, uint16_t job = 1) {
     const wire::Header header{.job = job,
@@ -45,11 +47,15 @@ class Rank {
 
   // Receives up to `count` results; the lanes must all be `lane`.
   size_t Expect(size_t count, int32_t lane, int timeout_ms = 1000) {
+    return ExpectOn(socket_, count, lane, timeout_ms);
+  }
+
+  static size_t ExpectOn(UdpSocket& socket, size_t count, int32_t lane, int timeout_ms = 1000) {
     size_t results = 0;
     while (results < count) {
-      pollfd readable{.fd = socket_.fd(), .events = POLLIN, .revents = 0};
+      pollfd readable{.fd = socket.fd(), .events = POLLIN, .revents = 0};
       if (poll(&readable, 1, timeout_ms) <= 0) break;
-      socket_.Receive([&](std::span<const uint8_t> packet, const Address&) {
+      socket.Receive([&](std::span<const uint8_t> packet, const Address&) {
         wire::Header header;
         ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
         ASSERT_EQ(header.type, wire::PacketType::kResult);
@@ -106,6 +112,74 @@ INSTANTIATE_TEST_SUITE_P(Hosts, UdpSwitchOn,
                          testing::Values(std::pair("127.0.0.1", "127.0.0.1"), std::pair("::1", "::1"),
                                          std::pair("::", "127.0.0.1"), std::pair("0.0.0.0", "127.0.0.1")),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST(UdpSwitch, group_resultsAreSentOnceUntilItStops) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  UdpSwitch udp_switch("0.0.0.0", 0, 256);
+  const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)};
+  std::deque<Rank> ranks;
+  std::vector<UdpSocket> joined;
+  for (uint16_t i = 0; i < 3; ++i) {
+    ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
+    joined.push_back(ranks.back().Join(group.group));
+  }
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks), group);
+  const auto contribute = [&](uint32_t first) {
+    for (Rank& rank : ranks) {
+      for (uint32_t sequence = first; sequence < first + kSlotCount; ++sequence) rank.Contribute(sequence, 5);
+      rank.Flush();
+    }
+  };
+  contribute(0);
+  for (UdpSocket& socket : joined) EXPECT_EQ(Rank::ExpectOn(socket, kSlotCount, 15), kSlotCount);
+  UdpSwitchStats stats = udp_switch.stats();
+  EXPECT_EQ(stats.packets_sent, kSlotCount);
+  EXPECT_EQ(stats.results_multicast, kSlotCount);
+
+  // Who asks again gets the result alone.
+  ranks[1].Contribute(9, 5);
+  ranks[1].Flush();
+  EXPECT_EQ(ranks[1].Expect(1, 15), 1u);
+
+  udp_switch.StopMulticast(1);
+  contribute(kSlotCount);
+  for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(kSlotCount, 15), kSlotCount);
+  for (UdpSocket& socket : joined) EXPECT_EQ(Rank::ExpectOn(socket, 1, 15, 0), 0u);
+  stats = udp_switch.stats();
+  EXPECT_EQ(stats.packets_sent, 4 * kSlotCount + 1);
+  EXPECT_EQ(stats.results_multicast, kSlotCount);
+  udp_switch.StopMulticast(2);  // no such job: nothing happens
+}
+
+TEST(UdpSwitch, group_fromAnAddressThatIsNotOurs_eachRankIsSentItsOwn) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("198.51.100.1", 0)};
+  EXPECT_THROW(udp_switch.Probe(group, {.job = 1, .epoch = 1, .nonce = 5}, 360), std::system_error);
+  std::deque<Rank> ranks;
+  for (uint16_t i = 0; i < 2; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
+  udp_switch.AddJob(MakeJob("127.0.0.1", ranks), group);
+  for (Rank& rank : ranks) {
+    rank.Contribute(0, 4);
+    rank.Flush();
+  }
+  for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(1, 8), 1u);
+  EXPECT_EQ(udp_switch.stats().results_multicast, 0u);
+}
+
+TEST(UdpSwitch, probe_reachesWhoHasJoined) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  UdpSwitch udp_switch("::", 0, 256);
+  const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)};
+  const wire::ProbeName name = {.job = 5, .epoch = 6, .nonce = 0x87654321};
+  UdpSocket host = UdpSocket::ConnectedTo("127.0.0.1", udp_switch.port()).JoinGroup(group.group);
+  wire::ProbeListener listener(name);
+  udp_switch.Probe(group, name, wire::kMaxLanes);
+  const int64_t deadline_us = MonotonicUs() + 2'000'000;
+  while (!listener.heard_all() && MonotonicUs() < deadline_us) {
+    host.Receive([&](std::span<const uint8_t> packet, const Address&) { listener.OnPacket(packet); });
+  }
+  EXPECT_TRUE(listener.heard_all());
+}
 
 TEST(UdpSwitch, state_tellsWhoIsMissing) {
   UdpSwitch udp_switch("127.0.0.1", 0, 256);

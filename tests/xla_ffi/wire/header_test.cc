@@ -69,7 +69,7 @@ TEST(Header, decode_everyError) {
       {"another magic", 0, 0x9B, DecodeError::kBadMagic},
       {"a later protocol", 1, 2, DecodeError::kBadProtocolVersion},
       {"type 0", 2, 0, DecodeError::kBadType},
-      {"type 3", 2, 3, DecodeError::kBadType},
+      {"type 4", 2, 4, DecodeError::kBadType},
       {"an unknown flag", 3, 8, DecodeError::kBadFlags},
       {"version 2", 16, 2, DecodeError::kBadVersion},
       {"lane format 0", 17, 0, DecodeError::kBadLaneFormat},
