@@ -1,6 +1,7 @@
 """A host's end of the control connection: blocking, one message a line, safe to send on from several threads."""
 
 import logging
+import select
 import socket
 import threading
 import time
@@ -48,6 +49,22 @@ class ControlConnection:
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return messages.decode_from_switch(line)
+
+    def wait(self, fileno: int) -> bool:
+        """Until this file descriptor or the connection can be read: whether the former can, and the latter can't.
+
+        Raises TimeoutError after the timeout of a receive.
+        """
+        if b"\n" in self._received:
+            return False
+        timeout_s = self._socket.gettimeout()
+        poll = select.poll()
+        for one in (self._socket.fileno(), fileno):
+            poll.register(one, select.POLLIN)
+        readable = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if not readable:
+            raise TimeoutError("timed out")
+        return all(ready == fileno for ready, _ in readable)
 
     def hang_up(self) -> None:
         """Tells the switch, even if a forked child holds the descriptor too, and wakes a thread that receives."""

@@ -20,6 +20,8 @@ Rank = Annotated[int, Meta(ge=0, le=63)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Id = Annotated[int, Meta(ge=1, le=65535)]
+Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
 
@@ -54,11 +56,42 @@ class Join(Message, frozen=True):
     devices: Annotated[int, Meta(ge=0, le=64)] = 0
 
 
+class GroupOffer(Message, frozen=True):
+    """Switch, when all ranks are here: join this multicast group, tell GroupReady, listen for probes.
+
+    Comes again, with another nonce, if a rank went away meanwhile. Welcome, which may come at any time, ends it.
+    """
+
+    address: Name
+    port: Port
+    job_id: Id
+    epoch: Id
+    nonce: Nonce  # of the probes
+
+
+class GroupReady(Message, frozen=True):
+    """Host: it has joined the group of this nonce, or has this problem with it."""
+
+    nonce: Nonce
+    problem: Text = ""
+
+
+class GroupHeard(Message, frozen=True):
+    """Host: it has heard all probes of this nonce."""
+
+    nonce: Nonce
+
+
+class GroupLost(Message, frozen=True):
+    """Host: results don't come by multicast any more."""
+
+
 class Welcome(Message, frozen=True):
     """Switch: all ranks are here, the slots are reserved.
 
-    The same to all, so that they plan alike. `link_gbit`: the slowest host's link, of those that are known;
-    `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for each host.
+    The same to all, so that they plan alike. `multicast`: results go to the group that was offered last. `link_gbit`:
+    the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which the switch stands,
+    None if it has a port for each host.
     """
 
     job_id: int
@@ -67,6 +100,7 @@ class Welcome(Message, frozen=True):
     slot_count: int
     lanes_per_chunk: int
     lease_s: float
+    multicast: bool = False
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
 
@@ -129,8 +163,8 @@ class Failed(Message, frozen=True):
     ranks: tuple[Rank, ...] = ()
 
 
-FromHost = Join | Relay | Query | Heartbeat | Leave | Fail
-FromSwitch = Hello | Welcome | Refused | Relay | SlotState | Heartbeat | Bye | Failed
+FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | Heartbeat | Leave | Fail
+FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Heartbeat | Bye | Failed
 
 _encoder = msgspec.json.Encoder()
 _from_host = msgspec.json.Decoder(FromHost)

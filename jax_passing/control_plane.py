@@ -8,6 +8,8 @@ import ipaddress
 import logging
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -20,9 +22,17 @@ log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
 FAREWELL_S = 1.0
+PROBE_TICK_S = 0.01
 CONNECTIONS_MAX = 4096
 # A host that doesn't read: relays pile up in our memory.
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
+
+
+def _plain(host: str) -> str:
+    """IPv4 as such, though a dual-stack socket reports ::ffff:10.0.0.1."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or host)
 
 
 class HostConnection:
@@ -30,11 +40,10 @@ class HostConnection:
 
     def __init__(self, writer: asyncio.StreamWriter):
         self.writer = writer
-        # IPv4 as such, though a dual-stack socket reports ::ffff:10.0.0.1. No name: gone before we looked.
+        # No name: gone before we looked.
         peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
-        address = ipaddress.ip_address(peer[0].partition("%")[0])
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        self.host = str(mapped or peer[0])
+        own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
+        self.host, self.own_host = _plain(peer[0]), _plain(own[0])
         self.name = f"{self.host}:{peer[1]}"
 
     def send(self, message: messages.Message) -> bool:
@@ -68,6 +77,7 @@ class ControlPlane:
         self._jobs = JobTable(data_plane, lease_s=lease_s, slots_per_job=slots_per_job, link_gbit=link_gbit)
         self._connections: set[HostConnection] = set()
         self._counts: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one host; the handler of a TCP server whose `limit` is RELAY_LINE_BYTES_MAX."""
@@ -105,6 +115,8 @@ class ControlPlane:
             log.warning("refused rank %d of job %r (%s): %s", join.rank, join.job, connection.name, refusal)
             connection.send(messages.Refused(JoinError.__name__, str(refusal)))
             return
+        if epoch.state is State.PROBING:
+            self._keep(self._probe(epoch))
         reason = "closed its connection"
         try:
             while epoch.state is not State.OVER and (line := await _read(reader)) is not None:
@@ -134,6 +146,10 @@ class ControlPlane:
                     member.connection.send(self._jobs.slot_state(epoch, slot, version))
                 except ValueError as error:
                     raise msgspec.DecodeError(str(error)) from error
+            case messages.GroupReady() | messages.GroupHeard():
+                self._jobs.group_answer(epoch, member, message)
+            case messages.GroupLost() if epoch.state is State.RUNNING:
+                self._jobs.group_lost(epoch, member)
             case messages.Leave() if epoch.state is State.RUNNING:
                 self._jobs.leave(epoch, member)
             case _:
@@ -145,6 +161,17 @@ class ControlPlane:
         if epoch.state is State.RUNNING:
             message = f"{fail.message} (Reported by rank {member.rank}.)"
             self._jobs.fail(epoch, messages.Failed(fail.kind, message, fail.ranks), reporter=member)
+
+    async def _probe(self, epoch: Epoch) -> None:
+        while epoch.state is State.PROBING:
+            await asyncio.sleep(PROBE_TICK_S)
+            self._jobs.advance_probe(epoch, time.monotonic())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """asyncio itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def watch(self) -> None:
         """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""

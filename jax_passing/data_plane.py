@@ -4,11 +4,25 @@ A data plane knows jobs by number and their slots by range; names, leases and ad
 calls come from one thread and return within microseconds to milliseconds.
 """
 
+import ipaddress
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from jax_passing import _native
+
+GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
+GROUP_PORT = 7172  # of all groups, so that a firewall can name it
+
+
+@dataclass(frozen=True)
+class Group:
+    """An IPv4 multicast group whose members hear a job's results, each sent once for all ranks."""
+
+    address: str
+    port: int
+    source: str  # our own address, as the ranks know it: they hear no other's packets
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,7 @@ class JobSlots:
     slot_first: int
     slot_count: int  # a power of two
     addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each rank
+    group: Group | None = None  # all ranks hear it
 
 
 @dataclass(frozen=True)
@@ -47,8 +62,24 @@ class DataPlane(Protocol):
     def lanes_per_chunk(self) -> int:
         """32-bit lanes that one packet carries here."""
 
+    def group(self, job: int, own_address: str) -> Group | None:
+        """Where results of this job could go once for all ranks, if its hosts turn out to hear that.
+
+        `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one rank: a switch
+        that replicates results in its pipeline does that, and its hosts have nothing to join.
+        """
+
+    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+        """Sends a burst (wire/probe.h) to the group, before the job is added."""
+
     def add_job(self, job: JobSlots) -> None:
-        """Clears the slots, then adds packets of this job and epoch that come from these addresses."""
+        """Clears the slots, then adds packets of this job and epoch that come from these addresses.
+
+        Results go to the job's group if it has one, else to each rank; to a rank that asks again, always to it alone.
+        """
+
+    def stop_multicast(self, job: int) -> None:
+        """Results go to each rank from now on: a rank hears the group no longer."""
 
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on."""
@@ -82,7 +113,22 @@ class SoftwareDataPlane:
             slot_first=job.slot_first,
             slot_count=job.slot_count,
             addresses=list(job.addresses),
+            group=None if job.group is None else _native_group(job.group),
         )
+
+    def group(self, job: int, own_address: str) -> Group | None:
+        own = ipaddress.ip_address(own_address)
+        if own.version != 4:
+            return None
+        # Jobs of this switch get groups of their own, and switches on one network most likely, too.
+        shift = zlib.crc32(own.packed + self.port.to_bytes(2)) + job
+        return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
+
+    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+        self._native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
+
+    def stop_multicast(self, job: int) -> None:
+        self._native.stop_multicast(job)
 
     def remove_job(self, job: int) -> None:
         self._native.remove_job(job)
@@ -95,3 +141,7 @@ class SoftwareDataPlane:
 
     def close(self) -> None:
         self._native.close()
+
+
+def _native_group(group: Group) -> tuple[tuple[str, int], str]:
+    return (group.address, group.port), group.source

@@ -2,6 +2,7 @@
 
 import enum
 import logging
+import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from typing import Protocol
 
 from jax_passing import control_messages as messages
 from jax_passing.config import RANKS_MAX
-from jax_passing.data_plane import DataPlane, JobSlots
+from jax_passing.data_plane import DataPlane, Group, JobSlots
 from jax_passing.errors import HostLostError, JoinError
+from jax_passing.group_probe import GroupProbe, Step
 from jax_passing.slot_partition import SlotPartition
 from jax_passing.stalls import names
 
@@ -30,6 +32,10 @@ class Connection(Protocol):
     @property
     def host(self) -> str:
         """Its IP address."""
+
+    @property
+    def own_host(self) -> str:
+        """Ours, as that host knows it."""
 
     def send(self, message: messages.Message) -> bool:
         """Never waits. False if the host has stopped reading."""
@@ -55,6 +61,7 @@ class Member:
 
 class State(enum.Enum):
     FORMING = enum.auto()
+    PROBING = enum.auto()  # all ranks are here; do they hear multicast?
     RUNNING = enum.auto()
     OVER = enum.auto()
 
@@ -69,6 +76,8 @@ class Epoch:
     state: State = State.FORMING
     members: dict[int, Member] = field(default_factory=dict)
     slot_first: int = 0
+    probe: GroupProbe | None = None  # while PROBING
+    multicast: bool = False  # RUNNING: results go to a group
 
     def absent(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self.members]
@@ -185,10 +194,71 @@ class JobTable:
         epoch.members[join.rank] = member
         log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
         if not epoch.absent():
-            self._start(epoch)
+            self._offer_group(epoch)
         return epoch, member
 
-    def _start(self, epoch: Epoch) -> None:
+    # Multicast or not.
+
+    def _offer_group(self, epoch: Epoch) -> None:
+        """Asks all ranks whether they hear a group, if the data plane has one and there is anything to gain."""
+        own = {member.connection.own_host for member in epoch.members.values()}
+        group = self._data_plane.group(epoch.job.number, own.pop()) if len(own) == 1 and epoch.world_size > 1 else None
+        if group is None:
+            self._start(epoch, None)
+            return
+        nonce = secrets.randbits(32)
+        epoch.state = State.PROBING
+        epoch.probe = GroupProbe(group, nonce, epoch.world_size, time.monotonic())
+        offer = messages.GroupOffer(group.address, group.port, epoch.job.number, epoch.number, nonce)
+        for member in epoch.members.values():
+            member.connection.send(offer)
+
+    def group_answer(self, epoch: Epoch, member: Member, answer: messages.GroupReady | messages.GroupHeard) -> None:
+        probe = epoch.probe
+        if probe is None or probe.nonce != answer.nonce:
+            return  # about an earlier attempt
+        if isinstance(answer, messages.GroupReady):
+            probe.ready(member.rank, answer.problem)
+        else:
+            probe.heard(member.rank)
+        self.advance_probe(epoch, time.monotonic())
+
+    def advance_probe(self, epoch: Epoch, now: float) -> None:
+        """Does what is due. Call it every few milliseconds while the epoch is PROBING."""
+        probe = epoch.probe
+        if probe is None:
+            return
+        match probe.step(now):
+            case Step.SEND:
+                try:
+                    self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce)
+                except Exception as error:  # whatever the device's driver raises
+                    probe.fail(f"the data plane can't send to {probe.group.address} ({error})")
+            case Step.HEARD:
+                self._start(epoch, probe.group)
+            case Step.NOT_HEARD:
+                log.info("%s: each rank is sent its own results: %s", epoch, probe.reason)
+                self._start(epoch, None)
+
+    def group_lost(self, epoch: Epoch, member: Member) -> None:
+        """For all ranks: one that asks again for each result slows all of them down."""
+        if not epoch.multicast:
+            return
+        log.warning(
+            "%s: rank %d no longer hears the multicast group: each rank is sent its own results from now on. Do the "
+            "network's switches that snoop IGMP have a querier?",
+            epoch,
+            member.rank,
+        )
+        self.counts["groups_lost"] += 1
+        epoch.multicast = False
+        try:
+            self._data_plane.stop_multicast(epoch.job.number)
+        except Exception:  # whatever the device's driver raises; that rank still gets its results by asking again
+            log.exception("%s: the data plane didn't stop multicast", epoch)
+
+    def _start(self, epoch: Epoch, group: Group | None) -> None:
+        epoch.probe = None
         slot_first = self._partition.allocate(self._slots_per_job)
         if slot_first is None:
             self._refuse(
@@ -201,14 +271,14 @@ class JobTable:
         addresses = tuple((member.connection.host, member.join.udp_port) for member in members)
         try:
             self._data_plane.add_job(
-                JobSlots(epoch.job.number, epoch.number, slot_first, self._slots_per_job, addresses)
+                JobSlots(epoch.job.number, epoch.number, slot_first, self._slots_per_job, addresses, group)
             )
         except Exception as error:  # whatever the device's driver raises
             log.exception("%s: the data plane refused it", epoch)
             self._partition.free(slot_first)
             self._refuse(epoch, f"The switch's data plane refused the job ({error}). Look at the switch's log.")
             return
-        epoch.state, epoch.slot_first = State.RUNNING, slot_first
+        epoch.state, epoch.slot_first, epoch.multicast = State.RUNNING, slot_first, group is not None
         welcome = messages.Welcome(
             job_id=epoch.job.number,
             epoch=epoch.number,
@@ -216,6 +286,7 @@ class JobTable:
             slot_count=self._slots_per_job,
             lanes_per_chunk=self._data_plane.lanes_per_chunk,
             lease_s=self._lease_s,
+            multicast=epoch.multicast,
             link_gbit=min((member.join.link_gbit for member in members if member.join.link_gbit), default=None),
             switch_link_gbit=self._link_gbit,
         )
@@ -224,7 +295,8 @@ class JobTable:
             member.heard = now
             member.connection.send(welcome)
         self.counts["epochs_started"] += 1
-        log.info("%s: started with %d ranks, slots from %d", epoch, epoch.world_size, slot_first)
+        way = f"multicast to {group.address}" if group else "unicast"
+        log.info("%s: started with %d ranks, slots from %d, results by %s", epoch, epoch.world_size, slot_first, way)
 
     def _refuse(self, epoch: Epoch, message: str) -> None:
         """Sends all waiting hosts away."""
@@ -237,7 +309,7 @@ class JobTable:
 
     def end(self, epoch: Epoch) -> None:
         """Frees the slots."""
-        was, epoch.state = epoch.state, State.OVER
+        was, epoch.state, epoch.probe = epoch.state, State.OVER, None
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is State.RUNNING:
@@ -261,8 +333,9 @@ class JobTable:
 
     def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
         """A member is gone: that ends a running epoch, and frees its place in one that forms."""
-        if epoch.state is State.FORMING:
+        if epoch.state in (State.FORMING, State.PROBING):
             log.info("%s: rank %d gave up waiting", epoch, member.rank)
+            epoch.state, epoch.probe = State.FORMING, None
             if epoch.members.get(member.rank) is member:
                 del epoch.members[member.rank]
             if not epoch.members:

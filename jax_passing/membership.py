@@ -32,10 +32,25 @@ def _open_udp(host: str, port: int) -> _native.UdpSocket:
         raise SwitchUnreachableError(f"Can't open a UDP socket to the switch's {host}:{port}: {error}.") from error
 
 
-def _await_welcome(control: ControlConnection, join: messages.Join) -> messages.Welcome:
+def _answer_offer(control: ControlConnection, udp: _native.UdpSocket, offer: messages.GroupOffer) -> None:
+    """Joins the group, and listens to it until it has been heard or the switch says something else."""
+    try:
+        udp.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
+    except (OSError, ValueError) as error:
+        control.send(messages.GroupReady(offer.nonce, str(error)))
+        return
+    control.send(messages.GroupReady(offer.nonce))
+    while control.wait(udp.group_fileno()):
+        if udp.hears_group():
+            control.send(messages.GroupHeard(offer.nonce))
+            return
+
+
+def _await_welcome(control: ControlConnection, udp: _native.UdpSocket, join: messages.Join) -> messages.Welcome:
     try:
         control.send(join)
-        answer = control.receive()
+        while isinstance(answer := control.receive(), messages.GroupOffer):
+            _answer_offer(control, udp, answer)
     except (OSError, msgspec.DecodeError) as error:
         raise JoinError(
             f"The switch ended the connection while rank {join.rank} waited to join job {join.job!r}: {error}. "
@@ -89,7 +104,9 @@ class Membership:
                 strategy=settings.strategy,
                 devices=devices,
             )
-            welcome = _await_welcome(self._control, join)
+            welcome = _await_welcome(self._control, udp, join)
+            if not welcome.multicast:
+                udp.leave_group()
             self.transport = _native.Transport(
                 [
                     _native.ShardLink(
@@ -174,6 +191,9 @@ class Membership:
                 self.transport.note_stall(note)
                 if failure is not None:
                     self.fail(failure)
+            elif event.kind == "group_lost":
+                log.warning("results come by multicast no longer; telling the switch")
+                self._send(messages.GroupLost())
             elif event.kind == "failed" and event.failure is not None:
                 self.fail(Failure(*event.failure))
                 return

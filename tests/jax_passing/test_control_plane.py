@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
 from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import SlotVersion
+from jax_passing.data_plane import Group, SlotVersion
+from jax_passing.group_probe import ROUNDS
 from jax_passing.jobs import JobTable
 from jax_passing.slot_partition import SlotPartition
 
@@ -28,6 +29,20 @@ class RecordingDataPlane:
         self.removed = []
         self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
         self.refuses = False
+        self.offered = None  # the group
+        self.probes = []
+        self.stopped = []
+
+    def group(self, job, own_address):
+        assert own_address == "127.0.0.1"
+        return self.offered
+
+    def probe(self, group, job, epoch, nonce):
+        assert group == self.offered
+        self.probes.append((job, epoch, nonce))
+
+    def stop_multicast(self, job):
+        self.stopped.append(job)
 
     def add_job(self, job):
         if self.refuses:
@@ -298,6 +313,148 @@ def test_the_partition_never_overlaps(counts, random):
         assert first + count <= 32
         assert all(first + count <= other or other + size <= first for other, size in held.items())
         held[first] = count
+
+
+# Multicast or unicast.
+
+GROUP = Group("239.192.0.1", 7172, "127.0.0.1")
+
+
+async def offered(switch, world_size=2):
+    """All ranks have joined, and were offered the group."""
+    switch.data_plane.offered = GROUP
+    hosts = [await switch.join(rank, world_size) for rank in range(world_size)]
+    offers = [await host.receive() for host in hosts]
+    assert len(set(offers)) == 1
+    assert offers[0] == messages.GroupOffer("239.192.0.1", 7172, 1, 1, offers[0].nonce)
+    assert not switch.data_plane.running
+    return hosts, offers[0].nonce
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.002)  # the scenario has a deadline
+
+
+@scenario()
+async def test_a_group_that_all_hear_is_used(switch):
+    hosts, nonce = await offered(switch)
+    for host in hosts:
+        assert not switch.data_plane.probes
+        host.send(messages.GroupReady(nonce))
+    await until(lambda: switch.data_plane.probes)
+    assert switch.data_plane.probes[0] == (1, 1, nonce)
+    for host in hosts:
+        host.send(messages.GroupHeard(nonce))
+    for host in hosts:
+        assert (await host.receive()).multicast
+    assert switch.data_plane.running[1].group == GROUP
+
+
+@scenario()
+async def test_a_group_that_one_doesnt_hear_is_not_used(switch):
+    hosts, nonce = await offered(switch, 3)
+    for host in hosts:
+        host.send(messages.GroupReady(nonce))
+    for host in hosts[1:]:
+        host.send(messages.GroupHeard(nonce))
+    for host in hosts:
+        assert not (await host.receive()).multicast
+    assert switch.data_plane.running[1].group is None
+    assert len(switch.data_plane.probes) == ROUNDS
+    hosts[0].send(messages.GroupHeard(nonce), messages.Heartbeat())  # too late
+    assert await hosts[0].receive() == messages.Heartbeat()
+    assert switch.data_plane.running[1].group is None
+
+
+@scenario()
+async def test_hosts_that_never_answer_the_offer_get_unicast(switch):
+    hosts, nonce = await offered(switch)
+    hosts[0].send(messages.GroupReady(nonce))
+    for host in hosts:
+        assert not (await host.receive()).multicast
+    assert not switch.data_plane.probes
+
+
+@scenario()
+async def test_a_host_that_cant_join_the_group_says_so(switch):
+    hosts, nonce = await offered(switch)
+    hosts[0].send(messages.GroupReady(nonce, "IPv6"))
+    for host in hosts:
+        assert not (await host.receive()).multicast
+    assert not switch.data_plane.probes
+
+
+@scenario()
+async def test_a_data_plane_that_cant_send_to_the_group_means_unicast(switch):
+    hosts, nonce = await offered(switch)
+    switch.data_plane.offered = None  # it refuses any other
+    for host in hosts:
+        host.send(messages.GroupReady(nonce))
+    for host in hosts:
+        assert not (await host.receive()).multicast
+
+
+@scenario()
+async def test_who_goes_while_the_group_is_probed_is_waited_for_again(switch):
+    hosts, nonce = await offered(switch)
+    for host in hosts:
+        host.send(messages.GroupReady(nonce))
+    await until(lambda: switch.data_plane.probes)
+    hosts[1].writer.close()
+    await asyncio.sleep(0.3)  # longer than probing takes
+    assert not switch.data_plane.running
+    hosts[1] = await switch.join(1)
+    again = [await host.receive() for host in hosts]
+    assert again[0] == again[1]
+    assert again[0].nonce != nonce
+    for host in hosts:  # what was said of the first attempt doesn't count
+        host.send(messages.GroupReady(nonce), messages.GroupHeard(nonce), messages.GroupReady(again[0].nonce))
+    await asyncio.sleep(0.02)
+    assert not switch.data_plane.running
+    for host in hosts:
+        host.send(messages.GroupHeard(again[0].nonce))
+    for host in hosts:
+        assert (await host.receive()).multicast
+
+
+@scenario()
+async def test_a_rank_is_taken_while_the_group_is_probed(switch):
+    hosts, _ = await offered(switch)
+    assert "Rank 1 of job 'a' was taken" in await (await switch.join(1)).refusal()
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@scenario()
+async def test_one_rank_needs_no_group(switch):
+    switch.data_plane.offered = GROUP
+    _, welcome = await switch.job(1)
+    assert not welcome.multicast
+
+
+@scenario()
+async def test_a_group_that_is_lost_is_given_up_for_all(switch):
+    hosts, nonce = await offered(switch, 3)
+    for host in hosts:
+        host.send(messages.GroupReady(nonce), messages.GroupHeard(nonce))
+    for host in hosts:
+        assert (await host.receive()).multicast
+    for host in hosts[1:]:
+        host.send(messages.GroupLost(), messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+    assert switch.data_plane.stopped == [1]  # once
+    assert switch.plane.stats()["groups_lost"] == 1
+
+
+def test_shutting_down_while_a_group_is_probed():
+    async def run():
+        async with Switch() as switch:
+            hosts, _ = await offered(switch)
+        for host in hosts:
+            assert (await host.receive()).kind == "SwitchLostError"
+
+    asyncio.run(run())
 
 
 # While a job runs.

@@ -1,12 +1,14 @@
 """The software data plane through the interface, with packets that never had a client."""
 
+import ipaddress
 import socket
 import struct
 import time
 
 import pytest
 
-from jax_passing.data_plane import DataPlane, JobSlots, SlotVersion, SoftwareDataPlane
+from jax_passing import _native
+from jax_passing.data_plane import GROUPS, DataPlane, JobSlots, SlotVersion, SoftwareDataPlane
 
 
 @pytest.fixture
@@ -67,3 +69,37 @@ def test_garbage_is_counted_and_dropped(data_plane, ranks):
 def test_two_data_planes_cant_share_a_port(data_plane):
     with pytest.raises(OSError, match=r"\w"):
         SoftwareDataPlane("127.0.0.1", data_plane.port, slot_total=16, lanes_per_chunk=360)
+
+
+def test_each_job_gets_a_group_of_its_own(data_plane):
+    groups = [data_plane.group(job, "10.0.0.1") for job in range(1, 65536, 15)]
+    assert len({group.address for group in groups}) == len(groups)
+    assert all(ipaddress.ip_address(group.address) in GROUPS for group in groups)
+    assert {(group.port, group.source) for group in groups} == {(7172, "10.0.0.1")}
+    assert data_plane.group(1, "10.0.0.2").address != groups[0].address
+
+
+def test_ipv6_is_unicast(data_plane):
+    assert data_plane.group(1, "2001:db8::1") is None
+
+
+def test_a_probe_is_heard_by_who_has_joined(data_plane):
+    group = data_plane.group(7, "127.0.0.1")
+    host = _native.UdpSocket("127.0.0.1", data_plane.port)
+    host.join_group(group.address, group.port, job=7, epoch=3, nonce=2**32 - 1)
+    assert not host.hears_group()
+    data_plane.probe(group, 7, 3, 5)  # another attempt's
+    data_plane.probe(group, 7, 3, 2**32 - 1)
+    until = time.monotonic() + 1
+    while not (heard := host.hears_group()) and time.monotonic() < until:
+        time.sleep(0.01)
+    host.leave_group()
+    with pytest.raises(ValueError, match="joined no group"):
+        host.hears_group()
+    if not heard:
+        pytest.skip("no multicast on this machine's loopback interface")
+
+
+def test_a_probe_from_an_address_that_isnt_ours_raises(data_plane):
+    with pytest.raises(OSError, match="multicast"):
+        data_plane.probe(data_plane.group(7, "198.51.100.1"), 7, 3, 5)
