@@ -20,7 +20,7 @@ import star_loss
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from star_contenders import CONTENDERS
+from star_contenders import CONTENDERS, start_passing
 from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
 
@@ -98,9 +98,10 @@ def measure(runnings: Sequence[Running], tensors: Tensors, rounds: int, iteratio
 def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Case]:
     """Everything with one number of hosts."""
     names: list[str] = arguments.contenders
+    machines = max([hosts, *(host + 1 for name in names for host in CONTENDERS[name].switch_hosts(hosts))])
     with (
         console.status("building the star") as status,
-        StarNetwork(hosts + ("server" in names), arguments.gbit) as star,
+        StarNetwork(machines, arguments.gbit) as star,
         socket.socket(socket.AF_UNIX) as listener,
     ):
         if arguments.loss:
@@ -123,9 +124,10 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
             console.print(f"lost: {lost.super_packets} super-packets; {lost.packets} packets reached a link's end")
         for running in runnings:
             lines = running.close()
-            if arguments.counters and "switch" in lines:  # ours
-                for process in ("rank0", "switch"):
-                    console.print(f"{running.name}, {process}: {lines[process]}", soft_wrap=True, highlight=False)
+            if arguments.counters and running.contender.start is start_passing:
+                for process, line in lines.items():
+                    if process == "rank0" or process.startswith("switch"):
+                        console.print(f"{running.name}, {process}: {line}", soft_wrap=True, highlight=False)
     return cases
 
 

@@ -7,7 +7,6 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 import sys
 import time
 
-from star_network import SWITCH
 from star_running import START_S, Contender, Running
 
 from jax_passing.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
@@ -33,15 +32,24 @@ def server(hosts: int, devices: int) -> float:
     return hosts * UDP_WIRE_BYTES_PER_BYTE
 
 
-def start_passing(running: Running, switch_host: int = SWITCH) -> None:
-    """Our switch, and one rank a host; with `once_a_device`, one rank a device."""
+def shards(hosts: int, devices: int) -> float:
+    """A server on every host for 1/H of the sum: what the others send there, and what their servers send back."""
+    return 2 * (hosts - 1) / hosts * UDP_WIRE_BYTES_PER_BYTE
+
+
+def start_passing(running: Running) -> None:
+    """Our switches, and one rank a host, or one a device."""
     port = 47100 + list(CONTENDERS).index(running.name)
-    switch = f"{running.star.address(switch_host)}:{port}"
-    running.start("switch", switch_host, [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", switch])
+    hosts = running.contender.switch_hosts(running.hosts)
+    switches = [f"{running.star.address(host)}:{port}" for host in hosts]
+    names = ["switch" if len(hosts) == 1 else f"switch{shard}" for shard in range(len(hosts))]
+    for name, host, switch in zip(names, hosts, switches, strict=True):
+        running.start(name, host, [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", switch])
     until = time.monotonic() + START_S
-    while "listening on" not in running.log("switch").read_text():
-        if running.processes[0][1].poll() is not None or time.monotonic() > until:
-            raise running.failure("the switch didn't start")
+    while any("listening on" not in running.log(name).read_text() for name in names):
+        ended = [process for process, started in running.processes if started.poll() is not None]
+        if ended or time.monotonic() > until:
+            raise running.failure("the switch didn't start", ended)
         time.sleep(0.05)
     for rank in range(running.ranks):
         running.start(
@@ -49,15 +57,10 @@ def start_passing(running: Running, switch_host: int = SWITCH) -> None:
             rank // running.contender.ranks_per_host,
             running.worker("passing", "--rank", str(rank)),
             JAX_NUM_CPU_DEVICES=str(running.contender.devices // running.contender.ranks_per_host),
-            JAX_PASSING_SWITCH=switch,
+            JAX_PASSING_SWITCH=",".join(switches),
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
         )
-
-
-def start_server(running: Running) -> None:
-    """Our switch as a parameter server: on a host of its own, behind one link."""
-    start_passing(running, switch_host=running.hosts)
 
 
 def start_gloo(running: Running) -> None:
@@ -119,5 +122,6 @@ CONTENDERS = {
     "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring),
     "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, 2, 2),
     "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring),
-    "server": Contender("parameter server", start_server, server),
+    "server": Contender("parameter server", start_passing, server, switch_hosts=lambda hosts: [hosts]),
+    "shards": Contender("parameter server, a shard on every host", start_passing, shards, switch_hosts=range),
 }

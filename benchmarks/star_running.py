@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from star_network import END_S, StarError, StarNetwork
+from star_network import END_S, SWITCH, StarError, StarNetwork
 
 START_S = 180.0  # importing JAX in eight processes on two cores
 STEP_S = 120.0
@@ -29,6 +29,7 @@ class Contender:
       traffic: bytes on the busiest link over bytes of the sum, from hosts and devices per host.
       devices: of each host.
       ranks_per_host: processes that share a host's link.
+      switch_hosts: where our switches stand, from the number of hosts; from that number on it's a machine of their own.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Contender:
     traffic: Callable[[int, int], float]
     devices: int = 1
     ranks_per_host: int = 1
+    switch_hosts: Callable[[int], Sequence[int]] = lambda hosts: [SWITCH]
 
     def limit_s(self, size: int, hosts: int, gbit: float) -> float | None:
         """None on links that aren't shaped."""
