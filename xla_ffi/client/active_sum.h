@@ -48,17 +48,22 @@ class ActiveSum {
   uint32_t segments_done = 0;
 
  private:
+  void Flag(const ChunkRange& range);
+  // In a second pass: calls f(run of the first pass, its offset) for each run in `range`.
+  template <typename F>
+  void ForEachFlaggedRun(const ChunkRange& range, F&& f) const;
   std::span<const void* const> InputsAt(const ElementRun& run) const;
   std::span<void* const> OutputsAt(const ElementRun& run) const;
 
   const Sum sum_;
   const SumPlan plan_;
   const int64_t started_us_;
-  // First place of each flagged chunk, and this host's classes of its elements.
-  std::map<uint64_t, std::vector<uint32_t>> flagged_;
-  // In a second pass: the first, and the counters, which are this sum's elements.
+  // First place and end of each stretch of flagged chunks. What this host has to say about their elements is kept in
+  // the elements: all of a sum may be flagged, and the memory beyond the caller's is bounded.
+  std::map<uint64_t, uint64_t> flagged_;
+  // In a second pass: the first, and where its flagged stretches start, which are this sum's leaves.
   std::unique_ptr<ActiveSum> first_;
-  std::vector<uint32_t> counters_;
+  std::vector<uint64_t> stretches_;
   mutable std::vector<const void*> input_scratch_;
   mutable std::vector<void*> output_scratch_;
 };

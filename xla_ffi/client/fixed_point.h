@@ -75,6 +75,11 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
 // NaN << 20 | +Inf << 10 | -Inf, one lane an element, host order.
 void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
 
+// Keeps classes in the elements themselves, from DecodeLanes to ApplyClasses: those that aren't finite become NaN with
+// their class as payload. No decoded sum is NaN.
+void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output);
+void ReadClasses(DType dtype, const void* output, size_t count, uint32_t* classes);
+
 // Overwrites the elements that are not finite according to the summed `classes`: NaN if any rank had NaN or
 // both infinities met, else the infinity.
 void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);

@@ -70,7 +70,7 @@ class SumPlan {
     return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
   }
 
-  // Calls f(ElementRun) for the runs in `count` places from `first` on, in order. Both are multiples of a lane's.
+  // Calls f(ElementRun) for the runs in `count` places from `first` on, in order.
   template <typename F>
   void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
     auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;

@@ -110,7 +110,21 @@ Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& ho
   std::vector<void*> pointers;
   for (Bytes& buffer : buffers) pointers.push_back(buffer.data());
   DecodeLanes(dtype, summed.data(), count, result.exponent, headroom, pointers);
-  if (result.flags) ApplyClasses(dtype, result.classes, pointers);
+  if (result.flags) {
+    // The first host's classes survive in the elements, and those alone are touched.
+    std::vector<uint32_t> own(count), kept(count);
+    ClassifyElements(dtype, hosts[0], count, own.data());
+    const Bytes decoded = buffers[0];
+    MarkClasses(dtype, own, pointers[0]);
+    ReadClasses(dtype, pointers[0], count, kept.data());
+    EXPECT_EQ(kept, own);
+    for (size_t i = 0; i < count; ++i) {
+      if (own[i] == 0) {
+        EXPECT_EQ(BitsAt(dtype, buffers[0].data(), i), BitsAt(dtype, decoded.data(), i));
+      }
+    }
+    ApplyClasses(dtype, result.classes, pointers);
+  }
   for (const Bytes& buffer : buffers) EXPECT_EQ(buffer, buffers[0]);
   result.output = buffers[0];
   return result;
