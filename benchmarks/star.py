@@ -68,6 +68,7 @@ class Case:
             in_place=running.name not in ("openmpi", "openmpi-ring"),
             line_rate_bits_per_s=gbit * 1e9 or None,
             limit_s=running.contender.limit_s(self.tensors.size, running.hosts, gbit),
+            predicted_s=running.contender.predicted_s(self.tensors, running.hosts, gbit),
         )
 
     def cpu_ns_per_kb(self) -> tuple[float, float]:

@@ -38,7 +38,7 @@ def shards(hosts: int, devices: int) -> float:
 
 
 def start_passing(running: Running) -> None:
-    """Our switches, and one rank a host, or one a device."""
+    """Our switches, and one process a host."""
     port = 47100 + list(CONTENDERS).index(running.name)
     hosts = running.contender.switch_hosts(running.hosts)
     switches = [f"{running.star.address(host)}:{port}" for host in hosts]
@@ -54,9 +54,10 @@ def start_passing(running: Running) -> None:
     for rank in range(running.ranks):
         running.start(
             f"rank{rank}",
-            rank // running.contender.ranks_per_host,
+            rank,
             running.worker("passing", "--rank", str(rank)),
-            JAX_NUM_CPU_DEVICES=str(running.contender.devices // running.contender.ranks_per_host),
+            JAX_NUM_CPU_DEVICES=str(running.contender.devices),
+            JAX_PASSING_STRATEGY=str(running.contender.strategy),
             JAX_PASSING_SWITCH=",".join(switches),
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
@@ -115,13 +116,13 @@ def start_mpi4jax(running: Running) -> None:
 
 
 CONTENDERS = {
-    "passing": Contender("jax_passing.psum", start_passing, once),
-    "passing-l2": Contender("jax_passing.psum", start_passing, once, 2),
-    "gloo": Contender("lax.psum over gloo", start_gloo, ring),
-    "openmpi": Contender("Open MPI", start_openmpi, ring),
-    "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring),
-    "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, 2, 2),
-    "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring),
-    "server": Contender("parameter server", start_passing, server, switch_hosts=lambda hosts: [hosts]),
-    "shards": Contender("parameter server, a shard on every host", start_passing, shards, switch_hosts=range),
+    "passing": Contender("jax_passing.psum", start_passing, once, "passing"),
+    "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
+    "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
+    "openmpi": Contender("Open MPI", start_openmpi, ring, None),
+    "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring, None),
+    "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, "flat", 2),
+    "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring, None),
+    "server": Contender("parameter server", start_passing, server, "passing", switch_hosts=lambda hosts: [hosts]),
+    "shards": Contender("parameter server, shards on hosts", start_passing, shards, "passing", switch_hosts=range),
 }

@@ -14,9 +14,13 @@ from typing import Any, TextIO
 
 from star_network import END_S, SWITCH, StarError, StarNetwork
 
+from jax_passing import planner
+from jax_passing.planner import Strategy
+
 START_S = 180.0  # importing JAX in eight processes on two cores
 STEP_S = 120.0
 FOLDER = Path(__file__).parent
+UNSHAPED_GBIT = 1000.0  # no link's rate, but beyond what the processors do
 
 
 @dataclass(frozen=True)
@@ -27,21 +31,36 @@ class Contender:
       label: in tables and plots.
       start: starts its processes.
       traffic: bytes on the busiest link over bytes of the sum, from hosts and devices per host.
+      strategy: what the planner calls it; None: it has no prediction.
       devices: of each host.
-      ranks_per_host: processes that share a host's link.
       switch_hosts: where our switches stand, from the number of hosts; from that number on it's a machine of their own.
     """
 
     label: str
     start: "Callable[[Running], None]"
     traffic: Callable[[int, int], float]
+    strategy: Strategy | None
     devices: int = 1
-    ranks_per_host: int = 1
     switch_hosts: Callable[[int], Sequence[int]] = lambda hosts: [SWITCH]
 
     def limit_s(self, size: int, hosts: int, gbit: float) -> float | None:
         """None on links that aren't shaped."""
         return size * 8 / (gbit * 1e9) * self.traffic(hosts, self.devices) if gbit else None
+
+    def predicted_s(self, tensors: "Tensors", hosts: int, gbit: float) -> float | None:
+        """What the planner says, told that all hosts share this machine's processors."""
+        if self.strategy is None:
+            return None
+        at_hosts = [host for host in self.switch_hosts(hosts) if host != SWITCH]
+        cluster = planner.Cluster(
+            hosts,
+            self.devices,
+            gbit or UNSHAPED_GBIT,
+            shards=len(at_hosts),
+            colocated=any(host < hosts for host in at_hosts),
+            shared_cores=os.cpu_count() or 1,
+        )
+        return planner.predict(cluster, self.strategy, sum(tensors.elements), tensors.dtype).time_s
 
 
 @dataclass(frozen=True)
@@ -109,7 +128,7 @@ class Running:
 
     @property
     def ranks(self) -> int:
-        return self.hosts * self.contender.ranks_per_host
+        return self.hosts
 
     def connect(self, listener: socket.socket) -> None:
         """Waits until every rank is there."""

@@ -99,8 +99,9 @@ def plan(
     except ValueError as error:
         raise ConfigError(f"This can't be planned: {error}.") from error
     console = Console(highlight=False)
-    console.print(plan_table.make(cluster, mebibytes * 2**20))
-    console.print(plan_table.conclusion(cluster, mebibytes * 2**20), soft_wrap=True)
+    elements = max(1, int(mebibytes * 2**20 / 4))
+    console.print(plan_table.make(cluster, elements))
+    console.print(plan_table.conclusion(cluster, elements), soft_wrap=True)
 
 
 def _bytes(text: str) -> int:

@@ -7,10 +7,10 @@ from jax_passing.config import RANKS_MAX
 from jax_passing.planner import Cluster, Prediction
 
 
-def predictions(cluster: Cluster, size_bytes: float) -> list[Prediction]:
+def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
     """All strategies' and the parameter servers'; flat only where the switch has ranks enough."""
     ours = [s for s in planner.STRATEGIES if s != "flat" or planner.fits_flat(cluster)]
-    return [planner.predict(cluster, s, size_bytes) for s in ours] + planner.parameter_servers(cluster, size_bytes)
+    return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
 
 
 def seconds(time_s: float) -> str:
@@ -21,7 +21,7 @@ def seconds(time_s: float) -> str:
     raise AssertionError
 
 
-def _title(cluster: Cluster, size_bytes: float) -> str:
+def _title(cluster: Cluster, elements: int) -> str:
     if cluster.shards == 0:
         where = "a switch with a port for each host"
     elif cluster.colocated:
@@ -29,28 +29,28 @@ def _title(cluster: Cluster, size_bytes: float) -> str:
     else:
         where = f"{cluster.shards} aggregator{'s' * (cluster.shards > 1)}, a link each"
     return (
-        f"{size_bytes / 2**20:g} MiB of float32 per device, {cluster.hosts} hosts x {cluster.devices_per_host} "
+        f"{elements * 4 / 2**20:g} MiB of float32 per device, {cluster.hosts} hosts x {cluster.devices_per_host} "
         f"devices, {cluster.link_gbit:g} Gbit/s,\n{where}"
     )
 
 
-def make(cluster: Cluster, size_bytes: float) -> Table:
-    table = Table(title=_title(cluster, size_bytes), title_justify="left", title_style="")
+def make(cluster: Cluster, elements: int) -> Table:
+    table = Table(title=_title(cluster, elements), title_justify="left", title_style="")
     table.add_column("strategy")
     table.add_column("predicted", justify="right")
     table.add_column("MiB on a link", justify="right")
     table.add_column("bound by")
-    for one in predictions(cluster, size_bytes):
+    for one in predictions(cluster, elements):
         link = f"{one.link_bytes / 2**20:.1f}" if one.link_bytes else "-"
         table.add_row(one.strategy, seconds(one.time_s), link, one.bound)
     return table
 
 
-def conclusion(cluster: Cluster, size_bytes: float) -> str:
+def conclusion(cluster: Cluster, elements: int) -> str:
     """What `auto` takes if the mesh spans the hosts, and the reason."""
-    chosen = planner.choose(cluster, size_bytes, ("passing", "native"))
+    chosen = planner.choose(cluster, elements, ("passing", "native"))
     other: planner.Strategy = "native" if chosen == "passing" else "passing"
-    best, worse = (planner.predict(cluster, s, size_bytes) for s in (chosen, other))
+    best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
     ratio = worse.time_s / best.time_s
     lines = [f"auto takes {chosen}: {ratio:.2f} times as fast as {other}, which is bound by {worse.bound}."]
     if cluster.hosts == 1:

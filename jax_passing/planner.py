@@ -18,6 +18,11 @@ LANE_BYTES = {
     "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes that an element takes on the wire to a switch (docs/fixed_point.md)."""
+NATIVE_BYTES = {
+    "bool": 4, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "bfloat16": 4, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes that an element takes in `lax.psum` on CPU, which adds bfloat16 up as float32."""
 
 # Packets. Ours: 20 bytes of header on 1,440 of lanes, and 4 bytes of exponent for each block of 1,440 elements. TCP's:
 # 1,448 bytes of payload beside 52 of headers with timestamps. Either behind 14 bytes of Ethernet, as tbf counts.
@@ -150,38 +155,27 @@ def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
     return _prediction("native", waits_s, wire, resources)
 
 
-def predict(
-    cluster: Cluster, strategy: Strategy, size_bytes: float, *, native_bytes: float | None = None
-) -> Prediction:
-    """Predicts the time of one sum.
-
-    Args:
-      cluster: where it runs.
-      strategy: which one.
-      size_bytes: of one device's buffer, as lanes (LANE_BYTES an element).
-      native_bytes: of the buffer itself, if that differs: what `native` sends.
-    """
+def predict(cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32") -> Prediction:
+    """Predicts the time of one sum of so many elements of a dtype, on each device."""
     if strategy == "native":
-        return _ring(cluster, size_bytes if native_bytes is None else native_bytes)
-    return _through_switch(cluster, strategy, size_bytes)
+        return _ring(cluster, elements * NATIVE_BYTES[dtype])
+    return _through_switch(cluster, strategy, elements * LANE_BYTES[dtype])
 
 
-def parameter_servers(cluster: Cluster, size_bytes: float) -> list[Prediction]:
+def parameter_servers(cluster: Cluster, elements: int, dtype: str = "float32") -> list[Prediction]:
     """The same sum by aggregators that are servers: one behind a link of its own, and one behind each host's link."""
     single = Cluster(cluster.hosts, cluster.devices_per_host, cluster.link_gbit, shards=1)
     everywhere = Cluster(
         cluster.hosts, cluster.devices_per_host, cluster.link_gbit, shards=cluster.hosts, colocated=True
     )
     named = (("parameter server", single), ("servers, co-located", everywhere))
-    predictions = [(name, _through_switch(where, "passing", size_bytes)) for name, where in named]
+    predictions = [(name, _through_switch(where, "passing", elements * LANE_BYTES[dtype])) for name, where in named]
     return [Prediction(name, p.time_s, p.link_bytes, p.bound) for name, p in predictions]
 
 
-def choose(
-    cluster: Cluster, size_bytes: float, candidates: Sequence[Strategy], *, native_bytes: float | None = None
-) -> Strategy:
+def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32") -> Strategy:
     """The candidate that takes least time; of equals the first of them."""
-    return min(candidates, key=lambda s: predict(cluster, s, size_bytes, native_bytes=native_bytes).time_s)
+    return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype).time_s)
 
 
 def fits_flat(cluster: Cluster) -> bool:

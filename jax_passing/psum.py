@@ -131,14 +131,10 @@ def _choice(current: session.Session, operands: list[jax.Array], devices: int, b
     """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
     if beyond_mesh or current.world_size == 1:
         return "passing"
+    cluster = current.cluster(max(1, devices // current.world_size))
     elements = sum(operand.size for operand in operands)
-    return planner.choose(
-        current.cluster(max(1, devices // current.world_size)),
-        elements * planner.LANE_BYTES[operands[0].dtype.name],
-        # Never flat: it sends what passing sends, once for each device.
-        ("passing", "native"),
-        native_bytes=elements * operands[0].dtype.itemsize,
-    )
+    # Never flat: it sends what passing sends, once for each device.
+    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
 
 
 def _mesh_spans_processes() -> bool:

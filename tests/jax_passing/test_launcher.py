@@ -200,7 +200,7 @@ def test_mistakes_on_the_command_line(arguments, message):
 
 def test_help_tells_the_defaults():
     ended = subprocess.run([*RUN[:-1], "switch", "--help"], capture_output=True, text=True, timeout=60)
-    for default in ("0.0.0.0:7171", "4096", "256", "360", "30"):
+    for default in ("0.0.0.0:7171", "16384", "1024", "360", "30"):
         assert default in ended.stdout
 
 
