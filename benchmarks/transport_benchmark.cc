@@ -1,12 +1,27 @@
-// Time to sum float32 over H transports and one software switch, all in this process over loopback (Google Benchmark).
+// Software costs of the path: H hosts and one software switch in this process, over loopback.
 //
-// Prediction: every byte is encoded, sent, received, added H times and sent, received and decoded H times by two cores;
-// at about 1 ns a byte and host in all, 64 MiB over 2 hosts take 0.07 s. Loopback has no line rate: this measures
-// software.
-#include <benchmark/benchmark.h>
-
-#include <latch>
+//   transport_benchmark                    the whole table, about 30 s
+//   transport_benchmark HOSTS DTYPE BYTES  one line of it, repeated until stopped: for a profiler, as in
+//                                          perf record -g -p $(pgrep transport_bench)
+//
+// Each host has a thread that starts a sum and waits for it, as a program does, and the next one at once. Times are
+// of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's
+// is that of its caller and its transport, the switch's counts each rank's KB once. On loopback a sender also does the
+// receiver's work up to its socket. Loopback has no line rate: this measures software.
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "client/transport.h"
@@ -15,70 +30,181 @@
 namespace passing {
 namespace {
 
-void SumOverHosts(benchmark::State& state) {
-  const auto world_size = static_cast<uint32_t>(state.range(0));
-  const auto elements = static_cast<uint64_t>(state.range(1)) / 4;
-  const auto slot_count = static_cast<uint32_t>(state.range(2));
-  UdpSwitch data_plane("127.0.0.1", 0, slot_count);
-  JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = slot_count, .addresses = {}};
-  std::vector<UdpSocket> sockets;
-  for (uint32_t rank = 0; rank < world_size; ++rank) {
-    sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", data_plane.port()));
-    slots.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
+constexpr uint32_t kSlotCount = 256;
+
+using Clock = std::chrono::steady_clock;
+
+// CPU time of this process's threads of that name.
+double CpuNs(const std::string& thread_name) {
+  double total_ns = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    double ran_ns = 0;
+    if (name == thread_name && std::ifstream(task.path() / "schedstat") >> ran_ns) total_ns += ran_ns;
   }
-  data_plane.AddJob(slots);
-  std::vector<std::unique_ptr<Transport>> hosts;
-  for (uint32_t rank = 0; rank < world_size; ++rank) {
-    const JobConfig job{.rank = static_cast<uint16_t>(rank),
-                        .world_size = world_size,
-                        .shards = {{.job = 1, .epoch = 1}},
-                        .slots_per_shard = slot_count};
-    std::vector<UdpSocket> socket;
-    socket.push_back(std::move(sockets[rank]));
-    hosts.push_back(std::make_unique<Transport>(std::move(socket), TransportOptions{.job = job}));
-  }
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "benchmark", .dtype = DType::kFloat32, .leaf_elements = {elements}});
-  std::vector<std::vector<float>> inputs(world_size, std::vector<float>(elements, 1));
-  std::vector<std::vector<float>> outputs(world_size, std::vector<float>(elements));
-  uint32_t occurrence = 0;
-  const auto sum = [&] {
-    std::latch done(world_size);
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      hosts[rank]->Start({.key = {.site = 1, .occurrence = occurrence, .step = 0},
-                          .shape = shape,
-                          .inputs = {inputs[rank].data()},
-                          .outputs = {outputs[rank].data()},
-                          .done = [&](const Failure*) { done.count_down(); }});
-    }
-    ++occurrence;
-    // Rank 0's order, relayed as a session would; none from the third sum on.
-    while (!done.try_wait()) {
-      const auto event = hosts[0]->WaitEvent(occurrence <= 2 ? 0.001 : 0);
-      if (!event) {
-        if (occurrence > 2) done.wait();
-        continue;
-      }
-      for (uint32_t rank = 1; rank < world_size; ++rank) hosts[rank]->DeliverOrderMessage(event->order_message);
-    }
-  };
-  sum();
-  sum();
-  for (auto _ : state) sum();
-  if (outputs[0][elements / 2] != static_cast<float>(world_size)) state.SkipWithError("wrong sum");
-  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(elements) * 4);
-  const AllReduceStats stats = hosts[0]->stats();
-  state.counters["resent_share"] = static_cast<double>(stats.packets_resent) / static_cast<double>(stats.packets_sent);
-  state.counters["round_trip_us"] = static_cast<double>(stats.round_trip_us);
+  return total_ns;
 }
 
-BENCHMARK(SumOverHosts)
-    ->ArgNames({"hosts", "bytes", "slots"})
-    ->ArgsProduct({{2, 4}, {1 << 10, 1 << 16, 1 << 26}, {64, 256}})
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
+class Cluster {
+ public:
+  explicit Cluster(uint32_t world_size) : udp_switch_("127.0.0.1", 0, kSlotCount) {
+    JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
+    std::vector<UdpSocket> sockets;
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", udp_switch_.port()));
+      slots.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
+    }
+    udp_switch_.AddJob(slots);
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      const JobConfig job{.rank = static_cast<uint16_t>(rank),
+                          .world_size = world_size,
+                          .shards = {{.job = 1, .epoch = 1}},
+                          .slots_per_shard = kSlotCount};
+      std::vector<UdpSocket> socket;
+      socket.push_back(std::move(sockets[rank]));
+      hosts_.push_back(std::make_unique<Transport>(std::move(socket), TransportOptions{.job = job}));
+    }
+    relay_ = std::thread([this] {  // of rank 0's order, as a session does it
+      while (!ending_) {
+        const auto event = hosts_[0]->WaitEvent(0.1);
+        if (!event || event->kind != TransportEvent::Kind::kOrderMessage) continue;
+        for (size_t rank = 1; rank < hosts_.size(); ++rank) hosts_[rank]->DeliverOrderMessage(event->order_message);
+      }
+    });
+  }
+  ~Cluster() {
+    ending_ = true;
+    for (auto& host : hosts_) host->Close();
+    relay_.join();
+  }
+
+  Transport& host(uint32_t rank) { return *hosts_[rank]; }
+  uint32_t world_size() const { return static_cast<uint32_t>(hosts_.size()); }
+
+ private:
+  UdpSwitch udp_switch_;
+  std::vector<std::unique_ptr<Transport>> hosts_;
+  std::atomic<bool> ending_ = false;
+  std::thread relay_;
+};
+
+struct Case {
+  uint32_t world_size;
+  DType dtype;
+  uint64_t bytes;
+  int sums;
+};
+
+struct Line {
+  double median_us, p10_us, p90_us, host_ns_per_kb, switch_ns_per_kb, resent_share;
+};
+
+// What one host does: `sums` sums, one after the other, from `in` to `out`. Returns the times.
+std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_occurrence, int sums,
+                              const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
+  const auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "benchmark", .dtype = c.dtype, .leaf_elements = {c.bytes / SizeOf(c.dtype)}});
+  struct Progress {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int done = 0;
+  };
+  const auto progress = std::make_shared<Progress>();  // may be notified a moment after the last wait for it
+  std::vector<double> times_us;
+  for (int i = 0; i < sums; ++i) {
+    const auto start = Clock::now();
+    host.Start({.key = {.site = 1, .occurrence = first_occurrence + static_cast<uint32_t>(i), .step = 0},
+                .shape = shape,
+                .inputs = {in.data()},
+                .outputs = {out.data()},
+                .done = [progress](const Failure* failure) {
+                  if (failure != nullptr) {
+                    std::fprintf(stderr, "%s: %s\n", failure->kind.c_str(), failure->message.c_str());
+                    std::exit(1);
+                  }
+                  {
+                    std::lock_guard lock(progress->mutex);
+                    ++progress->done;
+                  }
+                  progress->changed.notify_one();
+                }});
+    std::unique_lock lock(progress->mutex);
+    progress->changed.wait(lock, [&] { return progress->done > i; });
+    times_us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+  }
+  return times_us;
+}
+
+Line Measure(const Case& c) {
+  Cluster cluster(c.world_size);
+  const std::vector<uint32_t> in(c.bytes / 4, 1);
+  std::vector<std::vector<uint32_t>> outs(c.world_size, in);
+  std::vector<double> times_us;
+  std::mutex mutex;
+  double caller_ns = 0;
+  const auto run = [&](uint32_t first_occurrence, int sums) {
+    times_us.clear();
+    caller_ns = 0;
+    std::vector<std::thread> programs;
+    for (uint32_t rank = 0; rank < c.world_size; ++rank) {
+      programs.emplace_back([&, rank] {
+        const auto mine = SumInTurn(cluster.host(rank), c, first_occurrence, sums, in, outs[rank]);
+        timespec ran{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+        std::lock_guard lock(mutex);
+        caller_ns += static_cast<double>(ran.tv_sec) * 1e9 + static_cast<double>(ran.tv_nsec);
+        times_us.insert(times_us.end(), mine.begin(), mine.end());
+      });
+    }
+    for (std::thread& program : programs) program.join();
+  };
+  run(0, 4);  // learns the order
+  const double host_ns = CpuNs("passing-host"), switch_ns = CpuNs("passing-switch");
+  run(4, c.sums);
+  const double kb = static_cast<double>(c.bytes) / 1024 * c.sums * c.world_size;
+  const AllReduceStats stats = cluster.host(0).stats();
+  std::sort(times_us.begin(), times_us.end());
+  const auto quantile = [&](double q) { return times_us[static_cast<size_t>(q * (times_us.size() - 1))]; };
+  return {.median_us = quantile(0.5),
+          .p10_us = quantile(0.1),
+          .p90_us = quantile(0.9),
+          .host_ns_per_kb = (CpuNs("passing-host") - host_ns + caller_ns) / kb,
+          .switch_ns_per_kb = (CpuNs("passing-switch") - switch_ns) / kb,
+          .resent_share = static_cast<double>(stats.packets_resent) / static_cast<double>(stats.packets_sent)};
+}
+
+void Print(const Case& c) {
+  const Line line = Measure(c);
+  std::printf("%5u  %-7s  %8llu  %10.1f  %10.1f  %10.1f  %7.2f  %7.0f  %7.0f  %6.3f %%\n", c.world_size,
+              c.dtype == DType::kInt32 ? "int32" : "float32", static_cast<unsigned long long>(c.bytes), line.p10_us,
+              line.median_us, line.p90_us, static_cast<double>(c.bytes) / line.median_us / 1e3, line.host_ns_per_kb,
+              line.switch_ns_per_kb, 100 * line.resent_share);
+  std::fflush(stdout);
+}
+
+void Main(int argc, char** argv) {
+  std::printf("hosts  dtype       bytes      p10 us   median us      p90 us     GB/s  host ns/KB  switch   resent\n");
+  const auto sums = [](uint64_t bytes) { return bytes <= 1 << 16 ? 4000 : 6; };
+  if (argc == 4) {
+    const uint64_t bytes = std::strtoull(argv[3], nullptr, 10);
+    while (true) {
+      Print({.world_size = static_cast<uint32_t>(std::atoi(argv[1])),
+             .dtype = std::strcmp(argv[2], "int32") == 0 ? DType::kInt32 : DType::kFloat32,
+             .bytes = bytes,
+             .sums = sums(bytes)});
+    }
+  }
+  for (const uint32_t world_size : {2u, 4u, 8u}) {
+    for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{1} << 16, uint64_t{1} << 26}) {
+      for (const DType dtype : {DType::kInt32, DType::kFloat32}) {
+        Print({.world_size = world_size, .dtype = dtype, .bytes = bytes, .sums = sums(bytes)});
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace passing
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) { passing::Main(argc, argv); }

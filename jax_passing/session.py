@@ -182,7 +182,8 @@ class Session:
         """Counters of this host since `init`.
 
         `tensor_bytes` / `session_s` is the goodput; `bytes_sent`, `bytes_received` count UDP payload, headers and
-        resends included; times end in _us or _s.
+        resends included; `datagrams_unsent` counts what the kernel didn't take, `errors_reported` ICMP errors; times
+        end in _us or _s.
         """
         counters = self._local.stats() if self._ranks is None else self._ranks.stats()
         return {**counters, "session_s": time.monotonic() - self._began}

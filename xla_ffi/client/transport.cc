@@ -1,6 +1,7 @@
 #include "client/transport.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -36,11 +37,25 @@ constexpr uint64_t kMaxSlots = 1 << 16;  // 16 bits on the wire
 // reaches us (a switch on the way forgot our membership), and asking for every result is slow.
 constexpr uint64_t kGroupLostResults = 64;
 
+// A sum of up to one super-packet is sent by the thread that starts it, if the transport sleeps: that saves the time
+// to wake the transport. For a larger one the caller would encode a whole window, and might meet a full send buffer.
+constexpr uint64_t kSendByCallerBytes = 1 << 16;
+
 // The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault. A sum
 // that is passed by all others for this many deadlines is lost all the same.
 constexpr int64_t kDeadlinesWhilePassed = 10;
 
 int64_t ToUs(double seconds) { return static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e6); }
+
+// After the last sum the thread wakes once more, so late. A caller that sends the next sum by then needn't wake it to
+// set its timers, which are due later: no RTO is shorter.
+constexpr int64_t kLingerUs = 2'000;
+
+uint64_t BytesOf(const SumShape& shape) {
+  uint64_t elements = 0;
+  for (uint64_t leaf : shape.leaf_elements) elements += leaf;
+  return elements * SizeOf(shape.dtype);
+}
 
 template <typename... Args>
 std::string Format(const char* format, Args... args) {
@@ -88,6 +103,7 @@ class Transport::Impl {
     }
     watched_.push_back({.fd = wake_, .events = POLLIN, .revents = 0});
     thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "passing-host");
   }
 
   ~Impl() {
@@ -98,21 +114,23 @@ class Transport::Impl {
   uint32_t world_size() const { return options_.job.world_size; }
 
   void Start(Sum sum) {
-    std::optional<Failure> refused;
+    const bool small = BytesOf(*sum.shape) <= kSendByCallerBytes;
     {
-      std::lock_guard lock(mutex_);
-      if (failure_.has_value()) {
-        refused = failure_;
-      } else if (closed_) {
-        refused = Closed();
-      } else {
-        starts_.push_back(std::move(sum));
-        idle_ = false;
-        Wake();
-        return;
+      std::unique_lock lock(mutex_);
+      if (failure_.has_value() || closed_) {
+        const Failure refused = failure_.value_or(Closed());
+        lock.unlock();
+        return sum.done(&refused);
       }
+      starts_.push_back(std::move(sum));
+      idle_ = false;
+      if (!asleep_) return;  // the thread looks here before it sleeps
+      if (!small || !core_mutex_.try_lock()) return Wake();
     }
-    sum.done(&*refused);
+    std::lock_guard core(core_mutex_, std::adopt_lock);
+    Work(MonotonicUs());
+    std::lock_guard lock(mutex_);
+    if (DueUs() < sleeps_until_us_) Wake();
   }
 
   void DeliverOrderMessage(std::string message) {
@@ -141,7 +159,8 @@ class Transport::Impl {
 
   std::optional<TransportEvent> WaitEvent(double timeout_s) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)), [this] { return !events_.empty() || closed_; });
+    happened_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)),
+                       [this] { return !events_.empty() || closed_; });
     if (events_.empty()) return std::nullopt;
     TransportEvent event = std::move(events_.front());
     events_.pop_front();
@@ -150,12 +169,22 @@ class Transport::Impl {
 
   bool Drain(double timeout_s) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)), [this] { return idle_; });
+    return drained_.wait_for(lock, std::chrono::microseconds(ToUs(timeout_s)), [this] { return idle_; });
   }
 
   AllReduceStats stats() const {
-    std::lock_guard lock(mutex_);
-    return stats_;
+    std::lock_guard core(core_mutex_);
+    return core_.stats();
+  }
+
+  UdpSocketStats socket_stats() const {
+    std::lock_guard core(core_mutex_);
+    UdpSocketStats sum;
+    for (const UdpSocket& socket : sockets_) {
+      sum.datagrams_unsent += socket.stats().datagrams_unsent;
+      sum.errors_reported += socket.stats().errors_reported;
+    }
+    return sum;
   }
 
   void Close() {
@@ -163,7 +192,7 @@ class Transport::Impl {
       std::lock_guard lock(mutex_);
       closed_ = true;
       Wake();
-      changed_.notify_all();
+      happened_.notify_all();
     }
     std::lock_guard lock(close_mutex_);
     if (thread_.joinable()) thread_.join();
@@ -178,34 +207,25 @@ class Transport::Impl {
 
   static Failure Closed() { return {"ClosedError", "the session was shut down before this sum was complete"}; }
 
-  // All of these with mutex_ held.
+  // With mutex_ held. No system call unless the thread sleeps.
   void Wake() {
-    if (awake_) return;
-    awake_ = true;
+    if (!asleep_ || std::exchange(woken_, true)) return;
     const uint64_t one = 1;
     while (write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-  }
-
-  void Sleep() {
-    if (!awake_) return;
-    awake_ = false;
-    uint64_t count;
-    while (read(wake_, &count, sizeof count) < 0 && errno == EINTR) {
     }
   }
 
   void FailLocked(const Failure& failure) {
     failure_ = failure;
     events_.push_back({.kind = TransportEvent::Kind::kFailed, .failure = failure});
-    changed_.notify_all();
+    happened_.notify_all();
   }
 
-  // The rest runs on the thread, without the mutex.
+  // The rest runs with core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
   void Emit(TransportEvent event) {
     std::lock_guard lock(mutex_);
     events_.push_back(std::move(event));
-    changed_.notify_all();
+    happened_.notify_all();
   }
 
   void EmitOrderMessage(std::string message) {
@@ -213,65 +233,79 @@ class Transport::Impl {
   }
 
   void Run() {
-    std::vector<Sum> starts;
-    std::vector<std::string> order_messages;
-    std::optional<Failure> end;
+    std::unique_lock core(core_mutex_);
+    bool lingered = false;
     while (true) {
+      const int64_t now_us = MonotonicUs();
+      Work(now_us);
+      int64_t due_us = DueUs();
+      if (due_us != kNever) {
+        lingered = false;
+      } else if (!std::exchange(lingered, true)) {
+        due_us = now_us + kLingerUs;
+      }
       {
         std::lock_guard lock(mutex_);
-        Sleep();
-        starts.swap(starts_);
-        order_messages.swap(order_messages_);
-        if (failure_.has_value()) {
-          end = failure_;
-        } else if (closed_) {
-          end = Closed();
-        }
+        if (failure_.has_value() || closed_) break;
+        if (!starts_.empty() || !order_messages_.empty()) continue;
+        if (core_.idle() && !std::exchange(idle_, true)) drained_.notify_all();
+        sleeps_until_us_ = due_us;
+        asleep_ = true;
       }
-      if (end.has_value()) break;
-      Work(starts, order_messages);
-      Wait();
+      core.unlock();
+      const bool readable = Sleep(due_us);
+      core.lock();
+      {
+        std::lock_guard lock(mutex_);
+        asleep_ = false;
+        if (std::exchange(woken_, false)) ClearWake();
+      }
+      if (readable) Receive();
     }
-    core_.Fail(*end);
-    for (const Sum& sum : starts) sum.done(&*end);
-    Publish();  // Start refuses from the failure or the closing on, so nothing came after `starts`
+    End();
   }
 
-  void Work(std::vector<Sum>& starts, std::vector<std::string>& order_messages) {
-    int64_t now_us = MonotonicUs();
-    for (Sum& sum : starts) core_.Start(std::move(sum), now_us);
-    for (const std::string& message : order_messages) {
+  // Takes what the callers left and does what can be done now.
+  void Work(int64_t now_us) {
+    {
+      std::lock_guard lock(mutex_);
+      starts_.swap(taken_starts_);
+      order_messages_.swap(taken_order_messages_);
+    }
+    for (Sum& sum : taken_starts_) core_.Start(std::move(sum), now_us);
+    taken_starts_.clear();
+    for (const std::string& message : taken_order_messages_) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
       if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()})) {
         Fail(*failure);
         break;
       }
     }
-    starts.clear();
-    order_messages.clear();
+    taken_order_messages_.clear();
     if (now_us >= core_.next_timer_us()) core_.OnTimer(now_us);
     CheckStall(now_us);
-    Publish();
   }
 
-  void Publish() {
-    const AllReduceStats stats = core_.stats();
-    const bool core_idle = core_.idle();
-    std::lock_guard lock(mutex_);
-    stats_ = stats;
-    idle_ = core_idle && starts_.empty();
-    if (idle_) changed_.notify_all();
-  }
+  int64_t DueUs() const { return std::min(core_.next_timer_us(), next_check_us_); }
 
-  // Until a packet, a call or a timer, and hands one batch of each shard's packets over.
-  void Wait() {
-    const int64_t due_us = std::min(core_.next_timer_us(), next_check_us_);
+  // Without any lock. Until a packet (then true), a call or `due_us`.
+  bool Sleep(int64_t due_us) {
     timespec timeout{};
     if (due_us != kNever) {
       const int64_t left_us = std::max<int64_t>(due_us - MonotonicUs(), 0);
       timeout = {.tv_sec = left_us / 1'000'000, .tv_nsec = left_us % 1'000'000 * 1000};
     }
-    if (ppoll(watched_.data(), watched_.size(), due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return;
+    if (ppoll(watched_.data(), watched_.size(), due_us == kNever ? nullptr : &timeout, nullptr) <= 0) return false;
+    return std::any_of(watched_.begin(), watched_.end() - 1, [](const pollfd& socket) { return socket.revents != 0; });
+  }
+
+  void ClearWake() {
+    uint64_t count;
+    while (read(wake_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+  }
+
+  void Receive() {
     for (uint32_t shard = 0; shard < sockets_.size(); ++shard) ReceiveFrom(shard);
   }
 
@@ -298,6 +332,22 @@ class Transport::Impl {
   uint64_t Accepted() const {
     const AllReduceStats stats = core_.stats();
     return stats.packets_received - stats.packets_dropped;
+  }
+
+  // Start refuses from the failure or the closing on, so nothing comes after starts_.
+  void End() {
+    std::vector<Sum> starts;
+    Failure failure;
+    {
+      std::lock_guard lock(mutex_);
+      failure = failure_.value_or(Closed());
+      starts.swap(starts_);
+    }
+    core_.Fail(failure);
+    for (const Sum& sum : starts) sum.done(&failure);
+    std::lock_guard lock(mutex_);
+    idle_ = true;
+    drained_.notify_all();
   }
 
   void CheckStall(int64_t now_us) {
@@ -333,7 +383,7 @@ class Transport::Impl {
     std::erase_if(events_, [](const TransportEvent& event) { return event.kind == TransportEvent::Kind::kStall; });
     events_.push_back(
         {.kind = TransportEvent::Kind::kStall, .stall = stall, .stalled_s = static_cast<double>(stalled_us) / 1e6});
-    changed_.notify_all();
+    happened_.notify_all();
   }
 
   Failure DeadlineExceeded(const Stall& stall, int64_t stalled_us) const {
@@ -371,7 +421,10 @@ class Transport::Impl {
   const int64_t warn_us_;
   const int64_t deadline_us_;
 
-  // The thread's alone.
+  std::vector<pollfd> watched_;  // the sockets, the groups, then wake_; the thread's alone
+
+  // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
+  mutable std::mutex core_mutex_;
   std::vector<UdpSocket> sockets_;                // by shard
   std::vector<std::optional<UdpSocket>> groups_;  // by shard: where results come by multicast
   std::vector<UdpDriver> drivers_;
@@ -381,12 +434,16 @@ class Transport::Impl {
   int64_t progress_us_ = 0;     // when the last of them came
   int64_t stall_since_us_ = 0;  // the stall that was reported last
   int64_t next_check_us_ = kNever;
-  std::vector<pollfd> watched_;  // the sockets, the groups, then wake_
+  std::vector<Sum> taken_starts_;  // empty but during Work, as the next
+  std::vector<std::string> taken_order_messages_;
 
   int wake_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // of events_, idle_ or closed_
-  bool awake_ = false;               // wake_ is readable
+  std::condition_variable happened_;  // an event, or closed_
+  std::condition_variable drained_;   // idle_; apart, as it comes with every sum and somebody always waits for events
+  bool asleep_ = false;               // the thread is, or is about to be
+  bool woken_ = false;                // wake_ is readable
+  int64_t sleeps_until_us_ = 0;
   bool closed_ = false;
   bool idle_ = true;
   std::optional<Failure> failure_;
@@ -394,7 +451,6 @@ class Transport::Impl {
   std::vector<std::string> order_messages_;
   std::deque<TransportEvent> events_;
   std::string stall_note_;
-  AllReduceStats stats_;
 
   std::mutex close_mutex_;
   std::thread thread_;
@@ -414,6 +470,7 @@ std::optional<Failure> Transport::failure() const { return impl_->failure(); }
 std::optional<TransportEvent> Transport::WaitEvent(double timeout_s) { return impl_->WaitEvent(timeout_s); }
 bool Transport::Drain(double timeout_s) { return impl_->Drain(timeout_s); }
 AllReduceStats Transport::stats() const { return impl_->stats(); }
+UdpSocketStats Transport::socket_stats() const { return impl_->socket_stats(); }
 void Transport::Close() { impl_->Close(); }
 
 }  // namespace passing

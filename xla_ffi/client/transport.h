@@ -1,4 +1,4 @@
-// AllReduce on a thread of its own, over UDP: what a session holds.
+// AllReduce over UDP, on a thread of its own and on those of its callers: what a session holds.
 #ifndef XLA_FFI_CLIENT_TRANSPORT_H_
 #define XLA_FFI_CLIENT_TRANSPORT_H_
 
@@ -55,6 +55,7 @@ class Transport : public Collective {
   // True once no sum is pending; false after timeout_s.
   bool Drain(double timeout_s);
   AllReduceStats stats() const;
+  UdpSocketStats socket_stats() const;
   // Idempotent. Pending sums fail; WaitEvent returns.
   void Close();
 

@@ -27,6 +27,7 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   dict["packets_sent"] = stats.packets_sent;
   dict["bytes_sent"] = stats.bytes_sent;
   dict["results_multicast"] = stats.results_multicast;
+  AddSocketStats(dict, stats.socket);
   for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];
   return dict;
 }

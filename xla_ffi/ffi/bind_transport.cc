@@ -111,6 +111,11 @@ void BindEvents(nb::module_& m) {
 
 }  // namespace
 
+void AddSocketStats(nb::dict& dict, const UdpSocketStats& stats) {
+  dict["datagrams_unsent"] = stats.datagrams_unsent;
+  dict["errors_reported"] = stats.errors_reported;
+}
+
 void BindTransport(nb::module_& m) {
   nb::class_<Socket>(m, "UdpSocket")
       .def(
@@ -179,7 +184,16 @@ void BindTransport(nb::module_& m) {
       .def(
           "drain", [](SharedTransport& self, double timeout_s) { return self.transport->Drain(timeout_s); },
           release_gil)
-      .def("stats", [](const SharedTransport& self) { return StatsDict(self.transport->stats()); })
+      .def("stats",
+           [](const SharedTransport& self) {
+             const auto [stats, socket] = [&] {
+               const nb::gil_scoped_release release;  // the transport may be busy
+               return std::pair(self.transport->stats(), self.transport->socket_stats());
+             }();
+             nb::dict dict = StatsDict(stats);
+             AddSocketStats(dict, socket);
+             return dict;
+           })
       .def(
           "close", [](SharedTransport& self) { self.transport->Close(); }, release_gil);
 

@@ -6,6 +6,7 @@
 
 #include "client/all_reduce.h"
 #include "ffi/rendezvous.h"
+#include "net/udp_socket.h"
 
 namespace passing {
 
@@ -15,6 +16,7 @@ void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);
 
 nanobind::dict StatsDict(const AllReduceStats& stats);
+void AddSocketStats(nanobind::dict& dict, const UdpSocketStats& stats);
 // Raises RuntimeError if a session is attached.
 void AttachOrThrow(Attachment attachment);
 

@@ -1,6 +1,7 @@
 #include "switch/udp_switch.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,8 +12,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "net/udp_socket.h"
-
 namespace passing {
 
 class UdpSwitch::Impl {
@@ -21,6 +20,7 @@ class UdpSwitch::Impl {
       : socket_(UdpSocket::BoundTo(host, port)), pool_(slot_count), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (stop_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
     thread_ = std::thread([this] { Serve(); });
+    pthread_setname_np(thread_.native_handle(), "passing-switch");
   }
 
   ~Impl() {
@@ -68,6 +68,7 @@ class UdpSwitch::Impl {
   UdpSwitchStats stats() const {
     std::lock_guard lock(mutex_);
     UdpSwitchStats stats = stats_;
+    stats.socket = socket_.stats();
     for (int i = 0; i < kVerdictCount; ++i) stats.verdicts[i] = pool_.Count(static_cast<Verdict>(i));
     return stats;
   }
@@ -147,8 +148,8 @@ class UdpSwitch::Impl {
     result_bytes_.clear();
   }
 
-  UdpSocket socket_;          // the thread's alone
   mutable std::mutex mutex_;  // the thread holds it for one batch of packets
+  UdpSocket socket_;
   SlotPool pool_;
   std::unordered_map<uint16_t, Route> routes_;  // by job
   UdpSwitchStats stats_;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "net/udp_socket.h"
 #include "switch/slot_pool.h"
 #include "wire/probe.h"
 
@@ -20,6 +21,7 @@ struct UdpSwitchStats {
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
   uint64_t results_multicast = 0;  // results sent once for all ranks
+  UdpSocketStats socket;
 };
 
 // Where results are sent once for all ranks of a job, and from which of our addresses.
