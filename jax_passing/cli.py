@@ -60,7 +60,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What each host runs.")],
     hosts: Annotated[int, typer.Option("--hosts", "-n", min=1, max=64, help="Processes, one a host.")] = 2,
     devices_per_host: Annotated[int, typer.Option(min=1, help="CPU devices of each.")] = 1,
-    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="A running switch, or one started here.")] = (
+    switch: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Running switches, or one started here.")] = (
         "embedded"
     ),
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,

@@ -12,6 +12,7 @@ from jax_passing.errors import ConfigError
 
 PREFIX = "JAX_PASSING_"
 RANKS_MAX = 64  # bits of the bitmap of a slot
+SHARDS_MAX = 64  # one on every host
 STRATEGIES = ("passing", "flat", "native", "auto")
 
 
@@ -19,7 +20,8 @@ STRATEGIES = ("passing", "flat", "native", "auto")
 class Settings:
     """What a session needs to know. `switch` is None for a single host."""
 
-    switch: tuple[str, int] | None = None
+    switch: tuple[tuple[str, int], ...] | None = None
+    """One, or several over which the job is striped: in the same order on all hosts."""
     job: str = "default"
     rank: int = 0
     world_size: int = 1
@@ -44,11 +46,23 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _switch(value: Any) -> tuple[str, int]:
-    host, port = parse_address(value)
-    if port == 0:
-        raise ValueError("expected a port from 1 to 65535")
-    return host, port
+def parse_switches(text: str) -> tuple[tuple[str, int], ...]:
+    """Splits "host:port,host:port". Raises ValueError."""
+    items = str(text).split(",")
+    addresses: list[tuple[str, int]] = []
+    for item in items:
+        try:
+            address = parse_address(item)
+        except ValueError as error:
+            raise ValueError(f"{error}, or several of them with commas; got {item.strip()!r}") from error
+        if address[1] == 0:
+            raise ValueError(f"expected a port from 1 to 65535; got {item.strip()!r}")
+        if address in addresses:
+            raise ValueError(f"expected each switch once; {item.strip()} is there twice")
+        addresses.append(address)
+    if len(addresses) > SHARDS_MAX:
+        raise ValueError(f"expected at most {SHARDS_MAX} switches; got {len(addresses)}")
+    return tuple(addresses)
 
 
 def _job(value: Any) -> str:
@@ -92,7 +106,7 @@ def gbit(value: Any) -> float:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "switch": _switch,
+    "switch": parse_switches,
     "job": _job,
     "rank": _integer(0, RANKS_MAX - 1),
     "world_size": _integer(1, RANKS_MAX),

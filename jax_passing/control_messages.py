@@ -35,11 +35,13 @@ class Hello(Message, frozen=True):
     protocol_version: int
     data_host: str  # empty: the host of this connection
     data_port: Port
+    instance: Name  # tells this switch from any other, whatever its addresses
 
 
 class Join(Message, frozen=True):
     """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own.
 
+    `switches`: the instances of all that the job is striped over, this one among them, in the order of its stripes.
     `link_gbit`: the rate of its link, if it knows it. `strategy`: the session's default; `devices`: of this host that
     have a rank of their own beside this one. Both must be the same on all hosts.
     """
@@ -48,6 +50,7 @@ class Join(Message, frozen=True):
     job: Name
     rank: Annotated[int, Meta(ge=0)]
     world_size: Annotated[int, Meta(ge=1)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]
     udp_port: Port
     instance: Name
     join_deadline_s: Seconds

@@ -7,6 +7,7 @@ import asyncio
 import ipaddress
 import logging
 import time
+import uuid
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
@@ -73,6 +74,7 @@ class ControlPlane:
 
     def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int, link_gbit: float | None = None):
         self._data_plane = data_plane
+        self._instance = uuid.uuid4().hex
         self._lease_s = lease_s
         self._jobs = JobTable(data_plane, lease_s=lease_s, slots_per_job=slots_per_job, link_gbit=link_gbit)
         self._connections: set[HostConnection] = set()
@@ -100,7 +102,7 @@ class ControlPlane:
 
     async def _converse(self, reader: asyncio.StreamReader, connection: HostConnection) -> None:
         data_plane = self._data_plane
-        connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port))
+        connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port, self._instance))
         line = await asyncio.wait_for(_read(reader), FIRST_MESSAGE_S)
         if line is None:
             return

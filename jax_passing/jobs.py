@@ -101,6 +101,16 @@ def _strategy(join: messages.Join) -> str:
     return f"strategy {join.strategy!r}" + (f" with {join.devices} devices a host" if join.devices else "")
 
 
+def _switches_differ(join: messages.Join, other: messages.Join) -> str:
+    ours, theirs = join.switches, other.switches
+    if len(ours) != len(theirs):
+        what = f"Rank {join.rank} lists {len(ours)} switches, rank {other.rank} lists {len(theirs)}"
+    else:
+        differ = [str(index + 1) for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+        what = f"Ranks {join.rank} and {other.rank} differ in the switches that they list as number {', '.join(differ)}"
+    return f"{what}. All hosts of job {join.job!r} need the same switches in the same order (JAX_PASSING_SWITCH)."
+
+
 class JobTable:
     """All jobs, and the slots that they hold."""
 
@@ -173,6 +183,8 @@ class JobTable:
                     f"Rank {join.rank} of job {job.name!r} says {_strategy(join)}, rank {other.rank} said "
                     f"{_strategy(other.join)}. All hosts of a job need the same (JAX_PASSING_STRATEGY)."
                 )
+            if other.join.switches != join.switches:
+                raise RefusalError(_switches_differ(join, other.join))
         if join.rank in epoch.members:
             host = epoch.members[join.rank].connection.host
             raise RefusalError(

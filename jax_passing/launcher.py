@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from jax_passing.config import PREFIX, parse_address
+from jax_passing.config import PREFIX, parse_switches
 from jax_passing.errors import ConfigError
 from jax_passing.terminal import LineSplitter, TaggedOutput
 
@@ -225,14 +225,14 @@ def run(arguments: Sequence[str], hosts: int, devices_per_host: int, switch: str
       arguments: of the Python interpreter.
       hosts: number of processes.
       devices_per_host: CPU devices that JAX shows in each.
-      switch: "host:port" of a running one; None starts one for this run.
+      switch: "host:port" of a running one, or of several with commas; None starts one for this run.
 
     Returns:
       An exit code: 0, that of the rank that failed first, or 128 + the signal that ended it.
     """
     if switch is not None:
         try:
-            parse_address(switch)
+            parse_switches(switch)
         except ValueError as error:
             raise ConfigError(f"Bad value {switch!r} of --switch: {error}.") from error
     return asyncio.run(_run(arguments, hosts, devices_per_host, switch))

@@ -1,178 +1,162 @@
-"""A host's membership in a job at a switch: joining, what the two threads do meanwhile, failing, leaving."""
+"""A host's membership in a job at its switches: joining, what its threads do meanwhile, failing, leaving."""
 
 import ctypes
 import logging
-import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from jax_passing import _native, config
 from jax_passing import control_messages as messages
-from jax_passing.control_connection import ControlConnection, connect
-from jax_passing.errors import Failure, JoinError, SwitchLostError, SwitchUnreachableError
+from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.link_rate import link_gbit
+from jax_passing.shard import Shard, close_all, connect_all, join_all
 from jax_passing.stalls import StallReporter
 
 log = logging.getLogger("jax_passing")
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 HEARTBEATS_PER_LEASE = 6
+WINDOW_MAX = 1 << 16  # of positions, over all shards: the transport's limit
 _INSTANCE = uuid.uuid4().hex
 
 
-def _open_udp(host: str, port: int) -> _native.UdpSocket:
-    try:
-        return _native.UdpSocket(host, port)
-    except OSError as error:
-        raise SwitchUnreachableError(f"Can't open a UDP socket to the switch's {host}:{port}: {error}.") from error
-
-
-def _answer_offer(control: ControlConnection, udp: _native.UdpSocket, offer: messages.GroupOffer) -> None:
-    """Joins the group, and listens to it until it has been heard or the switch says something else."""
-    try:
-        udp.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
-    except (OSError, ValueError) as error:
-        control.send(messages.GroupReady(offer.nonce, str(error)))
-        return
-    control.send(messages.GroupReady(offer.nonce))
-    while control.wait(udp.group_fileno()):
-        if udp.hears_group():
-            control.send(messages.GroupHeard(offer.nonce))
-            return
-
-
-def _await_welcome(control: ControlConnection, udp: _native.UdpSocket, join: messages.Join) -> messages.Welcome:
-    try:
-        control.send(join)
-        while isinstance(answer := control.receive(), messages.GroupOffer):
-            _answer_offer(control, udp, answer)
-    except (OSError, msgspec.DecodeError) as error:
-        raise JoinError(
-            f"The switch ended the connection while rank {join.rank} waited to join job {join.job!r}: {error}. "
-            "Look at the switch's log."
-        ) from error
-    if isinstance(answer, messages.Refused | messages.Failed):
-        raise Failure(answer.kind, answer.message).exception()
-    if not isinstance(answer, messages.Welcome):
-        raise JoinError(f"The switch answered {type(answer).__name__} to a join. Do the versions match?")
-    return answer
+def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
+    """What every shard can do."""
+    if len(set(values)) > 1:
+        offers = ", ".join(f"{value} at {shard.name}" for shard, value in zip(shards, values, strict=True))
+        log.warning("the switches differ in %s (%s): taking the least", what, offers)
+    return min(values)
 
 
 class Membership:
-    """Made by joining, which waits for all ranks. Raises SwitchUnreachableError or JoinError.
+    """Made by joining, which waits for all ranks. Raises SwitchUnreachableError, JoinError or ConfigError.
 
     `devices`: how many devices of each host join beside it (strategy "flat").
 
+    The job's positions are striped over its switches, the shards. The first one is more: it relays rank 0's order.
+
     Attributes:
-      epoch: incarnation of the job.
+      epoch: incarnation of the job, at the first switch.
       link_gbit: the slowest host's link, None if no host knows its own. The same on all hosts.
-      switch_link_gbit: the one link of the switch, None if it has a port for each host. The same on all hosts.
+      switch_link_gbit: the slowest of the switches' links, None if they have a port for each host. The same on all
+        hosts.
       transport: its sums.
       on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, address: tuple[str, int], devices: int = 0):
+    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], devices: int = 0):
         self._settings = settings
         self.on_failed: Callable[[Failure], None] | None = None
-        self._address = address
         self._failed: Failure | None = None
         self._fail_lock = threading.Lock()
         self._closing = threading.Event()
-        self._over = threading.Event()  # the switch said Bye, or the session failed
+        self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
-        self._slot_states: queue.SimpleQueue[messages.SlotState] = queue.SimpleQueue()
         until = time.monotonic() + settings.join_deadline_s
-        self._control, hello = connect(address, settings.join_deadline_s)
+        self._shards = connect_all(addresses, until)
         try:
-            udp = _open_udp(hello.data_host or self._control.switch_host, hello.data_port)
-            left_s = max(0.1, until - time.monotonic())
-            self._control.set_timeout(left_s + 5.0)  # the switch keeps the deadline, and knows who is missing
-            join = messages.Join(
-                protocol_version=messages.PROTOCOL_VERSION,
-                job=settings.job,
+            join_all(self._shards, lambda shard: self._join(shard, until, devices))
+            self.transport = self._make_transport()
+        except BaseException:
+            close_all(self._shards)
+            raise
+        welcomes = [shard.welcome for shard in self._shards]
+        self.epoch = welcomes[0].epoch
+        self.link_gbit = min((gbit for welcome in welcomes if (gbit := welcome.link_gbit)), default=None)
+        self.switch_link_gbit = min((gbit for welcome in welcomes if (gbit := welcome.switch_link_gbit)), default=None)
+        self._lease_s = min(welcome.lease_s for welcome in welcomes)
+        self._byes_awaited = set(self._shards)
+        self._stalls = StallReporter(
+            rank=settings.rank,
+            epoch=self.epoch,
+            switches=[shard.name for shard in self._shards],
+            ask=lambda shard, query: self._shards[shard].ask(query),
+        )
+        log.info("joined job %s: rank %d of %d, epoch %d", settings.job, settings.rank, settings.world_size, self.epoch)
+
+    def _join(self, shard: Shard, until: float, devices: int) -> messages.Join:
+        settings = self._settings
+        return messages.Join(
+            protocol_version=messages.PROTOCOL_VERSION,
+            job=settings.job,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            switches=tuple(each.hello.instance for each in self._shards),
+            udp_port=shard.udp.port,
+            instance=_INSTANCE,
+            join_deadline_s=max(0.1, until - time.monotonic()),
+            link_gbit=settings.link_gbit or link_gbit(shard.control.own_host),
+            strategy=settings.strategy,
+            devices=devices,
+        )
+
+    def _make_transport(self) -> _native.Transport:
+        shards, settings = self._shards, self._settings
+        slots = _agree("slots of a job", shards, [shard.welcome.slot_count for shard in shards])
+        while slots * len(shards) > WINDOW_MAX:
+            slots //= 2
+        lanes = _agree("lanes of a chunk", shards, [shard.welcome.lanes_per_chunk for shard in shards])
+        try:
+            return _native.Transport(
+                [shard.link() for shard in shards],
                 rank=settings.rank,
                 world_size=settings.world_size,
-                udp_port=udp.port,
-                instance=_INSTANCE,
-                join_deadline_s=left_s,
-                link_gbit=settings.link_gbit or link_gbit(self._control.own_host),
-                strategy=settings.strategy,
-                devices=devices,
-            )
-            welcome = _await_welcome(self._control, udp, join)
-            if not welcome.multicast:
-                udp.leave_group()
-            self.transport = _native.Transport(
-                [
-                    _native.ShardLink(
-                        udp,
-                        job=welcome.job_id,
-                        epoch=welcome.epoch,
-                        slot_first=welcome.slot_first,
-                        name="{}:{}".format(*address),
-                    )
-                ],
-                rank=settings.rank,
-                world_size=settings.world_size,
-                slots_per_shard=welcome.slot_count,
-                lanes_per_chunk=welcome.lanes_per_chunk,
+                slots_per_shard=slots,
+                lanes_per_chunk=lanes,
                 warn_s=settings.warn_s,
                 deadline_s=settings.deadline_s,
             )
-        except BaseException as error:
-            self._control.hang_up()
-            self._control.close()
-            if isinstance(error, ValueError):  # of the transport
-                raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
-            raise
-        self.epoch = welcome.epoch
-        self.link_gbit, self.switch_link_gbit = welcome.link_gbit, welcome.switch_link_gbit
-        self._lease_s = welcome.lease_s
-        self._control.set_timeout(welcome.lease_s)
-        self._stalls = StallReporter(rank=settings.rank, epoch=self.epoch, ask=self._ask)
-        log.info("joined job %s: rank %d of %d, epoch %d", settings.job, settings.rank, settings.world_size, self.epoch)
+        except ValueError as error:
+            raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
 
     def start(self) -> None:
-        """Two threads: one for the control connection, one for the transport."""
-        for name, target in (("control", self._serve_control), ("transport", self._serve_transport)):
-            thread = threading.Thread(target=target, name=f"jax_passing-{name}", daemon=True)
-            self._threads.append(thread)
+        """A thread for each control connection, and one for the transport."""
+        self._threads.append(threading.Thread(target=self._serve_transport, name="jax_passing-transport", daemon=True))
+        for shard in self._shards:
+            serve = partial(self._serve_control, shard)
+            self._threads.append(threading.Thread(target=serve, name="jax_passing-control", daemon=True))
+        for thread in self._threads:
             thread.start()
 
-    def _serve_control(self) -> None:
+    def _serve_control(self, shard: Shard) -> None:
         try:
             while True:
-                match self._control.receive():
-                    case messages.Relay(payload):
+                match shard.control.receive():
+                    case messages.Relay(payload) if shard is self._shards[0]:
                         self.transport.deliver_order_message(payload)
                     case messages.SlotState() as state:
-                        self._slot_states.put(state)
+                        shard.on_answer(state)
                     case messages.Failed(kind, message, ranks):
                         self.fail(Failure(kind, message, ranks), tell=False)
                         return
                     case messages.Bye():
-                        self._over.set()
+                        self._on_bye(shard)
                         return
                     case _:
                         pass  # a heartbeat's echo: the socket's timeout starts anew
         except (OSError, ValueError, msgspec.DecodeError) as error:  # ValueError: closed by shutdown
             if not self._closing.is_set():
-                address = "{}:{}".format(*self._address)
-                reason = f"it was silent for {self._lease_s:g} s" if isinstance(error, TimeoutError) else str(error)
-                self.fail(
-                    Failure(
-                        SwitchLostError.__name__,
-                        f"Rank {self._settings.rank} lost the switch at {address} (job {self._settings.job!r}, epoch "
-                        f"{self.epoch}): {reason}. Look at the switch's log, restart it if it died, then call "
-                        "jax_passing.init again on every host.",
-                    ),
-                    tell=False,
-                )
+                self.fail(self._lost(shard, error))
+
+    def _lost(self, shard: Shard, error: Exception) -> Failure:
+        reason = f"it was silent for {shard.welcome.lease_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        return Failure(
+            SwitchLostError.__name__,
+            f"Rank {self._settings.rank} lost the switch at {shard.name} (job {self._settings.job!r}, epoch "
+            f"{shard.welcome.epoch}): {reason}. Look at the switch's log, restart it if it died, then call "
+            "jax_passing.init again on every host.",
+        )
+
+    def _on_bye(self, shard: Shard) -> None:
+        with self._fail_lock:
+            self._byes_awaited.discard(shard)
+            if not self._byes_awaited:
+                self._over.set()
 
     def _serve_transport(self) -> None:
         beat_s = self._lease_s / HEARTBEATS_PER_LEASE
@@ -180,48 +164,38 @@ class Membership:
         while not self._closing.is_set():
             event = self.transport.wait_event(max(0.0, next_beat - time.monotonic()))
             if time.monotonic() >= next_beat:
-                self._send(messages.Heartbeat())
+                self._tell_all(messages.Heartbeat())
                 next_beat = time.monotonic() + beat_s
             if event is None:
                 continue
             if event.kind == "order_message":
-                self._send(messages.Relay(event.order_message))
+                self._shards[0].send(messages.Relay(event.order_message))
             elif event.kind == "stall" and event.stall is not None:
                 note, failure = self._stalls.report(event.stall, event.stalled_s)
                 self.transport.note_stall(note)
                 if failure is not None:
                     self.fail(failure)
             elif event.kind == "group_lost":
-                log.warning("results come by multicast no longer; telling the switch")
-                self._send(messages.GroupLost())
+                shard = self._shards[event.shard]
+                log.warning("results of %s come by multicast no longer; telling it", shard.name)
+                shard.send(messages.GroupLost())
             elif event.kind == "failed" and event.failure is not None:
                 self.fail(Failure(*event.failure))
                 return
 
-    def _send(self, message: messages.Message) -> None:
-        with suppress(OSError):  # the receiving thread notices, and knows more
-            self._control.send(message)
-
-    def _ask(self, query: messages.Query) -> messages.SlotState | None:
-        """Asks the switch; None if it doesn't answer."""
-        with suppress(queue.Empty):
-            while True:  # late answers to an earlier question
-                self._slot_states.get_nowait()
-        self._send(query)
-        try:
-            return self._slot_states.get(timeout=1.0)
-        except queue.Empty:
-            return None
+    def _tell_all(self, message: messages.Message) -> None:
+        for shard in self._shards:
+            shard.send(message)
 
     def fail(self, failure: Failure, *, tell: bool = True) -> None:
-        """Fails all sums; the first failure wins. Tells the switch, which tells the other hosts."""
+        """Fails all sums; the first failure wins. Tells the switches, which tell the other hosts."""
         with self._fail_lock:
             if self._failed is not None:
                 return
             self._failed = failure
         self.transport.fail(failure.kind, failure.message)
         if tell:
-            self._send(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
+            self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self._over.set()
         if self.on_failed is not None:
             self.on_failed(failure)
@@ -242,8 +216,8 @@ class Membership:
         return self.failed is None
 
     def leave(self) -> None:
-        """Tells the switch that there will be no more sums."""
-        self._send(messages.Leave())
+        """Tells the switches that there will be no more sums."""
+        self._tell_all(messages.Leave())
 
     def await_others(self, until: float) -> None:
         """After `leave`: waits for the other ranks to leave."""
@@ -256,15 +230,18 @@ class Membership:
         """Fails what is pending. Bounded in time."""
         self._closing.set()
         self.transport.close()
-        self._control.hang_up()
+        for shard in self._shards:
+            shard.hang_up()
         for thread in self._threads:
-            # Both return at once, but nothing may hang the end of the process.
+            # All return at once, but nothing may hang the end of the process.
             if thread is not threading.current_thread():
                 thread.join(5.0)
-        self._control.close()
+        for shard in self._shards:
+            shard.close()
 
     def forget_in_child(self) -> None:
-        """After a fork: the threads exist in the parent alone, and the connection is the parent's."""
-        self._control.close()
+        """After a fork: the threads exist in the parent alone, and the connections are the parent's."""
+        for shard in self._shards:
+            shard.close()
         # Its destructor would join a thread that isn't here.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.transport))

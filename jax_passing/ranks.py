@@ -1,7 +1,7 @@
 """The ranks of this process at the switch: one for the host, and with strategy "flat" one more for each device."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing import _native, config
@@ -38,12 +38,12 @@ class Ranks:
       devices: its devices' in the second job, in the order of the devices.
     """
 
-    def __init__(self, settings: config.Settings, address: tuple[str, int], device_count: int):
-        self.host = Membership(settings, address, device_count)
+    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int):
+        self.host = Membership(settings, addresses, device_count)
         self.devices: list[Membership] = []
         try:
             if device_count:
-                self.devices = _join_devices(settings, address, device_count)
+                self.devices = _join_devices(settings, addresses, device_count)
         except BaseException:
             self.host.close()
             raise
@@ -118,7 +118,9 @@ class Ranks:
         return total
 
 
-def _join_devices(settings: config.Settings, address: tuple[str, int], device_count: int) -> list[Membership]:
+def _join_devices(
+    settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int
+) -> list[Membership]:
     joins = [
         dataclasses.replace(
             settings,
@@ -129,7 +131,7 @@ def _join_devices(settings: config.Settings, address: tuple[str, int], device_co
         for device in range(device_count)
     ]
     with ThreadPoolExecutor(device_count) as pool:  # each waits for all
-        futures = [pool.submit(Membership, join, address, device_count) for join in joins]
+        futures = [pool.submit(Membership, join, addresses, device_count) for join in joins]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         for future in futures:

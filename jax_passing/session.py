@@ -84,7 +84,7 @@ class Session:
             return Cluster(1, devices_per_host)
         member = self._ranks.host
         link_gbit = member.link_gbit or UNKNOWN_LINK_GBIT
-        shards = 0 if member.switch_link_gbit is None else 1
+        shards = 0 if member.switch_link_gbit is None else len(self.settings.switch or ())
         return Cluster(self.world_size, devices_per_host, link_gbit, shards, shard_link_gbit=member.switch_link_gbit)
 
     # Leaving.
@@ -240,7 +240,8 @@ def init(
     host.
 
     Args:
-      switch: "host:port" of the switch.
+      switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
+        in the same order on all hosts.
       job: name of the job; hosts of one job share it.
       rank: index of this host.
       world_size: number of hosts, 1 to 64.

@@ -14,40 +14,48 @@ def names(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def explain(stall: Stall, state: SlotState | None, rank: int) -> tuple[str, tuple[int, ...]]:
+def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
     """A sentence on whom the sum waits for, and those of them that have left the job.
 
     Args:
       stall: the oldest unfinished sum of this host.
       state: what the switch said about its slot; None if nothing.
       rank: this host's.
+      switch: where that slot is.
     """
     if state is None:
-        return "The switch doesn't answer questions about it.", ()
+        return f"The switch at {switch} doesn't answer questions about it.", ()
     if stall.waits_for_order:
         missing: tuple[int, ...] = (0,)
         text = "It waits for rank 0, which decides the order of sums and hasn't started this one."
     elif state.empty or state.sequence != stall.sequence:
         missing = state.missing
-        text = "The switch has this chunk from no rank, not even this one: does UDP reach its data port?"
+        text = f"The switch at {switch} has this chunk from no rank, not even this one: does UDP reach its data port?"
     elif state.complete:
         missing = ()
-        text = "The switch has it from all ranks, but its answers don't arrive: does UDP from its data port reach us?"
+        text = (
+            f"The switch at {switch} has it from all ranks, but its answers don't arrive: does UDP from its data port "
+            "reach us?"
+        )
     else:
         missing = state.missing
         text = f"Missing: {names(missing)}."
         if missing == (rank,):
-            text += " That is this one: does UDP reach the switch's data port?"
+            text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
     gone = tuple(sorted(set(missing) & set(state.left)))
     return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
 
 
 class StallReporter:
-    """Asks the switch about stalls and warns: at once, then ever more rarely."""
+    """Asks the switches about stalls and warns: at once, then ever more rarely."""
 
-    def __init__(self, *, rank: int, epoch: int, ask: Callable[[Query], SlotState | None]):
+    def __init__(
+        self, *, rank: int, epoch: int, switches: Sequence[str], ask: Callable[[int, Query], SlotState | None]
+    ):
+        """`ask`: by the switch's index in `switches`, their addresses."""
         self._rank = rank
         self._epoch = epoch
+        self._switches = switches
         self._ask = ask
         self._about: tuple[object, ...] = ()
         self._next_warning_s = 0.0
@@ -55,11 +63,13 @@ class StallReporter:
     def report(self, stall: Stall, stalled_s: float) -> tuple[str, Failure | None]:
         """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
         query = Query() if stall.waits_for_order else Query(stall.slot, stall.version)
-        note, gone = explain(stall, self._ask(query), self._rank)
+        note, gone = explain(stall, self._ask(stall.shard, query), self._rank, self._switches[stall.shard])
+        switch = self._switches[stall.shard]
         place = (
             f"epoch {self._epoch}"
             if stall.waits_for_order
-            else f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence}, epoch {self._epoch}"
+            else f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, "
+            f"epoch {self._epoch}"
         )
         sum_text = f"{stall.site_name} (occurrence {stall.occurrence}; {place})"
         about = (stall.site_name, stall.occurrence, stall.sequence)

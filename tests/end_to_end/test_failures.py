@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 8
 
 
-def start(cluster: "Cluster", hosts: int = 3) -> "list[Process]":
-    processes = cluster.start("endless.py", str(DEADLINE_S), hosts=hosts, devices=1)
+def start(cluster: "Cluster", hosts: int = 3, env: dict[str, str] | None = None) -> "list[Process]":
+    processes = cluster.start("endless.py", str(DEADLINE_S), hosts=hosts, devices=1, env=env)
     for process in processes:
         process.wait_for("running as process", 60)
     return processes
@@ -50,6 +50,16 @@ def test_killed_switch(cluster: "Cluster") -> None:
     cluster.switch.signal(signal.SIGKILL)
     for process in processes:
         assert raised(process, DEADLINE_S)[1] == "SwitchLostError", process.text
+
+
+def test_killed_shard(cluster: "Cluster") -> None:
+    switches = [cluster.switch, cluster.start_switch(), cluster.start_switch()]
+    processes = start(cluster, env={"JAX_PASSING_SWITCH": ",".join(switch.address for switch in switches)})
+    switches[2].signal(signal.SIGKILL)
+    for process in processes:
+        match = raised(process, 3)
+        assert match[1] == "SwitchLostError", process.text
+        assert switches[2].address in match[3]
 
 
 def test_missing_host(cluster: "Cluster") -> None:

@@ -43,7 +43,7 @@ def test_arguments_win_over_variables_over_the_file(toml):
     }
     settings, sources = resolve({"warn_s": 3, "rank": None}, file, environment)
     assert (settings.deadline_s, settings.job, settings.warn_s) == (1.0, "variable", 3.0)
-    assert (settings.switch, settings.rank, settings.world_size) == (("a", 1), 1, 2)
+    assert (settings.switch, settings.rank, settings.world_size) == ((("a", 1),), 1, 2)
     assert sources["deadline_s"] == f"file {file}"
     assert sources["job"] == "variable JAX_PASSING_JOB"
     assert sources["warn_s"] == "argument warn_s"
@@ -69,6 +69,13 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
     [
         ({"switch": "nowhere"}, {}, r"'nowhere' of switch \(argument switch\).*HOST:PORT"),
         ({"switch": "host:0"}, {}, "port from 1"),
+        ({"switch": "a:1,b"}, {}, "expected HOST:PORT, .* or several of them with commas; got 'b'"),
+        ({"switch": "a:1,,b:1"}, {}, "with commas; got ''"),
+        ({"switch": "a:1,"}, {}, "with commas; got ''"),
+        ({"switch": "a:1,b:0"}, {}, "port from 1 to 65535; got 'b:0'"),
+        ({"switch": "a:1,b:1, a:1"}, {}, "expected each switch once; a:1 is there twice"),
+        ({"switch": ",".join(f"a:{port}" for port in range(1, 66))}, {}, "at most 64 switches; got 65"),
+        ({"switch": ["a:1", "b:1"]}, {}, "with commas"),
         ({}, {"JAX_PASSING_SWITCH": "host:99999"}, r"variable JAX_PASSING_SWITCH"),
         ({"rank": -1}, {}, "rank.*from 0 to 63"),
         ({"rank": "one"}, {}, r"argument rank"),
@@ -123,6 +130,14 @@ def test_bad_files(toml, tmp_path):
 )
 def test_addresses(text, address):
     assert config.parse_address(text) == address
+
+
+def test_several_switches(toml):
+    several = (("a", 1), ("::1", 2), ("c", 3))
+    rest = {"rank": 0, "world_size": 1}
+    assert resolve({"switch": "a:1,[::1]:2, c:3", **rest})[0].switch == several
+    assert resolve(rest, environment={"JAX_PASSING_SWITCH": "a:1,[::1]:2,c:3"})[0].switch == several
+    assert resolve(rest, file=toml('switch = "a:1, [::1]:2, c:3"'))[0].switch == several
 
 
 @given(st.text())

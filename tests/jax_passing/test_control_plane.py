@@ -74,6 +74,7 @@ class Switch:
     def __init__(self, **changes):
         self.data_plane = RecordingDataPlane()
         self.plane = ControlPlane(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        self.instance = self.plane._instance
         self.hosts = []
 
     async def __aenter__(self):
@@ -96,7 +97,7 @@ class Switch:
         )
         host = Host(reader, writer)
         self.hosts.append(host)
-        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242)
+        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242, self.instance)
         return host
 
     async def join(self, rank=0, world_size=2, **changes):
@@ -104,6 +105,7 @@ class Switch:
         join = {
             "protocol_version": messages.PROTOCOL_VERSION,
             "job": "a",
+            "switches": (self.instance,),
             "udp_port": 1000 + rank,
             "instance": f"process {len(self.hosts)}",
             "join_deadline_s": 20.0,
@@ -203,6 +205,8 @@ async def test_nobody_may_know_the_links(switch):
         ({"world_size": 65}, "at most 64 ranks"),
         ({"rank": 2}, "Rank 2 isn't below the world size 2"),
         ({"world_size": 3, "rank": 1}, "says world_size 3, but rank 0 of job 'a' said 2"),
+        ({"rank": 1, "switches": ("x", "y")}, "Rank 1 lists 2 switches, rank 0 lists 1. All hosts of job"),
+        ({"rank": 1, "switches": ("x",)}, "Ranks 1 and 0 differ in the switches that they list as number 1."),
         ({"rank": 0}, "Rank 0 of job 'a' was taken by a process at 127.0.0.1"),
     ],
 )
@@ -282,7 +286,7 @@ def test_numbers_of_jobs_and_epochs_wrap_but_are_never_zero():
     assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
     job = jobs._job("a")
     job.epoch_last = 65535
-    join = messages.Join(1, "a", 0, 2, 1, "x", 1.0)
+    join = messages.Join(1, "a", 0, 2, ("y",), 1, "x", 1.0)
     assert jobs._epoch_to_join(job, join).number == 1
     jobs._job_number_last = 65534
     assert jobs._job("d").number == 3  # the others are in use

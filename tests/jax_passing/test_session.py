@@ -1,6 +1,5 @@
 """Sessions through a real switch in this process: joining, stalls, failing as one, leaving, the end of the process."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -10,14 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import pytest
+from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
 from jax_passing import session as sessions
-from jax_passing import stalls, switch
-from jax_passing.config import Settings
+from jax_passing import stalls
 from jax_passing.control_messages import SlotState
 from jax_passing.errors import (
     AlreadyInitializedError,
@@ -32,31 +30,6 @@ from jax_passing.errors import (
 from jax_passing.membership import Membership
 
 
-class SwitchThread:
-    """A switch with the software data plane on a thread."""
-
-    def __init__(self, **changes):
-        self._settings = switch.SwitchSettings(**{"listen": ("127.0.0.1", 0), **changes})
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self):
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await switch.serve(self._settings, self._stop, self._on_listening)
-
-    def _on_listening(self, address):
-        self.address = address
-        self._ready.set()
-
-    def stop(self):
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
-            assert not self._thread.is_alive()
-
-
 @pytest.fixture
 def running():
     one = SwitchThread()
@@ -64,52 +37,6 @@ def running():
     if (current := sessions.current()) is not None:
         current._shut_down("the test is over")
     one.stop()
-
-
-def settings_of(running, rank, world_size=2, **changes):
-    host, port = running.address.rsplit(":", 1)
-    defaults = {"switch": (host, int(port)), "deadline_s": 20.0, "join_deadline_s": 20.0}
-    return Settings(rank=rank, world_size=world_size, **{**defaults, **changes})
-
-
-def members(running, world_size=2, **changes):
-    with ThreadPoolExecutor(world_size) as pool:
-        several = list(
-            pool.map(
-                lambda rank: Membership(
-                    all_settings := settings_of(running, rank, world_size, **changes), all_settings.switch
-                ),
-                range(world_size),
-            )
-        )
-    for member in several:
-        member.start()
-    return several
-
-
-def init_beside(running, other_rank=1, **changes):
-    """This process as one rank of two, and a bare membership without any sums as the other."""
-    with ThreadPoolExecutor(1) as pool:
-        settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, settings.switch)
-        arguments = {"deadline_s": 20, "rank": 1 - other_rank, "world_size": 2, **changes}
-        session = jax_passing.init(running.address, **arguments)
-        other.result().start()
-        return session, other.result()
-
-
-def until(condition, timeout_s=5.0):
-    end = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert condition()
-
-
-def total(x):
-    mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
-    spec = jax.sharding.PartitionSpec
-    summed = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=spec("d"), out_specs=spec())
-    return jax.jit(summed)(x)
 
 
 ONES = jnp.ones((2, 8))
@@ -213,7 +140,7 @@ def test_all_hosts_fail_alike(running):
 def test_a_lost_host_is_named_and_the_process_goes_on(running):
     session, other = init_beside(running)
     pending = total(ONES)
-    other._control.hang_up()
+    other._shards[0].hang_up()
     with pytest.raises(HostLostError, match="Rank 1 closed its connection") as caught, translate():
         pending.block_until_ready()
     assert caught.value.ranks == (1,)
@@ -306,6 +233,7 @@ class Stall:
     site_name: str = "psum(d) #0 of jit_step"
     occurrence: int = 7
     waits_for_order: bool = False
+    shard: int = 1
     slot: int = 3
     version: int = 1
     sequence: int = 9
@@ -314,7 +242,7 @@ class Stall:
 @pytest.mark.parametrize(
     ("state", "order", "sentence", "gone"),
     [
-        (None, False, "doesn't answer", ()),
+        (None, False, "The switch at b:2 doesn't answer", ()),
         (SlotState(left=(), empty=True, missing=(0, 1, 2)), False, "from no rank, not even this one", ()),
         (SlotState(left=(), empty=False, sequence=8, missing=()), False, "from no rank", ()),
         (SlotState(left=(), empty=False, sequence=9, complete=True), False, "answers don't arrive", ()),
@@ -326,13 +254,13 @@ class Stall:
     ],
 )
 def test_explanations(state, order, sentence, gone):
-    text, left = stalls.explain(Stall(waits_for_order=order), state, rank=0)
+    text, left = stalls.explain(Stall(waits_for_order=order), state, rank=0, switch="b:2")
     assert sentence in text
     assert left == gone
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, ask=lambda query: None)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda shard, query: None)
     for second in range(5, 60):
         reporter.report(Stall(), float(second))
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s

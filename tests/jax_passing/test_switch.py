@@ -97,7 +97,8 @@ def test_flags_are_named_too():
 def test_it_says_where_it_listens_and_ends_cleanly(start, number):
     process = start("--listen", "127.0.0.1:0")
     port = port_of(process)
-    assert hello(port) == messages.Hello(messages.PROTOCOL_VERSION, "", port)
+    greeting = hello(port)
+    assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "shut down: idle\n", "")
@@ -139,7 +140,7 @@ def test_verbose_logs_what_jobs_do(start):
     port = port_of(process)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, connection.makefile("rb") as lines:
         lines.readline()
-        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, 9, "x", 5.0)))
+        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
         assert messages.decode_from_switch(lines.readline()).lease_s == 3.0
         connection.sendall(messages.encode(messages.Leave()))
         assert messages.decode_from_switch(lines.readline()) == messages.Bye()

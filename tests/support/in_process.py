@@ -1,0 +1,83 @@
+"""Switches and hosts in the process of the tests."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+import jax_passing
+from jax_passing import switch
+from jax_passing.config import Settings, parse_switches
+from jax_passing.membership import Membership
+
+
+class SwitchThread:
+    """A switch with the software data plane on a thread."""
+
+    def __init__(self, **changes):
+        self._settings = switch.SwitchSettings(**{"listen": ("127.0.0.1", 0), **changes})
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self):
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self.counters = await switch.serve(self._settings, self._stop, self._on_listening)
+
+    def _on_listening(self, address):
+        self.address = address
+        self._ready.set()
+
+    def stop(self):
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+
+
+def settings_of(running, rank, world_size=2, **changes):
+    defaults = {"switch": parse_switches(running.address), "deadline_s": 20.0, "join_deadline_s": 20.0}
+    return Settings(rank=rank, world_size=world_size, **{**defaults, **changes})
+
+
+def members(running, world_size=2, **changes):
+    with ThreadPoolExecutor(world_size) as pool:
+        several = list(
+            pool.map(
+                lambda rank: Membership(
+                    all_settings := settings_of(running, rank, world_size, **changes), all_settings.switch
+                ),
+                range(world_size),
+            )
+        )
+    for member in several:
+        member.start()
+    return several
+
+
+def init_beside(running, other_rank=1, **changes):
+    """This process as one rank of two, and a bare membership without any sums as the other."""
+    with ThreadPoolExecutor(1) as pool:
+        settings = settings_of(running, other_rank)
+        other = pool.submit(Membership, settings, settings.switch)
+        arguments = {"deadline_s": 20, "rank": 1 - other_rank, "world_size": 2, **changes}
+        session = jax_passing.init(running.address, **arguments)
+        other.result().start()
+        return session, other.result()
+
+
+def until(condition, timeout_s=5.0):
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+def total(x):
+    mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
+    spec = jax.sharding.PartitionSpec
+    summed = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=spec("d"), out_specs=spec())
+    return jax.jit(summed)(x)
