@@ -66,3 +66,17 @@ def test_the_first_bucket_is_small():
 def test_small_leaves_pass_a_large_one():
     small = Leaf("float32", 10)
     assert make_buckets([small, Leaf("float32", 30 * MIB), small]) == [[1], [2, 0]]
+
+
+def test_the_leaves_of_gpt2_small():
+    """148 leaves of float32, biases of 3 KB among them: none but the last ones, which are there first, goes alone."""
+    d = 768
+    layer = [d, d, 3 * d * d, 3 * d, d * d, d, d, d, 4 * d * d, 4 * d, 4 * d * d, d]
+    sizes = [4 * n for n in (50257 * d, 1024 * d, *(layer * 12), d, d)]
+    leaves = [Leaf("float32", size) for size in sizes]
+    buckets = make_buckets(leaves)
+    assert len(leaves) == 148
+    assert sum(sizes) == 4 * 124_439_808
+    assert len(buckets) == 18
+    assert buckets[0] == [147, 146, 145]
+    assert all(total_bytes(leaves, bucket) > 16 * MIB for bucket in buckets[1:])
