@@ -188,31 +188,38 @@ def memory_kb(field: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(field))
 
 
+def timed(program: Program, xs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Sums `xs`, which it empties, one after the other. Returns the results and what it took."""
+    xs.reverse()
+    outs = []
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak of memory starts anew
+    before_kb = memory_kb("VmRSS")
+    # The machine's one clock, so the times of all ranks compare.
+    start_s, cpu_start_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
+    while xs:
+        outs.append(program.sum(xs.pop()))
+    end_s, cpu_end_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
+    memory_bytes = (memory_kb("VmHWM") - before_kb) * 1024
+    return outs, {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s, "memory_bytes": memory_bytes}
+
+
 def serve(program: Program, orders: TextIO) -> None:
     xs: list[Any] = []
+    outs: list[Any] = []
     for line in orders:
         order = json.loads(line)
         iterations = range(order["iteration"], order["iteration"] + order["sums"])
         leaves = Leaves(tuple(order["elements"]), order["dtype"])
-        if order["do"] == "prepare":
-            xs = [program.prepare(leaves, iteration) for iteration in iterations]
-            reply: dict[str, Any] = {}
-        else:
-            xs.reverse()
-            outs = []
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")  # the peak starts anew
-            before_kb = memory_kb("VmRSS")
-            # The machine's one clock, so the times of all ranks compare.
-            start_s, cpu_start_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
-            while xs:
-                outs.append(program.sum(xs.pop()))
-            end_s, cpu_end_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
-            memory_bytes = (memory_kb("VmHWM") - before_kb) * 1024
-            wrong = sum(program.wrong(out, leaves, iteration) for out, iteration in zip(outs, iterations, strict=True))
-            reply = {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s}
-            reply |= {"memory_bytes": memory_bytes, "wrong": wrong}
-            del outs
+        reply: dict[str, Any] = {}
+        match order["do"]:
+            case "prepare":
+                xs = [program.prepare(leaves, iteration) for iteration in iterations]
+            case "sum":
+                outs, reply = timed(program, xs)
+            case "check":
+                wrong = [program.wrong(out, leaves, i) for out, i in zip(outs, iterations, strict=True)]
+                reply, outs = {"wrong": sum(wrong)}, []
         orders.write(json.dumps(reply) + "\n")
         orders.flush()
 
