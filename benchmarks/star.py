@@ -107,6 +107,8 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
     ):
         if arguments.loss:
             star_loss.add(star, arguments.loss)
+        if arguments.no_multicast:
+            star.forbid_multicast()
         listener.bind(str(star.folder / "orders"))
         listener.listen(256)
         runnings = []
@@ -183,6 +185,7 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
     add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
+    add("--no-multicast", action="store_true", help="hosts can join no group: the switch sends each its own")
     add("--counters", action="store_true", help="prints what rank 0 and the switch counted: packets, resends, drops")
     add("--json", metavar="PATH", help="writes every time")
     add("--plot", metavar="PATH", help="draws time over size and over hosts (PNG)")

@@ -88,6 +88,11 @@ class StarNetwork:
         enter = ["unshare", "--mount", "--uts", "sh", "-c", _ENTER, str(self.folder / "hosts"), self.name(host)]
         return ["ip", "netns", "exec", self.namespace(host), *enter, *arguments]
 
+    def forbid_multicast(self) -> None:
+        """No host can join a multicast group any more."""
+        for host in range(self.hosts):
+            run("ip", "netns", "exec", self.namespace(host), "sysctl", "-qw", "net.ipv4.igmp_max_memberships=0")
+
     def start(self, host: int, arguments: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
         """Starts a process on a host; `options` are those of Popen. It ends with the star, and with this process."""
         # A process group of its own: Ctrl-C reaches this process alone, which ends the others in order.
