@@ -29,18 +29,17 @@ NATIVE_BYTES = {
 UDP_WIRE_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440 * (1 + 4 / (4 * 1440))
 TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 
-# Processors, in ns per KB (1024 bytes) of the buffer, of one core (2-core AMD EPYC, Zen 5).
-HOST_NS_PER_KB = 500.0  # encode, send, receive, decode, of which the kernel has the most
+# Measured on 2 cores of an AMD EPYC (Zen 5), all hosts and the switch sharing them; docs/strategies.md has the commands.
+# Processors, in ns of one core per KB (1024 bytes):
+HOST_NS_PER_KB = 650.0  # of the sum: encode, send, receive, decode; the kernel has the most of it
 IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/fixed_point.md, "Speed", from memory
-SWITCH_NS_PER_KB = 270.0  # to receive a KB from a host, add it, and send its share of the result
-RING_NS_PER_KB = 1500.0  # of the bytes that gloo sends: to copy, send, receive, and add them
-
-# Waiting.
-CALL_US = 60.0  # from the call in a compiled program to the first packet, and back from the last one
+SWITCH_NS_PER_KB = 230.0  # that it receives: to receive, add, and send its share of the result
+RING_NS_PER_KB = 1300.0  # that a host sends in gloo's ring, with what steps wait for each other
+# Waiting:
+CALL_US = 150.0  # of a host's processor: from the call in Python to the first packet, and back from the last one
 ROUND_TRIP_US = 60.0  # host, switch, host
-RING_STEP_US = 500.0  # one of gloo's 2(N-1) steps: mostly waking threads
+RING_STEP_US = 400.0  # of a host's processor: one of gloo's 2(N-1) steps, mostly waking threads
 RING_STALL = 1.04  # gloo's steps don't overlap altogether: the time of a large sum over that of its bytes
-
 
 UNKNOWN_LINK_GBIT = 10.0  # what `auto` reckons with if no host knows its link
 
@@ -103,6 +102,11 @@ def _link_s(wire_bytes: float, gbit: float) -> float:
     return wire_bytes * 8 / (gbit * 1e9)
 
 
+def _crowd(cluster: Cluster, threads: int) -> float:
+    """How much longer something takes where so many threads share the processors."""
+    return max(1.0, threads / cluster.shared_cores) if cluster.shared_cores else 1.0
+
+
 def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Prediction:
     """S bytes from each of R ranks to the switch and back: one rank a host, or one a device (flat)."""
     ranks_per_host = cluster.devices_per_host if strategy == "flat" else 1
@@ -132,7 +136,7 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
     if cluster.shared_cores:
         total_s = ranks * host_s + switch_s * max(1, shards)
         resources["the shared processors"] = total_s / cluster.shared_cores
-    waits_s = (CALL_US + ROUND_TRIP_US) * 1e-6
+    waits_s = (CALL_US * _crowd(cluster, cluster.hosts) + ROUND_TRIP_US) * 1e-6
     return _prediction(strategy, waits_s, max(host_wire, shard_wire), resources)
 
 
@@ -141,7 +145,7 @@ def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
     members = cluster.hosts * cluster.devices_per_host
     steps = 2 * (members - 1)
     sent = size_bytes * steps / members
-    waits_s = (CALL_US + steps * RING_STEP_US) * 1e-6 if members > 1 else 0.0
+    waits_s = steps * RING_STEP_US * _crowd(cluster, members) * 1e-6
     host_s = sent / 1024 * RING_NS_PER_KB * 1e-9
     if cluster.hosts == 1:
         return _prediction("native", waits_s, 0.0, {"the host's processor": host_s})
