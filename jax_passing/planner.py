@@ -29,7 +29,7 @@ NATIVE_BYTES = {
 UDP_WIRE_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440 * (1 + 4 / (4 * 1440))
 TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 
-# Measured on 2 cores of an AMD EPYC (Zen 5), all hosts and the switch sharing them; docs/strategies.md has the commands.
+# Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share; docs/strategies.md has the commands.
 # Processors, in ns of one core per KB (1024 bytes):
 HOST_NS_PER_KB = 650.0  # of the sum: encode, send, receive, decode; the kernel has the most of it
 IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/fixed_point.md, "Speed", from memory
