@@ -298,7 +298,7 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
 
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
-  const bool exponents = chunk < line.segment().exponent_chunks;
+  const bool exponents = line.segment().CarriesExponents(chunk);
   const Stripe stripe = stripes_.At(position);
   const Shard& shard = job_.shards[stripe.shard];
   const SumPlan& plan = line.sum->plan();
@@ -334,8 +334,7 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
       store(-line.guesses[i]);
     }
   } else {
-    const bool guessed =
-        line.segment().guesses() && chunk < line.segment().exponent_chunks + line.segment().data_chunks;
+    const bool guessed = line.segment().CarriesGuessedData(chunk);
     header.flags =
         line.sum->Encode(line.segment(), chunk, guessed ? line.guesses : line.exponents, headroom_bits_, lanes);
   }
@@ -368,7 +367,7 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   expected.rank = wire::kEveryRank;
   expected.flags = header.flags;
   if (header != expected) return drop();
-  const bool data = chunk >= line.segment().exponent_chunks;
+  const bool data = !line.segment().CarriesExponents(chunk);
   if (header.flags != 0 && !(data && IsFloat(line.sum->shape().dtype))) return drop();
 
   window_.OnResult(*position, now_us, /*in_order=*/data && !line.segment().guesses());
@@ -425,8 +424,8 @@ void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
 
   const Segment& segment = line.segment();
   assert(line.next_chunk == segment.exponent_chunks + segment.data_chunks);  // they were sent together
-  const uint32_t void_chunk = right ? line.next_chunk : segment.exponent_chunks;
-  for (uint32_t chunk = void_chunk; chunk < void_chunk + segment.data_chunks; ++chunk) {
+  for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) {
+    if (segment.CarriesExponents(chunk) || segment.CarriesGuessedData(chunk) == right) continue;
     const uint64_t position = line.place.first_position + chunk;
     if (!window_.Done(position)) ++line.chunks_done;
     window_.Skip(position);

@@ -55,7 +55,10 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
   Segment& only = segments_.front();
   const bool small = segments_.size() == 1 && only.data_chunks <= kMaxGuessedChunks;
   const bool one_exponent_chunk = kGuessLanes * only.block_count <= lanes_per_chunk_;
-  if (small && one_exponent_chunk && 1 + 2 * only.data_chunks <= window) only.repeat_chunks = only.data_chunks;
+  if (!small || !one_exponent_chunk || 1 + 2 * only.data_chunks > window) return;
+  only.repeat_chunks = only.data_chunks;
+  const uint32_t first_data_lanes = LanesOf(std::min(places_per_chunk_, only.place_count));
+  if (first_data_lanes > kGuessLanes * only.block_count) only.exponents_at = only.data_chunks;
 }
 
 ElementRun SumPlan::Block(uint64_t block) const {

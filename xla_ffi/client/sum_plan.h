@@ -29,9 +29,22 @@ struct Segment {
   uint32_t data_chunks = 0;
   // A small sum's data travels with its exponents, at guessed ones; these places are for the data if a guess was wrong.
   uint32_t repeat_chunks = 0;
+  // The first exponent chunk. Guessed data goes ahead of it if that makes it the shorter packet: only the last of
+  // the packets that the kernel takes in one send may be shorter.
+  uint32_t exponents_at = 0;
 
   uint32_t chunk_count() const { return exponent_chunks + data_chunks + repeat_chunks; }
   bool guesses() const { return repeat_chunks > 0; }
+  bool CarriesExponents(uint32_t chunk) const {
+    return chunk >= exponents_at && chunk < exponents_at + exponent_chunks;
+  }
+  bool CarriesGuessedData(uint32_t chunk) const {
+    return guesses() && chunk < exponent_chunks + data_chunks && !CarriesExponents(chunk);
+  }
+  // Which of the data chunks this one is.
+  uint32_t DataChunk(uint32_t chunk) const {
+    return (chunk - (chunk < exponents_at ? 0 : exponent_chunks)) % data_chunks;
+  }
 };
 
 // Elements of one leaf, inside one block.
@@ -62,11 +75,11 @@ class SumPlan {
 
   // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
   ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = chunk * lanes_per_chunk_;
+    const uint32_t first = (chunk - segment.exponents_at) * lanes_per_chunk_;
     return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
   }
   ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = (chunk - segment.exponent_chunks) % segment.data_chunks * places_per_chunk_;
+    const uint32_t first = segment.DataChunk(chunk) * places_per_chunk_;
     return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
   }
 

@@ -170,22 +170,22 @@ TEST(SlotWindow, Skip_whatNobodyNeeds) {
 }
 
 TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
-  SlotWindow window({1, 512});
-  EXPECT_TRUE(window.HasRoom(127));  // a quarter of the slots
-  EXPECT_FALSE(window.HasRoom(128));
+  SlotWindow window({1, 2048});
+  EXPECT_TRUE(window.HasRoom(511));  // a quarter of the slots
+  EXPECT_FALSE(window.HasRoom(512));
   Send(window, 0, 256);
   for (uint64_t position = 1; position < 256; ++position) window.OnResult(position, 3000);
   EXPECT_EQ(window.NextResend(3000), 0u);
-  EXPECT_TRUE(window.HasRoom(107));  // 15 % less
-  EXPECT_FALSE(window.HasRoom(108));
+  EXPECT_TRUE(window.HasRoom(434));  // 15 % less
+  EXPECT_FALSE(window.HasRoom(436));
   window.OnResult(0, 3100);
   for (uint64_t position = 256; position < 1000; ++position) {
     window.Advance(position);
     window.OnSent(position, 4000);
     window.OnResult(position, 4000);
   }
-  EXPECT_TRUE(window.HasRoom(127));
-  EXPECT_FALSE(window.HasRoom(128));
+  EXPECT_TRUE(window.HasRoom(435));
+  EXPECT_FALSE(window.HasRoom(512));
 }
 
 }  // namespace

@@ -74,6 +74,24 @@ TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
   EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 8), 0u);  // 1 + 2 x 4 chunks don't fit into the window
 }
 
+// The longer packet goes first, so that the kernel takes both in one send; every chunk still has one meaning.
+TEST(SumPlan, guessedDataStandsOnOneSideOfItsExponents) {
+  const Segment scalar = SumPlan(Shape(DType::kFloat32, {1}), 360, 256).segment(0);
+  EXPECT_TRUE(scalar.CarriesExponents(0));
+  EXPECT_TRUE(scalar.CarriesGuessedData(1));
+  EXPECT_FALSE(scalar.CarriesGuessedData(2));
+
+  const Segment kilobyte = SumPlan(Shape(DType::kFloat32, {500}), 360, 256).segment(0);
+  ASSERT_EQ(kilobyte.chunk_count(), 5u);
+  EXPECT_TRUE(kilobyte.CarriesExponents(2));
+  const uint32_t data[] = {0, 1, 0, 1};
+  const uint32_t chunks[] = {0, 1, 3, 4};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(kilobyte.CarriesGuessedData(chunks[i]), i < 2);
+    EXPECT_EQ(kilobyte.DataChunk(chunks[i]), data[i]);
+  }
+}
+
 TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
