@@ -427,8 +427,9 @@ void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
   for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) {
     if (segment.CarriesExponents(chunk) || segment.CarriesGuessedData(chunk) == right) continue;
     const uint64_t position = line.place.first_position + chunk;
-    if (!window_.Done(position)) ++line.chunks_done;
+    if (window_.Done(position)) continue;
     window_.Skip(position);
+    ++line.chunks_done;
   }
   if (right) {
     line.next_chunk = segment.chunk_count();
