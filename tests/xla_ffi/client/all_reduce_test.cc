@@ -231,7 +231,7 @@ void RunSeed(uint64_t seed) {
   for (int site = 0; site < sites; ++site) {
     std::vector<uint64_t> leaves;
     for (uint64_t leaf = 0; leaf <= random() % 4; ++leaf) leaves.push_back(1 + random() % pick(3u, 300u, 4000u));
-    workload.AddSite(pick(DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32,
+    workload.AddSite(pick(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32,
                           DType::kInt64, DType::kUint8),
                      leaves, pick(1u, 2u));
   }
