@@ -1,10 +1,15 @@
 """Each strategy on two real hosts with two devices each, in both deployments."""
 
 import re
+import signal
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from .conftest import PROGRAMS
 
 if TYPE_CHECKING:
     from .conftest import Cluster, Process
@@ -17,7 +22,7 @@ def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list
     started = []
     for rank in range(2):
         settings = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", **env}
-        settings |= {"HOST_RANK": str(rank), "HOST_COUNT": "2", "COORDINATOR": coordinator}
+        settings |= {"COORDINATOR": coordinator}
         started += cluster.start("strategies.py", strategy, deployment, hosts=1, env=settings)
     return started
 
@@ -81,3 +86,27 @@ def test_flat_needs_a_session_of_that_strategy(cluster: "Cluster") -> None:
 def test_flat_over_a_part_of_the_devices_raises(cluster: "Cluster") -> None:
     for process in cluster.run("flat_parts.py", hosts=2, devices=4, env={"JAX_PASSING_STRATEGY": "flat"}):
         assert process.text.count("raised ConfigError") == 2
+
+
+@pytest.mark.parametrize("strategy", ["flat", "auto"])
+def test_the_launcher_needs_no_more_than_a_variable(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PASSING_STRATEGY", strategy)
+    launcher = [sys.executable, "-P", "-m", "jax_passing.cli", "run", "--hosts", "2", "--devices-per-host", "2"]
+    ended = subprocess.run(
+        [*launcher, str(PROGRAMS / "strategies.py"), strategy, "local"], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(set(re.findall(r"digest (\w+)", ended.stdout))) == 1
+
+
+@pytest.mark.parametrize("victim", ["host", "switch"])
+def test_a_loss_ends_both_jobs_of_flat(cluster: "Cluster", victim: str) -> None:
+    started = cluster.start("endless.py", "8", env={"JAX_PASSING_STRATEGY": "flat"})
+    for process in started:
+        process.wait_for("running as process", 60)
+    (started[1] if victim == "host" else cluster.switch).signal(signal.SIGKILL)
+    for process in started[:1] if victim == "host" else started:
+        process.wait_for("HostLostError" if victim == "host" else "SwitchLostError", 20)
+        process.wait_for(r"ranks \(1,\)" if victim == "host" else "ranks None", 5)  # a host's rank, no device's
+        process.wait_for("went on with 2.0", 60)
+        assert process.wait(30) == 0, process.text

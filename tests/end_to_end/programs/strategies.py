@@ -27,7 +27,7 @@ def main() -> None:
     strategy, deployment = sys.argv[1:]
     if deployment == "global":
         jax.distributed.initialize(
-            os.environ["COORDINATOR"], int(os.environ["HOST_COUNT"]), int(os.environ["HOST_RANK"])
+            os.environ["COORDINATOR"], int(os.environ["JAX_PASSING_WORLD_SIZE"]), int(os.environ["JAX_PASSING_RANK"])
         )
     digest = hashlib.sha256()
     with jax_passing.init() as session:
