@@ -30,7 +30,7 @@
 namespace passing {
 namespace {
 
-constexpr uint32_t kSlotCount = 256;
+constexpr uint32_t kSlotCount = 1024;  // the default of jax-passing switch
 
 using Clock = std::chrono::steady_clock;
 

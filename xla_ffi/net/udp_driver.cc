@@ -1,6 +1,7 @@
 #include "net/udp_driver.h"
 
 #include <cassert>
+#include <cstring>
 
 namespace passing {
 namespace {
@@ -9,9 +10,15 @@ namespace {
 // buffer stays in the cache.
 constexpr size_t kBufferBytes = 65'507 / wire::kMaxPacketBytes * wire::kMaxPacketBytes;
 
+// A short packet ends a super-packet. Exponents stand between the data of two segments: they are set aside and sent
+// last, so that the data stays in one run, which even takes them as its end.
+constexpr size_t kShortPacketBytes = wire::kMaxPacketBytes / 4;
+constexpr size_t kAsideBytes = 4096;
+
 }  // namespace
 
-UdpDriver::UdpDriver(UdpSocket& socket) : socket_(socket), buffer_(new uint8_t[kBufferBytes]) {
+UdpDriver::UdpDriver(UdpSocket& socket)
+    : socket_(socket), buffer_(new uint8_t[kBufferBytes + kAsideBytes]), aside_(new uint8_t[kAsideBytes]) {
   packet_bytes_.reserve(kBufferBytes / wire::kHeaderBytes);
 }
 
@@ -23,11 +30,21 @@ uint8_t* UdpDriver::Reserve() {
 void UdpDriver::Commit(size_t bytes) {
   assert(bytes > 0 && bytes <= wire::kMaxPacketBytes);
   assert(used_bytes_ + bytes <= kBufferBytes);
+  if (bytes <= kShortPacketBytes && aside_bytes_ + bytes <= kAsideBytes) {
+    std::memcpy(aside_.get() + aside_bytes_, buffer_.get() + used_bytes_, bytes);
+    aside_packet_bytes_.push_back(static_cast<uint16_t>(bytes));
+    aside_bytes_ += bytes;
+    return;
+  }
   packet_bytes_.push_back(static_cast<uint16_t>(bytes));
   used_bytes_ += bytes;
 }
 
 void UdpDriver::Flush() {
+  std::memcpy(buffer_.get() + used_bytes_, aside_.get(), aside_bytes_);
+  packet_bytes_.insert(packet_bytes_.end(), aside_packet_bytes_.begin(), aside_packet_bytes_.end());
+  aside_packet_bytes_.clear();
+  aside_bytes_ = 0;
   if (packet_bytes_.empty()) return;
   socket_.Send(buffer_.get(), packet_bytes_);
   packet_bytes_.clear();

@@ -26,6 +26,9 @@ class UdpDriver : public Driver {
   std::unique_ptr<uint8_t[]> buffer_;  // the queued packets side by side
   size_t used_bytes_ = 0;
   std::vector<uint16_t> packet_bytes_;
+  std::unique_ptr<uint8_t[]> aside_;  // queued short packets
+  size_t aside_bytes_ = 0;
+  std::vector<uint16_t> aside_packet_bytes_;
 };
 
 }  // namespace passing

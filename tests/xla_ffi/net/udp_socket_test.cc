@@ -135,20 +135,40 @@ TEST_P(UdpSocketPair, receive_nothingThere) {
   EXPECT_EQ(server_.Receive([](std::span<const uint8_t>, const Address&) { FAIL(); }), 0u);
 }
 
-TEST_P(UdpSocketPair, driver_sendsWhatWasCommitted) {
-  UdpDriver driver(client_);
-  std::vector<uint16_t> sizes;
-  for (int i = 0; i < 200; ++i) sizes.push_back(i % 64 == 63 ? 64 : wire::kMaxPacketBytes);
-  const std::vector<uint8_t> bytes = Pattern(sizes);
-  size_t offset = 0;
-  for (const uint16_t size : sizes) {
-    std::memcpy(driver.Reserve(), &bytes[offset], size);
-    driver.Commit(size);
-    offset += size;
+// Packet i is as long as sizes[i] says and filled with i.
+void SendNumbered(UdpDriver& driver, const std::vector<uint16_t>& sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::memset(driver.Reserve(), static_cast<int>(i), sizes[i]);
+    driver.Commit(sizes[i]);
   }
   driver.Flush();
   driver.Flush();
-  ExpectPattern(ReceiveAll(server_, sizes.size()), sizes);
+}
+
+TEST_P(UdpSocketPair, driver_sendsWhatWasCommitted) {
+  for (const uint16_t short_bytes : {64, 300, 1000}) {
+    UdpDriver driver(client_);
+    std::vector<uint16_t> sizes;
+    for (int i = 0; i < 200; ++i) sizes.push_back(i % 64 >= 40 ? short_bytes : wire::kMaxPacketBytes);
+    SendNumbered(driver, sizes);
+    std::vector<bool> arrived(sizes.size());
+    for (const Datagram& datagram : ReceiveAll(server_, sizes.size())) {
+      const uint8_t number = datagram.bytes.at(0);
+      EXPECT_FALSE(arrived[number]);
+      arrived[number] = true;
+      EXPECT_EQ(datagram.bytes, std::vector<uint8_t>(sizes[number], number));
+    }
+    EXPECT_EQ(std::count(arrived.begin(), arrived.end(), true), 200);
+  }
+}
+
+// So that they don't end the run of the full ones.
+TEST_P(UdpSocketPair, driver_sendsShortPacketsLast) {
+  UdpDriver driver(client_);
+  SendNumbered(driver, {64, wire::kMaxPacketBytes, 64, wire::kMaxPacketBytes});
+  std::vector<uint8_t> order;
+  for (const Datagram& datagram : ReceiveAll(server_, 4)) order.push_back(datagram.bytes.at(0));
+  EXPECT_EQ(order, (std::vector<uint8_t>{1, 3, 0, 2}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, UdpSocketPair, testing::Combine(testing::Values("127.0.0.1", "::1"), testing::Bool()),
