@@ -60,14 +60,6 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
   ++in_flight_;
 }
 
-std::optional<uint64_t> SlotWindow::InFlight(uint32_t sequence) const {
-  const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
-  if (ahead >= stripes_.window()) return std::nullopt;
-  const Chunk& chunk = At(low_ + ahead);
-  if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
-  return chunk.position;
-}
-
 void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   Chunk& chunk = At(position);
   assert(chunk.position == position && chunk.state == State::kInFlight);

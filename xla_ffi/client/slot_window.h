@@ -28,8 +28,15 @@ class SlotWindow {
   bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < static_cast<uint32_t>(congestion_window_); }
   void OnSent(uint64_t position, int64_t now_us);
 
-  // The position that a result's 32-bit sequence means, if that chunk is in flight.
-  std::optional<uint64_t> InFlight(uint32_t sequence) const;
+  // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
+  // wait for all stores of the last packet's elements.
+  std::optional<uint64_t> InFlight(uint32_t sequence) const {
+    const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
+    if (ahead >= stripes_.window()) return std::nullopt;
+    const Chunk& chunk = At(low_ + ahead);
+    if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
+    return chunk.position;
+  }
   // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
   void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
   // A chunk had its result already.
