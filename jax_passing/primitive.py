@@ -105,7 +105,8 @@ def _batch(
 
 
 @functools.cache
-def _register_ffi() -> None:
+def register_ffi() -> None:
+    """Tells XLA of the handlers; once is enough."""
     # XLA takes a state type only once its backend exists.
     jax.local_devices(backend="cpu")
     name, type_id, type_info = _native.ffi_state_type()
@@ -179,7 +180,7 @@ def _lower(
     flat = device_ranks > 0 and not local
     if flat:
         _check_flat(placement, axes, device_ranks)
-    _register_ffi()
+    register_ffi()
 
     def group_and_member() -> jax.Array:
         others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
@@ -224,7 +225,7 @@ def wait_for_executions(timeout_s: float) -> bool:
     those on a single one in another. So one more of each kind ends last. It must cost more than JAX's limit for
     running at once, out of turn.
     """
-    if _register_ffi.cache_info().currsize == 0:  # nothing was ever lowered
+    if register_ffi.cache_info().currsize == 0:  # nothing was ever lowered
         return True
     devices = jax.local_devices(backend="cpu")
     ones = np.ones((len(devices), 64, 64), np.float32)

@@ -13,6 +13,7 @@ from jax_passing import _compat, planner, session
 from jax_passing.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.config import STRATEGIES, did_you_mean
 from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
+from jax_passing.hold import hold
 from jax_passing.primitive import Axes, passing_psum_invariant_p, passing_psum_p
 
 SUPPORTED_DTYPES = (
@@ -71,8 +72,8 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
         Leaf(arrays[i].dtype, arrays[i].nbytes, depth)
         for i, depth in zip(indices, _compat.depths([leaves[i] for i in indices]), strict=True)
     ]
-    for bucket in make_buckets(sizes, bucket_bytes):
-        members = [indices[i] for i in bucket]
+    buckets = [[indices[i] for i in bucket] for bucket in make_buckets(sizes, bucket_bytes)]
+    for members in buckets:
         operands = [arrays[i] for i in members]
         chosen = _choice(current, operands, devices, beyond_mesh) if wanted == "auto" else wanted
         if chosen == "native":
@@ -88,6 +89,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
             )
         for index, result in zip(members, results, strict=True):
             sums[index] = result
+    _hold_behind_last(sums, buckets, arrays)
     return jax.tree.unflatten(treedef, sums)
 
 
@@ -98,6 +100,15 @@ def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     """
     count = psum(1, axis_name)
     return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes))
+
+
+def _hold_behind_last(sums: list[Any], buckets: list[list[int]], arrays: dict[int, Any]) -> None:
+    """So that all buckets' sums travel beside the backward pass: `hold` says how."""
+    buckets = [[index for index in bucket if arrays[index].size] for bucket in buckets]
+    buckets = [bucket for bucket in buckets if bucket]
+    for bucket in buckets[:-1]:
+        for index, held in zip(bucket, hold([sums[i] for i in bucket], arrays[buckets[-1][-1]]), strict=True):
+            sums[index] = held
 
 
 def _extent(axes: Axes) -> tuple[session.Session, int, bool]:

@@ -69,8 +69,11 @@ void BindFfi(nb::module_& m) {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);
     psum["execute"] = Capsule(PsumExecute);
+    nb::dict hold;
+    hold["execute"] = Capsule(HoldExecute);
     nb::dict targets;
     targets["passing_psum"] = psum;
+    targets["passing_hold"] = hold;
     return targets;
   });
   m.def("ffi_state_type",

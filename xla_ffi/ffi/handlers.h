@@ -11,6 +11,9 @@ namespace passing {
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
+// "passing_hold". Operands: any number, and one more to wait for; results: the former, in place.
+XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame);
+
 // The state that each instance of passing_psum keeps. XLA sets the id when Python registers the type.
 inline constexpr char kStateName[] = "passing_psum_instance";
 XLA_FFI_TypeId* StateTypeId();
