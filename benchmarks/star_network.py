@@ -46,7 +46,11 @@ def ready() -> str | None:
     if os.geteuid() != 0:
         return "network namespaces need root: run with sudo"
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
-    return f"{' and '.join(missing)} not found: apt-get install iproute2 util-linux" if missing else None
+    if missing:
+        return f"{' and '.join(missing)} not found: apt-get install iproute2 util-linux"
+    # Root in a container may not.
+    probe = subprocess.run(["unshare", "--net", "--mount", "--uts", "true"], capture_output=True, text=True)
+    return f"no namespaces may be made here ({probe.stderr.strip()})" if probe.returncode != 0 else None
 
 
 class StarNetwork:
