@@ -21,7 +21,6 @@ log = logging.getLogger("jax_passing")
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 HEARTBEATS_PER_LEASE = 6
-WINDOW_MAX = 1 << 16  # of positions, over all shards: the transport's limit
 _INSTANCE = uuid.uuid4().hex
 
 
@@ -98,15 +97,16 @@ class Membership:
     def _make_transport(self) -> _native.Transport:
         shards, settings = self._shards, self._settings
         slots = _agree("slots of a job", shards, [shard.welcome.slot_count for shard in shards])
-        while slots * len(shards) > WINDOW_MAX:
-            slots //= 2
+        # The window is as wide as that of one switch: it has to cover this host's link, however many share its traffic.
+        # A wider one lets hosts drift apart, and their queues fill.
+        slots_per_shard = 1 << max(0, (slots // len(shards)).bit_length() - 1)  # a power of two
         lanes = _agree("lanes of a chunk", shards, [shard.welcome.lanes_per_chunk for shard in shards])
         try:
             return _native.Transport(
                 [shard.link() for shard in shards],
                 rank=settings.rank,
                 world_size=settings.world_size,
-                slots_per_shard=slots,
+                slots_per_shard=slots_per_shard,
                 lanes_per_chunk=lanes,
                 warn_s=settings.warn_s,
                 deadline_s=settings.deadline_s,
