@@ -66,6 +66,7 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   chunk.state = State::kDone;
   --in_flight_;
   Path& path = PathOf(position);
+  path.progress_us = now_us;
   if (in_order) {
     path.answered_number = std::max(path.answered_number, chunk.send_number);
     path.answered_position = std::max(path.answered_position, position);
@@ -112,9 +113,8 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
     At(*overtaken).overtaken = true;
     return Resend(*overtaken, now_us);
   }
-  const Chunk* oldest = Oldest();
-  if (oldest == nullptr) return std::nullopt;
-  if (now_us < oldest->sent_us + rto_us_) return std::nullopt;
+  const Timeout timeout = NextTimeout();
+  if (now_us < timeout.due_us) return std::nullopt;
   if (timeout_budget_ == 0) {
     if (now_us < probe_us_) return std::nullopt;
     timeout_budget_ = kProbeBudget;
@@ -123,7 +123,7 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
     probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us_, kMaxProbeIntervalUs);
     probe_us_ = now_us + probe_interval_us_;
   }
-  return Resend(oldest->position, now_us);
+  return Resend(timeout.position, now_us);
 }
 
 uint64_t SlotWindow::Resend(uint64_t position, int64_t now_us) {
@@ -140,9 +140,7 @@ uint64_t SlotWindow::Resend(uint64_t position, int64_t now_us) {
 int64_t SlotWindow::next_timer_us() const {
   const auto overtaken = [this](const Path& path) { return FirstOvertaken(path).has_value(); };
   if (std::any_of(paths_.begin(), paths_.end(), overtaken)) return 0;
-  const Chunk* oldest = Oldest();
-  if (oldest == nullptr) return INT64_MAX;
-  const int64_t due_us = oldest->sent_us + rto_us_;
+  const int64_t due_us = NextTimeout().due_us;
   return timeout_budget_ == 0 ? std::max(due_us, probe_us_) : due_us;
 }
 
@@ -151,13 +149,18 @@ const SlotWindow::Chunk* SlotWindow::FirstWaiting(const Path& path) const {
   return first == path.sent.end() ? nullptr : &At(first->position);
 }
 
-const SlotWindow::Chunk* SlotWindow::Oldest() const {
-  const Chunk* oldest = nullptr;
+// A path that goes on giving results is not timed out: what is lost on it shows by overtaking, and a queue or a host
+// that was held up for a while would make everything in flight time out at once.
+SlotWindow::Timeout SlotWindow::NextTimeout() const {
+  Timeout next;
   for (const Path& path : paths_) {
     const Chunk* first = FirstWaiting(path);
-    if (first != nullptr && (oldest == nullptr || first->sent_us < oldest->sent_us)) oldest = first;
+    if (first == nullptr) continue;
+    const int64_t silent_us = std::max(first->sent_us, path.progress_us) + rto_us_;
+    const int64_t due_us = std::min(silent_us, first->sent_us + kMaxRtoUs);
+    if (due_us < next.due_us) next = {due_us, first->position};
   }
-  return oldest;
+  return next;
 }
 
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {

@@ -78,6 +78,7 @@ class SlotWindow {
     uint64_t send_number = 0;
     uint64_t answered_number = 0;    // the latest send of those in order that have their result,
     uint64_t answered_position = 0;  // and the last position
+    int64_t progress_us = 0;         // when the last result came
   };
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
@@ -85,9 +86,13 @@ class SlotWindow {
   Path& PathOf(uint64_t position) { return paths_[stripes_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
-  // The chunk that was sent first of those without a result; null if there is none.
+  // The chunk that was sent first of a path's without a result; null if there is none.
   const Chunk* FirstWaiting(const Path& path) const;
-  const Chunk* Oldest() const;
+  struct Timeout {
+    int64_t due_us = INT64_MAX;
+    uint64_t position = 0;
+  };
+  Timeout NextTimeout() const;
   uint64_t Resend(uint64_t position, int64_t now_us);
   void MeasureRoundTrip(int64_t sample_us, int64_t now_us);
   void OnLoss(int64_t now_us);

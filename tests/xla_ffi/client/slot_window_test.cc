@@ -72,6 +72,19 @@ TEST(SlotWindow, resendsAfterTheRtoAndAdaptsIt) {
   EXPECT_EQ(window.next_timer_us(), INT64_MAX);
 }
 
+// A host was held up: everything in flight is old, but results come again.
+TEST(SlotWindow, noTimeoutWhileResultsCome) {
+  SlotWindow window({1, 256});
+  Send(window, 0, 30);
+  window.OnResult(0, kRtoUs);  // a round trip of 10 ms, so the RTO is 40 ms
+  EXPECT_EQ(window.rto_us(), 40'000);
+  EXPECT_EQ(window.NextResend(kRtoUs), std::nullopt);
+  window.OnResult(1, 45'000);
+  EXPECT_EQ(window.NextResend(49'000), std::nullopt);
+  EXPECT_EQ(window.next_timer_us(), 50'002);  // but no chunk waits for more than 50 ms
+  EXPECT_EQ(window.NextResend(50'002), 2u);
+}
+
 TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
   SlotWindow window({1, 256});
   Send(window, 0, 140);
