@@ -80,11 +80,12 @@ def test_what_all_switches_can_do_is_taken(start, caplog):
         ((0, 1), "Rank 1 lists 2 switches, rank 0 lists 3"),
     ],
 )
-def test_hosts_that_list_other_switches_are_told(three, order, message):
+def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
+    caplog.set_level("INFO")
     with ThreadPoolExecutor(1) as pool:
-        settings = settings_of(three, 0, join_deadline_s=1.5)
+        settings = settings_of(three, 0, join_deadline_s=3)
         waiting = pool.submit(Membership, settings, settings.switch)
-        time.sleep(0.3)
+        until(lambda: caplog.text.count("rank 0 of 2 joined") == 3)
         addresses = tuple(settings.switch[index] for index in order)
         with pytest.raises(JoinError, match=message):
             Membership(settings_of(three, 1), addresses)
