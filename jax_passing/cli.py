@@ -33,6 +33,9 @@ def switch(
     link_gbit: Annotated[
         float | None, typer.Option(help="The switch stands behind one link of this rate.", show_default="a port a host")
     ] = None,
+    multicast: Annotated[
+        bool | None, typer.Option(help="Send results by multicast if all hosts of a job hear it.", show_default="yes")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
@@ -49,6 +52,7 @@ def switch(
             "lanes_per_chunk": lanes_per_chunk,
             "lease_s": lease_s,
             "link_gbit": link_gbit,
+            "multicast": multicast,
         },
         config,
     )

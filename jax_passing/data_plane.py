@@ -97,8 +97,9 @@ class SoftwareDataPlane:
 
     host = ""
 
-    def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int):
+    def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int, multicast: bool = True):
         self._native = _native.SoftwareDataPlane(host, port, slot_total)
+        self._multicast = multicast
         self.slot_total = slot_total
         self.lanes_per_chunk = lanes_per_chunk
 
@@ -118,7 +119,7 @@ class SoftwareDataPlane:
 
     def group(self, job: int, own_address: str) -> Group | None:
         own = ipaddress.ip_address(own_address)
-        if own.version != 4:
+        if not self._multicast or own.version != 4:
             return None
         # Jobs of this switch get groups of their own, and switches on one network most likely, too.
         shift = zlib.crc32(own.packed + self.port.to_bytes(2)) + job

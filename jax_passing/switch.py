@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ BACKLOG = 256
 @dataclass(frozen=True)
 class SwitchSettings:
     """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
-    the one link that this switch stands behind; None: it has a port for each host."""
+    the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
+    where all hosts of a job hear it."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
     slot_total: int = 16384
@@ -34,6 +36,7 @@ class SwitchSettings:
     lanes_per_chunk: int = LANES_MAX
     lease_s: float = 30.0
     link_gbit: float | None = None
+    multicast: bool = True
 
 
 def _count(lowest: int, highest: int) -> Callable[[Any], int]:
@@ -57,6 +60,12 @@ def _lease(value: Any) -> float:
     return float(value)
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "listen": parse_address,
     "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
@@ -64,6 +73,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "lanes_per_chunk": _count(3, LANES_MAX),  # an int64 takes three
     "lease_s": _lease,
     "link_gbit": gbit,
+    "multicast": _flag,
 }
 
 
@@ -96,13 +106,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
     """On the control plane's port number if it is free for UDP too: one number to open in firewalls."""
-    sizes = {"slot_total": settings.slot_total, "lanes_per_chunk": settings.lanes_per_chunk}
+    software = partial(
+        SoftwareDataPlane,
+        slot_total=settings.slot_total,
+        lanes_per_chunk=settings.lanes_per_chunk,
+        multicast=settings.multicast,
+    )
     try:
-        return SoftwareDataPlane(host, port, **sizes)
+        return software(host, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        data_plane = SoftwareDataPlane(host, 0, **sizes)
+        data_plane = software(host, 0)
         log.warning("UDP port %d is taken; packets go to %d", port, data_plane.port)
         return data_plane
 

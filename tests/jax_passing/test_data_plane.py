@@ -79,8 +79,11 @@ def test_each_job_gets_a_group_of_its_own(data_plane):
     assert data_plane.group(1, "10.0.0.2").address != groups[0].address
 
 
-def test_ipv6_is_unicast(data_plane):
+def test_ipv6_is_unicast_and_so_is_what_is_told_to_be(data_plane):
     assert data_plane.group(1, "2001:db8::1") is None
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=16, lanes_per_chunk=360, multicast=False)
+    assert plane.group(1, "10.0.0.1") is None
+    plane.close()
 
 
 def test_a_probe_is_heard_by_who_has_joined(data_plane):

@@ -75,6 +75,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("slot_total = 65537", "from 1 to 65536"),
         ("lease_s = 0", "expected seconds"),
         ("link_gbit = [1]", "expected Gbit/s"),
+        ("multicast = 0", "expected true or false"),
         ("lease_s =", "Can't read the settings file"),
     ],
 )
