@@ -18,9 +18,8 @@ ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t
 
 std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
                                                    uint32_t window) {
-  SumShape shape{.site_name = first->shape().site_name + " (NaN and infinities)",
-                 .dtype = DType::kUint32,
-                 .leaf_elements = {}};
+  SumShape shape{
+      .site_name = first->shape().site_name + " (NaN and infinities)", .dtype = DType::kUint32, .leaf_elements = {}};
   std::vector<uint64_t> stretches;
   for (const auto& [place, end] : first->flagged_) {
     stretches.push_back(place);

@@ -25,7 +25,8 @@ struct Stripe {
 class Stripes {
  public:
   // Of positions. A small sum mostly stays on one shard and costs one send; of a large one, packets of a run share a
-  // super-packet. Half a super-packet: with 16 the hosts' processors had a quarter more to do (H=4, benchmarks/star.py).
+  // super-packet. Half a super-packet: with 16 the hosts' processors had a quarter more to do (H=4,
+  // benchmarks/star.py).
   static constexpr uint32_t kRun = 32;
 
   // `slots_per_shard`: a power of two; `shard_count` need not be one.
