@@ -8,6 +8,12 @@
 // of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's
 // is that of its caller and its transport, the switch's counts each rank's KB once. On loopback a sender also does the
 // receiver's work up to its socket. Loopback has no line rate: this measures software.
+//
+// Predicted: one round trip with two sleeping threads a host costs 45 us at H=2, 75 at H=4, 120 at H=8 (a send and its
+// wake-up 6 us, a receive 4, a change of threads 2, on two cores); 64 MiB cost a host 400 ns/KB and the switch 230.
+// Measured on two cores of a busy virtual machine, 1 KB: int32 50-70 us, 95-105, 145-165; float32 92-108 at H=4. 64 MiB
+// of float32 at H=4: 440-510 ns/KB a host, 214-235 the switch. About a third of it is sleeping and waking, a third the
+// kernel's sends and receives, a sixth fixed point.
 #include <algorithm>
 #include <atomic>
 #include <charconv>
