@@ -44,6 +44,9 @@ class ActiveSum {
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
               const uint8_t* lanes, uint8_t flags);
 
+  uint32_t segments_left() const { return plan_.segment_count() - segments_placed; }
+
+  uint64_t issued_behind_segment = 0;  // segments that rank 0 had placed when it issued this sum
   uint32_t segments_placed = 0;
   uint32_t segments_done = 0;
 

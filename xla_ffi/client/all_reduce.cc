@@ -22,6 +22,10 @@ constexpr int64_t kDeviateGraceUs = 500;
 // Sites whose exponents are remembered; a guess is never needed, so forgetting all of them at once is simplest.
 constexpr size_t kMaxGuesses = 4096;
 
+// A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
+// rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
+constexpr uint64_t kPatienceSegments = 4;
+
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
   Place place;
@@ -87,6 +91,7 @@ class AllReduce::Impl {
   void Issue(std::unique_ptr<ActiveSum> sum);
   void PlaceIssued(int64_t now_us);
   ActiveSum* ShortestToPlace() const;
+  bool IsImpatient(const ActiveSum& shortest, const ActiveSum& expected) const;
   void SpeculateAhead();
   void AddLine(const Place& place);
   void Join(Line& line);
@@ -117,8 +122,9 @@ class AllReduce::Impl {
   std::unordered_map<uint64_t, std::string> site_names_;        // as rank 0 announced them
   std::unordered_map<uint64_t, std::vector<int32_t>> guesses_;  // by site: the exponents it had last
   std::string announcement_;
-  int64_t deviate_us_ = 0;  // when rank 0 stops waiting for the predicted sum; 0 if it doesn't wait
-  bool dirty_ = false;      // something happened that OnTimer may act on
+  uint64_t segments_placed_ = 0;  // by rank 0
+  int64_t deviate_us_ = 0;        // when rank 0 stops waiting for the predicted sum; 0 if it doesn't wait
+  bool dirty_ = false;            // something happened that OnTimer may act on
   std::optional<Failure> failure_;
   AllReduceStats stats_;
 };
@@ -126,6 +132,7 @@ class AllReduce::Impl {
 // ---------------------------------------------------------------- order
 
 void AllReduce::Impl::Issue(std::unique_ptr<ActiveSum> sum) {
+  sum->issued_behind_segment = segments_placed_;
   sums_.push_back(std::move(sum));
   dirty_ = true;
   if (leads()) return;
@@ -141,6 +148,7 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
     AddLine(order_.Append(sum.IdOf(segment), sum.key().step, sum.plan().segment(segment).chunk_count(),
                           sum.plan().segment_count(), sum.shape().site_name, announcement_));
     deviate_us_ = 0;
+    ++segments_placed_;
   };
   while (order_.next_position() < window_.end()) {
     ActiveSum* shortest = ShortestToPlace();
@@ -150,11 +158,11 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
       const auto expected = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
         return sum->segments_placed < sum->plan().segment_count() && sum->IdOf(sum->segments_placed) == predicted->id;
       });
-      if (expected != sums_.end()) {
+      if (expected != sums_.end() && !IsImpatient(*shortest, **expected)) {
         place(**expected);
         continue;
       }
-      if (shortest->pass() == 0) {
+      if (expected == sums_.end() && shortest->pass() == 0) {
         if (deviate_us_ == 0) deviate_us_ = now_us + kDeviateGraceUs;
         if (now_us < deviate_us_) break;
       }
@@ -172,13 +180,19 @@ ActiveSum* AllReduce::Impl::ShortestToPlace() const {
   ActiveSum* shortest = nullptr;
   uint32_t shortest_left = UINT32_MAX;
   for (const auto& sum : sums_) {
-    const uint32_t left = sum->plan().segment_count() - sum->segments_placed;
+    const uint32_t left = sum->segments_left();
     if (left > 0 && left < shortest_left) {
       shortest = sum.get();
       shortest_left = left;
     }
   }
   return shortest;
+}
+
+// Has `shortest` waited long enough behind `expected` and others?
+bool AllReduce::Impl::IsImpatient(const ActiveSum& shortest, const ActiveSum& expected) const {
+  const uint64_t patience = kPatienceSegments * shortest.segments_left();
+  return segments_placed_ - shortest.issued_behind_segment >= patience && expected.segments_left() >= patience;
 }
 
 void AllReduce::Impl::SpeculateAhead() {
