@@ -5,8 +5,8 @@
 The difference is the whole sum; what `transport_benchmark 4 float32 1024` shows is the collective alone, without JAX,
 so the rest is what the call adds: the handler, the hand-over of the result to XLA, and XLA's wake-up of Python.
 
-Predicted: 30 us (two more hand-overs between threads). Measured on two busy cores: 270-320 us in all at H=4, where the
-collective alone takes 92-125, so the call adds about 180: four hosts' threads wait for two cores.
+Measured on two busy cores: 270-325 us in all at H=4, where the collective alone takes 92-126, so the call adds about
+180 us, of which waiting for a core was not told apart. Nothing was predicted.
 """
 
 import argparse

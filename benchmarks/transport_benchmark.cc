@@ -9,11 +9,11 @@
 // is that of its caller and its transport, the switch's counts each rank's KB once. On loopback a sender also does the
 // receiver's work up to its socket. Loopback has no line rate: this measures software.
 //
-// Predicted: one round trip with two sleeping threads a host costs 45 us at H=2, 75 at H=4, 120 at H=8 (a send and its
-// wake-up 6 us, a receive 4, a change of threads 2, on two cores); 64 MiB cost a host 400 ns/KB and the switch 230.
-// Measured on two cores of a busy virtual machine, 1 KB: int32 50-70 us, 95-105, 145-165; float32 92-108 at H=4. 64 MiB
-// of float32 at H=4: 440-510 ns/KB a host, 214-235 the switch. About a third of it is sleeping and waking, a third the
-// kernel's sends and receives, a sixth fixed point.
+// Predicted before optimising, 1 KB: 45 us at H=2, 75 at H=4, 120 at H=8.
+// Measured, medians of runs on two cores of a busy virtual machine, 1 KB: int32 46-94 us at H=2, 79-130 at H=4 (mostly
+// 95-105), 144-205 at H=8; float32 92-126 at H=4. 64 MiB of float32 at H=4: 440-510 ns/KB a host, 214-235 the switch
+// (nothing was predicted). In a profile about a third is sleeping and waking, a third the kernel's sends and receives,
+// a seventh of a host's share fixed point.
 #include <algorithm>
 #include <atomic>
 #include <charconv>
