@@ -75,7 +75,13 @@ class Case:
         """Of a host and of the switch, medians."""
         kilobytes = self.tensors.size / 1024
         host = statistics.median(sample.host_cpu_s for sample in self.samples) / kilobytes
-        switch = statistics.median(sample.switch_cpu_s for sample in self.samples) / kilobytes / self.running.ranks
+        # Of flat, the switch receives one buffer a device.
+        received = (
+            kilobytes
+            * self.running.hosts
+            * (self.running.contender.devices if self.running.name.startswith("flat") else 1)
+        )
+        switch = statistics.median(sample.switch_cpu_s for sample in self.samples) / received
         return host * 1e9, switch * 1e9
 
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich import box
 from rich.table import Table
 
@@ -137,11 +136,6 @@ def write_json(path: str | Path, rows: Sequence[Row], **context: Any) -> None:
     derived = ("time_s", "algbw_bytes_per_s", "busbw_bytes_per_s", "line_rate_share", "limit_share")
     records = [asdict(row) | {name: getattr(row, name) for name in derived} for row in rows]
     Path(path).write_text(json.dumps({**context, "rows": records}, indent=1) + "\n")
-
-
-def read_json(path: str | Path) -> list[Row]:
-    """The rows of a file that `write_json` wrote."""
-    return msgspec.convert(json.loads(Path(path).read_text())["rows"], list[Row])
 
 
 def require_matplotlib() -> Any:

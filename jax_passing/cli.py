@@ -64,9 +64,9 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What each host runs.")],
     hosts: Annotated[int, typer.Option("--hosts", "-n", min=1, max=64, help="Processes, one a host.")] = 2,
     devices_per_host: Annotated[int, typer.Option(min=1, help="CPU devices of each.")] = 1,
-    switch: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Running switches, or one started here.")] = (
-        "embedded"
-    ),
+    switch: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
+    ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
 ) -> None:
     """Run a script on several hosts of this machine.
@@ -76,7 +76,7 @@ def run(
     from jax_passing import launcher
 
     arguments = ["-m", *command] if module else command
-    raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, None if switch == "embedded" else switch))
+    raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, switch))
 
 
 @app.command()
@@ -123,7 +123,7 @@ def bench(
     ] = None,
     devices_per_host: Annotated[int | None, typer.Option(min=1, help="CPU devices of each.", show_default="1")] = None,
     switch: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A running switch.", show_default="one started here")
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
     ] = None,
     min_bytes: Annotated[int, typer.Option("--min-bytes", "-b", parser=_bytes, metavar="BYTES")] = "1K",  # type: ignore[assignment]
     max_bytes: Annotated[int, typer.Option("--max-bytes", "-e", parser=_bytes, metavar="BYTES")] = "64M",  # type: ignore[assignment]

@@ -67,6 +67,11 @@ class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 
 
+def names(ranks: Sequence[int]) -> str:
+    """For people: "ranks 1, 3"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
 def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:
     family = {base.__name__: base}
     for derived in base.__subclasses__():

@@ -7,7 +7,7 @@ until all hosts have said that they heard one whole. No I/O: time is an argument
 import enum
 
 from jax_passing.data_plane import Group
-from jax_passing.stalls import names
+from jax_passing.errors import names
 
 READY_S = 1.0  # hosts answer at once; one that doesn't is stopped or stuck
 ROUNDS = 5  # a burst may lose packets, and switches on the way may still be learning who has joined

@@ -11,10 +11,9 @@ from typing import Protocol
 from jax_passing import control_messages as messages
 from jax_passing.config import RANKS_MAX
 from jax_passing.data_plane import DataPlane, Group, JobSlots
-from jax_passing.errors import HostLostError, JoinError
+from jax_passing.errors import HostLostError, JoinError, names
 from jax_passing.group_probe import GroupProbe, Step
 from jax_passing.slot_partition import SlotPartition
-from jax_passing.stalls import names
 
 log = logging.getLogger("jax_passing.switch")
 

@@ -5,13 +5,9 @@ from collections.abc import Callable, Sequence
 
 from jax_passing._native import Stall
 from jax_passing.control_messages import Query, SlotState
-from jax_passing.errors import Failure, HostLostError
+from jax_passing.errors import Failure, HostLostError, names
 
 log = logging.getLogger("jax_passing")
-
-
-def names(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
@@ -63,8 +59,8 @@ class StallReporter:
     def report(self, stall: Stall, stalled_s: float) -> tuple[str, Failure | None]:
         """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
         query = Query() if stall.waits_for_order else Query(stall.slot, stall.version)
-        note, gone = explain(stall, self._ask(stall.shard, query), self._rank, self._switches[stall.shard])
         switch = self._switches[stall.shard]
+        note, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
         place = (
             f"epoch {self._epoch}"
             if stall.waits_for_order

@@ -79,7 +79,6 @@ def test_json_carries_rows_and_context(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["jax"] == "0.10"
     assert content["rows"][0]["busbw_bytes_per_s"] == pytest.approx(rows[0].busbw_bytes_per_s)
-    assert bench_table.read_json(tmp_path / "out.json") == rows
 
 
 @pytest.mark.parametrize("hosts", [(2,), (2, 4)])

@@ -24,8 +24,8 @@ constexpr int64_t kMaxProbeIntervalUs = 200'000;
 
 // The congestion window is at most a quarter of the slots: the rest goes on while a lost chunk is sent again and again.
 // But it isn't less than six super-packets, if there are so many slots, as three are on the wire at 1 Gbit/s.
-constexpr uint32_t kMaxWindowPart = 4;
-constexpr uint32_t kMaxWindowChunks = 256;
+constexpr uint32_t kSlotsPerWindowChunk = 4;
+constexpr uint32_t kLeastMaxWindowChunks = 256;
 
 // Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
 // bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip.
@@ -40,7 +40,7 @@ SlotWindow::SlotWindow(const Stripes& stripes)
       chunks_(std::bit_ceil(stripes.window())),
       paths_(stripes.shard_count()),
       reorder_chunks_(kReorderChunks),
-      max_congestion_window_(std::max(std::min(kMaxWindowChunks, stripes.window()), stripes.window() / kMaxWindowPart)),
+      max_congestion_window_(std::max(std::min(kLeastMaxWindowChunks, stripes.window()), stripes.window() / kSlotsPerWindowChunk)),
       congestion_window_(max_congestion_window_),
       timeout_budget_(kTimeoutBudget),
       rto_us_(kFirstRtoUs) {}
