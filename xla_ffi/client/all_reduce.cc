@@ -369,11 +369,7 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   if (failure_) return drop();
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
-  if (!position) {
-    window_.OnDuplicate(header.sequence);
-    return drop();
-  }
-  if (stripes_.ShardOf(*position) != shard) return drop();
+  if (!position || stripes_.ShardOf(*position) != shard) return drop();
   Line& line = LineAt(*position);
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);

@@ -13,7 +13,8 @@ constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy h
 constexpr int64_t kMaxRtoUs = 50'000;    // a round trip includes the wait for stragglers: don't learn from those
 
 // A chunk is lost if one this far behind it on its path, sent later, has its result: more than the 44 chunks of one
-// super-packet. Doubled whenever that was a mistake (as RFC 8985 adapts its reordering window).
+// super-packet. Fixed: a second result doesn't show that it was a mistake (as RFC 8985 takes it), as another rank's
+// contribution may have been the lost one.
 constexpr uint32_t kReorderChunks = 64;
 
 // A straggler makes every chunk time out, though nothing is lost. Resend this many, then a few at each probe, ever
@@ -39,8 +40,8 @@ SlotWindow::SlotWindow(const Stripes& stripes)
     : stripes_(stripes),
       chunks_(std::bit_ceil(stripes.window())),
       paths_(stripes.shard_count()),
-      reorder_chunks_(kReorderChunks),
-      max_congestion_window_(std::max(std::min(kLeastMaxWindowChunks, stripes.window()), stripes.window() / kSlotsPerWindowChunk)),
+      max_congestion_window_(
+          std::max(std::min(kLeastMaxWindowChunks, stripes.window()), stripes.window() / kSlotsPerWindowChunk)),
       congestion_window_(max_congestion_window_),
       timeout_budget_(kTimeoutBudget),
       rto_us_(kFirstRtoUs) {}
@@ -77,12 +78,6 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   congestion_window_ = std::min(max_congestion_window_, congestion_window_ + kIncreaseChunks / congestion_window_);
 }
 
-void SlotWindow::OnDuplicate(uint32_t sequence) {
-  const Chunk& chunk = At(sequence);  // the ring's size divides 2^32
-  if (static_cast<uint32_t>(chunk.position) != sequence || chunk.state != State::kDone || !chunk.overtaken) return;
-  reorder_chunks_ = std::min(2 * reorder_chunks_, stripes_.window());
-}
-
 bool SlotWindow::Done(uint64_t position) const {
   if (position < low_) return true;
   const Chunk& chunk = At(position);
@@ -110,7 +105,6 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
     while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
     const auto overtaken = FirstOvertaken(path);
     if (!overtaken) continue;
-    At(*overtaken).overtaken = true;
     return Resend(*overtaken, now_us);
   }
   const Timeout timeout = NextTimeout();
@@ -164,7 +158,7 @@ SlotWindow::Timeout SlotWindow::NextTimeout() const {
 }
 
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
-  const uint64_t reorder = uint64_t{reorder_chunks_} * stripes_.shard_count();  // a path has one position in so many
+  const uint64_t reorder = uint64_t{kReorderChunks} * stripes_.shard_count();  // a path has one position in so many
   for (const Sent& sent : path.sent) {
     if (sent.send_number >= path.answered_number) break;
     if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;

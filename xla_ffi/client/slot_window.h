@@ -39,8 +39,6 @@ class SlotWindow {
   }
   // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
   void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
-  // A chunk had its result already.
-  void OnDuplicate(uint32_t sequence);
   bool Done(uint64_t position) const;
   // No rank needs this position's result any more, whether or not it was sent.
   void Skip(uint64_t position);
@@ -55,15 +53,13 @@ class SlotWindow {
   int64_t round_trip_us() const { return round_trip_us_; }
   int64_t rto_us() const { return rto_us_; }
   uint32_t in_flight() const { return in_flight_; }
-  uint32_t reorder_chunks() const { return reorder_chunks_; }
 
  private:
   enum class State : uint8_t { kUnsent, kInFlight, kDone };
   struct Chunk {
     uint64_t position = 0;
     State state = State::kUnsent;
-    bool resent = false;     // its round trip is ambiguous (Karn's algorithm, RFC 6298)
-    bool overtaken = false;  // resent for that
+    bool resent = false;  // its round trip is ambiguous (Karn's algorithm, RFC 6298)
     int64_t sent_us = 0;
     uint64_t send_number = 0;
   };
@@ -102,7 +98,6 @@ class SlotWindow {
   std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
   std::vector<Path> paths_;    // by shard
   uint32_t in_flight_ = 0;
-  uint32_t reorder_chunks_;  // a chunk is lost if one so far behind it on its path has its result
   const double max_congestion_window_;
   double congestion_window_;
   int64_t next_decrease_us_ = 0;

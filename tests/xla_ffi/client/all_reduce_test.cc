@@ -309,6 +309,24 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
   EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
 }
 
+// In the network's time, not the machine's: a loss costs the last sum no more than the first.
+TEST(AllReduceCluster, lossRecoveryStaysAsFast) {
+  ClusterOptions options{.world_size = 4, .slot_count = 1024, .lanes_per_chunk = 360, .faults = {.loss = 0.01}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kInt32, {1 << 20}, 1);
+  std::vector<uint64_t> resent{0};
+  for (int execution = 0; execution < 6; ++execution) {
+    workload.Execute({0}, 1);
+    ASSERT_TRUE(cluster.Run(cluster.network().now_us() + 600'000'000)) << Stalls(cluster, options.world_size);
+    resent.push_back(cluster.rank(0).stats().packets_resent);
+  }
+  // 2,913 chunks a sum; on its way to the switch each of 4 contributions may be lost, which all ranks resend.
+  EXPECT_LT(resent[6] - resent[5], 2 * (resent[1] - resent[0]));
+  EXPECT_LT(resent[6] - resent[5], 2913u * 5 / 100 * 3);
+  workload.Check();
+}
+
 // Data that was sent at guessed exponents counts if all guesses were right, and is sent again if not.
 TEST(AllReduceCluster, aSmallSumTakesOneRoundTripWhileItsExponentsStay) {
   ClusterOptions options{.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}};

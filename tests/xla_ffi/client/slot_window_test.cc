@@ -120,20 +120,6 @@ TEST(SlotWindow, shardsDoNotOvertakeEachOther) {
   EXPECT_EQ(window.NextResend(700), std::nullopt);
 }
 
-TEST(SlotWindow, learnsHowMuchTheNetworkReorders) {
-  SlotWindow window({1, 256});
-  Send(window, 0, 140);
-  window.OnResult(65, 100);
-  EXPECT_EQ(window.NextResend(100), 0u);
-  window.OnResult(0, 110);  // of the first packet, as the second result shows
-  EXPECT_EQ(window.reorder_chunks(), 64u);
-  window.OnDuplicate(0);
-  EXPECT_EQ(window.reorder_chunks(), 128u);
-  window.OnDuplicate(65);  // never resent: the network doubled it
-  window.OnDuplicate(200);
-  EXPECT_EQ(window.reorder_chunks(), 128u);
-}
-
 TEST(SlotWindow, aStragglerIsProbedEverMoreSeldom) {
   SlotWindow window({1, 256});
   Send(window, 0, 256);
