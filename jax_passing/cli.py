@@ -83,7 +83,7 @@ def run(
 def plan(
     hosts: Annotated[int, typer.Option(min=1, max=64)] = 8,
     devices_per_host: Annotated[int, typer.Option(min=1)] = 1,
-    mebibytes: Annotated[float, typer.Option(min=1e-6, help="Size of each device's float32 buffer.")] = 64.0,
+    mebibytes: Annotated[float, typer.Option(min=1e-6, max=1e9, help="Size of each device's float32 buffer.")] = 64.0,
     link_gbit: Annotated[float, typer.Option(min=1e-3, help="Rate of each host's link.")] = 10.0,
     shards: Annotated[
         int, typer.Option(min=0, help="Aggregators behind one link each; 0: a switch with a port for each host.")
@@ -143,9 +143,13 @@ def bench(
 
     if plot is not None:
         bench_table.require_matplotlib()
+        if plot.suffix != ".png":
+            raise ConfigError(f"Can't draw {plot}: the plot is a PNG, so its name must end in .png.")
     for path in (json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"Can't write {path}: {path.absolute().parent} is no folder.")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"Can't write {path}: it is a folder. Name a file in it.")
     if hosts is None and (switch is not None or os.environ.get(PREFIX + "SWITCH")):
         if devices_per_host is not None:
             os.environ["JAX_NUM_CPU_DEVICES"] = str(devices_per_host)  # before jax is loaded

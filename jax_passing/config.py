@@ -1,7 +1,9 @@
 """Settings: arguments over JAX_PASSING_* variables over a TOML file, each checked and traced to its source."""
 
 import difflib
+import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -41,7 +43,8 @@ def parse_address(text: str) -> tuple[str, int]:
     """Splits "host:port" or "[v6]:port". Raises ValueError."""
     host, colon, port = str(text).strip().rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    named = re.fullmatch(r"[\w.%:-]+", host) is not None  # a name, IPv4, or IPv6 with its interface
+    if not colon or not named or not port.isdecimal() or int(port) > 65535:
         raise ValueError("expected HOST:PORT, for example 10.0.0.1:7171")
     return host, int(port)
 
@@ -84,10 +87,18 @@ def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
 
 
 def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if isinstance(value, bool) or not 0 < seconds <= 86400:
+    seconds = _number(value)
+    if not 0 < seconds <= 86400:
         raise ValueError("expected seconds, above 0 and at most 86400")
     return seconds
+
+
+def _number(value: Any) -> float:
+    """NaN if it is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def strategy(value: Any) -> str:
@@ -99,7 +110,7 @@ def strategy(value: Any) -> str:
 
 def gbit(value: Any) -> float:
     """A link's rate. Raises ValueError."""
-    rate = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else 0.0
+    rate = _number(value)
     if not 0 < rate <= 1e5:
         raise ValueError("expected Gbit/s, above 0 and at most 100000")
     return rate

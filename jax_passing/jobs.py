@@ -77,6 +77,7 @@ class Epoch:
     slot_first: int = 0
     probe: GroupProbe | None = None  # while PROBING
     multicast: bool = False  # RUNNING: results go to a group
+    refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
 
     def absent(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self.members]
@@ -197,8 +198,11 @@ class JobTable:
         try:
             self._check_join(join)
             epoch = self._epoch_to_join(self._job(join.job), join)
-        except RefusalError:
+        except RefusalError as refusal:
             self.counts["joins_refused"] += 1
+            job = self._jobs.get(join.job)
+            if job is not None and job.epoch is not None:
+                job.epoch.refusal = str(refusal)
             raise
         now = time.monotonic()
         member = Member(join, connection, join_until=now + join.join_deadline_s, heard=now)
@@ -366,12 +370,17 @@ class JobTable:
     def give_up(self, epoch: Epoch, member: Member) -> None:
         """The member has waited long enough for the others."""
         absent = epoch.absent()
+        advice = (
+            f"One host was refused: {epoch.refusal}"
+            if epoch.refusal
+            else "Are those hosts running, with the same job name and switch? Raise join_deadline_s if they start "
+            "later."
+        )
         member.connection.send(
             messages.Refused(
                 JoinError.__name__,
                 f"{names(absent).capitalize()} of job {epoch.job.name!r} (world size {epoch.world_size}) didn't join "
-                f"within the {member.join.join_deadline_s:.1f} s that rank {member.rank} waited. Are those hosts "
-                "running, with the same job name and switch? Raise join_deadline_s if they start later.",
+                f"within the {member.join.join_deadline_s:.1f} s that rank {member.rank} waited. {advice}",
             )
         )
         self.lose(epoch, member, "gave up")

@@ -51,11 +51,11 @@ def conclusion(cluster: Cluster, elements: int) -> str:
     chosen = planner.choose(cluster, elements, ("passing", "native"))
     other: planner.Strategy = "native" if chosen == "passing" else "passing"
     best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
+    if cluster.hosts == 1:
+        return f"auto takes {chosen}. One host has nobody to send to."
     ratio = worse.time_s / best.time_s
     lines = [f"auto takes {chosen}: {ratio:.2f} times as fast as {other}, which is bound by {worse.bound}."]
-    if cluster.hosts == 1:
-        lines.append("One host has nobody to send to.")
-    elif cluster.shards == 0 and cluster.hosts == 2:
+    if cluster.shards == 0 and cluster.hosts == 2:
         lines.append("Two hosts gain no bandwidth: a ring of two sends each byte once, too.")
     elif cluster.shards == 1:
         lines.append("An aggregator behind one link is a parameter server: give the switch a port for each host.")

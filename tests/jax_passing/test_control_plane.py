@@ -233,6 +233,14 @@ async def test_a_running_job_takes_nobody_else(switch):
 
 
 @scenario()
+async def test_those_who_wait_hear_why_another_host_was_refused(switch):
+    waiting = await switch.join(0, join_deadline_s=0.3)
+    await asyncio.sleep(0.05)
+    await (await switch.join(1, switches=("x", "y"))).refusal()
+    assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
+
+
+@scenario()
 async def test_missing_ranks_are_named_at_the_join_deadline(switch):
     hosts = [await switch.join(rank, 4, join_deadline_s=0.3) for rank in (0, 2)]
     for host in hosts:
