@@ -1,6 +1,7 @@
 """benchmarks/star.py: a small star sums right, and nothing of it remains, however it ends."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,16 @@ from pathlib import Path
 import pytest
 
 STAR = Path(__file__).parents[2] / "benchmarks" / "star.py"
+# Its modules stand beside it, where a safe path doesn't look.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
 
 def _problem() -> str | None:
     """What star.py itself says."""
     program = "import star_network; print(star_network.ready() or '')"
-    asked = subprocess.run([sys.executable, "-c", program], cwd=STAR.parent, capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", program], cwd=STAR.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     return asked.stdout.strip() or None
 
 
@@ -39,7 +44,7 @@ def _remains(pid: int) -> list[str]:
 
 def _start(*arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, str(STAR), "--hosts", "2", "--contenders", "passing", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _await_summing(pid: int) -> None:

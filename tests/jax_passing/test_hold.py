@@ -86,13 +86,15 @@ def test_sizes_and_buckets_of_all_kinds(session) -> None:
     for buckets in (1, 1 << 20):
 
         def total(x, bucket_bytes=buckets):
-            return jax_passing.psum({**x, "half": x["half"].astype(jnp.bfloat16)}, "d", bucket_bytes=bucket_bytes)
+            out = jax_passing.psum({**x, "half": x["half"].astype(jnp.bfloat16)}, "d", bucket_bytes=bucket_bytes)
+            # The empty leaf stays inside: jaxlib 0.11.2 crashes on any program with an empty and another result.
+            assert out.pop("empty").shape == (1, 0)
+            return out
 
         out = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("d"), out_specs=P()))(tree)
         np.testing.assert_array_equal(out["int"], tree["int"].sum(0, keepdims=True))
         np.testing.assert_array_equal(out["one"], [2.0])
         np.testing.assert_array_equal(out["half"], np.full((1, 3), 2.0))
-        assert out["empty"].shape == (1, 0)
 
 
 def test_derivatives_and_vmap(session, check_vma) -> None:

@@ -115,7 +115,7 @@ def test_missing_ranks_are_named(running):
 
 
 def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="jax_passing.switch")
     settings = settings_of(running, 1, 3)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(jax_passing.init, running.address, rank=0, world_size=2, join_deadline_s=3)

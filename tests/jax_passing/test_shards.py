@@ -81,7 +81,7 @@ def test_what_all_switches_can_do_is_taken(start, caplog):
     ],
 )
 def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="jax_passing.switch")
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(three, 0, join_deadline_s=3)
         waiting = pool.submit(Membership, settings, settings.switch)
