@@ -154,28 +154,32 @@ def require_matplotlib() -> Any:
 
 
 def plot(rows: Sequence[Row], path: str | Path, title: str | None = None) -> None:
-    """Draws time over size, and time over hosts if they vary, else bandwidth over size, as a PNG.
+    """Draws a PNG: time over size if sizes vary, time over hosts if they do, else bandwidth over size.
 
     The panel over hosts shows the largest size that each number of hosts has. Limits are dotted.
     """
     pyplot = require_matplotlib()
     hosts_vary = len({row.hosts for row in rows}) > 1
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    _lines(left, rows, by_hosts=True, x=lambda row: row.size_bytes, y=lambda row: row.time_s)
-    left.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (s)")
+    over_size = len({row.size_bytes for row in rows}) > 1 or not hosts_vary
+    panels = over_size + 1
+    figure, axes = pyplot.subplots(1, panels, figsize=(6 * panels, 4.5), layout="constrained", squeeze=False)
+    last = axes[0, -1]
+    if over_size:
+        _lines(axes[0, 0], rows, by_hosts=True, x=lambda row: row.size_bytes, y=lambda row: row.time_s)
+        axes[0, 0].set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (s)")
     if hosts_vary:
         sizes = set.intersection(*({r.size_bytes for r in rows if r.hosts == h} for h in {r.hosts for r in rows}))
         largest = [row for row in rows if row.size_bytes == max(sizes, default=row.size_bytes)]
-        _lines(right, largest, by_hosts=False, x=lambda row: row.hosts, y=lambda row: row.time_s)
-        right.set(xlabel="hosts", ylabel="time (s)", ylim=(0, None))
+        _lines(last, largest, by_hosts=False, x=lambda row: row.hosts, y=lambda row: row.time_s)
+        last.set(xlabel="hosts", ylabel="time (s)", ylim=(0, None))
         if sizes:
-            right.set_title(f"{max(sizes)} bytes")
+            last.set_title(f"{max(sizes)} bytes")
     else:
-        _lines(right, rows, by_hosts=True, x=lambda row: row.size_bytes, y=lambda row: row.algbw_bytes_per_s / 1e9)
-        right.set(xscale="log", xlabel="size (bytes)", ylabel="algbw (GB/s)", ylim=(0, None))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    left.legend(fontsize="small")
+        _lines(last, rows, by_hosts=True, x=lambda row: row.size_bytes, y=lambda row: row.algbw_bytes_per_s / 1e9)
+        last.set(xscale="log", xlabel="size (bytes)", ylabel="algbw (GB/s)", ylim=(0, None))
+    for panel in axes[0]:
+        panel.grid(alpha=0.3)
+    axes[0, 0].legend(fontsize="small")
     if title:
         figure.suptitle(title)
     figure.savefig(path, dpi=120)
