@@ -8,7 +8,6 @@ both ends of the pair gives each direction the rate; TCP between hosts uses cubi
 the switch: what runs there hears every port at full rate, and a multicast that it sends once leaves through all ports.
 """
 
-import ctypes
 import os
 import re
 import shutil
@@ -23,6 +22,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from jax_passing.launcher import die_with
+
 SWITCH = -1  # in place of a host's index
 
 NETWORK = "10.83.0"
@@ -30,8 +31,6 @@ BURST = "128k"  # below 100 KB, a bucket can't pass super-packets of 64 KB at th
 LIMIT = "16m"
 END_S = 5.0  # between SIGTERM and SIGKILL
 _NAME = re.compile(r"star(\d+)-")
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 # In a mount and UTS namespace of its own a process sees the host's name and /etc/hosts: gloo and Open MPI resolve them.
 _ENTER = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
@@ -101,7 +100,7 @@ class StarNetwork:
         """Starts a process on a host; `options` are those of Popen. It ends with the star, and with this process."""
         # A process group of its own: Ctrl-C reaches this process alone, which ends the others in order.
         process: subprocess.Popen[bytes] = subprocess.Popen(
-            self.command(host, arguments), process_group=0, preexec_fn=_die_with(os.getpid()), **options
+            self.command(host, arguments), process_group=0, preexec_fn=die_with(os.getpid()), **options
         )
         self._processes.append(process)
         return process
@@ -191,17 +190,6 @@ class StarNetwork:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child before exec."""
-
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
 
 
 def _mac(host: int) -> str:

@@ -25,8 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child before exec: a launcher that is killed with SIGKILL leaves no orphans."""
+def die_with(parent: int) -> Callable[[], None]:
+    """For Popen's preexec_fn: a process that is killed with SIGKILL leaves no orphans. `parent`: its pid."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -63,7 +63,7 @@ async def _start(tag: str, arguments: Sequence[str], environment: dict[str, str]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_die_with(os.getpid()),
+        preexec_fn=die_with(os.getpid()),
     )
     return Child(tag, process)
 

@@ -14,16 +14,8 @@ from jax_passing.hold import hold
 LAYERS = 6
 
 
-def step(params, x):
-    def loss(params):
-        y = x
-        for w in params:
-            y = jnp.tanh(y @ w)
-        return jnp.sum(y)
-
-    grads = jax.grad(loss)(jax.lax.pcast(params, "d", to="varying"))
-    # A bucket for each layer.
-    return [w - g for w, g in zip(params, jax_passing.psum(grads, "d", bucket_bytes=64 * 64 * 4), strict=True)]
+def bucket_a_layer(grads, axis):
+    return jax_passing.psum(grads, axis, bucket_bytes=64 * 64 * 4)
 
 
 def arguments():
@@ -32,10 +24,25 @@ def arguments():
     return params, jax.random.normal(keys[0], (8, 64))
 
 
-def compiled():
+def step(psum):
+    """A training step over two devices that sums its gradients with `psum`."""
+
+    def update(params, x):
+        def loss(params):
+            y = x
+            for w in params:
+                y = jnp.tanh(y @ w)
+            return jnp.sum(y)
+
+        grads = jax.grad(loss)(jax.lax.pcast(params, "d", to="varying"))
+        return [w - g for w, g in zip(params, psum(grads, "d"), strict=True)]
+
     mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
-    return jax.jit(mapped, donate_argnums=0)
+    return jax.shard_map(update, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+
+def compiled():
+    return jax.jit(step(bucket_a_layer), donate_argnums=0)
 
 
 def test_no_sum_is_used_before_the_backward_pass_is_over(session) -> None:
@@ -58,19 +65,7 @@ def test_no_sum_is_used_before_the_backward_pass_is_over(session) -> None:
 
 def test_a_step_gives_what_lax_psum_gives(session) -> None:
     params, x = arguments()
-    mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
-
-    def native(params, x):
-        def loss(params):
-            y = x
-            for w in params:
-                y = jnp.tanh(y @ w)
-            return jnp.sum(y)
-
-        grads = jax.grad(loss)(jax.lax.pcast(params, "d", to="varying"))
-        return [w - g for w, g in zip(params, jax.lax.psum(grads, "d"), strict=True)]
-
-    right = jax.jit(jax.shard_map(native, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()))(params, x)
+    right = jax.jit(step(jax.lax.psum))(params, x)
     for ours, theirs in zip(compiled()(params, x), right, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 

@@ -294,15 +294,12 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
     // safely (docs/protocol.md).
     if (segment.guesses() && !window_.CanSend(line.place.end_position() - 1)) return;
     // Data waits until the job's scales are known, or guesses them.
-    const uint32_t sendable =
-        line.exponents_awaited == 0
-            ? segment.chunk_count()
-            : segment.chunk_count() - (segment.guesses() ? segment.repeat_chunks : segment.data_chunks);
+    const uint32_t sendable = line.exponents_awaited == 0 ? segment.chunk_count() : segment.first_chunks();
     while (line.next_chunk < sendable) {
       const uint64_t position = line.place.first_position + line.next_chunk;
       const bool rest_of_guess = segment.guesses() && line.next_chunk > 0;
-      if (!window_.CanSend(position) || !(rest_of_guess || window_.HasRoom(in_flight_below)))
-        return;  // nor any later one
+      const bool has_room = rest_of_guess || window_.HasRoom(in_flight_below);
+      if (!window_.CanSend(position) || !has_room) return;  // nor any later one
       window_.OnSent(position, now_us);
       SendChunk(line, line.next_chunk++);
       ++in_flight_below;
@@ -316,9 +313,8 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const Stripe stripe = stripes_.At(position);
   const Shard& shard = job_.shards[stripe.shard];
   const SumPlan& plan = line.sum->plan();
-  const uint32_t lanes =
-      exponents ? plan.ExponentRange(line.segment(), chunk).count * (line.segment().guesses() ? kGuessLanes : 1)
-                : plan.LanesOf(plan.DataRange(line.segment(), chunk).count);
+  const uint32_t lanes = exponents ? plan.ExponentRange(line.segment(), chunk).count * line.segment().lanes_per_block()
+                                   : plan.LanesOf(plan.DataRange(line.segment(), chunk).count);
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
@@ -433,7 +429,7 @@ void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
   guesses_[line.place.id.site] = line.exponents;
 
   const Segment& segment = line.segment();
-  assert(line.next_chunk == segment.exponent_chunks + segment.data_chunks);  // they were sent together
+  assert(line.next_chunk == segment.first_chunks());  // they were sent together
   for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) {
     if (segment.CarriesExponents(chunk) || segment.CarriesGuessedData(chunk) == right) continue;
     const uint64_t position = line.place.first_position + chunk;

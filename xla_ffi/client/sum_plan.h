@@ -35,11 +35,14 @@ struct Segment {
 
   uint32_t chunk_count() const { return exponent_chunks + data_chunks + repeat_chunks; }
   bool guesses() const { return repeat_chunks > 0; }
+  // What is sent before the job's exponents are known.
+  uint32_t first_chunks() const { return exponent_chunks + (guesses() ? data_chunks : 0); }
+  uint32_t lanes_per_block() const { return guesses() ? kGuessLanes : 1; }
   bool CarriesExponents(uint32_t chunk) const {
     return chunk >= exponents_at && chunk < exponents_at + exponent_chunks;
   }
   bool CarriesGuessedData(uint32_t chunk) const {
-    return guesses() && chunk < exponent_chunks + data_chunks && !CarriesExponents(chunk);
+    return guesses() && chunk < first_chunks() && !CarriesExponents(chunk);
   }
   // Which of the data chunks this one is.
   uint32_t DataChunk(uint32_t chunk) const {
