@@ -18,11 +18,11 @@ GROUP_PORT = 7172  # of all groups, so that a firewall can name it
 
 @dataclass(frozen=True)
 class Group:
-    """An IPv4 multicast group whose members hear a job's results, each sent once for all ranks."""
+    """An IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
 
     address: str
     port: int
-    source: str  # our own address, as the ranks know it: they hear no other's packets
+    source: str  # our own address, as the workers know it: they hear no other's packets
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class JobSlots:
     epoch: int  # 1 to 65535; packets of any other epoch of the job are dropped
     slot_first: int
     slot_count: int  # a power of two
-    addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each rank
-    group: Group | None = None  # all ranks hear it
+    addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each worker: a host, or a child switch
+    group: Group | None = None  # all workers hear it
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SlotVersion:
 
     empty: bool
     sequence: int
-    bitmap: int  # bit r: rank r was added
+    bitmap: int  # bit w: worker w was added
     complete: bool
 
 
@@ -65,8 +65,8 @@ class DataPlane(Protocol):
     def group(self, job: int, own_address: str) -> Group | None:
         """Where results of this job could go once for all ranks, if its hosts turn out to hear that.
 
-        `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one rank: a switch
-        that replicates results in its pipeline does that, and its hosts have nothing to join.
+        `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one worker: a
+        switch that replicates results in its pipeline does that, and its hosts have nothing to join.
         """
 
     def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
@@ -75,11 +75,11 @@ class DataPlane(Protocol):
     def add_job(self, job: JobSlots) -> None:
         """Clears the slots, then adds packets of this job and epoch that come from these addresses.
 
-        Results go to the job's group if it has one, else to each rank; to a rank that asks again, always to it alone.
+        Results go to the job's group if it has one, else to each worker; to one that asks again, always to it alone.
         """
 
     def stop_multicast(self, job: int) -> None:
-        """Results go to each rank from now on: a rank hears the group no longer."""
+        """Results go to each worker from now on: one of them hears the group no longer."""
 
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on."""

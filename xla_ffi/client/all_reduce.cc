@@ -58,7 +58,7 @@ class AllReduce::Impl {
         order_(stripes_.window(), job.first_position),
         window_(stripes_) {
     assert(drivers_.size() == job.shards.size());
-    assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorldSize);
+    assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorkers);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
     window_.Advance(job.first_position);
   }
@@ -318,7 +318,7 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
-          .rank = job_.rank,
+          .worker = job_.rank,
           .slot = static_cast<uint16_t>(shard.slot_first + stripe.slot),
           .sequence = static_cast<uint32_t>(position),
           .version = stripe.version,
@@ -370,7 +370,7 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);
   expected.type = wire::PacketType::kResult;
-  expected.rank = wire::kEveryRank;
+  expected.worker = wire::kEveryWorker;
   expected.flags = header.flags;
   if (header != expected) return drop();
   const bool data = !line.segment().CarriesExponents(chunk);

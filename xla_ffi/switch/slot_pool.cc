@@ -50,9 +50,9 @@ PASSING_SIMD void ToNetworkOrder(uint32_t* lanes, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) lanes[i] = NetworkOrder(lanes[i]);
 }
 
-uint64_t Bit(uint16_t rank) { return uint64_t{1} << rank; }
+uint64_t Bit(uint16_t worker) { return uint64_t{1} << worker; }
 
-uint64_t AllRanks(size_t world_size) { return ~uint64_t{0} >> (64 - world_size); }
+uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
 
 }  // namespace
 
@@ -91,8 +91,8 @@ SlotPool::SlotPool(uint32_t slot_count) {
 SlotPool::~SlotPool() = default;
 
 void SlotPool::AddJob(const JobSlots& job) {
-  if (job.addresses.empty() || job.addresses.size() > wire::kMaxWorldSize) {
-    throw std::invalid_argument("a job has 1 to 64 ranks");
+  if (job.addresses.empty() || job.addresses.size() > wire::kMaxWorkers) {
+    throw std::invalid_argument("a job has 1 to 64 workers");
   }
   if (!std::has_single_bit(job.slot_count)) throw std::invalid_argument("a job's slot count is a power of two");
   if (job.slot_first > slots_.size() || job.slot_count > slots_.size() - job.slot_first) {
@@ -127,12 +127,12 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
 
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return verdict(Verdict::kMalformed);
   action.job = header.job;
-  action.rank = header.rank;
+  action.worker = header.worker;
   if (header.job >= jobs_.size() || jobs_[header.job] == nullptr) return verdict(Verdict::kForeignJob);
   const JobSlots& job = jobs_[header.job]->slots;
   if (header.epoch != job.epoch) return verdict(Verdict::kForeignEpoch);
-  if (header.rank >= job.addresses.size()) return verdict(Verdict::kForeignRank);
-  if (source != job.addresses[header.rank]) return verdict(Verdict::kForeignSource);
+  if (header.worker >= job.addresses.size()) return verdict(Verdict::kForeignWorker);
+  if (source != job.addresses[header.worker]) return verdict(Verdict::kForeignSource);
   if (header.slot < job.slot_first || header.slot - job.slot_first >= job.slot_count) {
     return verdict(Verdict::kForeignSlot);
   }
@@ -150,19 +150,19 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
     held.element_count = header.element_count;
     held.lane_format = header.lane_format;
     held.flags = header.flags;
-    held.bitmap = Bit(header.rank);
+    held.bitmap = Bit(header.worker);
     WriteLanes(lanes, header.element_count, held.lanes);
   } else if (header.sequence != held.sequence) {
     return verdict(Verdict::kStale);
   } else if (header.element_count != held.element_count || header.lane_format != held.lane_format) {
     return verdict(Verdict::kMismatch);
-  } else if ((held.bitmap & Bit(header.rank)) != 0) {
+  } else if ((held.bitmap & Bit(header.worker)) != 0) {
     if (!held.complete) return verdict(Verdict::kDuplicate);
     action.result = held.Result();
     return verdict(Verdict::kResend);
   } else {
     assert(!held.complete);
-    held.bitmap |= Bit(header.rank);
+    held.bitmap |= Bit(header.worker);
     held.flags |= header.flags;
     if (held.lane_format == wire::LaneFormat::kSumInt32) {
       AddLanes(lanes, held.element_count, held.lanes);
@@ -171,11 +171,11 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
     }
   }
 
-  if (held.bitmap != AllRanks(job.addresses.size())) return verdict(Verdict::kAdded);
+  if (held.bitmap != AllWorkers(job.addresses.size())) return verdict(Verdict::kAdded);
   held.complete = true;
   ToNetworkOrder(held.lanes, held.element_count);
   header.type = wire::PacketType::kResult;
-  header.rank = wire::kEveryRank;
+  header.worker = wire::kEveryWorker;
   header.flags = held.flags;
   wire::Encode(header, held.header);
   action.result = held.Result();
@@ -209,8 +209,8 @@ const char* Name(Verdict verdict) {
       return "foreign_job";
     case Verdict::kForeignEpoch:
       return "foreign_epoch";
-    case Verdict::kForeignRank:
-      return "foreign_rank";
+    case Verdict::kForeignWorker:
+      return "foreign_worker";
     case Verdict::kForeignSource:
       return "foreign_source";
     case Verdict::kForeignSlot:

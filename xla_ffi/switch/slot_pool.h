@@ -14,19 +14,19 @@
 namespace passing {
 
 enum class Verdict : uint8_t {
-  kAdded,            // counted, the slot still waits for other ranks
-  kComplete,         // the last rank: multicast the result
-  kResend,           // complete already, and this rank asks again: unicast the result
+  kAdded,            // counted, the slot still waits for other workers
+  kComplete,         // the last worker: multicast the result
+  kResend,           // complete already, and this worker asks again: unicast the result
   kDuplicate,        // already counted, not complete: nothing to send
   kStale,            // an older sequence than the slot version holds
   kMalformed,        // wire::Decode refused it
   kForeignJob,       // no such job here
   kForeignEpoch,     // another incarnation of the job
-  kForeignRank,      // rank outside the world
-  kForeignSource,    // not the address that this rank joined with
+  kForeignWorker,    // no such worker
+  kForeignSource,    // not the address that this worker joined with
   kForeignSlot,      // slot outside the job's partition
   kNotContribution,  // a result, sent to a switch
-  kMismatch,         // element count or lane format unlike the other ranks'
+  kMismatch,         // element count or lane format unlike the other workers'
 };
 inline constexpr int kVerdictCount = 13;
 const char* Name(Verdict verdict);
@@ -36,7 +36,7 @@ struct Action {
   // For kComplete and kResend: the whole result packet; valid until the next call of the pool.
   std::span<const uint8_t> result;
   uint16_t job = 0;
-  uint16_t rank = 0;  // for kResend: who asked
+  uint16_t worker = 0;  // for kResend: who asked
 };
 
 // A job's share of the switch.
@@ -45,10 +45,10 @@ struct JobSlots {
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
   uint32_t slot_count = 0;         // a power of two
-  std::vector<Address> addresses;  // one a rank; its size is the world size, 1 to wire::kMaxWorldSize
+  std::vector<Address> addresses;  // one a worker; 1 to wire::kMaxWorkers
 };
 
-// What one slot version holds, for the question "which ranks are missing?".
+// What one slot version holds, for the question "which workers are missing?".
 struct SlotState {
   bool empty = true;
   uint32_t sequence = 0;

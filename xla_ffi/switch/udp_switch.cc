@@ -36,7 +36,7 @@ class UdpSwitch::Impl {
     if (group) group->group = socket_.Native(group->group);
     std::lock_guard lock(mutex_);
     pool_.AddJob(native);
-    routes_[job.job] = {.ranks = std::move(native.addresses), .group = group};
+    routes_[job.job] = {.workers = std::move(native.addresses), .group = group};
   }
 
   void StopMulticast(uint16_t job) {
@@ -85,14 +85,14 @@ class UdpSwitch::Impl {
  private:
   // Where a job's results go.
   struct Route {
-    std::vector<Address> ranks;
+    std::vector<Address> workers;
     std::optional<MulticastGroup> group;
   };
 
-  // Results that go to the same ranks of the same job, side by side in output_.
+  // Results that go to the same workers of the same job, side by side in output_.
   struct Batch {
     uint16_t job;
-    uint16_t rank;  // or wire::kEveryRank
+    uint16_t worker;  // or wire::kEveryWorker
     size_t first_result;
     size_t first_byte;
   };
@@ -105,7 +105,7 @@ class UdpSwitch::Impl {
       stats_.bytes_received += datagram.size();
       const Action action = pool_.OnPacket(datagram, source);
       if (action.result.empty()) return;
-      Queue(action, action.verdict == Verdict::kComplete ? wire::kEveryRank : action.rank);
+      Queue(action, action.verdict == Verdict::kComplete ? wire::kEveryWorker : action.worker);
     };
     while (true) {
       if (poll(watched, 2, -1) < 0) continue;  // EINTR; nothing else can happen to two open descriptors
@@ -116,9 +116,9 @@ class UdpSwitch::Impl {
     }
   }
 
-  void Queue(const Action& action, uint16_t rank) {
-    if (batches_.empty() || batches_.back().job != action.job || batches_.back().rank != rank) {
-      batches_.push_back({action.job, rank, result_bytes_.size(), output_.size()});
+  void Queue(const Action& action, uint16_t worker) {
+    if (batches_.empty() || batches_.back().job != action.job || batches_.back().worker != worker) {
+      batches_.push_back({action.job, worker, result_bytes_.size(), output_.size()});
     }
     output_.insert(output_.end(), action.result.begin(), action.result.end());
     result_bytes_.push_back(static_cast<uint16_t>(action.result.size()));
@@ -131,9 +131,9 @@ class UdpSwitch::Impl {
       const size_t results = (last ? result_bytes_.size() : batches_[i + 1].first_result) - batch.first_result;
       const size_t bytes = (last ? output_.size() : batches_[i + 1].first_byte) - batch.first_byte;
       const Route& route = routes_.at(batch.job);
-      std::span<const Address> destinations = route.ranks;
-      if (batch.rank != wire::kEveryRank) {
-        destinations = destinations.subspan(batch.rank, 1);
+      std::span<const Address> destinations = route.workers;
+      if (batch.worker != wire::kEveryWorker) {
+        destinations = destinations.subspan(batch.worker, 1);
       } else if (route.group && socket_.MulticastFrom(route.group->from)) {
         destinations = {&route.group->group, 1};
         stats_.results_multicast += results;

@@ -20,11 +20,11 @@ struct UdpSwitchStats {
   uint64_t bytes_received = 0;
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
-  uint64_t results_multicast = 0;  // results sent once for all ranks
+  uint64_t results_multicast = 0;  // results sent once for all workers
   UdpSocketStats socket;
 };
 
-// Where results are sent once for all ranks of a job, and from which of our addresses.
+// Where results are sent once for all workers of a job, and from which of our addresses.
 struct MulticastGroup {
   Address group;
   Address from;
@@ -37,7 +37,7 @@ class UdpSwitch {
   ~UdpSwitch();  // Close
 
   uint16_t port() const;
-  // From any thread; these take effect before they return. Without a group each rank is sent its own results.
+  // From any thread; these take effect before they return. Without a group each worker is sent its own results.
   void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt);
   void StopMulticast(uint16_t job);
   void RemoveJob(uint16_t job);

@@ -24,7 +24,7 @@ void Encode(const Header& header, uint8_t* out) {
   out[3] = header.flags;
   Store16(out + 4, header.job);
   Store16(out + 6, header.epoch);
-  Store16(out + 8, header.rank);
+  Store16(out + 8, header.worker);
   Store16(out + 10, header.slot);
   StoreLane(out + 12, header.sequence);
   out[16] = header.version;
@@ -51,7 +51,7 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   header.flags = in[3];
   header.job = Load16(in + 4);
   header.epoch = Load16(in + 6);
-  header.rank = Load16(in + 8);
+  header.worker = Load16(in + 8);
   header.slot = Load16(in + 10);
   header.sequence = LoadLane(in + 12);
   header.version = in[16];

@@ -7,7 +7,7 @@
 // +---------------+---------------+---------------+---------------+
 // |              job              |             epoch             |
 // +-------------------------------+-------------------------------+
-// |              rank             |              slot             |
+// |            worker             |              slot             |
 // +-------------------------------+-------------------------------+
 // |                            sequence                           |
 // +---------------+---------------+-------------------------------+
@@ -33,8 +33,8 @@ inline constexpr size_t kHeaderBytes = 20;
 inline constexpr uint32_t kMaxLanes = 360;
 inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
 
-// One bit of a 64-bit bitmap for each rank.
-inline constexpr uint32_t kMaxWorldSize = 64;
+// Bits of a slot's bitmap. A worker is who contributes to a slot: a host, or a child switch.
+inline constexpr uint32_t kMaxWorkers = 64;
 
 // A probe finds out whether a multicast group reaches a host (wire/probe.h).
 enum class PacketType : uint8_t { kContribution = 1, kResult = 2, kProbe = 3 };
@@ -42,7 +42,7 @@ enum class PacketType : uint8_t { kContribution = 1, kResult = 2, kProbe = 3 };
 // How the switch joins two lanes: wrapping 32-bit addition, or the signed maximum.
 enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
 
-// Sticky: the switch ors them over all ranks.
+// Sticky: the switch ors them over all workers.
 enum Flag : uint8_t { kFlagNaN = 1, kFlagPosInf = 2, kFlagNegInf = 4 };
 inline constexpr uint8_t kAllFlags = kFlagNaN | kFlagPosInf | kFlagNegInf;
 
@@ -51,7 +51,7 @@ struct Header {
   uint8_t flags = 0;
   uint16_t job = 0;
   uint16_t epoch = 0;
-  uint16_t rank = 0;  // sender of a contribution; kEveryRank in a result, resent ones too
+  uint16_t worker = 0;  // sender of a contribution; kEveryWorker in a result, resent ones too
   uint16_t slot = 0;
   uint32_t sequence = 0;
   uint8_t version = 0;  // 0 or 1
@@ -61,7 +61,7 @@ struct Header {
   friend bool operator==(const Header&, const Header&) = default;
 };
 
-inline constexpr uint16_t kEveryRank = 0xFFFF;
+inline constexpr uint16_t kEveryWorker = 0xFFFF;
 
 // Why a packet can't be decoded.
 enum class DecodeError : uint8_t {

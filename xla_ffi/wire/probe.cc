@@ -12,7 +12,7 @@ ProbeBurst MakeProbeBurst(const ProbeName& name, uint16_t lanes) {
     Encode({.type = PacketType::kProbe,
             .job = name.job,
             .epoch = name.epoch,
-            .rank = kEveryRank,
+            .worker = kEveryWorker,
             .slot = i,
             .sequence = name.nonce,
             .element_count = count},

@@ -469,7 +469,7 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   wire::Header good;
   ASSERT_EQ(wire::Decode(result, good), wire::DecodeError::kNone);
   good.type = wire::PacketType::kResult;
-  good.rank = wire::kEveryRank;
+  good.worker = wire::kEveryWorker;
 
   uint64_t dropped = 0;
   const auto expect_dropped = [&](const wire::Header& header, const char* description) {
@@ -488,7 +488,7 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   expect_dropped(altered([](auto& h) { h.type = wire::PacketType::kContribution; }), "a contribution");
   expect_dropped(altered([](auto& h) { h.job = 4; }), "foreign job");
   expect_dropped(altered([](auto& h) { h.epoch = 6; }), "past epoch");
-  expect_dropped(altered([](auto& h) { h.rank = 1; }), "another rank's result");
+  expect_dropped(altered([](auto& h) { h.worker = 1; }), "another worker's result");
   expect_dropped(altered([](auto& h) { h.slot = 1; }), "wrong slot");
   expect_dropped(altered([](auto& h) { h.version = 1; }), "wrong version");
   expect_dropped(altered([](auto& h) { h.sequence = 0xFFFFFFFF; }), "past sequence");
@@ -556,7 +556,7 @@ class FoulOrder : public testing::Test {
     wire::Header header;
     ASSERT_EQ(wire::Decode(sent_[0], header), wire::DecodeError::kNone);
     header.type = wire::PacketType::kResult;
-    header.rank = wire::kEveryRank;
+    header.worker = wire::kEveryWorker;
     wire::Encode(header, sent_[0].data());
     follower_.OnPacket(0, sent_[0], 1);
   }

@@ -16,19 +16,18 @@ namespace {
 using Lanes = std::vector<int32_t>;
 using wire::LaneFormat;
 
-Address AddressOf(uint16_t job, uint16_t rank) {
+Address AddressOf(uint16_t job, uint16_t worker) {
   Address address;
   address.size = 16;
   address.bytes[0] = static_cast<uint8_t>(job);
-  address.bytes[1] = static_cast<uint8_t>(rank);
+  address.bytes[1] = static_cast<uint8_t>(worker);
   return address;
 }
 
-JobSlots MakeJob(uint16_t job, uint32_t world_size, uint32_t slot_first = 0, uint32_t slot_count = 4,
-                 uint16_t epoch = 1) {
+JobSlots MakeJob(uint16_t job, uint32_t workers, uint32_t slot_first = 0, uint32_t slot_count = 4, uint16_t epoch = 1) {
   JobSlots slots{.job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
-  for (uint32_t rank = 0; rank < world_size; ++rank) {
-    slots.addresses.push_back(AddressOf(job, static_cast<uint16_t>(rank)));
+  for (uint32_t worker = 0; worker < workers; ++worker) {
+    slots.addresses.push_back(AddressOf(job, static_cast<uint16_t>(worker)));
   }
   return slots;
 }
@@ -51,13 +50,13 @@ std::vector<uint8_t> Bytes(const Packet& packet) {
 
 std::vector<uint8_t> Result(wire::Header header, const Lanes& lanes) {
   header.type = wire::PacketType::kResult;
-  header.rank = wire::kEveryRank;
+  header.worker = wire::kEveryWorker;
   return Bytes({header, lanes});
 }
 
 // A contribution of job 3, epoch 1, in slot 1, version 0, sequence 9, unless a test says otherwise.
-Packet From(uint16_t rank, Lanes lanes = {5, -7}) {
-  return {{.job = 3, .epoch = 1, .rank = rank, .slot = 1, .sequence = 9}, std::move(lanes)};
+Packet From(uint16_t worker, Lanes lanes = {5, -7}) {
+  return {{.job = 3, .epoch = 1, .worker = worker, .slot = 1, .sequence = 9}, std::move(lanes)};
 }
 Packet With(Packet packet, auto change) {
   change(packet.header);
@@ -81,7 +80,7 @@ struct Step {
   Verdict verdict;
   std::optional<Lanes> out = std::nullopt;  // the result's lanes
   uint8_t out_flags = 0;
-  std::optional<Address> source = std::nullopt;  // else the rank's own
+  std::optional<Address> source = std::nullopt;  // else the worker's own
 };
 
 struct Case {
@@ -92,10 +91,11 @@ struct Case {
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
 constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
-// Job 3 has two ranks and slots 0 to 3 of 8; job 4 has slots 4 to 7.
+// Job 3 has two workers and slots 0 to 3 of 8; job 4 has slots 4 to 7.
 const std::vector<Case> kCases = {
-    {"two ranks, in order", {{From(0, {5, -7}), Verdict::kAdded}, {From(1, {1, 2}), Verdict::kComplete, Lanes{6, -5}}}},
-    {"two ranks, the other order",
+    {"two workers, in order",
+     {{From(0, {5, -7}), Verdict::kAdded}, {From(1, {1, 2}), Verdict::kComplete, Lanes{6, -5}}}},
+    {"two workers, the other order",
      {{From(1, {1, 2}), Verdict::kAdded}, {From(0, {5, -7}), Verdict::kComplete, Lanes{6, -5}}}},
     {"sums wrap",
      {{From(0, {kMax, kMin}), Verdict::kAdded}, {From(1, {1, -1}), Verdict::kComplete, Lanes{kMin, kMax}}}},
@@ -148,7 +148,7 @@ const std::vector<Case> kCases = {
      {{From(0, {5}), Verdict::kAdded},
       {With(From(1, {1}), [](auto& h) { h.slot = 2; }), Verdict::kAdded},
       {From(1, {1}), Verdict::kComplete, Lanes{6}}}},
-    {"flags are ored over the ranks",
+    {"flags are ored over the workers",
      {{Flagged(wire::kFlagNaN, From(0, {5})), Verdict::kAdded},
       {Flagged(wire::kFlagPosInf, From(1, {1})), Verdict::kComplete, Lanes{6}, wire::kFlagNaN | wire::kFlagPosInf},
       {From(0, {5}), Verdict::kResend, Lanes{6}, wire::kFlagNaN | wire::kFlagPosInf}}},
@@ -160,11 +160,11 @@ const std::vector<Case> kCases = {
      {{From(0, {5}), Verdict::kAdded},
       {Flagged(wire::kFlagNaN, From(0, {5})), Verdict::kDuplicate},
       {From(1, {1}), Verdict::kComplete, Lanes{6}}}},
-    {"element count unlike the first rank's",
+    {"element count unlike the first worker's",
      {{From(0, {5}), Verdict::kAdded},
       {From(1, {1, 2}), Verdict::kMismatch},
       {From(1, {1}), Verdict::kComplete, Lanes{6}}}},
-    {"lane format unlike the first rank's",
+    {"lane format unlike the first worker's",
      {{From(0, {5}), Verdict::kAdded},
       {Max(From(1, {1})), Verdict::kMismatch},
       {From(1, {1}), Verdict::kComplete, Lanes{6}},
@@ -178,10 +178,10 @@ const std::vector<Case> kCases = {
     {"foreign job, far outside the table", {{With(From(0), [](auto& h) { h.job = 65535; }), Verdict::kForeignJob}}},
     {"epoch before", {{With(From(0), [](auto& h) { h.epoch = 0; }), Verdict::kForeignEpoch}}},
     {"epoch after", {{With(From(0), [](auto& h) { h.epoch = 2; }), Verdict::kForeignEpoch}}},
-    {"rank outside the world", {{From(2), Verdict::kForeignRank}}},
-    {"rank outside the bitmap", {{From(64), Verdict::kForeignRank}}},
-    {"the rank of a result for all", {{From(wire::kEveryRank), Verdict::kForeignRank}}},
-    {"another rank's address", {{From(0), Verdict::kForeignSource, std::nullopt, 0, AddressOf(3, 1)}}},
+    {"worker outside the world", {{From(2), Verdict::kForeignWorker}}},
+    {"worker outside the bitmap", {{From(64), Verdict::kForeignWorker}}},
+    {"the worker of a result for all", {{From(wire::kEveryWorker), Verdict::kForeignWorker}}},
+    {"another worker's address", {{From(0), Verdict::kForeignSource, std::nullopt, 0, AddressOf(3, 1)}}},
     {"another job's address", {{From(0), Verdict::kForeignSource, std::nullopt, 0, AddressOf(4, 0)}}},
     {"slot of another job", {{With(From(0), [](auto& h) { h.slot = 4; }), Verdict::kForeignSlot}}},
     {"slot outside the pool", {{With(From(0), [](auto& h) { h.slot = 65535; }), Verdict::kForeignSlot}}},
@@ -190,9 +190,9 @@ const std::vector<Case> kCases = {
        AddressOf(4, 0)}}},
     {"a result sent to the switch",
      {{With(From(0), [](auto& h) { h.type = wire::PacketType::kResult; }), Verdict::kNotContribution}}},
-    {"epoch is looked at before rank, and rank before slot",
+    {"epoch is looked at before worker, and worker before slot",
      {{With(From(9), [](auto& h) { h.epoch = 2, h.slot = 9; }), Verdict::kForeignEpoch},
-      {With(From(9), [](auto& h) { h.slot = 9; }), Verdict::kForeignRank}}},
+      {With(From(9), [](auto& h) { h.slot = 9; }), Verdict::kForeignWorker}}},
 };
 
 TEST(SlotPool, onPacket_table) {
@@ -202,7 +202,7 @@ TEST(SlotPool, onPacket_table) {
     pool.AddJob(MakeJob(4, 2, 4));
     for (size_t i = 0; i < test.steps.size(); ++i) {
       const Step& step = test.steps[i];
-      const Address own = AddressOf(step.in.header.job, step.in.header.rank);
+      const Address own = AddressOf(step.in.header.job, step.in.header.worker);
       const Action action = pool.OnPacket(Bytes(step.in), step.source.value_or(own));
       EXPECT_STREQ(Name(action.verdict), Name(step.verdict)) << test.description << ", step " << i;
       std::vector<uint8_t> expected;
@@ -210,7 +210,7 @@ TEST(SlotPool, onPacket_table) {
         wire::Header header = step.in.header;
         header.flags = step.out_flags;
         expected = Result(header, *step.out);
-        EXPECT_EQ(action.rank, step.in.header.rank) << test.description;
+        EXPECT_EQ(action.worker, step.in.header.worker) << test.description;
         EXPECT_EQ(action.job, step.in.header.job) << test.description;
       }
       EXPECT_EQ(std::vector<uint8_t>(action.result.begin(), action.result.end()), expected)
@@ -231,27 +231,27 @@ TEST(SlotPool, onPacket_malformedIsCounted) {
 }
 
 TEST(SlotPool, onPacket_everyWorldSizeAndLaneCount) {
-  for (const uint32_t world_size : {1u, 2u, 3u, 32u, 33u, 63u, 64u}) {
+  for (const uint32_t workers : {1u, 2u, 3u, 32u, 33u, 63u, 64u}) {
     for (const size_t lane_count : {1u, 3u, 7u, 8u, 64u, 255u, 359u, 360u}) {
       SlotPool pool(1);
-      pool.AddJob(MakeJob(3, world_size, 0, 1));
+      pool.AddJob(MakeJob(3, workers, 0, 1));
       Lanes sum(lane_count, 0);
-      for (uint32_t rank = 0; rank < world_size; ++rank) {
+      for (uint32_t worker = 0; worker < workers; ++worker) {
         Lanes lanes(lane_count);
         for (size_t i = 0; i < lane_count; ++i) {
-          lanes[i] = static_cast<int32_t>(i * 1'000'003 + rank * 7 + 1);
+          lanes[i] = static_cast<int32_t>(i * 1'000'003 + worker * 7 + 1);
           sum[i] = static_cast<int32_t>(static_cast<uint32_t>(sum[i]) + static_cast<uint32_t>(lanes[i]));
         }
-        Packet packet = From(static_cast<uint16_t>(rank), lanes);
+        Packet packet = From(static_cast<uint16_t>(worker), lanes);
         packet.header.slot = 0;
-        const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, static_cast<uint16_t>(rank)));
-        if (rank + 1 < world_size) {
+        const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, static_cast<uint16_t>(worker)));
+        if (worker + 1 < workers) {
           ASSERT_EQ(action.verdict, Verdict::kAdded);
           continue;
         }
         ASSERT_EQ(action.verdict, Verdict::kComplete);
         const std::vector<uint8_t> expected = Result(packet.header, sum);
-        ASSERT_TRUE(std::ranges::equal(action.result, expected)) << world_size << " ranks, " << lane_count << " lanes";
+        ASSERT_TRUE(std::ranges::equal(action.result, expected)) << workers << " workers, " << lane_count << " lanes";
       }
     }
   }
@@ -333,28 +333,28 @@ TEST(SlotPool, name_isUnique) {
 // The rules once more, in the plainest way: every contribution is kept, and the result computed from all.
 class Model {
  public:
-  explicit Model(size_t world_size) : world_size_(world_size) {}
+  explicit Model(size_t workers) : workers_(workers) {}
 
   Verdict OnPacket(const Packet& packet, std::vector<uint8_t>& out) {
     const wire::Header& in = packet.header;
     Held& held = held_[{in.slot, in.version}];
-    if (held.ranks.empty() || wire::SequenceBefore(held.sequence, in.sequence)) {
+    if (held.workers.empty() || wire::SequenceBefore(held.sequence, in.sequence)) {
       held = {in.sequence, {}};
     } else if (in.sequence != held.sequence) {
       return Verdict::kStale;
     }
-    if (!held.ranks.empty()) {
-      const Packet& first = held.ranks.begin()->second;
+    if (!held.workers.empty()) {
+      const Packet& first = held.workers.begin()->second;
       if (first.lanes.size() != packet.lanes.size() || first.header.lane_format != in.lane_format) {
         return Verdict::kMismatch;
       }
     }
-    const bool again = !held.ranks.emplace(in.rank, packet).second;
-    if (held.ranks.size() < world_size_) return again ? Verdict::kDuplicate : Verdict::kAdded;
+    const bool again = !held.workers.emplace(in.worker, packet).second;
+    if (held.workers.size() < workers_) return again ? Verdict::kDuplicate : Verdict::kAdded;
     wire::Header header = in;
     header.flags = 0;
     Lanes lanes(packet.lanes.size(), in.lane_format == LaneFormat::kSumInt32 ? 0 : kMin);
-    for (const auto& [rank, from] : held.ranks) {
+    for (const auto& [worker, from] : held.workers) {
       header.flags |= from.header.flags;
       for (size_t i = 0; i < lanes.size(); ++i) {
         lanes[i] = in.lane_format == LaneFormat::kMaxInt32
@@ -369,25 +369,25 @@ class Model {
  private:
   struct Held {
     uint32_t sequence = 0;
-    std::map<uint16_t, Packet> ranks;
+    std::map<uint16_t, Packet> workers;
   };
-  size_t world_size_;
+  size_t workers_;
   std::map<std::pair<uint16_t, uint8_t>, Held> held_;
 };
 
 TEST(SlotPool, onPacket_agreesWithModel) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
-    const uint32_t world_size = 1 + random() % (seed % 3 == 0 ? 64 : 4);
+    const uint32_t workers = 1 + random() % (seed % 3 == 0 ? 64 : 4);
     SlotPool pool(8);
-    pool.AddJob(MakeJob(3, world_size, 4, 4));
-    Model model(world_size);
+    pool.AddJob(MakeJob(3, workers, 4, 4));
+    Model model(workers);
     const uint32_t base = static_cast<uint32_t>(random());  // often close to the wrap
     for (int i = 0; i < 400; ++i) {
-      const auto rank = static_cast<uint16_t>(random() % world_size);
+      const auto worker = static_cast<uint16_t>(random() % workers);
       Lanes lanes(1 + (random() % 8 == 0), 0);
       for (int32_t& lane : lanes) lane = static_cast<int32_t>(random());
-      Packet packet = From(rank, lanes);
+      Packet packet = From(worker, lanes);
       packet.header.slot = static_cast<uint16_t>(4 + random() % 2);
       packet.header.version = random() % 2;
       packet.header.flags = random() % 4 ? 0 : random() % 8;
@@ -396,7 +396,7 @@ TEST(SlotPool, onPacket_agreesWithModel) {
                                static_cast<uint32_t>(random() % 8 == 0);
       std::vector<uint8_t> expected;
       const Verdict verdict = model.OnPacket(packet, expected);
-      const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, rank));
+      const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, worker));
       ASSERT_STREQ(Name(action.verdict), Name(verdict)) << "seed " << seed << ", packet " << i;
       ASSERT_TRUE(std::ranges::equal(action.result, expected)) << "seed " << seed << ", packet " << i;
     }

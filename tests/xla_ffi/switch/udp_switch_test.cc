@@ -31,7 +31,7 @@ class Rank {
   void Contribute(uint32_t sequence, int32_t lane, uint16_t lane_count = 360, uint16_t job = 1) {
     const wire::Header header{.job = job,
                               .epoch = 1,
-                              .rank = rank_,
+                              .worker = rank_,
                               .slot = static_cast<uint16_t>(sequence % kSlotCount),
                               .sequence = sequence,
                               .version = static_cast<uint8_t>(sequence / kSlotCount % 2),

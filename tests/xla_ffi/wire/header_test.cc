@@ -23,7 +23,7 @@ TEST(Header, encode_golden) {
                       .flags = kFlagNaN | kFlagNegInf,
                       .job = 0x0102,
                       .epoch = 0x0304,
-                      .rank = 0x0506,
+                      .worker = 0x0506,
                       .slot = 0x0708,
                       .sequence = 0x090A0B0C,
                       .version = 1,
@@ -44,7 +44,7 @@ TEST(Header, roundTrip_randomHeaders) {
     header.flags = random() % 8;
     header.job = static_cast<uint16_t>(random());
     header.epoch = static_cast<uint16_t>(random());
-    header.rank = static_cast<uint16_t>(random());
+    header.worker = static_cast<uint16_t>(random());
     header.slot = static_cast<uint16_t>(random());
     header.sequence = static_cast<uint32_t>(random());
     header.version = random() % 2;
