@@ -42,9 +42,14 @@ class Event:
 
 @final
 class ShardLink:
-    """A job at one switch, and the way there. `name` is for messages."""
+    """A job at one switch, and the way there. `name` is for messages.
 
-    def __init__(self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, name: str) -> None: ...
+    `whole_lanes`: if not 0, this switch takes packets of exactly so many lanes.
+    """
+
+    def __init__(
+        self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, whole_lanes: int, name: str
+    ) -> None: ...
 
 @final
 class Transport:

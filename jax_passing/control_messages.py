@@ -92,9 +92,10 @@ class GroupLost(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Switch: all ranks are here, the slots are reserved.
 
-    The same to all, so that they plan alike. `multicast`: results go to the group that was offered last. `link_gbit`:
-    the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which the switch stands,
-    None if it has a port for each host.
+    The same to all, so that they plan alike. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk`
+    lanes; what a chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the
+    group that was offered last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the
+    one link behind which the switch stands, None if it has a port for each host.
     """
 
     job_id: int
@@ -103,6 +104,7 @@ class Welcome(Message, frozen=True):
     slot_count: int
     lanes_per_chunk: int
     lease_s: float
+    whole_chunks: bool = False
     multicast: bool = False
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None

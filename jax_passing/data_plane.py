@@ -1,19 +1,12 @@
-"""What the control plane asks of a data plane: the software one in this process, or a programmable switch.
+"""What the control plane asks of a data plane: whatever adds up packets. The back ends are in data_planes/.
 
 A data plane knows jobs by number and their slots by range; names, leases and admission are the control plane's. All
 calls come from one thread and return within microseconds to milliseconds.
 """
 
-import ipaddress
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-from jax_passing import _native
-
-GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
-GROUP_PORT = 7172  # of all groups, so that a firewall can name it
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,14 @@ class DataPlane(Protocol):
     def lanes_per_chunk(self) -> int:
         """32-bit lanes that one packet carries here."""
 
+    @property
+    def whole_chunks(self) -> bool:
+        """Packets have exactly `lanes_per_chunk` lanes, others are dropped: hosts pad with zeros."""
+
+    @property
+    def worker_limit(self) -> int:
+        """How many contribute to a slot at most; 64 fit into the protocol's bitmap."""
+
     def group(self, job: int, own_address: str) -> Group | None:
         """Where results of this job could go once for all ranks, if its hosts turn out to hear that.
 
@@ -90,59 +91,3 @@ class DataPlane(Protocol):
         """Counters for the log."""
 
     def close(self) -> None: ...
-
-
-class SoftwareDataPlane:
-    """The slot pool in C++ behind a UDP port of this machine. Raises OSError if it can't be bound."""
-
-    host = ""
-
-    def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int, multicast: bool = True):
-        self._native = _native.SoftwareDataPlane(host, port, slot_total)
-        self._multicast = multicast
-        self.slot_total = slot_total
-        self.lanes_per_chunk = lanes_per_chunk
-
-    @property
-    def port(self) -> int:
-        return self._native.port
-
-    def add_job(self, job: JobSlots) -> None:
-        self._native.add_job(
-            job=job.job,
-            epoch=job.epoch,
-            slot_first=job.slot_first,
-            slot_count=job.slot_count,
-            addresses=list(job.addresses),
-            group=None if job.group is None else _native_group(job.group),
-        )
-
-    def group(self, job: int, own_address: str) -> Group | None:
-        own = ipaddress.ip_address(own_address)
-        if not self._multicast or own.version != 4:
-            return None
-        # Jobs of this switch get groups of their own, and switches on one network most likely, too.
-        shift = zlib.crc32(own.packed + self.port.to_bytes(2)) + job
-        return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
-
-    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
-        self._native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
-
-    def stop_multicast(self, job: int) -> None:
-        self._native.stop_multicast(job)
-
-    def remove_job(self, job: int) -> None:
-        self._native.remove_job(job)
-
-    def slot_version(self, slot: int, version: int) -> SlotVersion:
-        return SlotVersion(*self._native.slot_state(slot, version))
-
-    def stats(self) -> Mapping[str, int]:
-        return self._native.stats()
-
-    def close(self) -> None:
-        self._native.close()
-
-
-def _native_group(group: Group) -> tuple[tuple[str, int], str]:
-    return (group.address, group.port), group.source

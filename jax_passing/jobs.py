@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from jax_passing import control_messages as messages
-from jax_passing.config import RANKS_MAX
 from jax_passing.data_plane import DataPlane, Group, JobSlots
 from jax_passing.errors import HostLostError, JoinError, names
 from jax_passing.group_probe import GroupProbe, Step
@@ -152,8 +151,8 @@ class JobTable:
                 f"The switch speaks protocol version {messages.PROTOCOL_VERSION}, this host {join.protocol_version}. "
                 "Install the same version of jax_passing everywhere."
             )
-        if join.world_size > RANKS_MAX:
-            raise RefusalError(f"A switch sums over at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
+        if join.world_size > (limit := self._data_plane.worker_limit):
+            raise RefusalError(f"This switch sums over at most {limit} ranks, world_size is {join.world_size}.")
         if join.rank >= join.world_size:
             raise RefusalError(f"Rank {join.rank} isn't below the world size {join.world_size}. Ranks count from 0.")
 
@@ -301,6 +300,7 @@ class JobTable:
             slot_count=self._slots_per_job,
             lanes_per_chunk=self._data_plane.lanes_per_chunk,
             lease_s=self._lease_s,
+            whole_chunks=self._data_plane.whole_chunks,
             multicast=epoch.multicast,
             link_gbit=min((member.join.link_gbit for member in members if member.join.link_gbit), default=None),
             switch_link_gbit=self._link_gbit,

@@ -80,11 +80,13 @@ class Shard:
 
     def link(self) -> _native.ShardLink:
         """For the transport, which takes the UDP socket."""
+        welcome = self.welcome
         return _native.ShardLink(
             self.udp,
-            job=self.welcome.job_id,
-            epoch=self.welcome.epoch,
-            slot_first=self.welcome.slot_first,
+            job=welcome.job_id,
+            epoch=welcome.epoch,
+            slot_first=welcome.slot_first,
+            whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
             name=self.name,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 from jax_passing.config import did_you_mean, gbit, parse_address, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import SoftwareDataPlane
+from jax_passing.data_planes.software import SoftwareDataPlane
 from jax_passing.errors import ConfigError
 
 log = logging.getLogger("jax_passing.switch")

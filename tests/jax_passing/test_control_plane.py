@@ -22,7 +22,7 @@ from_switch = messages.decode_from_switch
 
 
 class RecordingDataPlane:
-    host, port, slot_total, lanes_per_chunk = "", 4242, 1024, 360
+    host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
 
     def __init__(self):
         self.running = {}
@@ -196,6 +196,14 @@ async def test_hosts_agree_on_the_strategy(switch):
 async def test_nobody_may_know_the_links(switch):
     _, welcome = await switch.job()
     assert (welcome.link_gbit, welcome.switch_link_gbit) == (None, None)
+
+
+@scenario()
+async def test_what_the_data_plane_can_do(switch):
+    switch.data_plane.lanes_per_chunk, switch.data_plane.whole_chunks, switch.data_plane.worker_limit = 64, True, 2
+    _, welcome = await switch.job()
+    assert (welcome.lanes_per_chunk, welcome.whole_chunks) == (64, True)
+    assert "at most 2 ranks" in await (await switch.join(0, 3, job="b")).refusal()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jax_passing import control_messages as messages
 from jax_passing import session as sessions
 from jax_passing import shard as shards
 from jax_passing.control_connection import connect
+from jax_passing.data_planes.software import SoftwareDataPlane
 from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
 from jax_passing.membership import Membership
 
@@ -68,6 +69,20 @@ def test_what_all_switches_can_do_is_taken(start, caplog):
     one, other = (each.address for each in unequal.each)
     assert f"differ in slots of a job (64 at {one}, 16 at {other}): taking the least" in caplog.text
     assert f"differ in lanes of a chunk (360 at {one}, 64 at {other}): taking the least" in caplog.text
+
+
+def test_one_that_takes_whole_chunks_gets_no_others(start, monkeypatch):
+    monkeypatch.setattr(SoftwareDataPlane, "whole_chunks", property(lambda plane: plane.lanes_per_chunk == 64))
+    unequal = start({"lanes_per_chunk": 64}, {"lanes_per_chunk": 50})
+    with jax_passing.init(unequal.address, rank=0, world_size=1):
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.int32):
+            x = jnp.arange(2 * 12345).reshape(2, -1).astype(dtype)
+            assert (total(x)[0] == x.sum(0)).all()
+    for one in unequal.each:
+        one.stop()
+    padded, others = (one.counters for one in unequal.each)
+    assert padded["bytes_received"] == padded["packets_received"] * (20 + 4 * 64) > 0
+    assert others["bytes_received"] < others["packets_received"] * (20 + 4 * 50)
 
 
 # Joining.

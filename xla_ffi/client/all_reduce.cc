@@ -60,6 +60,10 @@ class AllReduce::Impl {
     assert(drivers_.size() == job.shards.size());
     assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorkers);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
+    for (const Shard& shard : job.shards) {
+      assert(shard.whole_lanes == 0 ||
+             (shard.whole_lanes >= job.lanes_per_chunk && shard.whole_lanes <= wire::kMaxLanes));
+    }
     window_.Advance(job.first_position);
   }
 
@@ -103,6 +107,7 @@ class AllReduce::Impl {
 
   // Receiving.
   Line& LineAt(uint64_t position);
+  uint32_t LanesOf(const Line& line, uint32_t chunk) const;
   wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
   void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
   void TakeGuessedExponents(Line& line, const uint8_t* lanes);
@@ -307,14 +312,20 @@ void AllReduce::Impl::SendNew(int64_t now_us) {
   }
 }
 
+// That a chunk has; a packet may have more, which hold nothing.
+uint32_t AllReduce::Impl::LanesOf(const Line& line, uint32_t chunk) const {
+  const SumPlan& plan = line.sum->plan();
+  const Segment& segment = line.segment();
+  return segment.CarriesExponents(chunk) ? plan.ExponentRange(segment, chunk).count * segment.lanes_per_block()
+                                         : plan.LanesOf(plan.DataRange(segment, chunk).count);
+}
+
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool exponents = line.segment().CarriesExponents(chunk);
   const Stripe stripe = stripes_.At(position);
   const Shard& shard = job_.shards[stripe.shard];
-  const SumPlan& plan = line.sum->plan();
-  const uint32_t lanes = exponents ? plan.ExponentRange(line.segment(), chunk).count * line.segment().lanes_per_block()
-                                   : plan.LanesOf(plan.DataRange(line.segment(), chunk).count);
+  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
@@ -331,6 +342,8 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   uint8_t* packet = driver.Reserve();
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(line, chunk);
+  const uint32_t lane_count = LanesOf(line, chunk);
+  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (header.lane_format == wire::LaneFormat::kMaxInt32) {
     const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
     const auto store = [&](int32_t lane) {

@@ -73,7 +73,11 @@ const TransportOptions& Checked(const TransportOptions& options) {
                      std::all_of(job.shards.begin(), job.shards.end(), [&](const Shard& shard) {
                        return uint64_t{shard.slot_first} + job.slots_per_shard <= kMaxSlots;
                      });
-  const bool lanes = job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes;
+  const bool lanes = job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes &&
+                     std::all_of(job.shards.begin(), job.shards.end(), [&](const Shard& shard) {
+                       return shard.whole_lanes == 0 ||
+                              (shard.whole_lanes >= job.lanes_per_chunk && shard.whole_lanes <= wire::kMaxLanes);
+                     });
   if (ranks && slots && lanes) return options;
   std::string at;
   for (const Shard& shard : job.shards) at += Format(" %u", shard.slot_first);

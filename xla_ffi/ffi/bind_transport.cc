@@ -150,11 +150,17 @@ void BindTransport(nb::module_& m) {
   nb::class_<ShardLink>(m, "ShardLink")
       .def(
           "__init__",
-          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, std::string name) {
-            new (self)
-                ShardLink{&socket, {.job = job, .epoch = epoch, .slot_first = slot_first, .name = std::move(name)}};
+          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t whole_lanes,
+             std::string name) {
+            new (self) ShardLink{&socket,
+                                 {.job = job,
+                                  .epoch = epoch,
+                                  .slot_first = slot_first,
+                                  .whole_lanes = whole_lanes,
+                                  .name = std::move(name)}};
           },
-          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "name"_a, nb::keep_alive<1, 2>());
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "whole_lanes"_a, "name"_a,
+          nb::keep_alive<1, 2>());
   BindEvents(m);
 
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();

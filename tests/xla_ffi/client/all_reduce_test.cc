@@ -225,6 +225,12 @@ void RunSeed(uint64_t seed) {
                     .reorder = pick(0.0, 0.1, 0.5),
                     .delay_us = pick(5, 20, 200),
                     .reorder_us = pick(10, 1000, 50'000)};  // up to five first RTOs of 10 ms
+  // Each shard may be a switch that takes nothing but whole chunks, some of them larger than the others' chunks.
+  for (uint32_t shard = 0; shard < options.shard_count; ++shard) {
+    const bool whole = (seed >> shard & 1) != 0;
+    const auto larger = static_cast<uint32_t>(seed % 3);
+    options.whole_lanes.push_back(whole ? std::min(options.lanes_per_chunk + larger, wire::kMaxLanes) : 0);
+  }
   // The sequence wraps on the way.
   options.first_position = pick(uint64_t{0}, uint64_t{0xFFFFFFFF} - random() % 50);
   Cluster cluster(seed, options);
@@ -307,6 +313,44 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
   EXPECT_EQ(cluster.rank(0).stats().packets_sent, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().packets_received, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
+}
+
+// Every packet has the lanes that the switch takes, those behind the chunk's are 0, and what comes back there says
+// nothing.
+TEST(AllReduce, wholeChunksArePaddedWithZeros) {
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+  const JobConfig job{.rank = 0,
+                      .world_size = 1,
+                      .shards = {{.job = 3, .epoch = 7, .whole_lanes = 10}},
+                      .slots_per_shard = 16,
+                      .lanes_per_chunk = 8};
+  AllReduce all_reduce(job, {&driver}, [](std::string) {});
+  float data[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};  // one exponent chunk, of eight and of one lane of data
+  bool done = false;
+  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {9}});
+  all_reduce.Start(
+      {.key = {}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }},
+      0);
+  for (int64_t now_us = 0; !done && now_us < 10; ++now_us) {
+    all_reduce.OnTimer(now_us);
+    for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+      wire::Header header;
+      ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+      ASSERT_EQ(header.element_count, 10u);
+      for (uint32_t lane : {8u, 9u}) {
+        EXPECT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes + 4 * lane]), 0u);
+        wire::StoreLane(&packet[wire::kHeaderBytes + 4 * lane], 0xDEADBEEF);
+      }
+      header.type = wire::PacketType::kResult;
+      header.rank = wire::kEveryRank;
+      wire::Encode(header, packet.data());
+      all_reduce.OnPacket(0, packet, now_us);
+    }
+  }
+  EXPECT_TRUE(done);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(data[i], static_cast<float>(i + 1));
+  EXPECT_EQ(all_reduce.stats().packets_dropped, 0u);
 }
 
 // In the network's time, not the machine's: a loss costs the last sum no more than the first.

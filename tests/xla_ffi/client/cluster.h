@@ -19,6 +19,7 @@ struct ClusterOptions {
   uint32_t shard_count = 1;
   uint32_t slot_count = 16;  // of each shard
   uint32_t lanes_per_chunk = 64;
+  std::vector<uint32_t> whole_lanes{};  // by shard; of the packets that it takes, 0: of any; missing shards: 0
   Faults faults;
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
@@ -68,10 +69,11 @@ class Cluster {
 
  private:
   // Every switch counts its jobs, epochs and slots for itself.
-  static Shard ShardAt(uint32_t shard) {
+  Shard ShardAt(uint32_t shard) const {
     return {.job = static_cast<uint16_t>(kJob + shard),
             .epoch = static_cast<uint16_t>(kEpoch - shard),
-            .slot_first = kSlotFirst + 2 * shard};
+            .slot_first = kSlotFirst + 2 * shard,
+            .whole_lanes = shard < options_.whole_lanes.size() ? options_.whole_lanes[shard] : 0};
   }
 
   static Address AddressOf(uint32_t rank) {
@@ -103,6 +105,8 @@ class Cluster {
   }
 
   void OnSwitch(uint32_t shard, std::span<const uint8_t> packet, uint32_t source) {
+    const uint32_t whole_lanes = ShardAt(shard).whole_lanes;
+    if (whole_lanes != 0 && packet.size() != wire::kHeaderBytes + 4 * size_t{whole_lanes}) return;
     const Action action = pools_[shard]->OnPacket(packet, AddressOf(source));
     if (action.verdict != Verdict::kComplete && action.verdict != Verdict::kResend) return;
     for (uint32_t to = 0; to < options_.world_size; ++to) {

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from jax_passing import _native
-from jax_passing.data_plane import GROUPS, DataPlane, JobSlots, SlotVersion, SoftwareDataPlane
+from jax_passing.data_plane import DataPlane, JobSlots, SlotVersion
+from jax_passing.data_planes.software import GROUPS, SoftwareDataPlane
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def test_it_is_a_data_plane(data_plane: DataPlane):
     assert data_plane.host == ""
     assert 0 < data_plane.port < 65536
     assert (data_plane.slot_total, data_plane.lanes_per_chunk) == (16, 360)
+    assert (data_plane.whole_chunks, data_plane.worker_limit) == (False, 64)
     assert data_plane.stats()["packets_received"] == 0
 
 
