@@ -95,7 +95,7 @@ class Transport::Impl {
         deadline_us_(ToUs(options.deadline_s)),
         sockets_(std::move(sockets)),
         groups_(std::move(groups)),
-        drivers_(sockets_.begin(), sockets_.end()),
+        drivers_(DriversOf(sockets_, options.job.lanes_per_chunk)),
         core_(options.job, Pointers(drivers_), [this](std::string message) { EmitOrderMessage(std::move(message)); }),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
@@ -203,6 +203,12 @@ class Transport::Impl {
   }
 
  private:
+  static std::vector<UdpDriver> DriversOf(std::vector<UdpSocket>& sockets, uint32_t lanes) {
+    std::vector<UdpDriver> drivers;
+    for (UdpSocket& socket : sockets) drivers.emplace_back(socket, wire::kHeaderBytes + 4 * size_t{lanes});
+    return drivers;
+  }
+
   static std::vector<Driver*> Pointers(std::vector<UdpDriver>& drivers) {
     std::vector<Driver*> pointers;
     for (UdpDriver& driver : drivers) pointers.push_back(&driver);

@@ -12,13 +12,16 @@ constexpr size_t kBufferBytes = 65'507 / wire::kMaxPacketBytes * wire::kMaxPacke
 
 // A short packet ends a super-packet. Exponents stand between the data of two segments: they are set aside and sent
 // last, so that the data stays in one run, which even takes them as its end.
-constexpr size_t kShortPacketBytes = wire::kMaxPacketBytes / 4;
+constexpr size_t kShortPart = 4;  // of a full packet
 constexpr size_t kAsideBytes = 4096;
 
 }  // namespace
 
-UdpDriver::UdpDriver(UdpSocket& socket)
-    : socket_(socket), buffer_(new uint8_t[kBufferBytes + kAsideBytes]), aside_(new uint8_t[kAsideBytes]) {
+UdpDriver::UdpDriver(UdpSocket& socket, size_t full_packet_bytes)
+    : socket_(socket),
+      short_packet_bytes_(full_packet_bytes / kShortPart),
+      buffer_(new uint8_t[kBufferBytes + kAsideBytes]),
+      aside_(new uint8_t[kAsideBytes]) {
   packet_bytes_.reserve(kBufferBytes / wire::kHeaderBytes);
 }
 
@@ -30,7 +33,7 @@ uint8_t* UdpDriver::Reserve() {
 void UdpDriver::Commit(size_t bytes) {
   assert(bytes > 0 && bytes <= wire::kMaxPacketBytes);
   assert(used_bytes_ + bytes <= kBufferBytes);
-  if (bytes <= kShortPacketBytes && aside_bytes_ + bytes <= kAsideBytes) {
+  if (bytes <= short_packet_bytes_ && aside_bytes_ + bytes <= kAsideBytes) {
     std::memcpy(aside_.get() + aside_bytes_, buffer_.get() + used_bytes_, bytes);
     aside_packet_bytes_.push_back(static_cast<uint16_t>(bytes));
     aside_bytes_ += bytes;

@@ -9,13 +9,14 @@
 
 #include "net/driver.h"
 #include "net/udp_socket.h"
+#include "wire/header.h"
 
 namespace passing {
 
 class UdpDriver : public Driver {
  public:
-  // The socket must outlive the driver.
-  explicit UdpDriver(UdpSocket& socket);
+  // The socket must outlive the driver. `full_packet_bytes`: of most packets; far shorter ones are sent last.
+  explicit UdpDriver(UdpSocket& socket, size_t full_packet_bytes = wire::kMaxPacketBytes);
 
   uint8_t* Reserve() override;
   void Commit(size_t bytes) override;
@@ -23,6 +24,7 @@ class UdpDriver : public Driver {
 
  private:
   UdpSocket& socket_;
+  const size_t short_packet_bytes_;
   std::unique_ptr<uint8_t[]> buffer_;  // the queued packets side by side
   size_t used_bytes_ = 0;
   std::vector<uint16_t> packet_bytes_;

@@ -343,7 +343,7 @@ TEST(AllReduce, wholeChunksArePaddedWithZeros) {
         wire::StoreLane(&packet[wire::kHeaderBytes + 4 * lane], 0xDEADBEEF);
       }
       header.type = wire::PacketType::kResult;
-      header.rank = wire::kEveryRank;
+      header.worker = wire::kEveryWorker;
       wire::Encode(header, packet.data());
       all_reduce.OnPacket(0, packet, now_us);
     }

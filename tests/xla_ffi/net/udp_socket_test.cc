@@ -162,6 +162,15 @@ TEST_P(UdpSocketPair, driver_sendsWhatWasCommitted) {
   }
 }
 
+TEST_P(UdpSocketPair, driver_keepsTheOrderOfSmallPacketsThatAreFull) {
+  UdpDriver driver(client_, 276);
+  SendNumbered(driver, std::vector<uint16_t>(20, 276));
+  std::vector<uint8_t> order, expected(20);
+  for (const Datagram& datagram : ReceiveAll(server_, 20)) order.push_back(datagram.bytes.at(0));
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+}
+
 // So that they don't end the run of the full ones.
 TEST_P(UdpSocketPair, driver_sendsShortPacketsLast) {
   UdpDriver driver(client_);
