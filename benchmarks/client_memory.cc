@@ -51,7 +51,8 @@ uint64_t StatusKib(const char* field) {
 std::unique_ptr<Transport> Join(UdpSocket socket, uint16_t rank) {
   std::vector<UdpSocket> sockets;
   sockets.push_back(std::move(socket));
-  const JobConfig job{.rank = rank, .world_size = 2, .shards = {{.job = 1, .epoch = 1}}, .slots_per_shard = kSlots};
+  const JobConfig job{
+      .rank = rank, .world_size = 2, .shards = {{.job = 1, .epoch = 1, .worker = rank}}, .slots_per_shard = kSlots};
   return std::make_unique<Transport>(std::move(sockets), TransportOptions{.job = job});
 }
 

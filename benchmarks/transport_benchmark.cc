@@ -65,7 +65,7 @@ class Cluster {
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       const JobConfig job{.rank = static_cast<uint16_t>(rank),
                           .world_size = world_size,
-                          .shards = {{.job = 1, .epoch = 1}},
+                          .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank)}},
                           .slots_per_shard = kSlotCount};
       std::vector<UdpSocket> socket;
       socket.push_back(std::move(sockets[rank]));

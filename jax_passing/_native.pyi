@@ -44,11 +44,11 @@ class Event:
 class ShardLink:
     """A job at one switch, and the way there. `name` is for messages.
 
-    `whole_lanes`: if not 0, this switch takes packets of exactly so many lanes.
+    `worker`: which one we are there. `whole_lanes`: if not 0, this switch takes packets of exactly so many lanes.
     """
 
     def __init__(
-        self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, whole_lanes: int, name: str
+        self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, worker: int, whole_lanes: int, name: str
     ) -> None: ...
 
 @final

@@ -92,16 +92,18 @@ class GroupLost(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Switch: all ranks are here, the slots are reserved.
 
-    The same to all, so that they plan alike. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk`
-    lanes; what a chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the
-    group that was offered last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the
-    one link behind which the switch stands, None if it has a port for each host.
+    The same to all, so that they plan alike, but for `worker`: which one of the switch's workers the host is, its bit
+    in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a chunk
+    leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was offered
+    last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
+    the switch stands, None if it has a port for each host.
     """
 
     job_id: int
     epoch: int
     slot_first: int
     slot_count: int
+    worker: int
     lanes_per_chunk: int
     lease_s: float
     whole_chunks: bool = False

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from jax_passing import _native
+
 
 @dataclass(frozen=True)
 class Group:
@@ -16,6 +18,23 @@ class Group:
     address: str
     port: int
     source: str  # our own address, as the workers know it: they hear no other's packets
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The job one level up: there this switch is one worker, which contributes the sums of its own workers.
+
+    A slot's place in the job's range is the same at both, so both give the job equally many slots.
+    """
+
+    job: int  # the parent's numbers, from its welcome
+    epoch: int
+    slot_first: int
+    worker: int  # which one this switch is there
+    address: tuple[str, int]  # the parent's data port
+    # Connected to it, perhaps in its group: the software data plane takes it over, and sends and receives by it. None
+    # for a data plane that speaks to its parent from its own data port.
+    socket: _native.UdpSocket | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,7 @@ class JobSlots:
     slot_count: int  # a power of two
     addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each worker: a host, or a child switch
     group: Group | None = None  # all workers hear it
+    parent: Parent | None = None  # None at the root of a tree, or if there is but one level
 
 
 @dataclass(frozen=True)

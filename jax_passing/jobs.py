@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from jax_passing import control_messages as messages
 from jax_passing.data_plane import DataPlane, Group, JobSlots
 from jax_passing.errors import HostLostError, JoinError, names
@@ -298,6 +300,7 @@ class JobTable:
             epoch=epoch.number,
             slot_first=slot_first,
             slot_count=self._slots_per_job,
+            worker=0,
             lanes_per_chunk=self._data_plane.lanes_per_chunk,
             lease_s=self._lease_s,
             whole_chunks=self._data_plane.whole_chunks,
@@ -306,9 +309,9 @@ class JobTable:
             switch_link_gbit=self._link_gbit,
         )
         now = time.monotonic()
-        for member in members:
+        for worker, member in enumerate(members):
             member.heard = now
-            member.connection.send(welcome)
+            member.connection.send(msgspec.structs.replace(welcome, worker=worker))
         self.counts["epochs_started"] += 1
         way = f"multicast to {group.address}" if group else "unicast"
         log.info("%s: started with %d ranks, slots from %d, results by %s", epoch, epoch.world_size, slot_first, way)

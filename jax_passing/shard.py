@@ -86,6 +86,7 @@ class Shard:
             job=welcome.job_id,
             epoch=welcome.epoch,
             slot_first=welcome.slot_first,
+            worker=welcome.worker,
             whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
             name=self.name,
         )

@@ -329,7 +329,7 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
-          .worker = job_.rank,
+          .worker = shard.worker,
           .slot = static_cast<uint16_t>(shard.slot_first + stripe.slot),
           .sequence = static_cast<uint32_t>(position),
           .version = stripe.version,

@@ -23,6 +23,7 @@ struct Shard {
   uint16_t job = 0;
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
+  uint16_t worker = 0;       // which one this rank is there
   uint32_t whole_lanes = 0;  // if not 0, this switch takes packets of exactly so many lanes
   std::string name{};        // of the switch, for people
 };

@@ -150,16 +150,17 @@ void BindTransport(nb::module_& m) {
   nb::class_<ShardLink>(m, "ShardLink")
       .def(
           "__init__",
-          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t whole_lanes,
-             std::string name) {
+          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
+             uint32_t whole_lanes, std::string name) {
             new (self) ShardLink{&socket,
                                  {.job = job,
                                   .epoch = epoch,
                                   .slot_first = slot_first,
+                                  .worker = worker,
                                   .whole_lanes = whole_lanes,
                                   .name = std::move(name)}};
           },
-          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "whole_lanes"_a, "name"_a,
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "whole_lanes"_a, "name"_a,
           nb::keep_alive<1, 2>());
   BindEvents(m);
 

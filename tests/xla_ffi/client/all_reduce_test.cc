@@ -556,7 +556,8 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
 
 TEST(AllReduce, OnOrderMessage_nonsense) {
   FakeDriver driver([](std::vector<uint8_t>) {});
-  const JobConfig job{.rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 16};
+  const JobConfig job{
+      .rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7, .worker = 1}}, .slots_per_shard = 16};
   AllReduce follower(job, {&driver}, [](std::string) {});
   const uint8_t nonsense[] = {1, 2, 3};
   const auto failure = follower.OnOrderMessage(nonsense);
@@ -610,9 +611,10 @@ class FoulOrder : public testing::Test {
   int failed_ = 0;
   std::vector<std::vector<uint8_t>> sent_;
   FakeDriver driver_{[this](std::vector<uint8_t> packet) { sent_.push_back(std::move(packet)); }};
-  AllReduce follower_{{.rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 16},
-                      {&driver_},
-                      [](std::string) {}};
+  AllReduce follower_{
+      {.rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7, .worker = 1}}, .slots_per_shard = 16},
+      {&driver_},
+      [](std::string) {}};
   Order leader_{16};
 };
 

@@ -33,7 +33,7 @@ class Cluster {
 
   Cluster(uint64_t seed, const ClusterOptions& options) : options_(options), network_(seed, options.faults) {
     for (uint32_t shard = 0; shard < options.shard_count; ++shard) {
-      const Shard place = ShardAt(shard);
+      const Shard place = ShardAt(shard, 0);
       JobSlots slots{.job = place.job,
                      .epoch = place.epoch,
                      .slot_first = place.slot_first,
@@ -69,10 +69,11 @@ class Cluster {
 
  private:
   // Every switch counts its jobs, epochs and slots for itself.
-  Shard ShardAt(uint32_t shard) const {
+  Shard ShardAt(uint32_t shard, uint32_t worker) const {
     return {.job = static_cast<uint16_t>(kJob + shard),
             .epoch = static_cast<uint16_t>(kEpoch - shard),
             .slot_first = kSlotFirst + 2 * shard,
+            .worker = static_cast<uint16_t>(worker),
             .whole_lanes = shard < options_.whole_lanes.size() ? options_.whole_lanes[shard] : 0};
   }
 
@@ -97,7 +98,7 @@ class Cluster {
                       [this, shard, rank](std::span<const uint8_t> arrived) { OnSwitch(shard, arrived, rank); });
       }));
       drivers.push_back(drivers_.back().get());
-      job.shards.push_back(ShardAt(shard));
+      job.shards.push_back(ShardAt(shard, rank));
     }
     ranks_.push_back(std::make_unique<AllReduce>(job, drivers, [this](std::string message) {
       for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, message);
@@ -105,7 +106,7 @@ class Cluster {
   }
 
   void OnSwitch(uint32_t shard, std::span<const uint8_t> packet, uint32_t source) {
-    const uint32_t whole_lanes = ShardAt(shard).whole_lanes;
+    const uint32_t whole_lanes = ShardAt(shard, source).whole_lanes;
     if (whole_lanes != 0 && packet.size() != wire::kHeaderBytes + 4 * size_t{whole_lanes}) return;
     const Action action = pools_[shard]->OnPacket(packet, AddressOf(source));
     if (action.verdict != Verdict::kComplete && action.verdict != Verdict::kResend) return;

@@ -110,6 +110,7 @@ class Cluster {
     }
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       options.job.rank = static_cast<uint16_t>(rank);
+      for (Shard& shard : options.job.shards) shard.worker = options.job.rank;
       hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options, std::move(groups[rank])));
     }
     stalls_.resize(world_size);
