@@ -1,0 +1,20 @@
+// A packet that was sent to us goes on to another: from the address that it was sent to.
+#ifndef P4_ADDRESSING_P4_
+#define P4_ADDRESSING_P4_
+
+#include "headers.p4"
+
+// The UDP checksum is left out (IPv4 allows it): few switches can compute it over all lanes at line rate. Each link
+// has a CRC of its own.
+action address_to(inout headers_t hdr, in mac_t mac, in ip_t ip, in bit<16> udp_port) {
+    hdr.ethernet.src_mac = hdr.ethernet.dst_mac;
+    hdr.ethernet.dst_mac = mac;
+    hdr.ipv4.src_ip = hdr.ipv4.dst_ip;
+    hdr.ipv4.dst_ip = ip;
+    hdr.ipv4.ttl = 64;
+    hdr.udp.src_port = hdr.udp.dst_port;
+    hdr.udp.dst_port = udp_port;
+    hdr.udp.checksum = 0;
+}
+
+#endif  // P4_ADDRESSING_P4_

@@ -1,0 +1,53 @@
+// What is known of a packet besides its bytes, for every architecture.
+#ifndef P4_METADATA_P4_
+#define P4_METADATA_P4_
+
+#include "types.p4"
+
+// The job's entry.
+struct job_t {
+    bit<16> number;     // here; a result of the parent bears the parent's number
+    bit<16> epoch;
+    bit<32> admission;  // tells this use of the slots from all earlier ones; not 0
+    bit<16> slot_first;
+    bit<16> slot_count;
+    bitmap_t workers;   // all of them
+    bit<16> group;      // the multicast group that replicates to them
+}
+
+// The switch above this one, if the job has one, and who we are there.
+struct parent_t {
+    bit<16> job;
+    bit<16> epoch;
+    bit<16> worker;
+    bit<16> slot_first;
+    mac_t mac;
+    ip_t ip;
+    bit<16> udp_port;
+    bit<9> port;
+}
+
+// What the state of the slot version asks of its lanes and flags.
+enum bit<2> state_step_t {
+    NONE = 0,   // leave them
+    WRITE = 1,  // hold the packet's
+    JOIN = 2,   // join the packet's to those held
+    READ = 3    // put those held into the packet
+}
+
+struct metadata_t {
+    bool to_us;         // addressed to the switch itself
+    mac_t own_mac;
+    bool flooded;       // to all ports but its own
+    bool to_workers;    // to all workers of the job, each copy addressed to its worker
+    job_t job;
+    parent_t parent;
+    bool has_parent;
+    bool from_parent;   // a result that the parent sent
+    bitmap_t worker_bit;
+    verdict_t verdict;
+    bool passed;        // no check has refused it
+    state_step_t step;
+}
+
+#endif  // P4_METADATA_P4_

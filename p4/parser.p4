@@ -1,0 +1,82 @@
+// From Ethernet to the lanes, for every architecture's own parser to call.
+//
+// What isn't understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic. Lanes are
+// extracted only from a well formed packet: so whoever sees them valid needs no other check of the header.
+#ifndef P4_PARSER_P4_
+#define P4_PARSER_P4_
+
+#include "headers.p4"
+
+parser HostPacket(packet_in packet, inout headers_t hdr) {
+    state start {
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type) {
+            ETHERTYPE_ARP: arp;
+            ETHERTYPE_IPV4: ipv4;
+            default: accept;
+        }
+    }
+
+    state arp {
+        packet.extract(hdr.arp);
+        transition accept;
+    }
+
+    state ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.ip_version, hdr.ipv4.header_words, hdr.ipv4.more_fragments,
+                          hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (4, 5, 0, 0, IP_PROTOCOL_ICMP): icmp;
+            (4, 5, 0, 0, IP_PROTOCOL_UDP): udp;
+            default: accept;
+        }
+    }
+
+    state icmp {
+        packet.extract(hdr.icmp);
+        transition accept;
+    }
+
+    state udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port) {
+            PASSING_PORT: passing;
+            default: accept;
+        }
+    }
+
+    state passing {
+        packet.extract(hdr.passing);
+        transition select(hdr.passing.magic, hdr.passing.protocol, hdr.passing.flags, hdr.passing.version) {
+            (MAGIC, PROTOCOL, 0 &&& NOT_FLAGS, 0 &&& NOT_VERSION): passing_type;
+            default: accept;
+        }
+    }
+
+    state passing_type {
+        transition select(hdr.passing.type, hdr.passing.lane_format) {
+            (packet_type_t.CONTRIBUTION, lane_format_t.SUM_INT32): passing_length;
+            (packet_type_t.CONTRIBUTION, lane_format_t.MAX_INT32): passing_length;
+            (packet_type_t.RESULT, lane_format_t.SUM_INT32): passing_length;
+            (packet_type_t.RESULT, lane_format_t.MAX_INT32): passing_length;
+            (packet_type_t.PROBE, lane_format_t.SUM_INT32): passing_length;
+            (packet_type_t.PROBE, lane_format_t.MAX_INT32): passing_length;
+            default: accept;
+        }
+    }
+
+    // All packets are of one length here. One that was cut short on its way fails in `extract`.
+    state passing_length {
+        transition select(hdr.passing.element_count, hdr.udp.udp_bytes, hdr.ipv4.total_bytes) {
+            (LANES, UDP_BYTES, IPV4_BYTES): lanes;
+            default: accept;
+        }
+    }
+
+    state lanes {
+        packet.extract(hdr.lanes);
+        transition accept;
+    }
+}
+
+#endif  // P4_PARSER_P4_

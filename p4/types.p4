@@ -1,0 +1,70 @@
+// Constants and types of the protocol (docs/protocol.md), for every architecture. Numbers that travel are those of
+// xla_ffi/wire/header.h.
+#ifndef P4_TYPES_P4_
+#define P4_TYPES_P4_
+
+// --- What a build may choose, with -D
+
+#ifndef LANES
+#define LANES 64  // in every packet: a power of two
+#endif
+#ifndef SLOTS
+#define SLOTS 8192  // of all jobs together, at most 32,768; each has two versions
+#endif
+#ifndef PASSING_PORT
+#define PASSING_PORT 7171  // UDP
+#endif
+
+// --- Capacities
+
+#define VERSIONS (2 * SLOTS)  // register cells: one for each version of each slot
+#define WORKERS_MAX 64        // of one job here: bits of a bitmap
+#define JOBS_MAX 1024
+
+// --- Protocol
+
+const bit<8> MAGIC = 0x9A;
+const bit<8> PROTOCOL = 1;
+const bit<16> EVERY_WORKER = 0xFFFF;  // the worker field of a result
+const bit<8> NOT_FLAGS = 0xF8;        // three sticky flags: NaN, +Inf, -Inf
+const bit<8> NOT_VERSION = 0xFE;      // 0 or 1
+
+enum bit<8> packet_type_t {
+    CONTRIBUTION = 1,
+    RESULT = 2,
+    PROBE = 3
+}
+
+enum bit<8> lane_format_t {
+    SUM_INT32 = 1,  // lanes are added, wrapping
+    MAX_INT32 = 2   // the signed maximum is taken: exponents travel so
+}
+
+// What became of a packet; also its index in the counter `verdicts`.
+enum bit<8> verdict_t {
+    ADDED = 0,             // counted, the slot still waits for other workers
+    COMPLETE = 1,          // the last worker: the result goes to all
+    RESEND = 2,            // the result is there already: to this worker alone, who asks again
+    DUPLICATE = 3,         // counted already, nothing to send
+    STALE = 4,             // an older sequence than the slot version holds
+    MALFORMED = 5,         // no packet of this protocol, or not with LANES lanes
+    FOREIGN_JOB = 6,       // no such job here
+    FOREIGN_EPOCH = 7,     // another incarnation of the job
+    FOREIGN_WORKER = 8,    // no such worker
+    FOREIGN_SOURCE = 9,    // not the address that this worker joined with
+    FOREIGN_SLOT = 10,     // outside the job's partition
+    NOT_CONTRIBUTION = 11, // a type that a switch doesn't take
+    MISMATCH = 12,         // another lane format than the other workers'
+    FORWARDED = 13,        // the last worker, and the job has a parent: the sum goes up
+    FORWARDED_AGAIN = 14,  // a worker asks again, the parent hasn't answered: the sum goes up again
+    ANSWERED = 15          // the parent's result: it goes to all workers
+}
+#define VERDICTS 16
+
+// --- Widths
+
+typedef bit<48> mac_t;
+typedef bit<32> ip_t;
+typedef bit<WORKERS_MAX> bitmap_t;  // bit w: worker w
+
+#endif  // P4_TYPES_P4_

@@ -1,0 +1,27 @@
+// Ordinary traffic, by its destination's MAC address; to all ports if that isn't known, but never back.
+#ifndef P4_V1MODEL_FORWARD_P4_
+#define P4_V1MODEL_FORWARD_P4_
+
+#include "../headers.p4"
+#include "../metadata.p4"
+
+const bit<16> ALL_PORTS = 1;  // the multicast group
+
+control Forward(in headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+    action to_port(bit<9> port) { standard.egress_spec = port; }
+    action flood() {
+        standard.mcast_grp = ALL_PORTS;
+        meta.flooded = true;
+    }
+
+    table forward {
+        key = { hdr.ethernet.dst_mac: exact @name("mac"); }
+        actions = { to_port; flood; }
+        const default_action = flood;
+        size = 4096;
+    }
+
+    apply { forward.apply(); }
+}
+
+#endif  // P4_V1MODEL_FORWARD_P4_

@@ -1,0 +1,75 @@
+// The sum, or the signed maximum, of all workers' lanes.
+//
+// A group of lanes is one wide integer, joined by a few operations on all of it: on bmv2, whose time goes into counting
+// operations rather than bits, several times faster than a register for each lane (README.md has the figures).
+#ifndef P4_V1MODEL_LANES_P4_
+#define P4_V1MODEL_LANES_P4_
+
+#include "../metadata.p4"
+#include "lane_header.p4"
+
+const group_t EACH_ONE = (group_t)(((1 << (32 * GROUP_LANES)) - 1) / ((1 << 32) - 1));  // 1 in each lane
+const group_t SIGNS = EACH_ONE << 31;                                                   // each lane's top bit
+const group_t BELOW = ~SIGNS;
+
+// Without their top bits two lanes add up to less than 2^32: nothing is carried into the next lane. The top bit of each
+// sum is the carry into it, xor both top bits.
+action add(out group_t sum, in group_t a, in group_t b) {
+    sum = ((a & BELOW) + (b & BELOW)) ^ ((a ^ b) & SIGNS);
+}
+
+// With a's top bits set and b's cleared no lane borrows from the next, and each difference keeps its top bit if a is no
+// less than b below it. That decides between lanes of the same sign; else the negative one is less.
+action maximum(out group_t max, in group_t a, in group_t b) {
+    group_t not_less = ((a ^ b) & b | ~(a ^ b) & ((a | SIGNS) - (b & BELOW))) & SIGNS;
+    group_t of_a = (not_less << 1) - (not_less >> 31);  // 2^32 - 1 in those lanes; the highest wraps
+    max = b ^ ((a ^ b) & of_a);
+}
+
+control LaneGroup(inout group_t lanes, in metadata_t meta, in lane_format_t lane_format, in bit<32> index) {
+    register<group_t>(VERSIONS) held;
+    group_t other;
+
+    action write() { held.write(index, lanes); }
+    action read() { held.read(lanes, index); }
+    action join_sum() {
+        held.read(other, index);
+        add(lanes, other, lanes);
+        held.write(index, lanes);
+    }
+    action join_maximum() {
+        held.read(other, index);
+        maximum(lanes, other, lanes);
+        held.write(index, lanes);
+    }
+    table step {
+        key = {
+            meta.step: exact;
+            lane_format: ternary;
+        }
+        actions = { write; read; join_sum; join_maximum; NoAction; }
+        const entries = {
+            (state_step_t.WRITE, _): write();
+            (state_step_t.READ, _): read();
+            (state_step_t.JOIN, lane_format_t.SUM_INT32): join_sum();
+            (state_step_t.JOIN, lane_format_t.MAX_INT32): join_maximum();
+        }
+        const default_action = NoAction;
+    }
+
+    apply { step.apply(); }
+}
+
+control Lanes(inout headers_t hdr, in metadata_t meta, in bit<32> index) {
+#define INSTANCE(g) LaneGroup() group##g;
+    EACH_GROUP(INSTANCE)
+#undef INSTANCE
+
+    apply {
+#define APPLY(g) group##g.apply(hdr.lanes.group##g, meta, hdr.passing.lane_format, index);
+        EACH_GROUP(APPLY)
+#undef APPLY
+    }
+}
+
+#endif  // P4_V1MODEL_LANES_P4_

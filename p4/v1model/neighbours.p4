@@ -1,0 +1,42 @@
+// Where hosts are: learned from their ordinary traffic, for the control plane, which knows a worker by its IP address
+// alone. A host that has joined over TCP through this switch has been seen.
+#ifndef P4_V1MODEL_NEIGHBOURS_P4_
+#define P4_V1MODEL_NEIGHBOURS_P4_
+
+#include "../headers.p4"
+
+#define NEIGHBOURS 4096
+
+struct neighbour_t {
+    ip_t ip;
+    mac_t mac;
+    bit<9> port;
+}
+
+control Neighbours(in headers_t hdr, in standard_metadata_t standard) {
+    // By the address's low 12 bits: so the hosts of one network (/20) never displace each other.
+    register<ip_t>(NEIGHBOURS) ip;
+    register<mac_t>(NEIGHBOURS) mac;
+    register<bit<9>>(NEIGHBOURS) port;
+
+    neighbour_t seen;
+    neighbour_t held;
+
+    apply {
+        seen.ip = hdr.arp.isValid() ? hdr.arp.sender_ip : hdr.ipv4.src_ip;
+        seen.mac = hdr.ethernet.src_mac;
+        seen.port = standard.ingress_port;
+        bit<32> index = (bit<32>)seen.ip[11:0];
+        ip.read(held.ip, index);
+        mac.read(held.mac, index);
+        port.read(held.port, index);
+        if (seen.ip != 0 && seen != held) {
+            ip.write(index, seen.ip);
+            mac.write(index, seen.mac);
+            port.write(index, seen.port);
+            digest<neighbour_t>(1, seen);
+        }
+    }
+}
+
+#endif  // P4_V1MODEL_NEIGHBOURS_P4_

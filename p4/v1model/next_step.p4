@@ -1,0 +1,50 @@
+// What the verdict means for the packet: it is dropped, or it becomes the result, or our contribution to the parent.
+#ifndef P4_V1MODEL_NEXT_STEP_P4_
+#define P4_V1MODEL_NEXT_STEP_P4_
+
+#include "../addressing.p4"
+#include "../metadata.p4"
+
+control NextStep(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+    action drop_it() { mark_to_drop(standard); }
+
+    action make_result() {
+        hdr.passing.type = packet_type_t.RESULT;
+        hdr.passing.worker = EVERY_WORKER;
+    }
+    action result_to_workers() {
+        make_result();
+        standard.mcast_grp = meta.job.group;
+        meta.to_workers = true;
+    }
+    action result_to_sender() {
+        make_result();
+        address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
+        standard.egress_spec = standard.ingress_port;
+    }
+    action sum_to_parent() {
+        hdr.passing.job = meta.parent.job;
+        hdr.passing.epoch = meta.parent.epoch;
+        hdr.passing.worker = meta.parent.worker;
+        hdr.passing.slot = hdr.passing.slot - meta.job.slot_first + meta.parent.slot_first;
+        address_to(hdr, meta.parent.mac, meta.parent.ip, meta.parent.udp_port);
+        standard.egress_spec = meta.parent.port;
+    }
+
+    table next_step {
+        key = { meta.verdict: exact; }
+        actions = { drop_it; result_to_workers; result_to_sender; sum_to_parent; }
+        const entries = {
+            (verdict_t.COMPLETE): result_to_workers();
+            (verdict_t.ANSWERED): result_to_workers();
+            (verdict_t.RESEND): result_to_sender();
+            (verdict_t.FORWARDED): sum_to_parent();
+            (verdict_t.FORWARDED_AGAIN): sum_to_parent();
+        }
+        const default_action = drop_it;
+    }
+
+    apply { next_step.apply(); }
+}
+
+#endif  // P4_V1MODEL_NEXT_STEP_P4_

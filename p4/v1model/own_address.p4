@@ -1,0 +1,77 @@
+// The switch as a host: it has an address, and answers ARP and ping. So the workers' machines need to know nothing.
+#ifndef P4_V1MODEL_OWN_ADDRESS_P4_
+#define P4_V1MODEL_OWN_ADDRESS_P4_
+
+#include "../headers.p4"
+#include "../metadata.p4"
+
+const bit<16> ARP_REQUEST = 1;
+const bit<16> ARP_REPLY = 2;
+const bit<8> ECHO_REQUEST = 8;
+const bit<8> ECHO_REPLY = 0;
+
+// Is the packet for the switch itself?
+control OwnAddress(in headers_t hdr, inout metadata_t meta) {
+    ip_t target = 0;
+
+    action set_own_mac(mac_t mac) { meta.own_mac = mac; }
+    table own_address {
+        key = { target: exact @name("ip"); }
+        actions = { set_own_mac; @defaultonly NoAction; }
+        const default_action = NoAction;
+        size = 16;
+    }
+
+    apply {
+        if (hdr.arp.isValid()) {
+            target = hdr.arp.target_ip;
+        } else if (hdr.ipv4.isValid()) {
+            target = hdr.ipv4.dst_ip;
+        }
+        if (own_address.apply().hit) {
+            meta.to_us = hdr.ethernet.dst_mac == meta.own_mac ||
+                         hdr.arp.isValid() && hdr.ethernet.dst_mac == BROADCAST_MAC;
+        }
+    }
+}
+
+// Answers go out where the question came in.
+control AnswerArp(inout headers_t hdr, in metadata_t meta, inout standard_metadata_t standard) {
+    apply {
+        if (hdr.arp.hardware_type == 1 && hdr.arp.protocol_type == ETHERTYPE_IPV4 && hdr.arp.operation == ARP_REQUEST) {
+            hdr.ethernet.dst_mac = hdr.arp.sender_mac;
+            hdr.ethernet.src_mac = meta.own_mac;
+            hdr.arp.operation = ARP_REPLY;
+            hdr.arp.target_mac = hdr.arp.sender_mac;
+            hdr.arp.sender_mac = meta.own_mac;
+            ip_t own_ip = hdr.arp.target_ip;
+            hdr.arp.target_ip = hdr.arp.sender_ip;
+            hdr.arp.sender_ip = own_ip;
+            standard.egress_spec = standard.ingress_port;
+        } else {
+            mark_to_drop(standard);
+        }
+    }
+}
+
+control AnswerPing(inout headers_t hdr, in metadata_t meta, inout standard_metadata_t standard) {
+    apply {
+        if (hdr.icmp.type == ECHO_REQUEST && hdr.icmp.code == 0) {
+            hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
+            hdr.ethernet.src_mac = meta.own_mac;
+            ip_t own_ip = hdr.ipv4.dst_ip;
+            hdr.ipv4.dst_ip = hdr.ipv4.src_ip;
+            hdr.ipv4.src_ip = own_ip;
+            hdr.ipv4.ttl = 64;
+            hdr.icmp.type = ECHO_REPLY;
+            // The checksum without the request's type (RFC 1624, equation 3): the rest of the message is payload.
+            bit<17> sum = (bit<17>)~hdr.icmp.checksum + 0xF7FF;
+            hdr.icmp.checksum = ~(sum[15:0] + (bit<16>)sum[16:16]);
+            standard.egress_spec = standard.ingress_port;
+        } else {
+            mark_to_drop(standard);
+        }
+    }
+}
+
+#endif  // P4_V1MODEL_OWN_ADDRESS_P4_

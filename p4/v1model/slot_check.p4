@@ -1,0 +1,121 @@
+// Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet.
+#ifndef P4_V1MODEL_SLOT_CHECK_P4_
+#define P4_V1MODEL_SLOT_CHECK_P4_
+
+#include "../headers.p4"
+#include "../metadata.p4"
+
+// A packet's sequence, seen from the one that is held.
+enum bit<2> age_t {
+    PAST = 0,
+    SAME = 1,
+    NEWER = 2
+}
+
+control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
+    // What another admission left in a slot is void: so nothing has to be cleared when a job joins.
+    register<bit<32>>(VERSIONS) admission;
+    register<bit<32>>(VERSIONS) sequence;
+    register<bitmap_t>(VERSIONS) bitmap;
+    register<bit<8>>(VERSIONS) lane_format;
+    register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
+
+    bit<32> held_admission;
+    bit<32> held_sequence;
+    bitmap_t held_bitmap;
+    bit<8> held_format;
+    bit<1> held_answered;
+
+    age_t age;
+    bool same_format;
+    bool again;
+    bool full;
+
+    action refuse(verdict_t verdict) {
+        meta.verdict = verdict;
+        meta.step = state_step_t.NONE;
+    }
+    action first(verdict_t verdict) {
+        meta.verdict = verdict;
+        meta.step = state_step_t.WRITE;
+        admission.write(index, meta.job.admission);
+        sequence.write(index, hdr.passing.sequence);
+        lane_format.write(index, (bit<8>)hdr.passing.lane_format);
+        bitmap.write(index, meta.worker_bit);
+        answered.write(index, 0);
+    }
+    action join(verdict_t verdict) {
+        meta.verdict = verdict;
+        meta.step = state_step_t.JOIN;
+        bitmap.write(index, held_bitmap);
+    }
+    action answer(verdict_t verdict) {
+        meta.verdict = verdict;
+        meta.step = state_step_t.WRITE;
+        answered.write(index, 1);
+    }
+    action read(verdict_t verdict) {
+        meta.verdict = verdict;
+        meta.step = state_step_t.READ;
+    }
+
+    table verdict {
+        key = {
+            hdr.passing.type: exact;
+            age: exact;
+            same_format: ternary;
+            again: ternary;            // this worker was added before
+            full: ternary;             // no worker is missing, this one counted
+            meta.has_parent: ternary;
+            held_answered: ternary;
+        }
+        actions = { refuse; first; join; answer; read; }
+        const entries = {
+            // Contributions.              format again  full   parent answered
+            (packet_type_t.CONTRIBUTION, age_t.PAST,  _, _, _, _, _): refuse(verdict_t.STALE);
+
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, false, _, _): first(verdict_t.ADDED);
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, false, _): first(verdict_t.COMPLETE);
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, true, _): first(verdict_t.FORWARDED);
+
+            (packet_type_t.CONTRIBUTION, age_t.SAME, false, _, _, _, _): refuse(verdict_t.MISMATCH);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, false, _, _): join(verdict_t.ADDED);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, false, _): join(verdict_t.COMPLETE);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, true, _): join(verdict_t.FORWARDED);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, false, _, _): refuse(verdict_t.DUPLICATE);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, true, 0): read(verdict_t.FORWARDED_AGAIN);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, _, _): read(verdict_t.RESEND);
+
+            // Results of the parent.
+            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 0): answer(verdict_t.ANSWERED);
+            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 1): refuse(verdict_t.DUPLICATE);
+        }
+        const default_action = refuse(verdict_t.STALE);
+    }
+
+    apply {
+        admission.read(held_admission, index);
+        sequence.read(held_sequence, index);
+        bitmap.read(held_bitmap, index);
+        lane_format.read(held_format, index);
+        answered.read(held_answered, index);
+
+        // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
+        bit<32> lead = held_sequence - hdr.passing.sequence;
+        if (held_admission != meta.job.admission || lead[31:31] == 1) {
+            age = age_t.NEWER;
+            held_bitmap = 0;
+        } else if (lead == 0) {
+            age = age_t.SAME;
+        } else {
+            age = age_t.PAST;
+        }
+        same_format = held_format == (bit<8>)hdr.passing.lane_format;
+        again = held_bitmap & meta.worker_bit != 0;
+        held_bitmap = held_bitmap | meta.worker_bit;
+        full = held_bitmap == meta.job.workers;
+        verdict.apply();
+    }
+}
+
+#endif  // P4_V1MODEL_SLOT_CHECK_P4_
