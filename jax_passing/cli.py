@@ -36,6 +36,12 @@ def switch(
     multicast: Annotated[
         bool | None, typer.Option(help="Send results by multicast if all hosts of a job hear it.", show_default="yes")
     ] = None,
+    data_plane: Annotated[
+        str | None, typer.Option(help="software, bmv2 or p4runtime: what adds up packets.", show_default="software")
+    ] = None,
+    device: Annotated[
+        Path | None, typer.Option(help="TOML file that describes the device of bmv2 and p4runtime.")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
@@ -53,6 +59,8 @@ def switch(
             "lease_s": lease_s,
             "link_gbit": link_gbit,
             "multicast": multicast,
+            "data_plane": data_plane,
+            "device": str(device) if device else None,
         },
         config,
     )

@@ -179,6 +179,11 @@ class ControlPlane:
         """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
         while True:
             await asyncio.sleep(min(self._lease_s / 10, 0.1))
+            if lost := self._data_plane.check():
+                self._fail_running(
+                    f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on "
+                    "every host."
+                )
             now = time.monotonic()
             for epoch in self._jobs.epochs():
                 for member in list(epoch.members.values()):
@@ -186,6 +191,11 @@ class ControlPlane:
                         self._jobs.give_up(epoch, member)
                     elif epoch.state is State.RUNNING and not member.left and now - member.heard > self._lease_s:
                         self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+
+    def _fail_running(self, message: str) -> None:
+        for epoch in self._jobs.epochs():
+            if epoch.state is State.RUNNING:
+                self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""

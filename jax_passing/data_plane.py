@@ -107,6 +107,9 @@ class DataPlane(Protocol):
 
     def slot_version(self, slot: int, version: int) -> SlotVersion: ...
 
+    def check(self) -> str:
+        """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time."""
+
     def stats(self) -> Mapping[str, int]:
         """Counters for the log."""
 

@@ -1,4 +1,4 @@
-"""The switch process: the control plane, and the software data plane beside it."""
+"""The switch process: the control plane, and the data plane that it drives."""
 
 import asyncio
 import errno
@@ -15,6 +15,11 @@ from typing import Any
 from jax_passing.config import did_you_mean, gbit, parse_address, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
+from jax_passing.data_plane import DataPlane
+from jax_passing.data_planes.bmv2 import Bmv2
+from jax_passing.data_planes.device import read_device
+from jax_passing.data_planes.p4 import P4DataPlane
+from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.software import SoftwareDataPlane
 from jax_passing.errors import ConfigError
 
@@ -22,13 +27,15 @@ log = logging.getLogger("jax_passing.switch")
 
 LANES_MAX = 360  # a packet of 1500 bytes holds them
 BACKLOG = 256
+DATA_PLANES = ("software", "bmv2", "p4runtime")
 
 
 @dataclass(frozen=True)
 class SwitchSettings:
     """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
     the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
-    where all hosts of a job hear it."""
+    where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: the file that describes it, if it is
+    another machine's (docs/data_planes.md)."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
     slot_total: int = 16384
@@ -37,6 +44,8 @@ class SwitchSettings:
     lease_s: float = 30.0
     link_gbit: float | None = None
     multicast: bool = True
+    data_plane: str = "software"
+    device: str | None = None
 
 
 def _count(lowest: int, highest: int) -> Callable[[Any], int]:
@@ -66,6 +75,18 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _data_plane_name(value: Any) -> str:
+    if value not in DATA_PLANES:
+        raise ValueError(f"expected one of {', '.join(DATA_PLANES)}")
+    return str(value)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a path")
+    return value
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "listen": parse_address,
     "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
@@ -74,7 +95,12 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "lease_s": _lease,
     "link_gbit": gbit,
     "multicast": _flag,
+    "data_plane": _data_plane_name,
+    "device": _path,
 }
+# What a device's program fixes; and slots of a job, of which its ports' queues hold so many packets at once.
+_OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
+DEVICE_SLOTS_PER_JOB = 128
 
 
 def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSettings:
@@ -89,10 +115,21 @@ def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSe
             resolved[key] = _PARSERS[key](value)
         except ValueError as error:
             raise ConfigError(f"Bad value {value!r} of {key} ({source}): {error}.") from error
+    if resolved.get("data_plane", "software") != "software":
+        _check_device(resolved)
     settings = SwitchSettings(**resolved)
     if settings.slots_per_job > settings.slot_total:
         raise ConfigError(f"slots_per_job ({settings.slots_per_job}) is above slot_total ({settings.slot_total}).")
     return settings
+
+
+def _check_device(resolved: dict[str, Any]) -> None:
+    if "device" not in resolved:
+        raise ConfigError(f"Data plane {resolved['data_plane']} needs --device DEVICE.toml (docs/data_planes.md).")
+    fixed = [key for key in _OF_THE_PROGRAM if key in resolved]
+    if fixed:
+        raise ConfigError(f"{' and '.join(fixed)}: fixed by the program that the device runs. Leave it out.")
+    resolved.setdefault("slots_per_job", DEVICE_SLOTS_PER_JOB)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -122,6 +159,17 @@ def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPla
         return data_plane
 
 
+def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlane:
+    if settings.data_plane == "software":
+        return _software(host, port, settings)
+    assert settings.device is not None
+    device = read_device(settings.device)
+    try:
+        return P4DataPlane(device, Bmv2(device.runtime_address))
+    except PipelineError as error:
+        raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
+
+
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
@@ -130,7 +178,7 @@ async def serve(
     """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
     with _listen(*settings.listen) as listener:
         host, port = listener.getsockname()[:2]
-        data_plane = _software(host, port, settings)
+        data_plane = _make_data_plane(host, port, settings)
         try:
             plane = ControlPlane(
                 data_plane,

@@ -58,6 +58,9 @@ class SoftwareDataPlane:
     def slot_version(self, slot: int, version: int) -> SlotVersion:
         return SlotVersion(*self._native.slot_state(slot, version))
 
+    def check(self) -> str:
+        return ""
+
     def stats(self) -> Mapping[str, int]:
         return self._native.stats()
 

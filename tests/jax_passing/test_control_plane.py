@@ -29,6 +29,7 @@ class RecordingDataPlane:
         self.removed = []
         self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
         self.refuses = False
+        self.lost = ""
         self.offered = None  # the group
         self.probes = []
         self.stopped = []
@@ -60,6 +61,10 @@ class RecordingDataPlane:
 
     def slot_version(self, slot, version):
         return self.held
+
+    def check(self):
+        lost, self.lost = self.lost, ""
+        return lost
 
     def stats(self):
         return {}
@@ -204,6 +209,22 @@ async def test_what_the_data_plane_can_do(switch):
     _, welcome = await switch.job()
     assert (welcome.lanes_per_chunk, welcome.whole_chunks) == (64, True)
     assert "at most 2 ranks" in await (await switch.join(0, 3, job="b")).refusal()
+
+
+@scenario()
+async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
+    hosts, _ = await switch.job()
+    forming = await switch.join(0, job="b")
+    switch.data_plane.lost = "its tables are empty"
+    for host in hosts:
+        failed = await host.receive()
+        assert isinstance(failed, messages.Failed)
+        assert failed.kind == "SwitchLostError"
+        assert "its tables are empty" in failed.message
+    await switch.join(1, job="b")
+    assert isinstance(await forming.receive(), messages.Welcome)
+    _, welcome = await switch.job()
+    assert welcome.epoch == 2
 
 
 @pytest.mark.parametrize(

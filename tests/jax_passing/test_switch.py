@@ -76,6 +76,10 @@ def test_flags_win_over_the_file(tmp_path):
         ("lease_s = 0", "expected seconds"),
         ("link_gbit = [1]", "expected Gbit/s"),
         ("multicast = 0", "expected true or false"),
+        ('data_plane = "tofino"', "expected one of software, bmv2"),
+        ('data_plane = "bmv2"', "Data plane bmv2 needs --device"),
+        ('data_plane = "bmv2"\ndevice = "x"\nslot_total = 16\nlanes_per_chunk = 8', "slot_total and lanes_per_chunk"),
+        ("device = 7", "Bad value 7 of device"),
         ("lease_s =", "Can't read the settings file"),
     ],
 )

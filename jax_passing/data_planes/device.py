@@ -1,0 +1,69 @@
+"""The file that describes a programmable switch and what is plugged into it."""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from jax_passing.config import parse_address, read_toml
+from jax_passing.errors import ConfigError
+
+UDP_PORT = 7171  # the program's own; a build may change it
+
+Port = Annotated[int, Meta(ge=0, le=510)]
+
+
+def ip_number(text: str) -> int:
+    return int(ipaddress.IPv4Address(text))
+
+
+def mac_number(text: str) -> int:
+    if not re.fullmatch(r"(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", text):
+        raise ValueError(f"{text!r} is no MAC address such as 02:00:00:00:00:01")
+    return int(text.replace(":", ""), 16)
+
+
+class Neighbour(Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine, or another switch, behind a port: for what the device can't learn from its traffic, or shall not."""
+
+    address: str  # IPv4
+    mac: str  # of the next hop, if a router stands between
+    port: Port
+
+
+class Device(Struct, frozen=True, forbid_unknown_fields=True):
+    runtime: str  # host:port of its runtime server
+    address: str  # IPv4, its own, unused elsewhere: where hosts send packets
+    mac: str  # its own
+    ports: Annotated[tuple[Port, ...], Meta(min_length=1)]  # where hosts may be
+    neighbours: tuple[Neighbour, ...] = ()
+    udp_port: Annotated[int, Meta(ge=1, le=65535)] = UDP_PORT
+    program: str = ""  # p4runtime: what the compiler made for the device
+    p4info: str = ""  # p4runtime: its description
+    lanes: Annotated[int, Meta(ge=3, le=360)] | None = None  # p4runtime: of the program
+
+    @property
+    def runtime_address(self) -> tuple[str, int]:
+        return parse_address(self.runtime)
+
+
+def read_device(path: str | Path) -> Device:
+    """Reads DEVICE.toml; paths in it count from its folder. Raises ConfigError."""
+    raw: dict[str, Any] = read_toml(path, "--device")
+    folder = Path(path).parent
+    for key in ("program", "p4info"):
+        if isinstance(raw.get(key), str):
+            raw[key] = str(folder / raw[key])
+    try:
+        device = msgspec.convert(raw, Device)
+        places = [(known.address, known.mac) for known in device.neighbours]
+        for address, mac in [(device.address, device.mac), *places]:
+            ip_number(address)
+            mac_number(mac)
+        _ = device.runtime_address
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"Bad device file {path}: {error}. docs/data_planes.md shows one.") from error
+    return device

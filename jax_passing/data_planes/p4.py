@@ -1,0 +1,209 @@
+"""The P4 program of p4/ as a data plane: what its tables say about jobs, workers and the way to them."""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
+from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError
+
+log = logging.getLogger("jax_passing.switch")
+
+# p4/types.p4: the counter's index, and what the software data plane calls it.
+VERDICTS = (
+    "added",
+    "complete",
+    "resend",
+    "duplicate",
+    "stale",
+    "malformed",
+    "foreign_job",
+    "foreign_epoch",
+    "foreign_worker",
+    "foreign_source",
+    "foreign_slot",
+    "not_contribution",
+    "mismatch",
+    "forwarded",
+    "forwarded_again",
+    "answered",
+)
+ALL_PORTS = 1  # the multicast group to which the program floods
+GROUP_MAX = 0xFFFF
+ADMISSION_MAX = 0xFFFFFFFF
+NEIGHBOURS = 4096  # cells of the registers in which the program notes them
+CHECK_S = 0.5
+CHECK_AGAIN_S = 5.0  # while it can't be reached: a try may take seconds, and hosts that leave have to be heard
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A job in the tables."""
+
+    slots: JobSlots
+    admission: int
+    group: int
+    entries: tuple[Entry, ...]  # in the order of insertion: the first packet is taken when the last one stands
+
+
+class P4DataPlane:
+    """A device that runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
+
+    whole_chunks = True
+    worker_limit = 64
+
+    def __init__(self, device: Device, pipeline: Pipeline):
+        self._device = device
+        self._pipeline = pipeline
+        self.host = device.address
+        self.port = device.udp_port
+        self._jobs: dict[int, _Added] = {}
+        # Slots remember whose they were, perhaps from a control plane before this one.
+        self._admission = secrets.randbelow(ADMISSION_MAX)
+        self._problem = ""  # why the device has to be taken over anew
+        self._next_check = 0.0
+        self._stats = dict.fromkeys(VERDICTS, 0)
+        self._attach()
+        self.lanes_per_chunk = pipeline.lanes
+        self.slot_total = pipeline.register_cells // 2
+
+    def _attach(self) -> None:
+        device, pipeline = self._device, self._pipeline
+        pipeline.attach()
+        pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
+        for known in device.neighbours:
+            pipeline.insert(Entry("forward", {"mac": mac_number(known.mac)}, "to_port", {"port": known.port}))
+        own = {"mac": mac_number(device.mac)}
+        pipeline.insert(Entry("own_address", {"ip": ip_number(device.address)}, "set_own_mac", own))
+        self._problem = ""
+
+    def group(self, job: int, own_address: str) -> Group | None:
+        return None
+
+    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+        raise NotImplementedError("each copy of a result is addressed to its worker: there is no group to probe")
+
+    def stop_multicast(self, job: int) -> None:
+        pass
+
+    def add_job(self, job: JobSlots) -> None:
+        """Raises ValueError if a worker's place in the network isn't known."""
+        if self._problem:
+            raise PipelineError(f"the device was lost: {self._problem}")
+        assert job.job not in self._jobs, job
+        self._admission = self._admission % ADMISSION_MAX + 1
+        taken = {added.group for added in self._jobs.values()}
+        group = next(number for number in range(ALL_PORTS + 1, GROUP_MAX + 1) if number not in taken)
+        ways = [self._neighbour(address) for address, _ in job.addresses]
+        added = _Added(job, self._admission, group, tuple(self._entries(job, ways, group)))
+        self._jobs[job.job] = added
+        try:
+            self._pipeline.insert_group(group, [(way.port, worker) for worker, way in enumerate(ways)])
+            for entry in added.entries:
+                self._pipeline.insert(entry)
+        except PipelineError as error:
+            self._problem = str(error)  # it is in no state that we know
+            raise
+
+    def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
+        number = {"job": job.job}
+        entries = []
+        for worker, ((_, udp_port), way) in enumerate(zip(job.addresses, ways, strict=True)):
+            key = {**number, "worker": worker}
+            address = {"ip": ip_number(way.address), "udp_port": udp_port}
+            entries.append(Entry("receiver", key, "to_worker", {"mac": mac_number(way.mac), **address}))
+            entries.append(Entry("worker", key, "set_worker", {"bit": 1 << worker, **address}))
+        if job.parent is not None:
+            entries += self._parent_entries(job)
+        workers = (1 << len(job.addresses)) - 1
+        share = {"slot_first": job.slot_first, "slot_count": job.slot_count}
+        admit = {"epoch": job.epoch, "admission": self._admission, **share, "workers": workers, "group": group}
+        return [*entries, Entry("job", number, "set_job", admit)]
+
+    def _parent_entries(self, job: JobSlots) -> list[Entry]:
+        parent = job.parent
+        assert parent is not None
+        address, udp_port = parent.address
+        way = self._neighbour(address)
+        numbers = {"job": parent.job, "epoch": parent.epoch, "worker": parent.worker, "slot_first": parent.slot_first}
+        place = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port, "port": way.port}
+        return [
+            Entry("parent_job", {"job": parent.job}, "set_own_job", {"job": job.job}),
+            Entry("parent", {"job": job.job}, "set_parent", numbers | place),
+        ]
+
+    def _neighbour(self, address: str) -> Neighbour:
+        """As the file says, else as the program has seen it."""
+        for known in self._device.neighbours:
+            if known.address == address:
+                return known
+        number = ip_number(address)
+        cell = number % NEIGHBOURS
+        ip, mac, port = (self._pipeline.register(f"neighbours.{what}", cell) for what in ("ip", "mac", "port"))
+        if ip != number:
+            raise ValueError(
+                f"the device has seen no packet of {address}: let hosts reach the control plane through the device, or "
+                "list it among the neighbours in its file"
+            )
+        return Neighbour(address, ":".join(f"{byte:02x}" for byte in mac.to_bytes(6, "big")), port)
+
+    def remove_job(self, job: int) -> None:
+        added = self._jobs.pop(job, None)
+        if added is None or self._problem:
+            return  # gone with the device, or soon
+        try:
+            for entry in reversed(added.entries):
+                self._pipeline.delete(entry)
+            self._pipeline.delete_group(added.group)
+        except PipelineError as error:
+            self._problem = str(error)
+            raise
+
+    def slot_version(self, slot: int, version: int) -> SlotVersion:
+        index = 2 * slot + version
+        holds = (job for job in self._jobs.values() if 0 <= slot - job.slots.slot_first < job.slots.slot_count)
+        owner = next(holds, None)
+        if owner is None or self._pipeline.register("slot_check.admission", index) != owner.admission:
+            return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+        sequence, bitmap = (self._pipeline.register(f"slot_check.{what}", index) for what in ("sequence", "bitmap"))
+        complete = bitmap == (1 << len(owner.slots.addresses)) - 1
+        if complete and owner.slots.parent is not None:
+            complete = self._pipeline.register("slot_check.answered", index) == 1
+        return SlotVersion(empty=False, sequence=sequence, bitmap=bitmap, complete=complete)
+
+    def check(self) -> str:
+        now = time.monotonic()
+        if now < self._next_check:
+            return ""
+        self._next_check = now + CHECK_S
+        try:
+            if not self._problem and self._pipeline.entry_count("own_address") == 0:
+                self._problem = "its tables are empty: it was restarted"
+        except PipelineError as error:
+            self._problem = str(error)
+        if not (problem := self._problem):
+            return ""
+        lost = bool(self._jobs)
+        self._jobs.clear()
+        try:
+            self._attach()
+        except PipelineError as error:
+            self._problem = str(error)
+            self._next_check = time.monotonic() + CHECK_AGAIN_S
+        else:
+            log.warning("the device at %s is served again after this: %s", self._device.runtime, problem)
+        return problem if lost else ""
+
+    def stats(self) -> Mapping[str, int]:
+        """By verdict; the last known if the device doesn't answer."""
+        try:
+            self._stats = dict(zip(VERDICTS, self._pipeline.counter("verdicts"), strict=True))
+        except PipelineError as error:
+            log.warning("no counters: %s", error)
+        return self._stats
+
+    def close(self) -> None:
+        self._pipeline.close()

@@ -1,0 +1,53 @@
+"""A programmable switch at run time, whoever made it: tables, multicast groups, counters, registers, by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class PipelineError(Exception):
+    """The device can't be reached, or refused what was asked."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table: every key exact. Names of tables, keys, actions and parameters are the program's, their last
+    part where they have several."""
+
+    table: str
+    match: Mapping[str, int]
+    action: str = ""
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+
+class Pipeline(Protocol):
+    """Every method raises PipelineError."""
+
+    @property
+    def lanes(self) -> int:
+        """32-bit lanes of each packet that the program sums."""
+
+    @property
+    def register_cells(self) -> int:
+        """Of each register that holds the state of slots: one for each version of each slot."""
+
+    def attach(self) -> None:
+        """Takes the device over, as its one controller, and empties tables and groups."""
+
+    def insert(self, entry: Entry) -> None: ...
+
+    def delete(self, entry: Entry) -> None: ...
+
+    def entry_count(self, table: str) -> int: ...
+
+    def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
+        """Packets to this multicast group are copied to each (port, replication number)."""
+
+    def delete_group(self, group: int) -> None: ...
+
+    def counter(self, name: str) -> Sequence[int]:
+        """Packets, by index."""
+
+    def register(self, name: str, index: int) -> int: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,243 @@
+"""What the P4 program's tables are told, on a device that keeps it in memory and may be lost at any time."""
+
+import pytest
+
+from jax_passing.data_plane import JobSlots, Parent, SlotVersion
+from jax_passing.data_planes import p4
+from jax_passing.data_planes.device import Device, Neighbour
+from jax_passing.data_planes.pipeline import PipelineError
+
+MAC = 0x020000000000
+
+
+class Memory:
+    """A device."""
+
+    lanes, register_cells = 64, 64
+
+    def __init__(self):
+        self.refuses_after = None  # calls
+        self.restart()
+
+    def restart(self):
+        self.tables, self.groups, self.registers, self.verdicts = {}, {}, {}, [0] * len(p4.VERDICTS)
+
+    def _touch(self):
+        if self.refuses_after is not None:
+            if self.refuses_after == 0:
+                raise PipelineError("it is off")
+            self.refuses_after -= 1
+
+    def attach(self):
+        self._touch()
+        self.tables, self.groups = {}, {}
+
+    def insert(self, entry):
+        self._touch()
+        rows = self.tables.setdefault(entry.table, {})
+        key = tuple(entry.match.values())
+        assert key not in rows, entry
+        rows[key] = (entry.action, dict(entry.parameters))
+
+    def delete(self, entry):
+        self._touch()
+        del self.tables[entry.table][tuple(entry.match.values())]
+
+    def entry_count(self, table):
+        self._touch()
+        return len(self.tables.get(table, {}))
+
+    def insert_group(self, group, replicas):
+        self._touch()
+        assert group not in self.groups
+        self.groups[group] = list(replicas)
+
+    def delete_group(self, group):
+        self._touch()
+        del self.groups[group]
+
+    def counter(self, name):
+        assert name == "verdicts"
+        self._touch()
+        return self.verdicts
+
+    def register(self, name, index):
+        self._touch()
+        return self.registers.get((name, index), 0)
+
+    def close(self):
+        pass
+
+
+DEVICE = Device(
+    runtime="127.0.0.1:9090",
+    address="10.0.0.254",
+    mac="02:00:00:00:00:fe",
+    ports=(0, 1, 2),
+    neighbours=(Neighbour("10.0.0.1", "02:00:00:00:00:01", 0),),
+)
+JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
+
+
+@pytest.fixture
+def device():
+    memory = Memory()
+    for what, value in (("ip", 0x0A000002), ("mac", MAC + 2), ("port", 1)):  # it has seen the second host
+        memory.registers[f"neighbours.{what}", 2] = value
+    return memory
+
+
+@pytest.fixture
+def data_plane(device, monkeypatch):
+    monkeypatch.setattr(p4, "CHECK_S", 0.0)
+    monkeypatch.setattr(p4, "CHECK_AGAIN_S", 0.0)
+    return p4.P4DataPlane(DEVICE, device)
+
+
+def test_what_it_is(data_plane, device):
+    assert (data_plane.host, data_plane.port) == ("10.0.0.254", 7171)
+    assert (data_plane.lanes_per_chunk, data_plane.whole_chunks, data_plane.slot_total) == (64, True, 32)
+    assert data_plane.group(7, "10.0.0.253") is None
+    assert device.tables == {
+        "own_address": {(0x0A0000FE,): ("set_own_mac", {"mac": MAC + 0xFE})},
+        "forward": {(MAC + 1,): ("to_port", {"port": 0})},
+    }
+    assert device.groups == {1: [(0, 0), (1, 0), (2, 0)]}
+    assert data_plane.check() == ""
+
+
+def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
+    before = {name: dict(rows) for name, rows in device.tables.items()}
+    data_plane.add_job(JOB)
+    admission = device.tables["job"][7,][1].pop("admission")
+    assert 0 < admission < 1 << 32
+    share = {"epoch": 3, "slot_first": 8, "slot_count": 4, "workers": 0b11, "group": 2}
+    assert device.tables["job"] == {(7,): ("set_job", share)}
+    assert device.tables["worker"] == {
+        (7, 0): ("set_worker", {"bit": 1, "ip": 0x0A000001, "udp_port": 1001}),
+        (7, 1): ("set_worker", {"bit": 2, "ip": 0x0A000002, "udp_port": 1002}),
+    }
+    assert device.tables["receiver"] == {
+        (7, 0): ("to_worker", {"mac": MAC + 1, "ip": 0x0A000001, "udp_port": 1001}),
+        (7, 1): ("to_worker", {"mac": MAC + 2, "ip": 0x0A000002, "udp_port": 1002}),
+    }
+    assert device.groups[2] == [(0, 0), (1, 1)]
+    data_plane.remove_job(7)
+    assert {name: rows for name, rows in device.tables.items() if rows} == before
+    assert list(device.groups) == [1]
+    data_plane.remove_job(7)  # nothing
+
+
+def test_every_use_of_the_slots_has_its_own_admission(data_plane, device):
+    seen = set()
+    for _ in range(3):
+        data_plane.add_job(JOB)
+        seen.add(device.tables["job"][7,][1]["admission"])
+        data_plane.remove_job(7)
+    data_plane._admission = p4.ADMISSION_MAX
+    data_plane.add_job(JOB)
+    seen.add(device.tables["job"][7,][1]["admission"])
+    assert len(seen) == 4
+    assert 0 not in seen
+
+
+def test_a_job_with_a_parent(data_plane, device):
+    parent = Parent(job=9, epoch=5, slot_first=16, worker=1, address=("10.0.0.2", 7171))
+    data_plane.add_job(JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001),), parent=parent))
+    assert device.tables["parent_job"] == {(9,): ("set_own_job", {"job": 7})}
+    place = {"mac": MAC + 2, "ip": 0x0A000002, "udp_port": 7171, "port": 1}
+    assert device.tables["parent"] == {
+        (7,): ("set_parent", {"job": 9, "epoch": 5, "worker": 1, "slot_first": 16} | place)
+    }
+    admission = device.tables["job"][7,][1]["admission"]
+    device.registers |= {("slot_check.admission", 16): admission, ("slot_check.bitmap", 16): 1}
+    assert not data_plane.slot_version(8, 0).complete
+    device.registers["slot_check.answered", 16] = 1
+    assert data_plane.slot_version(8, 0).complete
+
+
+def test_what_a_slot_version_holds(data_plane, device):
+    empty = SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+    assert data_plane.slot_version(9, 1) == empty  # no job's
+    data_plane.add_job(JOB)
+    device.registers |= {("slot_check.sequence", 19): 77, ("slot_check.bitmap", 19): 0b10}
+    assert data_plane.slot_version(9, 1) == empty  # an earlier job's
+    device.registers["slot_check.admission", 19] = device.tables["job"][7,][1]["admission"]
+    assert data_plane.slot_version(9, 1) == SlotVersion(empty=False, sequence=77, bitmap=0b10, complete=False)
+    device.registers["slot_check.bitmap", 19] = 0b11
+    assert data_plane.slot_version(9, 1).complete
+
+
+def test_a_host_that_the_device_never_saw(data_plane, device):
+    tables = {name: dict(rows) for name, rows in device.tables.items()}
+    with pytest.raises(ValueError, match="has seen no packet of 10.0.0.3"):
+        data_plane.add_job(JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.3", 1003))))
+    assert device.tables == tables
+    assert data_plane.check() == ""
+    data_plane.add_job(JOB)
+
+
+def test_a_restart_is_told_once_and_jobs_can_be_added_again(data_plane, device):
+    data_plane.add_job(JOB)
+    own = device.tables["own_address"]
+    learned = device.registers
+    device.restart()
+    assert "it was restarted" in data_plane.check()
+    assert device.tables["own_address"] == own
+    assert data_plane.check() == ""
+    data_plane.remove_job(7)  # gone already
+    device.registers = learned
+    data_plane.add_job(JOB)
+
+
+def test_a_restart_without_jobs_is_nobodys_loss(data_plane, device):
+    device.restart()
+    assert data_plane.check() == ""
+    assert device.tables["own_address"]
+
+
+def test_an_outage(data_plane, device):
+    data_plane.add_job(JOB)
+    device.verdicts = list(range(len(p4.VERDICTS)))
+    assert data_plane.stats()["answered"] == 15
+    device.refuses_after = 0
+    assert data_plane.check() == "it is off"
+    assert data_plane.check() == ""
+    assert data_plane.stats()["answered"] == 15
+    with pytest.raises(PipelineError, match="was lost: it is off"):
+        data_plane.add_job(JOB)
+    device.refuses_after = None
+    assert data_plane.check() == ""
+    data_plane.add_job(JOB)
+    assert data_plane.check() == ""
+
+
+@pytest.mark.parametrize("calls", range(3, 9))  # a join takes nine, of which three read
+def test_a_join_that_fails_halfway_costs_the_other_jobs_but_no_later_one(data_plane, device, calls):
+    other = JobSlots(8, 1, 16, 4, JOB.addresses)
+    data_plane.add_job(other)
+    device.refuses_after = calls
+    with pytest.raises(PipelineError, match="it is off"):
+        data_plane.add_job(JOB)
+    with pytest.raises(PipelineError, match="was lost: it is off"):
+        data_plane.add_job(JOB)
+    device.refuses_after = None
+    assert data_plane.check() == "it is off"
+    for job in (JOB, other):
+        data_plane.add_job(job)
+    assert data_plane.check() == ""
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_removal_that_fails_halfway_likewise(data_plane, device, calls):
+    other = JobSlots(8, 1, 16, 4, JOB.addresses)
+    for job in (JOB, other):
+        data_plane.add_job(job)
+    device.refuses_after = calls
+    with pytest.raises(PipelineError, match="it is off"):
+        data_plane.remove_job(7)
+    data_plane.remove_job(7)
+    device.refuses_after = None
+    assert data_plane.check() == "it is off"
+    for job in (JOB, other):
+        data_plane.add_job(job)
