@@ -7,7 +7,7 @@ from typing_extensions import CapsuleType
 
 @final
 class UdpSocket:
-    """A UDP socket bound to an unused port, connected to the switch's data port."""
+    """A UDP socket bound to an unused port, connected to a switch's data port."""
 
     def __init__(self, switch_host: str, switch_port: int) -> None: ...  # raises OSError
     @property
@@ -95,6 +95,12 @@ def detach() -> None:
     """Undoes attach; calls of handlers fail with NotInitializedError from then on."""
 
 @final
+class ParentLink:
+    """A job at the parent of a switch, and the way there. `worker`: which one the switch is there."""
+
+    def __init__(self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, worker: int) -> None: ...
+
+@final
 class SoftwareDataPlane:
     """A slot pool behind a UDP port, served by a C++ thread."""
 
@@ -110,7 +116,10 @@ class SoftwareDataPlane:
         slot_count: int,
         addresses: Sequence[tuple[str, int]],
         group: tuple[tuple[str, int], str] | None,
-    ) -> None: ...
+        parent: ParentLink | None,
+    ) -> None:
+        """Takes the parent's socket. Raises ValueError, or OSError."""
+
     def probe(
         self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int
     ) -> None: ...  # raises OSError

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping
 
 from jax_passing import _native
-from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_plane import Group, JobSlots, Parent, SlotVersion
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 GROUP_PORT = 7172  # of all groups, so that a firewall can name it
@@ -36,6 +36,7 @@ class SoftwareDataPlane:
             slot_count=job.slot_count,
             addresses=list(job.addresses),
             group=None if job.group is None else _native_group(job.group),
+            parent=None if job.parent is None else _native_parent(job.parent),
         )
 
     def group(self, job: int, own_address: str) -> Group | None:
@@ -66,6 +67,14 @@ class SoftwareDataPlane:
 
     def close(self) -> None:
         self._native.close()
+
+
+def _native_parent(parent: Parent) -> _native.ParentLink:
+    if parent.socket is None:
+        raise ValueError("The software data plane reaches a job's parent through a socket, and was given none.")
+    return _native.ParentLink(
+        parent.socket, job=parent.job, epoch=parent.epoch, slot_first=parent.slot_first, worker=parent.worker
+    )
 
 
 def _native_group(group: Group) -> tuple[tuple[str, int], str]:

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/bind_socket.h"
 #include "ffi/bindings.h"
 #include "net/udp_socket.h"
 #include "switch/udp_switch.h"
@@ -39,24 +40,45 @@ MulticastGroup Resolved(const Group& group) {
   return {.group = ResolveAddress(group.first.first, group.first.second), .from = ResolveAddress(group.second, 0)};
 }
 
+// The job at the parent, and the way there.
+struct ParentLink {
+  PythonSocket* socket;
+  ParentJob job;
+};
+
 }  // namespace
 
 void BindSwitch(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<ParentLink>(m, "ParentLink")
+      .def(
+          "__init__",
+          [](ParentLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first,
+             uint16_t worker) {
+            new (self) ParentLink{
+                &socket, {.job = job, .epoch = epoch, .slot_first = slot_first, .worker = worker, .address = {}}};
+          },
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, nb::keep_alive<1, 2>());
   nb::class_<UdpSwitch>(m, "SoftwareDataPlane")
       .def(nb::init<const std::string&, uint16_t, uint32_t>(), "host"_a, "port"_a, "slot_count"_a)
       .def_prop_ro("port", &UdpSwitch::port)
       .def(
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-             const std::vector<HostPort>& addresses, const std::optional<Group>& group) {
+             const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent) {
             JobSlots slots{
                 .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
             for (const auto& [host, port] : addresses) slots.addresses.push_back(ResolveAddress(host, port));
-            self.AddJob(slots, group ? std::optional(Resolved(*group)) : std::nullopt);
+            std::optional<Uplink> uplink;
+            if (parent != nullptr) {
+              auto [socket, parent_group] = parent->socket->Take();
+              uplink = {.socket = std::move(socket), .group = std::move(parent_group)};
+              slots.parent = parent->job;
+            }
+            self.AddJob(slots, group ? std::optional(Resolved(*group)) : std::nullopt, std::move(uplink));
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
-          release_gil)
+          "parent"_a.none(), release_gil)
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {

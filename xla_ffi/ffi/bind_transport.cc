@@ -1,4 +1,4 @@
-// The transport of a session: its socket, its events, its counters.
+// The transport of a session: its events, its counters.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -7,16 +7,15 @@
 
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client/transport.h"
+#include "ffi/bind_socket.h"
 #include "ffi/bindings.h"
 #include "ffi/flat_collective.h"
 #include "net/udp_socket.h"
-#include "wire/probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,21 +23,9 @@ using namespace nb::literals;
 namespace passing {
 namespace {
 
-struct Socket {
-  std::optional<UdpSocket> socket;  // until a transport takes it
-  uint16_t port;
-  std::optional<UdpSocket> group{};  // taken with it
-  std::optional<wire::ProbeListener> listener{};
-};
-
-UdpSocket& Group(Socket& self) {
-  if (!self.group) throw std::invalid_argument("the socket has joined no group");
-  return *self.group;
-}
-
 // The job at one switch, and the way there.
 struct ShardLink {
-  Socket* socket;
+  PythonSocket* socket;
   Shard shard;
 };
 
@@ -78,13 +65,10 @@ SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank
   std::vector<UdpSocket> sockets;
   std::vector<std::optional<UdpSocket>> groups;
   for (const ShardLink& link : links) {
-    Socket& way = *link.socket;
-    if (!way.socket) throw std::invalid_argument("the socket belongs to another transport");
+    auto [socket, group] = link.socket->Take();
     options.job.shards.push_back(link.shard);
-    sockets.push_back(std::move(*way.socket));
-    groups.push_back(std::move(way.group));
-    way.socket.reset();
-    way.group.reset();
+    sockets.push_back(std::move(socket));
+    groups.push_back(std::move(group));
   }
   return {std::make_shared<Transport>(std::move(sockets), options, std::move(groups))};
 }
@@ -117,40 +101,10 @@ void AddSocketStats(nb::dict& dict, const UdpSocketStats& stats) {
 }
 
 void BindTransport(nb::module_& m) {
-  nb::class_<Socket>(m, "UdpSocket")
-      .def(
-          "__init__",
-          [](Socket* self, const std::string& host, uint16_t port) {
-            auto socket = UdpSocket::ConnectedTo(host, port);
-            const uint16_t own_port = socket.port();
-            new (self) Socket{std::move(socket), own_port};
-          },
-          "switch_host"_a, "switch_port"_a)
-      .def_ro("port", &Socket::port)
-      .def(
-          "join_group",
-          [](Socket& self, const std::string& address, uint16_t port, uint16_t job, uint16_t epoch, uint32_t nonce) {
-            if (!self.socket) throw std::invalid_argument("the socket belongs to a transport");
-            self.group.reset();
-            self.group = self.socket->JoinGroup(ResolveAddress(address, port));
-            self.listener.emplace(wire::ProbeName{.job = job, .epoch = epoch, .nonce = nonce});
-          },
-          "address"_a, "port"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)
-      .def("group_fileno", [](Socket& self) { return Group(self).fd(); })
-      .def("hears_group",
-           [](Socket& self) {
-             const auto on_datagram = [&](std::span<const uint8_t> packet, const Address&) {
-               self.listener->OnPacket(packet);
-             };
-             while (Group(self).Receive(on_datagram) > 0) {
-             }
-             return self.listener->heard_all();
-           })
-      .def("leave_group", [](Socket& self) { self.group.reset(); });
   nb::class_<ShardLink>(m, "ShardLink")
       .def(
           "__init__",
-          [](ShardLink* self, Socket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
+          [](ShardLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
              uint32_t whole_lanes, std::string name) {
             new (self) ShardLink{&socket,
                                  {.job = job,

@@ -229,6 +229,14 @@ int UdpSocket::fd() const { return impl_->fd; }
 uint16_t UdpSocket::port() const { return impl_->port; }
 const UdpSocketStats& UdpSocket::stats() const { return impl_->stats; }
 bool UdpSocket::segmentation() const { return impl_->segmentation; }
+
+Address UdpSocket::Peer() const {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (getpeername(impl_->fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) ThrowErrno("getpeername");
+  return FromSockaddr(peer);
+}
+
 void UdpSocket::DisableSegmentation() { impl_->segmentation = false; }
 
 Address UdpSocket::Native(const Address& address) const {

@@ -51,6 +51,7 @@ class UdpSocket {
 
   int fd() const;
   uint16_t port() const;  // our own
+  Address Peer() const;   // of a connected socket. Throws std::system_error
   // The same address as this socket's family writes it (IPv4 is mapped on an IPv6 socket).
   Address Native(const Address& address) const;
 

@@ -50,47 +50,49 @@ PASSING_SIMD void ToNetworkOrder(uint32_t* lanes, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) lanes[i] = NetworkOrder(lanes[i]);
 }
 
+constexpr uint32_t kMaxSlots = 1u << 16;  // a slot is 16 bits on the wire
+
 uint64_t Bit(uint16_t worker) { return uint64_t{1} << worker; }
 
 uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
 
 }  // namespace
 
-// The lanes start on a 32-byte boundary, and the header stands right before them: once complete, the lanes are
-// swapped in place and header + lanes are the result packet, the same bytes for everyone who asks.
-struct SlotPool::Slot {
-  struct alignas(32) Version {
-    uint8_t padding[32 - wire::kHeaderBytes];
-    uint8_t header[wire::kHeaderBytes];
-    uint32_t lanes[wire::kMaxLanes];  // host order until complete, then network order
-    uint64_t bitmap = 0;
-    uint32_t sequence = 0;
-    uint16_t element_count = 0;
-    wire::LaneFormat lane_format = wire::LaneFormat::kSumInt32;
-    uint8_t flags = 0;
-    bool empty = true;
-    bool complete = false;
+// The lanes start on a 32-byte boundary, and the header stands right before them: once all workers have been added, the
+// lanes are swapped in place and header + lanes are the packet to send, the same bytes for everyone who asks.
+struct alignas(32) SlotPool::Version {
+  uint8_t padding[32 - wire::kHeaderBytes];
+  uint8_t header[wire::kHeaderBytes];
+  uint32_t lanes[wire::kMaxLanes];  // host order until all workers have been added, then network order
+  uint64_t bitmap = 0;
+  uint32_t sequence = 0;
+  uint16_t element_count = 0;
+  wire::LaneFormat lane_format = wire::LaneFormat::kSumInt32;
+  uint8_t flags = 0;
+  bool empty = true;
+  bool complete = false;
 
-    std::span<const uint8_t> Result() const { return {header, wire::kHeaderBytes + size_t{4} * element_count}; }
-  };
+  bool Holds(const wire::Header& of) const {
+    return !empty && sequence == of.sequence && element_count == of.element_count && lane_format == of.lane_format;
+  }
+  std::span<const uint8_t> Packet() const { return {header, wire::kHeaderBytes + size_t{4} * element_count}; }
+};
+
+struct SlotPool::Slot {
   static_assert(offsetof(Version, lanes) == 32);
   static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));
 
   Version versions[2];
 };
 
-struct SlotPool::Job {
-  JobSlots slots;
-};
-
 SlotPool::SlotPool(uint32_t slot_count) {
-  if (slot_count == 0 || slot_count > 1u << 16) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
+  if (slot_count == 0 || slot_count > kMaxSlots) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
   slots_ = std::vector<Slot>(slot_count);
 }
 
 SlotPool::~SlotPool() = default;
 
-void SlotPool::AddJob(const JobSlots& job) {
+void SlotPool::Check(const JobSlots& job) const {
   if (job.addresses.empty() || job.addresses.size() > wire::kMaxWorkers) {
     throw std::invalid_argument("a job has 1 to 64 workers");
   }
@@ -98,50 +100,77 @@ void SlotPool::AddJob(const JobSlots& job) {
   if (job.slot_first > slots_.size() || job.slot_count > slots_.size() - job.slot_first) {
     throw std::invalid_argument("the job's slots leave the pool");
   }
+  if (job.parent && (job.parent->worker >= wire::kMaxWorkers || job.parent->slot_first > kMaxSlots - job.slot_count)) {
+    throw std::invalid_argument("no pool has such a worker, or such slots, as the job's parent is said to");
+  }
   for (const auto& other : jobs_) {
-    if (other == nullptr || other->slots.job == job.job) continue;
-    const JobSlots& held = other->slots;
-    if (job.slot_first < held.slot_first + held.slot_count && held.slot_first < job.slot_first + job.slot_count) {
+    if (other == nullptr || other->job == job.job) continue;
+    if (job.slot_first < other->slot_first + other->slot_count && other->slot_first < job.slot_first + job.slot_count) {
       throw std::invalid_argument("the job's slots overlap another job's");
     }
+    if (job.parent && other->parent && job.parent->job == other->parent->job) {
+      throw std::invalid_argument("two jobs have parents of one number, so that their results look alike");
+    }
   }
+}
+
+void SlotPool::AddJob(const JobSlots& job) {
+  Check(job);
+  RemoveJob(job.job);
   if (jobs_.size() <= job.job) jobs_.resize(size_t{job.job} + 1);
-  jobs_[job.job] = std::make_unique<Job>(Job{job});
+  jobs_[job.job] = std::make_unique<JobSlots>(job);
+  if (job.parent) {
+    if (children_.size() <= job.parent->job) children_.resize(size_t{job.parent->job} + 1);
+    children_[job.parent->job] = jobs_[job.job].get();
+  }
   for (uint32_t i = 0; i < job.slot_count; ++i) {
-    for (Slot::Version& version : slots_[job.slot_first + i].versions) version.empty = true;
+    for (Version& version : slots_[job.slot_first + i].versions) version.empty = true;
   }
 }
 
 void SlotPool::RemoveJob(uint16_t job) {
-  if (job < jobs_.size()) jobs_[job] = nullptr;
+  if (job >= jobs_.size() || jobs_[job] == nullptr) return;
+  if (const auto& parent = jobs_[job]->parent) children_[parent->job] = nullptr;
+  jobs_[job] = nullptr;
+}
+
+// The job that a result is for, if it has a parent of that number.
+const JobSlots* SlotPool::ChildOf(const wire::Header& header) const {
+  if (header.type != wire::PacketType::kResult || header.job >= children_.size()) return nullptr;
+  return children_[header.job];
 }
 
 Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source) {
   wire::Header header;
   Action action;
-  const auto verdict = [&](Verdict value) {
-    ++counts_[static_cast<size_t>(value)];
-    action.verdict = value;
-    return action;
-  };
-
-  if (wire::Decode(packet, header) != wire::DecodeError::kNone) return verdict(Verdict::kMalformed);
-  action.job = header.job;
-  action.worker = header.worker;
-  if (header.job >= jobs_.size() || jobs_[header.job] == nullptr) return verdict(Verdict::kForeignJob);
-  const JobSlots& job = jobs_[header.job]->slots;
-  if (header.epoch != job.epoch) return verdict(Verdict::kForeignEpoch);
-  if (header.worker >= job.addresses.size()) return verdict(Verdict::kForeignWorker);
-  if (source != job.addresses[header.worker]) return verdict(Verdict::kForeignSource);
-  if (header.slot < job.slot_first || header.slot - job.slot_first >= job.slot_count) {
-    return verdict(Verdict::kForeignSlot);
+  if (wire::Decode(packet, header) == wire::DecodeError::kNone) {
+    const JobSlots* child = ChildOf(header);
+    action = child ? OnParentResult(*child, header, packet, source) : OnContribution(header, packet, source);
   }
-  if (header.type != wire::PacketType::kContribution) return verdict(Verdict::kNotContribution);
+  ++counts_[static_cast<size_t>(action.verdict)];
+  return action;
+}
+
+Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint8_t> packet, const Address& source) {
+  const auto drop = [](Verdict verdict) { return Action{.verdict = verdict}; };
+  if (header.job >= jobs_.size() || jobs_[header.job] == nullptr) return drop(Verdict::kForeignJob);
+  const JobSlots& job = *jobs_[header.job];
+  if (header.epoch != job.epoch) return drop(Verdict::kForeignEpoch);
+  if (header.worker >= job.addresses.size()) return drop(Verdict::kForeignWorker);
+  if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);
+  if (header.slot < job.slot_first || header.slot - job.slot_first >= job.slot_count) {
+    return drop(Verdict::kForeignSlot);
+  }
+  if (header.type != wire::PacketType::kContribution) return drop(Verdict::kNotContribution);
 
   assert(header.slot < slots_.size());
   assert(header.version < 2);
-  Slot::Version& held = slots_[header.slot].versions[header.version];
+  Version& held = slots_[header.slot].versions[header.version];
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
+  const uint64_t all = AllWorkers(job.addresses.size());
+  const auto send = [&](Verdict verdict, SendTo to) {
+    return Action{.verdict = verdict, .to = to, .job = job.job, .worker = header.worker, .packet = held.Packet()};
+  };
 
   if (held.empty || wire::SequenceBefore(held.sequence, header.sequence)) {
     held.empty = false;
@@ -153,15 +182,15 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
     held.bitmap = Bit(header.worker);
     WriteLanes(lanes, header.element_count, held.lanes);
   } else if (header.sequence != held.sequence) {
-    return verdict(Verdict::kStale);
-  } else if (header.element_count != held.element_count || header.lane_format != held.lane_format) {
-    return verdict(Verdict::kMismatch);
+    return drop(Verdict::kStale);
+  } else if (!held.Holds(header)) {
+    return drop(Verdict::kMismatch);
   } else if ((held.bitmap & Bit(header.worker)) != 0) {
-    if (!held.complete) return verdict(Verdict::kDuplicate);
-    action.result = held.Result();
-    return verdict(Verdict::kResend);
+    if (held.complete) return send(Verdict::kResend, SendTo::kWorker);
+    if (held.bitmap == all) return send(Verdict::kForwardedAgain, SendTo::kParent);
+    return drop(Verdict::kDuplicate);
   } else {
-    assert(!held.complete);
+    assert(!held.complete && held.bitmap != all);
     held.bitmap |= Bit(header.worker);
     held.flags |= header.flags;
     if (held.lane_format == wire::LaneFormat::kSumInt32) {
@@ -171,20 +200,60 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
     }
   }
 
-  if (held.bitmap != AllWorkers(job.addresses.size())) return verdict(Verdict::kAdded);
-  held.complete = true;
+  if (held.bitmap != all) return drop(Verdict::kAdded);
   ToNetworkOrder(held.lanes, held.element_count);
-  header.type = wire::PacketType::kResult;
-  header.worker = wire::kEveryWorker;
-  header.flags = held.flags;
-  wire::Encode(header, held.header);
-  action.result = held.Result();
-  return verdict(Verdict::kComplete);
+  wire::Header out = header;
+  out.flags = held.flags;
+  if (job.parent) {
+    out.job = job.parent->job;
+    out.epoch = job.parent->epoch;
+    out.worker = job.parent->worker;
+    out.slot = static_cast<uint16_t>(job.parent->slot_first + (header.slot - job.slot_first));
+    wire::Encode(out, held.header);
+    return send(Verdict::kForwarded, SendTo::kParent);
+  }
+  out.type = wire::PacketType::kResult;
+  out.worker = wire::kEveryWorker;
+  wire::Encode(out, held.header);
+  held.complete = true;
+  return send(Verdict::kComplete, SendTo::kEveryWorker);
+}
+
+Action SlotPool::OnParentResult(const JobSlots& job, const wire::Header& header, std::span<const uint8_t> packet,
+                                const Address& source) {
+  const auto drop = [](Verdict verdict) { return Action{.verdict = verdict}; };
+  const ParentJob& parent = *job.parent;
+  if (header.epoch != parent.epoch) return drop(Verdict::kForeignEpoch);
+  if (header.worker != wire::kEveryWorker) return drop(Verdict::kForeignWorker);
+  if (source != parent.address) return drop(Verdict::kForeignSource);
+  if (header.slot < parent.slot_first || header.slot - parent.slot_first >= job.slot_count) {
+    return drop(Verdict::kForeignSlot);
+  }
+
+  const uint32_t slot = job.slot_first + (header.slot - parent.slot_first);
+  assert(slot < slots_.size());
+  Version& held = slots_[slot].versions[header.version];
+  // A parent has a result only if we sent our sum. So if we hold another sequence, ours is the newer one.
+  if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);
+  if (held.complete) return drop(Verdict::kDuplicate);
+  held.complete = true;
+  held.flags = header.flags;
+  std::memcpy(held.lanes, packet.data() + wire::kHeaderBytes, size_t{4} * header.element_count);
+  wire::Header out = header;
+  out.job = job.job;
+  out.epoch = job.epoch;
+  out.slot = static_cast<uint16_t>(slot);
+  wire::Encode(out, held.header);
+  return {.verdict = Verdict::kAnswered,
+          .to = SendTo::kEveryWorker,
+          .job = job.job,
+          .worker = wire::kEveryWorker,
+          .packet = held.Packet()};
 }
 
 SlotState SlotPool::State(uint32_t slot, uint8_t version) const {
   if (slot >= slots_.size() || version > 1) return {};
-  const Slot::Version& held = slots_[slot].versions[version];
+  const Version& held = slots_[slot].versions[version];
   if (held.empty) return {};
   return {.empty = false, .sequence = held.sequence, .bitmap = held.bitmap, .complete = held.complete};
 }
@@ -199,6 +268,12 @@ const char* Name(Verdict verdict) {
       return "complete";
     case Verdict::kResend:
       return "resend";
+    case Verdict::kForwarded:
+      return "forwarded";
+    case Verdict::kForwardedAgain:
+      return "forwarded_again";
+    case Verdict::kAnswered:
+      return "answered";
     case Verdict::kDuplicate:
       return "duplicate";
     case Verdict::kStale:

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,28 +16,42 @@ namespace passing {
 
 enum class Verdict : uint8_t {
   kAdded,            // counted, the slot still waits for other workers
-  kComplete,         // the last worker: multicast the result
-  kResend,           // complete already, and this worker asks again: unicast the result
-  kDuplicate,        // already counted, not complete: nothing to send
-  kStale,            // an older sequence than the slot version holds
+  kComplete,         // the last worker: the result goes to all
+  kResend,           // complete already, and this worker asks again: the result goes to it
+  kForwarded,        // the last worker of a job with a parent: the sum goes up
+  kForwardedAgain,   // a worker asks again, and the parent hasn't answered: the sum goes up once more
+  kAnswered,         // the parent's result: it goes to all workers
+  kDuplicate,        // already counted, not complete, or the parent's result once more: nothing to send
+  kStale,            // an older sequence than the slot version holds; of a parent's result, any other
   kMalformed,        // wire::Decode refused it
   kForeignJob,       // no such job here
   kForeignEpoch,     // another incarnation of the job
   kForeignWorker,    // no such worker
   kForeignSource,    // not the address that this worker joined with
   kForeignSlot,      // slot outside the job's partition
-  kNotContribution,  // a result, sent to a switch
+  kNotContribution,  // a probe, or a result that is no parent's
   kMismatch,         // element count or lane format unlike the other workers'
 };
-inline constexpr int kVerdictCount = 13;
+inline constexpr int kVerdictCount = 16;
 const char* Name(Verdict verdict);
+
+enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
 
 struct Action {
   Verdict verdict = Verdict::kMalformed;
-  // For kComplete and kResend: the whole result packet; valid until the next call of the pool.
-  std::span<const uint8_t> result;
+  SendTo to = SendTo::kNobody;
+  uint16_t job = 0;                   // of this switch
+  uint16_t worker = 0;                // who asked
+  std::span<const uint8_t> packet{};  // a result, for the parent a contribution; valid until the next call of the pool
+};
+
+// The job one level up. There this switch is one worker: it contributes the sums of its own workers.
+struct ParentJob {
   uint16_t job = 0;
-  uint16_t worker = 0;  // for kResend: who asked
+  uint16_t epoch = 0;
+  uint32_t slot_first = 0;  // a slot's place in the job's range is the same at both
+  uint16_t worker = 0;
+  Address address;
 };
 
 // A job's share of the switch.
@@ -46,6 +61,7 @@ struct JobSlots {
   uint32_t slot_first = 0;
   uint32_t slot_count = 0;         // a power of two
   std::vector<Address> addresses;  // one a worker; 1 to wire::kMaxWorkers
+  std::optional<ParentJob> parent = std::nullopt;
 };
 
 // What one slot version holds, for the question "which workers are missing?".
@@ -53,7 +69,7 @@ struct SlotState {
   bool empty = true;
   uint32_t sequence = 0;
   uint64_t bitmap = 0;
-  bool complete = false;
+  bool complete = false;  // the result is here; with a parent, that takes more than all bits
 };
 
 class SlotPool {
@@ -62,7 +78,8 @@ class SlotPool {
   ~SlotPool();
 
   // Admits a job, or a new epoch of it; clears its slots. Throws std::invalid_argument if the partition leaves the
-  // pool, overlaps another job's, or isn't a power of two, or if the world size is out of range.
+  // pool, overlaps another job's, or isn't a power of two, or if the workers are too many, or none, or if the parent's
+  // numbers can't be, or are another job's parent's.
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 
@@ -73,9 +90,16 @@ class SlotPool {
 
  private:
   struct Slot;
-  struct Job;
+  struct Version;
+  void Check(const JobSlots& job) const;
+  Action OnContribution(const wire::Header& header, std::span<const uint8_t> packet, const Address& source);
+  Action OnParentResult(const JobSlots& job, const wire::Header& header, std::span<const uint8_t> packet,
+                        const Address& source);
+  const JobSlots* ChildOf(const wire::Header& header) const;
+
   std::vector<Slot> slots_;
-  std::vector<std::unique_ptr<Job>> jobs_;  // by job id
+  std::vector<std::unique_ptr<JobSlots>> jobs_;  // by job id
+  std::vector<const JobSlots*> children_;        // by their parents' job ids
   std::array<uint64_t, kVerdictCount> counts_{};
 };
 

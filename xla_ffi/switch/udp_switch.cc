@@ -1,42 +1,88 @@
 #include "switch/udp_switch.h"
 
-#include <poll.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <mutex>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace passing {
+namespace {
+
+// What epoll says is readable: one of these, or an uplink, by its job, and whether its group is meant.
+constexpr uint64_t kOwnSocket = 1 << 16;
+constexpr uint64_t kStop = 1 << 17;
+constexpr uint64_t kUplinkGroup = 1 << 18;
+
+int Opened(int fd, const char* what) {
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
+  return fd;
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+void Add(UdpSocketStats& sum, const UdpSocketStats& stats) {
+  sum.datagrams_unsent += stats.datagrams_unsent;
+  sum.errors_reported += stats.errors_reported;
+}
+
+}  // namespace
 
 class UdpSwitch::Impl {
  public:
   Impl(const std::string& host, uint16_t port, uint32_t slot_count)
-      : socket_(UdpSocket::BoundTo(host, port)), pool_(slot_count), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (stop_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+      : socket_(UdpSocket::BoundTo(host, port)),
+        pool_(slot_count),
+        readable_(Opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        stop_(Opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+    Watch(socket_.fd(), kOwnSocket);
+    Watch(stop_.get(), kStop);
     thread_ = std::thread([this] { Serve(); });
     pthread_setname_np(thread_.native_handle(), "passing-switch");
   }
 
-  ~Impl() {
-    Close();
-    close(stop_);
-  }
+  ~Impl() { Close(); }
 
   uint16_t port() const { return socket_.port(); }
 
-  void AddJob(const JobSlots& job, std::optional<MulticastGroup> group) {
+  void AddJob(const JobSlots& job, std::optional<MulticastGroup> group, std::optional<Uplink> uplink) {
+    if (job.parent.has_value() != uplink.has_value()) {
+      throw std::invalid_argument("a job has both a parent and a socket to it, or neither");
+    }
     JobSlots native = job;
     for (Address& address : native.addresses) address = socket_.Native(address);
     if (group) group->group = socket_.Native(group->group);
+    if (uplink) native.parent->address = uplink->socket.Peer();
     std::lock_guard lock(mutex_);
     pool_.AddJob(native);
-    routes_[job.job] = {.workers = std::move(native.addresses), .group = group};
+    RemoveRoute(job.job);
+    const Route& route =
+        routes_
+            .insert_or_assign(
+                job.job, Route{.workers = std::move(native.addresses), .group = group, .uplink = std::move(uplink)})
+            .first->second;
+    if (!route.uplink) return;
+    Watch(route.uplink->socket.fd(), job.job);
+    if (route.uplink->group) Watch(route.uplink->group->fd(), job.job | kUplinkGroup);
   }
 
   void StopMulticast(uint16_t job) {
@@ -47,7 +93,7 @@ class UdpSwitch::Impl {
   void RemoveJob(uint16_t job) {
     std::lock_guard lock(mutex_);
     pool_.RemoveJob(job);
-    routes_.erase(job);
+    RemoveRoute(job);
   }
 
   void Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes) {
@@ -68,7 +114,10 @@ class UdpSwitch::Impl {
   UdpSwitchStats stats() const {
     std::lock_guard lock(mutex_);
     UdpSwitchStats stats = stats_;
-    stats.socket = socket_.stats();
+    Add(stats.socket, socket_.stats());
+    for (const auto& [job, route] : routes_) {
+      if (route.uplink) Add(stats.socket, route.uplink->socket.stats());
+    }
     for (int i = 0; i < kVerdictCount; ++i) stats.verdicts[i] = pool_.Count(static_cast<Verdict>(i));
     return stats;
   }
@@ -77,75 +126,118 @@ class UdpSwitch::Impl {
     std::lock_guard lock(close_mutex_);
     if (!thread_.joinable()) return;
     const uint64_t one = 1;
-    while (write(stop_, &one, sizeof one) < 0 && errno == EINTR) {
+    while (write(stop_.get(), &one, sizeof one) < 0 && errno == EINTR) {
     }
     thread_.join();
   }
 
  private:
-  // Where a job's results go.
+  // Where a job's packets go.
   struct Route {
     std::vector<Address> workers;
     std::optional<MulticastGroup> group;
+    std::optional<Uplink> uplink;
   };
 
-  // Results that go to the same workers of the same job, side by side in output_.
+  // Packets that go the same way, side by side in output_.
   struct Batch {
     uint16_t job;
-    uint16_t worker;  // or wire::kEveryWorker
-    size_t first_result;
+    SendTo to;
+    uint16_t worker;  // of SendTo::kWorker
+    size_t first_packet;
     size_t first_byte;
   };
 
+  void Watch(int fd, uint64_t what) {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = what}};
+    if (epoll_ctl(readable_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+    }
+  }
+
+  // With mutex_ held. Closing the uplink's sockets ends the watch over them.
+  void RemoveRoute(uint16_t job) {
+    const auto found = routes_.find(job);
+    if (found == routes_.end()) return;
+    if (found->second.uplink) Add(stats_.socket, found->second.uplink->socket.stats());
+    routes_.erase(found);
+  }
+
   void Serve() {
-    pollfd watched[2] = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0},
-                         {.fd = stop_, .events = POLLIN, .revents = 0}};
     const UdpSocket::OnDatagram on_datagram = [this](std::span<const uint8_t> datagram, const Address& source) {
       ++stats_.packets_received;
       stats_.bytes_received += datagram.size();
       const Action action = pool_.OnPacket(datagram, source);
-      if (action.result.empty()) return;
-      Queue(action, action.verdict == Verdict::kComplete ? wire::kEveryWorker : action.worker);
+      if (action.to != SendTo::kNobody) Queue(action);
     };
+    std::array<epoll_event, 16> events;
     while (true) {
-      if (poll(watched, 2, -1) < 0) continue;  // EINTR; nothing else can happen to two open descriptors
-      if (watched[1].revents != 0) return;
-      std::lock_guard lock(mutex_);
-      socket_.Receive(on_datagram);
-      Flush();
+      const int count = epoll_wait(readable_.get(), events.data(), events.size(), -1);
+      for (int i = 0; i < count; ++i) {  // none after EINTR; nothing else can happen to an open descriptor
+        const uint64_t what = events[i].data.u64;
+        if (what == kStop) return;
+        std::lock_guard lock(mutex_);
+        UdpSocket* socket = SocketOf(what);
+        if (socket == nullptr) continue;
+        socket->Receive(on_datagram);
+        Flush();
+      }
     }
   }
 
-  void Queue(const Action& action, uint16_t worker) {
-    if (batches_.empty() || batches_.back().job != action.job || batches_.back().worker != worker) {
-      batches_.push_back({action.job, worker, result_bytes_.size(), output_.size()});
+  // With mutex_ held. nullptr if the job was removed meanwhile.
+  UdpSocket* SocketOf(uint64_t what) {
+    if (what == kOwnSocket) return &socket_;
+    const auto found = routes_.find(static_cast<uint16_t>(what));
+    if (found == routes_.end() || !found->second.uplink) return nullptr;
+    Uplink& uplink = *found->second.uplink;
+    if ((what & kUplinkGroup) == 0) return &uplink.socket;
+    return uplink.group ? &*uplink.group : nullptr;
+  }
+
+  void Queue(const Action& action) {
+    const uint16_t worker = action.to == SendTo::kWorker ? action.worker : wire::kEveryWorker;
+    if (batches_.empty() || batches_.back().job != action.job || batches_.back().to != action.to ||
+        batches_.back().worker != worker) {
+      batches_.push_back({action.job, action.to, worker, packet_bytes_.size(), output_.size()});
     }
-    output_.insert(output_.end(), action.result.begin(), action.result.end());
-    result_bytes_.push_back(static_cast<uint16_t>(action.result.size()));
+    output_.insert(output_.end(), action.packet.begin(), action.packet.end());
+    packet_bytes_.push_back(static_cast<uint16_t>(action.packet.size()));
   }
 
   void Flush() {
     for (size_t i = 0; i < batches_.size(); ++i) {
       const Batch& batch = batches_[i];
       const bool last = i + 1 == batches_.size();
-      const size_t results = (last ? result_bytes_.size() : batches_[i + 1].first_result) - batch.first_result;
+      const size_t end = last ? packet_bytes_.size() : batches_[i + 1].first_packet;
       const size_t bytes = (last ? output_.size() : batches_[i + 1].first_byte) - batch.first_byte;
-      const Route& route = routes_.at(batch.job);
-      std::span<const Address> destinations = route.workers;
-      if (batch.worker != wire::kEveryWorker) {
-        destinations = destinations.subspan(batch.worker, 1);
-      } else if (route.group && socket_.MulticastFrom(route.group->from)) {
-        destinations = {&route.group->group, 1};
-        stats_.results_multicast += results;
-      }
-      socket_.Send(output_.data() + batch.first_byte, std::span(result_bytes_).subspan(batch.first_result, results),
-                   destinations);
-      stats_.packets_sent += results * destinations.size();
-      stats_.bytes_sent += bytes * destinations.size();
+      Send(batch, std::span(packet_bytes_).subspan(batch.first_packet, end - batch.first_packet), bytes);
     }
     batches_.clear();
     output_.clear();
-    result_bytes_.clear();
+    packet_bytes_.clear();
+  }
+
+  void Send(const Batch& batch, std::span<const uint16_t> packet_bytes, size_t bytes) {
+    Route& route = routes_.at(batch.job);
+    UdpSocket* socket = &socket_;
+    std::span<const Address> destinations = route.workers;
+    size_t copies = destinations.size();
+    if (batch.to == SendTo::kParent) {
+      socket = &route.uplink->socket;
+      destinations = {};  // it is connected
+      copies = 1;
+    } else if (batch.to == SendTo::kWorker) {
+      destinations = destinations.subspan(batch.worker, 1);
+      copies = 1;
+    } else if (route.group && socket_.MulticastFrom(route.group->from)) {
+      destinations = {&route.group->group, 1};
+      copies = 1;
+      stats_.results_multicast += packet_bytes.size();
+    }
+    socket->Send(output_.data() + batch.first_byte, packet_bytes, destinations);
+    stats_.packets_sent += packet_bytes.size() * copies;
+    stats_.bytes_sent += bytes * copies;
   }
 
   mutable std::mutex mutex_;  // the thread holds it for one batch of packets
@@ -155,8 +247,9 @@ class UdpSwitch::Impl {
   UdpSwitchStats stats_;
   std::vector<Batch> batches_;
   std::vector<uint8_t> output_;
-  std::vector<uint16_t> result_bytes_;
-  int stop_;
+  std::vector<uint16_t> packet_bytes_;
+  const Descriptor readable_;  // epoll: what there is to receive from
+  const Descriptor stop_;
   std::mutex close_mutex_;
   std::thread thread_;
 };
@@ -166,7 +259,9 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
 UdpSwitch::~UdpSwitch() = default;
 
 uint16_t UdpSwitch::port() const { return impl_->port(); }
-void UdpSwitch::AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group) { impl_->AddJob(job, group); }
+void UdpSwitch::AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group, std::optional<Uplink> uplink) {
+  impl_->AddJob(job, group, std::move(uplink));
+}
 void UdpSwitch::StopMulticast(uint16_t job) { impl_->StopMulticast(job); }
 void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes) {
   impl_->Probe(group, name, lanes);

@@ -30,6 +30,13 @@ struct MulticastGroup {
   Address from;
 };
 
+// The way to a job's parent, connected to its address: contributions go up and results come down by `socket`, those
+// sent once for all by `group`, if it has one.
+struct Uplink {
+  UdpSocket socket;
+  std::optional<UdpSocket> group = std::nullopt;
+};
+
 class UdpSwitch {
  public:
   // Binds host:port (port 0: any) and serves it on a thread of its own. Throws std::system_error.
@@ -37,8 +44,10 @@ class UdpSwitch {
   ~UdpSwitch();  // Close
 
   uint16_t port() const;
-  // From any thread; these take effect before they return. Without a group each worker is sent its own results.
-  void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt);
+  // From any thread; these take effect before they return. Without a group each worker is sent its own results. A job
+  // with a parent needs an uplink, whose peer is the parent's address. Throws std::invalid_argument.
+  void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt,
+              std::optional<Uplink> uplink = std::nullopt);
   void StopMulticast(uint16_t job);
   void RemoveJob(uint16_t job);
   // Sends a burst to a group that hosts have joined. Throws std::system_error if that address isn't ours.

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jax_passing import _native
-from jax_passing.data_plane import DataPlane, JobSlots, SlotVersion
+from jax_passing.data_plane import DataPlane, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes.software import GROUPS, SoftwareDataPlane
 
 
@@ -53,6 +53,37 @@ def test_slots_of_a_new_job_are_empty(data_plane, ranks):
 def test_a_partition_outside_the_switch_is_refused(data_plane, ranks, changes):
     with pytest.raises(ValueError, match=r"\w"):
         data_plane.add_job(job_of(ranks, **changes))
+
+
+def test_a_job_whose_parent_cant_be_reached_is_refused(data_plane, ranks):
+    parent = Parent(job=9, epoch=4, slot_first=0, worker=1, address=("127.0.0.1", 1))
+    with pytest.raises(ValueError, match="socket"):
+        data_plane.add_job(job_of(ranks, parent=parent))
+
+
+def test_sums_go_up_and_results_come_down(data_plane, ranks):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as above:
+        above.bind(("127.0.0.1", 0))
+        above.settimeout(5)
+        way = _native.UdpSocket("127.0.0.1", above.getsockname()[1])
+        parent = Parent(job=9, epoch=4, slot_first=64, worker=1, address=above.getsockname(), socket=way)
+        data_plane.add_job(job_of(ranks, parent=parent))
+        for worker, (one, lane) in enumerate(zip(ranks, (3, 4), strict=True)):
+            one.sendto(packet_of(7, 3, worker, 9, lane), ("127.0.0.1", data_plane.port))
+        packet, child = above.recvfrom(2048)
+        assert packet == packet_of(9, 4, 1, 65, 3 + 4)
+        assert child == ("127.0.0.1", way.port)
+        above.sendto(packet_of(9, 4, 0xFFFF, 65, 10, kind=2), child)
+        for one in ranks:
+            assert one.recv(2048) == packet_of(7, 3, 0xFFFF, 9, 10, kind=2)
+        stats = data_plane.stats()
+        assert (stats["forwarded"], stats["answered"]) == (1, 1)
+        with pytest.raises(ValueError, match="handed"):
+            data_plane.add_job(job_of(ranks, parent=parent))
+
+
+def packet_of(job, epoch, worker, slot, lane, *, kind=1):
+    return struct.pack("!4B4HI2BHi", 0x9A, 1, kind, 0, job, epoch, worker, slot, 5, 0, 1, 1, lane)
 
 
 def test_garbage_is_counted_and_dropped(data_plane, ranks):

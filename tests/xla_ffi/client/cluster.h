@@ -112,7 +112,7 @@ class Cluster {
     if (action.verdict != Verdict::kComplete && action.verdict != Verdict::kResend) return;
     for (uint32_t to = 0; to < options_.world_size; ++to) {
       if (action.verdict == Verdict::kResend && to != action.worker) continue;
-      network_.Send({action.result.begin(), action.result.end()}, [this, shard, to](std::span<const uint8_t> arrived) {
+      network_.Send({action.packet.begin(), action.packet.end()}, [this, shard, to](std::span<const uint8_t> arrived) {
         ranks_[to]->OnPacket(shard, arrived, network_.now_us());
       });
     }

@@ -75,10 +75,23 @@ Packet Max(Packet packet) {
   return packet;
 }
 
+// Job 3 at its parent: job 12, epoch 7, slots from 40, worker 5. A result from there, for what From sends.
+const Address kParentAddress = AddressOf(12, 99);
+const ParentJob kParent{.job = 12, .epoch = 7, .slot_first = 40, .worker = 5, .address = kParentAddress};
+Packet FromParent(Lanes lanes = {5, -7}) {
+  return {{.type = wire::PacketType::kResult,
+           .job = 12,
+           .epoch = 7,
+           .worker = wire::kEveryWorker,
+           .slot = 41,
+           .sequence = 9},
+          std::move(lanes)};
+}
+
 struct Step {
   Packet in;
   Verdict verdict;
-  std::optional<Lanes> out = std::nullopt;  // the result's lanes
+  std::optional<Lanes> out = std::nullopt;  // lanes of what is sent
   uint8_t out_flags = 0;
   std::optional<Address> source = std::nullopt;  // else the worker's own
 };
@@ -195,28 +208,207 @@ const std::vector<Case> kCases = {
       {With(From(9), [](auto& h) { h.slot = 9; }), Verdict::kForeignWorker}}},
 };
 
-TEST(SlotPool, onPacket_table) {
-  for (const Case& test : kCases) {
+// The same two jobs, but job 3 has a parent.
+const std::vector<Case> kChildCases = {
+    {"the last worker's contribution sends the sum up, the parent's result goes down",
+     {{From(0, {5, -7}), Verdict::kAdded},
+      {From(1, {1, 2}), Verdict::kForwarded, Lanes{6, -5}},
+      {FromParent({60, -50}), Verdict::kAnswered, Lanes{60, -50}}}},
+    {"past contribution, before the sum went up, after, and after the answer",
+     {{From(0), Verdict::kAdded},
+      {AtSequence(8, From(1)), Verdict::kStale},
+      {From(1), Verdict::kForwarded, Lanes{10, -14}},
+      {AtSequence(8, From(1)), Verdict::kStale},
+      {FromParent(), Verdict::kAnswered, Lanes{5, -7}},
+      {AtSequence(8, From(1)), Verdict::kStale}}},
+    {"duplicate contribution, before the sum went up, after, and after the answer",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(0, {5}), Verdict::kDuplicate},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {From(0, {5}), Verdict::kForwardedAgain, Lanes{6}},
+      {From(1, {99}), Verdict::kForwardedAgain, Lanes{6}},
+      {FromParent({60}), Verdict::kAnswered, Lanes{60}},
+      {From(0, {5}), Verdict::kResend, Lanes{60}},
+      {From(1, {1}), Verdict::kResend, Lanes{60}}}},
+    {"future contribution resets the slot, before the sum went up",
+     {{From(0, {5}), Verdict::kAdded},
+      {AtSequence(17, From(1, {1})), Verdict::kAdded},
+      {AtSequence(17, From(0, {2})), Verdict::kForwarded, Lanes{3}}}},
+    {"future contribution resets the slot, after the sum went up",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {AtSequence(17, From(1, {1})), Verdict::kAdded},
+      {From(0, {5}), Verdict::kStale},
+      {AtSequence(17, From(0, {2})), Verdict::kForwarded, Lanes{3}}}},
+    {"future contribution resets the slot, after the answer",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {FromParent({60}), Verdict::kAnswered, Lanes{60}},
+      {AtSequence(17, From(1, {1})), Verdict::kAdded},
+      {AtSequence(17, From(0, {2})), Verdict::kForwarded, Lanes{3}},
+      {AtSequence(17, FromParent({30})), Verdict::kAnswered, Lanes{30}}}},
+    {"past result doesn't touch a slot that sums the next chunk",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {AtSequence(17, From(1, {1})), Verdict::kAdded},
+      {FromParent({60}), Verdict::kStale},
+      {AtSequence(17, From(0, {2})), Verdict::kForwarded, Lanes{3}},
+      {FromParent({60}), Verdict::kStale},
+      {AtSequence(17, From(0, {2})), Verdict::kForwardedAgain, Lanes{3}},
+      {AtSequence(17, FromParent({30})), Verdict::kAnswered, Lanes{30}},
+      {FromParent({60}), Verdict::kStale}}},
+    {"duplicate result",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {FromParent({60}), Verdict::kAnswered, Lanes{60}},
+      {FromParent({60}), Verdict::kDuplicate},
+      {FromParent({61}), Verdict::kDuplicate},
+      {From(1, {1}), Verdict::kResend, Lanes{60}}}},
+    {"future result can't be",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {AtSequence(17, FromParent({60})), Verdict::kStale},
+      {FromParent({60}), Verdict::kAnswered, Lanes{60}}}},
+    {"result for an empty slot can't be", {{FromParent(), Verdict::kStale}}},
+    {"result before the sum went up can't be",
+     {{From(0, {5}), Verdict::kAdded},
+      {FromParent({60}), Verdict::kStale},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}}}},
+    {"result with other lanes than went up can't be",
+     {{From(0, {5}), Verdict::kAdded},
+      {From(1, {1}), Verdict::kForwarded, Lanes{6}},
+      {FromParent({60, 60}), Verdict::kStale},
+      {Max(FromParent({60})), Verdict::kStale},
+      {FromParent({60}), Verdict::kAnswered, Lanes{60}}}},
+    {"sequence wraps: 2 is after 0xFFFFFFFE",
+     {{AtSequence(0xFFFFFFFE, From(0, {5})), Verdict::kAdded},
+      {AtSequence(0xFFFFFFFE, From(1, {1})), Verdict::kForwarded, Lanes{6}},
+      {AtSequence(2, From(1, {1})), Verdict::kAdded},
+      {AtSequence(0xFFFFFFFE, FromParent({60})), Verdict::kStale},
+      {AtSequence(2, From(0, {1})), Verdict::kForwarded, Lanes{2}},
+      {AtSequence(2, FromParent({20})), Verdict::kAnswered, Lanes{20}}}},
+    {"flags go up ored over the workers, and come down ored over all",
+     {{Flagged(wire::kFlagNaN, From(0, {5})), Verdict::kAdded},
+      {Flagged(wire::kFlagPosInf, From(1, {1})), Verdict::kForwarded, Lanes{6}, wire::kFlagNaN | wire::kFlagPosInf},
+      {Flagged(wire::kAllFlags, FromParent({60})), Verdict::kAnswered, Lanes{60}, wire::kAllFlags},
+      {From(0, {5}), Verdict::kResend, Lanes{60}, wire::kAllFlags}}},
+    {"maximum, at both levels",
+     {{Max(From(0, {-3, kMin})), Verdict::kAdded},
+      {Max(From(1, {-4, -1})), Verdict::kForwarded, Lanes{-3, -1}},
+      {Max(FromParent({7, -1})), Verdict::kAnswered, Lanes{7, -1}}}},
+    {"the other version, slot after slot",
+     {{With(From(0, {5}), [](auto& h) { h.slot = 3, h.version = 1; }), Verdict::kAdded},
+      {With(From(1, {1}), [](auto& h) { h.slot = 3, h.version = 1; }), Verdict::kForwarded, Lanes{6}},
+      {With(FromParent({60}), [](auto& h) { h.slot = 43; }), Verdict::kStale},
+      {With(FromParent({60}), [](auto& h) { h.version = 1; }), Verdict::kStale},
+      {With(FromParent({60}), [](auto& h) { h.slot = 43, h.version = 1; }), Verdict::kAnswered, Lanes{60}}}},
+    {"result of a job that is nobody's parent",
+     {{With(FromParent(), [](auto& h) { h.job = 11; }), Verdict::kForeignJob},
+      {With(FromParent(), [](auto& h) { h.job = 65535; }), Verdict::kForeignJob}}},
+    {"result with the job's own number, not its parent's",
+     {{With(FromParent(), [](auto& h) { h.job = 3, h.epoch = 1; }), Verdict::kForeignWorker},
+      {With(From(0), [](auto& h) { h.type = wire::PacketType::kResult; }), Verdict::kNotContribution}}},
+    {"contribution with the parent's number", {{With(From(0), [](auto& h) { h.job = 12; }), Verdict::kForeignJob}}},
+    {"result of the parent's other epochs",
+     {{With(FromParent(), [](auto& h) { h.epoch = 6; }), Verdict::kForeignEpoch},
+      {With(FromParent(), [](auto& h) { h.epoch = 8; }), Verdict::kForeignEpoch}}},
+    {"result for one worker", {{With(FromParent(), [](auto& h) { h.worker = 5; }), Verdict::kForeignWorker}}},
+    {"result from a worker's address, from another switch",
+     {{FromParent(), Verdict::kForeignSource, std::nullopt, 0, AddressOf(3, 0)},
+      {FromParent(), Verdict::kForeignSource, std::nullopt, 0, AddressOf(12, 98)}}},
+    {"result for slots that the job doesn't have at its parent",
+     {{With(FromParent(), [](auto& h) { h.slot = 39; }), Verdict::kForeignSlot},
+      {With(FromParent(), [](auto& h) { h.slot = 44; }), Verdict::kForeignSlot},
+      {With(FromParent(), [](auto& h) { h.slot = 1; }), Verdict::kForeignSlot}}},
+    {"the other job has no parent",
+     {{With(From(0, {5}), [](auto& h) { h.job = 4, h.slot = 5; }), Verdict::kAdded},
+      {With(From(1, {1}), [](auto& h) { h.job = 4, h.slot = 5; }), Verdict::kComplete, Lanes{6}}}},
+};
+
+// What is to be sent, and to whom: the header from the packet's, its numbers from the level that it goes to.
+std::vector<uint8_t> ExpectedPacket(const Step& step) {
+  if (!step.out.has_value()) return {};
+  wire::Header header = step.in.header;
+  header.flags = step.out_flags;
+  if (step.verdict == Verdict::kForwarded || step.verdict == Verdict::kForwardedAgain) {
+    header.job = 12, header.epoch = 7, header.worker = 5, header.slot = static_cast<uint16_t>(header.slot + 40);
+    return Bytes({header, *step.out});
+  }
+  if (step.verdict == Verdict::kAnswered) {
+    header.job = 3, header.epoch = 1, header.slot = static_cast<uint16_t>(header.slot - 40);
+  }
+  return Result(header, *step.out);
+}
+
+SendTo ExpectedSendTo(const Step& step) {
+  if (!step.out.has_value()) return SendTo::kNobody;
+  if (step.verdict == Verdict::kForwarded || step.verdict == Verdict::kForwardedAgain) return SendTo::kParent;
+  return step.verdict == Verdict::kResend ? SendTo::kWorker : SendTo::kEveryWorker;
+}
+
+void CheckCases(const std::vector<Case>& cases, const JobSlots& job) {
+  for (const Case& test : cases) {
     SlotPool pool(8);
-    pool.AddJob(MakeJob(3, 2, 0));
+    pool.AddJob(job);
     pool.AddJob(MakeJob(4, 2, 4));
     for (size_t i = 0; i < test.steps.size(); ++i) {
       const Step& step = test.steps[i];
-      const Address own = AddressOf(step.in.header.job, step.in.header.worker);
+      const wire::Header& in = step.in.header;
+      const bool from_parent = in.worker == wire::kEveryWorker;
+      const Address own = from_parent ? kParentAddress : AddressOf(in.job, in.worker);
       const Action action = pool.OnPacket(Bytes(step.in), step.source.value_or(own));
       EXPECT_STREQ(Name(action.verdict), Name(step.verdict)) << test.description << ", step " << i;
-      std::vector<uint8_t> expected;
-      if (step.out.has_value()) {
-        wire::Header header = step.in.header;
-        header.flags = step.out_flags;
-        expected = Result(header, *step.out);
-        EXPECT_EQ(action.worker, step.in.header.worker) << test.description;
-        EXPECT_EQ(action.job, step.in.header.job) << test.description;
-      }
-      EXPECT_EQ(std::vector<uint8_t>(action.result.begin(), action.result.end()), expected)
+      EXPECT_EQ(action.to, ExpectedSendTo(step)) << test.description << ", step " << i;
+      EXPECT_EQ(std::vector<uint8_t>(action.packet.begin(), action.packet.end()), ExpectedPacket(step))
           << test.description << ", step " << i;
+      if (action.to == SendTo::kNobody) continue;
+      EXPECT_EQ(action.job, from_parent ? job.job : in.job) << test.description << ", step " << i;
+      EXPECT_EQ(action.worker, in.worker) << test.description << ", step " << i;
     }
   }
+}
+
+JobSlots MakeChildJob() {
+  JobSlots job = MakeJob(3, 2, 0);
+  job.parent = kParent;
+  return job;
+}
+
+TEST(SlotPool, onPacket_table) { CheckCases(kCases, MakeJob(3, 2, 0)); }
+
+TEST(SlotPool, onPacket_childTable) { CheckCases(kChildCases, MakeChildJob()); }
+
+TEST(SlotPool, onPacket_childOfOneWorkerPassesOn) {
+  SlotPool pool(8);
+  JobSlots job = MakeJob(3, 1, 4);
+  job.parent = kParent;
+  pool.AddJob(job);
+  Packet packet = With(From(0, {5}), [](auto& header) { header.slot = 6; });
+  const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, 0));
+  EXPECT_EQ(action.verdict, Verdict::kForwarded);
+  packet.header.job = 12, packet.header.epoch = 7, packet.header.worker = 5, packet.header.slot = 42;
+  EXPECT_TRUE(std::ranges::equal(action.packet, Bytes(packet)));
+}
+
+TEST(SlotPool, addJob_parents) {
+  SlotPool pool(8);
+  const auto with = [](auto&& change) {
+    JobSlots job = MakeChildJob();
+    change(job);
+    return job;
+  };
+  EXPECT_THROW(pool.AddJob(with([](JobSlots& job) { job.parent->worker = 64; })), std::invalid_argument);
+  EXPECT_THROW(pool.AddJob(with([](JobSlots& job) { job.parent->slot_first = 65533; })), std::invalid_argument);
+  pool.AddJob(with([](JobSlots& job) { job.parent->slot_first = 65532; }));
+  EXPECT_THROW(pool.AddJob(with([](JobSlots& job) { job.job = 5, job.slot_first = 4; })), std::invalid_argument);
+
+  // Another epoch, of other numbers at the parent: the old ones are nobody's.
+  pool.AddJob(with([](JobSlots& job) { job.parent->job = 13; }));
+  EXPECT_EQ(pool.OnPacket(Bytes(FromParent()), kParentAddress).verdict, Verdict::kForeignJob);
+  const Packet thirteen = With(FromParent(), [](auto& header) { header.job = 13; });
+  EXPECT_EQ(pool.OnPacket(Bytes(thirteen), kParentAddress).verdict, Verdict::kStale);
+  pool.RemoveJob(3);
+  EXPECT_EQ(pool.OnPacket(Bytes(thirteen), kParentAddress).verdict, Verdict::kForeignJob);
 }
 
 TEST(SlotPool, onPacket_malformedIsCounted) {
@@ -251,7 +443,7 @@ TEST(SlotPool, onPacket_everyWorldSizeAndLaneCount) {
         }
         ASSERT_EQ(action.verdict, Verdict::kComplete);
         const std::vector<uint8_t> expected = Result(packet.header, sum);
-        ASSERT_TRUE(std::ranges::equal(action.result, expected)) << workers << " workers, " << lane_count << " lanes";
+        ASSERT_TRUE(std::ranges::equal(action.packet, expected)) << workers << " workers, " << lane_count << " lanes";
       }
     }
   }
@@ -265,7 +457,7 @@ TEST(SlotPool, onPacket_unalignedPacket) {
   const std::vector<uint8_t> bytes = Bytes(packet);
   shifted.insert(shifted.end(), bytes.begin(), bytes.end());
   const Action action = pool.OnPacket(std::span(shifted).subspan(1), AddressOf(3, 0));
-  EXPECT_TRUE(std::ranges::equal(action.result, Result(packet.header, packet.lanes)));
+  EXPECT_TRUE(std::ranges::equal(action.packet, Result(packet.header, packet.lanes)));
 }
 
 TEST(SlotPool, state_tellsWhoIsMissing) {
@@ -282,6 +474,17 @@ TEST(SlotPool, state_tellsWhoIsMissing) {
   EXPECT_TRUE(pool.State(1, 1).empty);
   EXPECT_TRUE(pool.State(4, 0).empty);
   EXPECT_TRUE(pool.State(1, 2).empty);
+}
+
+TEST(SlotPool, state_aFullSlotWaitsForTheParent) {
+  SlotPool pool(8);
+  pool.AddJob(MakeChildJob());
+  pool.OnPacket(Bytes(From(0)), AddressOf(3, 0));
+  pool.OnPacket(Bytes(From(1)), AddressOf(3, 1));
+  EXPECT_EQ(pool.State(1, 0).bitmap, 0b11u);
+  EXPECT_FALSE(pool.State(1, 0).complete);
+  pool.OnPacket(Bytes(FromParent()), kParentAddress);
+  EXPECT_TRUE(pool.State(1, 0).complete);
 }
 
 TEST(SlotPool, addJob_newEpochStartsEmpty) {
@@ -398,7 +601,7 @@ TEST(SlotPool, onPacket_agreesWithModel) {
       const Verdict verdict = model.OnPacket(packet, expected);
       const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, worker));
       ASSERT_STREQ(Name(action.verdict), Name(verdict)) << "seed " << seed << ", packet " << i;
-      ASSERT_TRUE(std::ranges::equal(action.result, expected)) << "seed " << seed << ", packet " << i;
+      ASSERT_TRUE(std::ranges::equal(action.packet, expected)) << "seed " << seed << ", packet " << i;
     }
   }
 }

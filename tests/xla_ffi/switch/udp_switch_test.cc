@@ -151,6 +151,113 @@ TEST(UdpSwitch, group_resultsAreSentOnceUntilItStops) {
   udp_switch.StopMulticast(2);  // no such job: nothing happens
 }
 
+// Two switches with two ranks each, below a third one.
+class Tree {
+ public:
+  // `upper`: each lower switch's way up joins it.
+  explicit Tree(const std::optional<MulticastGroup>& upper = std::nullopt) {
+    JobSlots top{.job = 9, .epoch = 4, .slot_first = 128, .slot_count = kSlotCount, .addresses = {}};
+    for (uint16_t worker = 0; worker < 2; ++worker) {
+      Uplink uplink{.socket = UdpSocket::ConnectedTo("127.0.0.1", root.port())};
+      top.addresses.push_back(ResolveAddress("127.0.0.1", uplink.socket.port()));
+      if (upper) uplink.group = uplink.socket.JoinGroup(upper->group);
+      UdpSwitch& lower = lowers.emplace_back("127.0.0.1", 0, kSlotCount);
+      std::deque<Rank>& below = ranks.emplace_back();
+      for (uint16_t i = 0; i < 2; ++i) below.emplace_back("127.0.0.1", lower.port(), i);
+      JobSlots job = MakeJob("127.0.0.1", below);
+      job.parent = {.job = 9, .epoch = 4, .slot_first = 128, .worker = worker, .address = {}};
+      lower.AddJob(job, std::nullopt, std::move(uplink));
+    }
+    root.AddJob(top, upper);
+  }
+
+  // Rank r of n contributes r + 1 to each.
+  void Contribute(size_t lower, size_t rank, uint32_t first, uint32_t count) {
+    for (uint32_t sequence = first; sequence < first + count; ++sequence) {
+      ranks[lower][rank].Contribute(sequence, static_cast<int32_t>(2 * lower + rank + 1));
+    }
+    ranks[lower][rank].Flush();
+  }
+  void ContributeAll(uint32_t first) {
+    for (size_t lower : {0, 1}) {
+      for (size_t rank : {0, 1}) Contribute(lower, rank, first, kSlotCount);
+    }
+  }
+  void ExpectAll() {
+    for (std::deque<Rank>& below : ranks) {
+      for (Rank& rank : below) EXPECT_EQ(rank.Expect(kSlotCount, 1 + 2 + 3 + 4), kSlotCount);
+    }
+  }
+
+  UdpSwitch root{"127.0.0.1", 0, 256};
+  std::deque<UdpSwitch> lowers;
+  std::deque<std::deque<Rank>> ranks;
+};
+
+uint64_t Count(const UdpSwitch& udp_switch, Verdict verdict) {
+  return udp_switch.stats().verdicts[static_cast<size_t>(verdict)];
+}
+
+TEST(UdpSwitch, parent_sumsOverTwoLevels) {
+  Tree tree;
+  for (uint32_t round = 0; round < 4; ++round) {
+    tree.ContributeAll(round * kSlotCount);
+    tree.ExpectAll();
+  }
+  for (const UdpSwitch& lower : tree.lowers) {
+    EXPECT_EQ(Count(lower, Verdict::kForwarded), 4 * kSlotCount);
+    EXPECT_EQ(Count(lower, Verdict::kAnswered), 4 * kSlotCount);
+    EXPECT_EQ(lower.stats().packets_sent, 3 * 4 * kSlotCount);  // up, and down to two ranks
+  }
+  EXPECT_EQ(Count(tree.root, Verdict::kComplete), 4 * kSlotCount);
+  EXPECT_EQ(tree.root.stats().packets_sent, 2 * 4 * kSlotCount);
+}
+
+TEST(UdpSwitch, parent_whoAsksAgainMovesTheSumOn) {
+  Tree tree;
+  for (size_t rank : {0, 1}) tree.Contribute(0, rank, 7, 1);
+  tree.Contribute(0, 1, 7, 1);
+  tree.Contribute(1, 0, 7, 1);
+  EXPECT_EQ(tree.ranks[0][1].Expect(1, 10, 100), 0u);
+  EXPECT_EQ(Count(tree.lowers[0], Verdict::kForwardedAgain), 1u);
+  EXPECT_EQ(Count(tree.root, Verdict::kDuplicate), 1u);
+  tree.Contribute(1, 1, 7, 1);
+  EXPECT_EQ(tree.ranks[0][1].Expect(1, 10), 1u);
+  tree.Contribute(0, 1, 7, 1);
+  EXPECT_EQ(tree.ranks[0][1].Expect(1, 10), 1u);
+  EXPECT_EQ(Count(tree.lowers[0], Verdict::kResend), 1u);
+}
+
+TEST(UdpSwitch, parent_resultsComeByItsGroup) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  Tree tree(MulticastGroup{.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)});
+  tree.ContributeAll(0);
+  tree.ExpectAll();
+  EXPECT_EQ(tree.root.stats().results_multicast, kSlotCount);
+  EXPECT_EQ(tree.root.stats().packets_sent, kSlotCount);
+}
+
+TEST(UdpSwitch, parent_jobsComeAndGo) {
+  Tree tree;
+  UdpSwitch& lower = tree.lowers[0];
+  JobSlots job = MakeJob("127.0.0.1", tree.ranks[0]);
+  job.parent = {.job = 9, .epoch = 4, .slot_first = 128, .worker = 0, .address = {}};
+  EXPECT_THROW(lower.AddJob(job), std::invalid_argument);  // a parent, and no way there
+  Uplink uplink{.socket = UdpSocket::ConnectedTo("127.0.0.1", tree.root.port())};
+  job.parent.reset();
+  EXPECT_THROW(lower.AddJob(job, std::nullopt, std::move(uplink)), std::invalid_argument);
+  tree.ContributeAll(0);
+  tree.ExpectAll();
+
+  lower.AddJob(job);  // now it is a job of its own
+  for (size_t rank : {0, 1}) tree.Contribute(0, rank, 0, kSlotCount);
+  for (Rank& rank : tree.ranks[0]) EXPECT_EQ(rank.Expect(kSlotCount, 1 + 2), kSlotCount);
+  lower.RemoveJob(1);
+  tree.lowers[1].RemoveJob(1);
+  tree.ContributeAll(kSlotCount);
+  EXPECT_EQ(tree.ranks[0][0].Expect(1, 10, 50), 0u);
+}
+
 TEST(UdpSwitch, group_fromAnAddressThatIsNotOurs_eachRankIsSentItsOwn) {
   UdpSwitch udp_switch("127.0.0.1", 0, 256);
   const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("198.51.100.1", 0)};
