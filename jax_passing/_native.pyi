@@ -131,6 +131,20 @@ class SoftwareDataPlane:
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+@final
+class SlotPool:
+    """What a switch does with a packet, without a socket."""
+
+    def __init__(self, slot_count: int) -> None: ...
+    def add_job(
+        self, *, job: int, epoch: int, slot_first: int, slot_count: int, addresses: Sequence[tuple[str, int]]
+    ) -> None: ...  # raises ValueError
+    def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, int, int, bytes]:
+        """(verdict, job, worker, packet to send)"""
+
+def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
+    """(reason why it can't be decoded, or "none"; fields)"""
+
 def end_compilation() -> None:
     """Tells the FFI handlers that what this thread compiled is complete."""
 

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -172,6 +173,35 @@ def bench(
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     command = ["-P", "-m", "jax_passing.cli", "bench", *given]
     raise typer.Exit(launcher.run(command, hosts or 2, devices_per_host or 1, switch))
+
+
+@app.command()
+def conformance(
+    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Idle but for this test.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random exchange.")] = 0,
+    exchanges: Annotated[int, typer.Option(min=0, help="Random exchanges.")] = 100,
+) -> None:
+    """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.
+
+    This machine plays all workers of the jobs. Exit code 1 if a case fails.
+    """
+    from rich.console import Console
+
+    from jax_passing.config import parse_address
+    from jax_passing.conformance import run as suite
+    from jax_passing.conformance.devices import DeviceError
+    from jax_passing.conformance.live import LiveSwitch
+
+    try:
+        address = parse_address(switch)
+    except ValueError as error:
+        raise ConfigError(f"Bad value {switch!r} of --switch: {error}.") from error
+    try:
+        with closing(LiveSwitch(address)) as device:
+            passed = suite.report(device, seed, exchanges, Console(highlight=False))
+    except DeviceError as error:
+        sys.exit(f"jax-passing: The switch at {switch} can't be tested: {error}.")
+    raise typer.Exit(0 if passed else 1)
 
 
 def main() -> None:

@@ -107,6 +107,7 @@ class Welcome(Message, frozen=True):
     lanes_per_chunk: int
     lease_s: float
     whole_chunks: bool = False
+    worker_limit: int = 64  # how many a job may have at this switch
     multicast: bool = False
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
@@ -142,6 +143,16 @@ class SlotState(Message, frozen=True):
     missing: tuple[Rank, ...] = ()
 
 
+class CountersQuery(Message, frozen=True):
+    """Host: what has the switch counted?"""
+
+
+class Counters(Message, frozen=True):
+    """Switch, to the host that asked: its data plane's counters since its start, of all jobs. Verdicts are by name."""
+
+    values: dict[str, int]
+
+
 class Heartbeat(Message, frozen=True):
     """Host: still alive. The switch echoes it."""
 
@@ -170,8 +181,8 @@ class Failed(Message, frozen=True):
     ranks: tuple[Rank, ...] = ()
 
 
-FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | Heartbeat | Leave | Fail
-FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Heartbeat | Bye | Failed
+FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
 
 _encoder = msgspec.json.Encoder()
 _from_host = msgspec.json.Decoder(FromHost)

@@ -148,6 +148,8 @@ class ControlPlane:
                     member.connection.send(self._jobs.slot_state(epoch, slot, version))
                 except ValueError as error:
                     raise msgspec.DecodeError(str(error)) from error
+            case messages.CountersQuery() if epoch.state is State.RUNNING:
+                member.connection.send(messages.Counters(dict(self._data_plane.stats())))
             case messages.GroupReady() | messages.GroupHeard():
                 self._jobs.group_answer(epoch, member, message)
             case messages.GroupLost() if epoch.state is State.RUNNING:

@@ -304,6 +304,7 @@ class JobTable:
             lanes_per_chunk=self._data_plane.lanes_per_chunk,
             lease_s=self._lease_s,
             whole_chunks=self._data_plane.whole_chunks,
+            worker_limit=self._data_plane.worker_limit,
             multicast=epoch.multicast,
             link_gbit=min((member.join.link_gbit for member in members if member.join.link_gbit), default=None),
             switch_link_gbit=self._link_gbit,

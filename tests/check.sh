@@ -149,7 +149,7 @@ stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 [ $failed = 0 ] || { finish || exit 1; }
 stage "lint" lint
 stage "C++ tests" cpp_tests
-stage "Python tests" python_tests "$oldest" tests/jax_passing
+stage "Python tests" python_tests "$oldest" tests/jax_passing tests/conformance
 if ! $fast; then
   stage "end to end" python_tests "$oldest" tests/end_to_end
   stage "Bazel" bazel_tests

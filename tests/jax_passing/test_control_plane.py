@@ -67,7 +67,7 @@ class RecordingDataPlane:
         return lost
 
     def stats(self):
-        return {}
+        return {"added": 7}
 
     def close(self):
         pass
@@ -542,6 +542,13 @@ async def test_slots_of_another_job_cant_be_queried(switch):
     hosts[0].send(messages.Query(other.slot_first, 0))
     failed = await hosts[0].receive()
     assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+
+
+@scenario()
+async def test_counters_are_told_to_who_asks(switch):
+    hosts, _ = await switch.job()
+    hosts[1].send(messages.CountersQuery())
+    assert await hosts[1].receive() == messages.Counters({"added": 7})
 
 
 @scenario()

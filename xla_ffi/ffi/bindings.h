@@ -15,6 +15,7 @@ void BindFixedPoint(nanobind::module_& m);
 void BindSocket(nanobind::module_& m);
 void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);
+void BindSlotPool(nanobind::module_& m);
 
 nanobind::dict StatsDict(const AllReduceStats& stats);
 void AddSocketStats(nanobind::dict& dict, const UdpSocketStats& stats);

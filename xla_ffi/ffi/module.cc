@@ -21,4 +21,5 @@ NB_MODULE(_native, m) {
   passing::BindSocket(m);
   passing::BindTransport(m);
   passing::BindSwitch(m);
+  passing::BindSlotPool(m);
 }

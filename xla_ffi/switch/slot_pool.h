@@ -76,6 +76,8 @@ class SlotPool {
  public:
   explicit SlotPool(uint32_t slot_count);
   ~SlotPool();
+  SlotPool(const SlotPool&) = delete;
+  SlotPool& operator=(const SlotPool&) = delete;
 
   // Admits a job, or a new epoch of it; clears its slots. Throws std::invalid_argument if the partition leaves the
   // pool, overlaps another job's, or isn't a power of two, or if the workers are too many, or none, or if the parent's

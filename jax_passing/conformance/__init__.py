@@ -1,0 +1,1 @@
+"""Does a switch follow docs/protocol.md? A reference model, golden and random packet exchanges, devices."""

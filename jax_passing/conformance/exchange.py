@@ -1,0 +1,176 @@
+"""A packet exchange: what is sent, and what the switch must do. Data, whichever device it is played on."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+from jax_passing.conformance.model import Job, Limits, Parent, Switch
+from jax_passing.conformance.packet import HEADER, LANES_MAX
+
+# The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
+NUMBERS = {"A": (3, 11, 8), "B": (4, 12, 12)}
+SLOT_COUNT = 4  # of each job
+# Its parent's numbers are another switch's: job 4 there is not job B here.
+PARENTS = {"A": Parent(job=4, epoch=2, slot_first=32, worker=5, address="P")}
+STRANGER = "X"  # an address with which nobody has joined A or B
+
+
+def jobs_of(text: str) -> tuple[Job, ...]:
+    """Jobs with their workers: "A2 B3" has two; "A2^" has a parent. Worker 1 of job A sends from address "A1"."""
+    jobs = []
+    for name, count, parent in re.findall(r"([AB])(\d+)(\^?)", text):
+        number, epoch, slot_first = NUMBERS[name]
+        workers = tuple(f"{name}{worker}" for worker in range(int(count)))
+        jobs.append(Job(number, epoch, slot_first, SLOT_COUNT, workers, PARENTS[name] if parent else None))
+    return tuple(jobs)
+
+
+@dataclass(frozen=True)
+class Step:
+    """`packet` is sent from address `source`; the switch answers `out` to each address of `to`."""
+
+    source: str
+    packet: bytes
+    verdict: str
+    to: tuple[str, ...] = ()
+    out: bytes = b""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """On a switch that has just these jobs, their slots empty.
+
+    Attributes:
+      section: which part of the protocol it is about.
+      description: what is expected, in a sentence.
+      chunks: "any": where packets have whole chunks, lanes are repeated to fill them. "partial": only for data planes
+        that take fewer lanes, too. "exact": made for the limits of this data plane.
+    """
+
+    section: str
+    description: str
+    jobs: tuple[Job, ...]
+    steps: tuple[Step, ...]
+    chunks: str = "any"
+
+    def not_applicable(self, limits: Limits) -> str:
+        """Why it can't be played on a data plane with these limits; empty if it can."""
+        workers = max(len(job.workers) for job in self.jobs)
+        if workers > limits.worker_limit:
+            return f"a job has at most {limits.worker_limit} workers here"
+        if not limits.trees and any(job.parent for job in self.jobs):
+            return "no parent here"
+        if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
+            return f"packets have at most {limits.lanes_per_chunk} lanes here"
+        if self.chunks == "partial" and limits.whole_chunks:
+            return f"packets have exactly {limits.lanes_per_chunk} lanes here; others are malformed, another case"
+        return ""
+
+    def _lanes(self) -> int:
+        """Of the longest packet."""
+        counts = [int.from_bytes(step.packet[18:20]) for step in self.steps]
+        return max((count for count in counts if count <= LANES_MAX), default=0)
+
+    def fitted(self, limits: Limits) -> "Exchange":
+        """With the lanes of each packet repeated to the length that the data plane wants."""
+        if self.chunks != "any" or not limits.whole_chunks:
+            return self
+        lanes = limits.lanes_per_chunk
+        steps = [
+            replace(step, packet=_widened(step.packet, lanes), out=_widened(step.out, lanes)) for step in self.steps
+        ]
+        return replace(self, steps=tuple(steps))
+
+    def addresses(self) -> tuple[str, ...]:
+        """All that send or receive."""
+        workers = [str(worker) for job in self.jobs for worker in job.workers]
+        parents = [str(job.parent.address) for job in self.jobs if job.parent]
+        return (*workers, *parents, STRANGER)
+
+
+def _widened(packet: bytes, lanes: int) -> bytes:
+    """Repeats the lanes to so many. What is cut off or too much at the end stays so."""
+    if len(packet) < HEADER.size:
+        return packet
+    count = int.from_bytes(packet[18:20])
+    if not 1 <= count <= LANES_MAX or len(packet) == HEADER.size:
+        return packet
+    surplus = len(packet) - HEADER.size - 4 * count
+    words = [packet[at : at + 4].ljust(4, b"\0") for at in range(HEADER.size, HEADER.size + 4 * count, 4)]
+    body = b"".join(islice(cycle(words), lanes))
+    tail = packet[len(packet) - surplus :] if surplus > 0 else b""
+    return packet[:18] + lanes.to_bytes(2) + (body + tail if surplus >= 0 else body[:surplus])
+
+
+def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
+    """The same packets in; verdicts and packets out as the reference model says."""
+    switch = Switch(limits)
+    for job in exchange.jobs:
+        switch.add_job(job)
+    steps = []
+    for step in exchange.steps:
+        answer = switch.on_packet(step.packet, step.source)
+        steps.append(Step(step.source, step.packet, answer.verdict, tuple(map(str, answer.to)), answer.packet))
+    return replace(exchange, steps=tuple(steps))
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a device did.
+
+    Attributes:
+      received: packets that came to each address, in order.
+      verdicts: of each step, if the device can tell.
+      counts: how often it came to a verdict, for those that it counts, if it can tell.
+      translate: a packet of the exchange with the device's own numbers.
+    """
+
+    received: Mapping[str, Sequence[bytes]]
+    verdicts: Sequence[str] | None = None
+    counts: Mapping[str, int] | None = None
+    translate: Callable[[bytes], bytes] = bytes
+
+
+def shown(packet: bytes) -> str:
+    """For people: the header's fields apart, the first lanes."""
+    fields = [packet[a:b].hex() for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 16), (16, 18), (18, 20))]
+    lanes = [packet[at : at + 4].hex() for at in range(HEADER.size, len(packet), 4)]
+    more = f" ... ({len(lanes)} lanes)" if len(lanes) > 8 else ""
+    return " ".join(filter(None, fields)) + (f"  {' '.join(lanes[:8])}{more}" if lanes else "")
+
+
+def difference(exchange: Exchange, played: Played) -> str:
+    """The first thing that the device did otherwise; empty if there is none."""
+    steps = exchange.steps
+    if played.verdicts is not None:
+        for index, (step, verdict) in enumerate(zip(steps, played.verdicts, strict=True)):
+            if verdict != step.verdict:
+                return f"{_where(index, step)}: expected {step.verdict}, got {verdict}"
+    for address in exchange.addresses():
+        answers = ((index, replace(step, out=played.translate(step.out))) for index, step in enumerate(steps))
+        expected = [(index, step) for index, step in answers if address in step.to]
+        if text := _first_unlike(address, expected, played.received.get(address, [])):
+            return text
+    expected_counts = Counter(step.verdict for step in steps)
+    unlike = {name: count for name, count in (played.counts or {}).items() if count != expected_counts[name]}
+    if unlike:
+        return "it counted " + ", ".join(f"{name} {n} times, not {expected_counts[name]}" for name, n in unlike.items())
+    return ""
+
+
+def _where(index: int, step: Step) -> str:
+    return f"step {index + 1} ({step.source} sends {shown(step.packet)})"
+
+
+def _first_unlike(address: str, expected: Sequence[tuple[int, Step]], received: Sequence[bytes]) -> str:
+    for (index, step), packet in zip(expected, received, strict=False):
+        if packet != step.out:
+            return f"{_where(index, step)}: {address} expects {shown(step.out)}, got {shown(packet)}"
+    if len(received) < len(expected):
+        index, step = expected[len(received)]
+        return f"{_where(index, step)}: {address} expects {shown(step.out)}, got nothing"
+    if len(received) > len(expected):
+        return f"{address} got {shown(received[len(expected)])}, expects nothing more"
+    return ""

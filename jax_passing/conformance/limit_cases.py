@@ -1,0 +1,60 @@
+"""Cases that depend on what the data plane declares: its most workers, its most lanes, whole chunks."""
+
+from jax_passing.conformance.exchange import Exchange, Step, answered_by_model, jobs_of
+from jax_passing.conformance.model import Limits
+from jax_passing.conformance.packet import LANES_MAX, MAX, SUM, Packet
+
+
+def cases(limits: Limits) -> list[Exchange]:
+    made = [
+        _all_workers(workers, lane_format, limits)
+        for workers in _numbers_of_workers(limits)
+        for lane_format in (SUM, MAX)
+    ]
+    made.append(_whole(limits) if limits.whole_chunks else _every_count(limits))
+    return made
+
+
+def _numbers_of_workers(limits: Limits) -> list[int]:
+    """Around the words that a bitmap may be made of."""
+    limit = limits.worker_limit
+    return sorted({n for n in (1, 2, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, limit) if n <= limit})
+
+
+def _exchange(description: str, jobs: str, sent: list[tuple[str, Packet]], limits: Limits) -> Exchange:
+    steps = tuple(Step(source, packet.encode(), "") for source, packet in sent)
+    return answered_by_model(Exchange("limits", description, jobs_of(jobs), steps, chunks="exact"), limits)
+
+
+def _lanes(count: int, worker: int) -> tuple[int, ...]:
+    """All different, of both signs."""
+    return tuple((lane * 1_000_003 * (-1) ** worker + worker * 7 + 1) % (1 << 32) for lane in range(count))
+
+
+def _contribution(worker: int, count: int, **changes: int) -> Packet:
+    fields = {"job": 3, "epoch": 11, "slot": 9, "sequence": 9, "worker": worker, **changes}
+    return Packet(lanes=_lanes(count, worker), **fields)
+
+
+def _all_workers(workers: int, lane_format: int, limits: Limits) -> Exchange:
+    count = limits.lanes_per_chunk
+    sent = [(f"A{worker}", _contribution(worker, count, lane_format=lane_format)) for worker in range(workers)]
+    last = workers - 1
+    sent.append((f"A{last}", sent[last][1]))  # and again
+    sent.append(("A0", _contribution(workers, count, lane_format=lane_format)))  # one too many
+    what = "sum" if lane_format == SUM else "maximum"
+    return _exchange(f"{what} of {workers} workers, {count} lanes", f"A{workers}", sent, limits)
+
+
+def _every_count(limits: Limits) -> Exchange:
+    counts = range(1, limits.lanes_per_chunk + 1)
+    sent = [("A0", _contribution(0, count, sequence=9 + count)) for count in counts]
+    return _exchange(f"every element count up to {limits.lanes_per_chunk}", "A1", sent, limits)
+
+
+def _whole(limits: Limits) -> Exchange:
+    lanes = limits.lanes_per_chunk
+    counts = sorted({1, lanes - 1, lanes + 1, LANES_MAX} - {0, lanes})
+    sent = [("A0", _contribution(0, count)) for count in counts if count <= LANES_MAX]
+    sent += [("A0", _contribution(0, lanes)), ("A1", _contribution(1, lanes))]
+    return _exchange(f"packets of other than {lanes} lanes are malformed", "A2", sent, limits)

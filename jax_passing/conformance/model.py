@@ -1,0 +1,218 @@
+"""The reference model of a switch: docs/protocol.md as a program. Packet in; verdict, destinations and packet out.
+
+It keeps every contribution and computes results from all of them, so that it shares no idea with what it checks.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from jax_passing.conformance.packet import (
+    CONTRIBUTION,
+    EVERY_WORKER,
+    LANES_MAX,
+    RESULT,
+    SUM,
+    MalformedError,
+    Packet,
+    decode,
+)
+
+Address = Hashable  # only compared
+
+VERDICTS = (
+    "malformed",
+    "foreign_job",
+    "foreign_epoch",
+    "foreign_worker",
+    "foreign_source",
+    "foreign_slot",
+    "not_contribution",
+    "stale",
+    "mismatch",
+    "duplicate",
+    "added",
+    "complete",
+    "resend",
+    "forwarded",
+    "forwarded_again",
+    "answered",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a data plane declares.
+
+    Attributes:
+      lanes_per_chunk: lanes that a packet carries, at most.
+      whole_chunks: every packet has exactly so many lanes; others are malformed to it.
+      worker_limit: workers that a job may have.
+      trees: whether it passes a job's sums to a parent.
+    """
+
+    lanes_per_chunk: int = LANES_MAX
+    whole_chunks: bool = False
+    worker_limit: int = 64
+    trees: bool = True
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The switch that a job's sums go to, and the job's numbers there."""
+
+    job: int
+    epoch: int
+    slot_first: int
+    worker: int  # which one this switch is there
+    address: Address
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    epoch: int
+    slot_first: int
+    slot_count: int
+    workers: tuple[Address, ...]
+    parent: Parent | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the switch does. `packet` goes to each of `to`; empty: it is silent."""
+
+    verdict: str
+    to: tuple[Address, ...] = ()
+    packet: bytes = b""
+
+
+@dataclass
+class SlotVersion:
+    """What was added, by worker: all of one sequence, format and element count. And the parent's result."""
+
+    contributions: dict[int, Packet] = field(default_factory=dict)
+    from_parent: Packet | None = None
+
+    @property
+    def first(self) -> Packet:
+        return next(iter(self.contributions.values()))
+
+
+def _signed(lane: int) -> int:
+    return lane - (1 << 32) if lane >> 31 else lane
+
+
+def _joined(contributions: dict[int, Packet]) -> Packet:
+    """Flags or-ed; lanes added modulo 2^32, or the signed maximum of each."""
+    first, *others = contributions.values()
+    flags, lanes = first.flags, list(first.lanes)
+    for other in others:
+        flags |= other.flags
+        pairs = zip(lanes, other.lanes, strict=True)
+        lanes = [(a + b) % (1 << 32) if first.lane_format == SUM else max(a, b, key=_signed) for a, b in pairs]
+    return replace(first, flags=flags, lanes=tuple(lanes))
+
+
+def is_newer(sequence: int, held: int) -> bool:
+    """Serial number arithmetic; what is exactly 2^31 away, which RFC 1982 leaves open, is newer."""
+    return 1 <= (sequence - held) % (1 << 32) <= 1 << 31
+
+
+class Switch:
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._jobs: dict[int, Job] = {}
+        self._held: dict[tuple[int, int], SlotVersion] = {}  # by slot and version
+
+    def add_job(self, job: Job) -> None:
+        """A new job, or a new epoch of it. Its slots are empty."""
+        self._jobs[job.number] = job
+        for slot in range(job.slot_first, job.slot_first + job.slot_count):
+            for version in (0, 1):
+                self._held[slot, version] = SlotVersion()
+
+    def remove_job(self, number: int) -> None:
+        self._jobs.pop(number, None)
+
+    def on_packet(self, data: bytes, source: Address) -> Answer:
+        try:
+            packet = decode(data)
+        except MalformedError:
+            return Answer("malformed")
+        if self._limits.whole_chunks and len(packet.lanes) != self._limits.lanes_per_chunk:
+            return Answer("malformed")
+        if packet.type == RESULT:
+            for job in self._jobs.values():
+                if job.parent is not None and job.parent.job == packet.job:
+                    return self._on_result(job, job.parent, packet, source)
+        return self._on_contribution(packet, source)
+
+    def _on_contribution(self, packet: Packet, source: Address) -> Answer:
+        job = self._jobs.get(packet.job)
+        if job is None:
+            return Answer("foreign_job")
+        if packet.epoch != job.epoch:
+            return Answer("foreign_epoch")
+        if packet.worker >= len(job.workers):
+            return Answer("foreign_worker")
+        if source != job.workers[packet.worker]:
+            return Answer("foreign_source")
+        if not job.slot_first <= packet.slot < job.slot_first + job.slot_count:
+            return Answer("foreign_slot")
+        if packet.type != CONTRIBUTION:
+            return Answer("not_contribution")
+
+        held = self._held[packet.slot, packet.version]
+        if not held.contributions or is_newer(packet.sequence, held.first.sequence):
+            held.contributions, held.from_parent = {}, None
+        elif packet.sequence != held.first.sequence:
+            return Answer("stale")
+        elif (len(packet.lanes), packet.lane_format) != (len(held.first.lanes), held.first.lane_format):
+            return Answer("mismatch")
+        again = packet.worker in held.contributions
+        if not again:
+            held.contributions[packet.worker] = packet
+        if len(held.contributions) < len(job.workers):
+            return Answer("duplicate" if again else "added")
+
+        joined = _joined(held.contributions)
+        if job.parent is not None and held.from_parent is None:
+            return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, joined))
+        result = _result(job, held.from_parent or joined, packet.slot)
+        to = (job.workers[packet.worker],) if again else job.workers
+        return Answer("resend" if again else "complete", to, result)
+
+    def _on_result(self, job: Job, parent: Parent, packet: Packet, source: Address) -> Answer:
+        """The parent's sum of all its workers, this switch among them."""
+        if packet.epoch != parent.epoch:
+            return Answer("foreign_epoch")
+        if packet.worker != EVERY_WORKER:
+            return Answer("foreign_worker")
+        if source != parent.address:
+            return Answer("foreign_source")
+        if not parent.slot_first <= packet.slot < parent.slot_first + job.slot_count:
+            return Answer("foreign_slot")
+        slot = packet.slot - parent.slot_first + job.slot_first
+        held = self._held[slot, packet.version]
+        if len(held.contributions) < len(job.workers) or _content(packet) != _content(held.first):
+            return Answer("stale")
+        if held.from_parent is not None:
+            return Answer("duplicate")
+        held.from_parent = packet
+        return Answer("answered", job.workers, _result(job, packet, slot))
+
+
+def _content(packet: Packet) -> tuple[int, int, int]:
+    """What a result must have in common with the contributions."""
+    return packet.sequence, packet.lane_format, len(packet.lanes)
+
+
+def _result(job: Job, joined: Packet, slot: int) -> bytes:
+    return replace(joined, type=RESULT, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot).encode()
+
+
+def _upwards(job: Job, joined: Packet) -> bytes:
+    parent = job.parent
+    assert parent is not None
+    slot = parent.slot_first + joined.slot - job.slot_first
+    return replace(joined, job=parent.job, epoch=parent.epoch, worker=parent.worker, slot=slot).encode()

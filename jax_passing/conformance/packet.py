@@ -1,0 +1,87 @@
+"""The packet of docs/protocol.md, for the reference model and the tools. xla_ffi/wire/header.h is its twin in C++."""
+
+import struct
+from dataclasses import dataclass
+
+MAGIC, PROTOCOL_VERSION = 0x9A, 1
+CONTRIBUTION, RESULT, PROBE = 1, 2, 3
+NAN, POS_INF, NEG_INF = 1, 2, 4
+SUM, MAX = 1, 2
+LANES_MAX = 360
+EVERY_WORKER = 0xFFFF  # stands for the worker in a result
+
+# magic, protocol, type, flags, job, epoch, worker, slot, sequence, version, lane format, element count
+HEADER = struct.Struct("!BBBBHHHHIBBH")
+assert HEADER.size == 20
+
+
+class MalformedError(ValueError):
+    """These bytes are no packet. Its text is the reason's name in xla_ffi/wire/header.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packet:
+    """Its lanes are unsigned 32-bit integers, though the signed maximum of them may be taken."""
+
+    type: int = CONTRIBUTION
+    flags: int = 0
+    job: int = 0
+    epoch: int = 0
+    worker: int = 0
+    slot: int = 0
+    sequence: int = 0
+    version: int = 0
+    lane_format: int = SUM
+    lanes: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """Doesn't check: tests need bad packets."""
+        header = HEADER.pack(
+            MAGIC,
+            PROTOCOL_VERSION,
+            self.type,
+            self.flags,
+            self.job,
+            self.epoch,
+            self.worker,
+            self.slot,
+            self.sequence,
+            self.version,
+            self.lane_format,
+            len(self.lanes),
+        )
+        return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes)
+
+
+def decode(data: bytes) -> Packet:
+    """Checks all that can be checked without knowing the job. Raises MalformedError."""
+    if len(data) < HEADER.size:
+        raise MalformedError("too_short")
+    magic, protocol, kind, flags, job, epoch, worker, slot, sequence, version, lane_format, count = HEADER.unpack_from(
+        data
+    )
+    checks = {
+        "bad_magic": magic == MAGIC,
+        "bad_protocol_version": protocol == PROTOCOL_VERSION,
+        "bad_type": kind in (CONTRIBUTION, RESULT, PROBE),
+        "bad_flags": flags & ~(NAN | POS_INF | NEG_INF) == 0,
+        "bad_version": version in (0, 1),
+        "bad_lane_format": lane_format in (SUM, MAX),
+        "bad_element_count": 1 <= count <= LANES_MAX,
+        "bad_length": len(data) == HEADER.size + 4 * count,
+    }
+    for reason, passed in checks.items():
+        if not passed:
+            raise MalformedError(reason)
+    return Packet(
+        type=kind,
+        flags=flags,
+        job=job,
+        epoch=epoch,
+        worker=worker,
+        slot=slot,
+        sequence=sequence,
+        version=version,
+        lane_format=lane_format,
+        lanes=struct.unpack_from(f"!{count}I", data, HEADER.size),
+    )

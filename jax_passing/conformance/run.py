@@ -1,0 +1,64 @@
+"""Plays all cases on a device and says what came of them, for people."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from jax_passing.conformance import golden, limit_cases, random_exchanges
+from jax_passing.conformance.devices import Device
+from jax_passing.conformance.exchange import Exchange, difference
+from jax_passing.conformance.model import Limits
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`failure`, `not_applicable`: why, or empty."""
+
+    exchange: Exchange
+    failure: str = ""
+    not_applicable: str = ""
+
+    @property
+    def word(self) -> str:
+        return "failed" if self.failure else "not applicable" if self.not_applicable else "passed"
+
+
+def cases(limits: Limits, seed: int, exchanges: int) -> list[Exchange]:
+    """The golden table, what depends on the limits, and random exchanges from `seed` on."""
+    return [*golden.read(), *limit_cases.cases(limits), *random_exchanges.exchanges(limits, seed, exchanges)]
+
+
+def outcome(device: Device, exchange: Exchange) -> Outcome:
+    if reason := exchange.not_applicable(device.limits):
+        return Outcome(exchange, not_applicable=reason)
+    fitted = exchange.fitted(device.limits)
+    return Outcome(exchange, failure=difference(fitted, device.play(fitted)))
+
+
+def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
+    for exchange in track(exchanges, "testing", console=console, transient=True, disable=not console.is_terminal):
+        yield outcome(device, exchange)
+
+
+def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
+    """Plays everything, prints a table, and the details of what failed. True if nothing did."""
+    limits = device.limits
+    lanes = f"{'exactly' if limits.whole_chunks else 'up to'} {limits.lanes_per_chunk} lanes"
+    console.print(f"{device.name}: {lanes} a packet, up to {limits.worker_limit} workers a job")
+    done = list(outcomes(device, cases(limits, seed, exchanges), console))
+    table = Table("section", "case", "outcome", box=None, pad_edge=False)
+    styles = {"failed": "red", "not applicable": "yellow", "passed": "green"}
+    for index, one in enumerate(done):
+        new = index == 0 or done[index - 1].exchange.section != one.exchange.section
+        word = one.word + (f": {one.not_applicable}" if one.not_applicable else "")
+        table.add_row(one.exchange.section if new else "", one.exchange.description, word, style=styles[one.word])
+    console.print(table)
+    for one in done:
+        if one.failure:
+            console.print(f"[red]failed[/]: {one.exchange.section}, {one.exchange.description}\n  {one.failure}")
+    words = [one.word for one in done]
+    console.print(", ".join(f"{words.count(word)} {word}" for word in ("passed", "failed", "not applicable")))
+    return "failed" not in words

@@ -1,0 +1,95 @@
+"""The golden table and the reference model check each other, and both the C++ encoding."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from jax_passing import _native
+from jax_passing.conformance import golden, random_exchanges
+from jax_passing.conformance.exchange import Played, answered_by_model, difference
+from jax_passing.conformance.model import VERDICTS, Limits, is_newer
+from jax_passing.conformance.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
+
+CASES = golden.read()
+
+
+@pytest.mark.parametrize("exchange", CASES, ids=lambda exchange: exchange.description)
+def test_model_does_what_the_table_says(exchange):
+    assert answered_by_model(exchange, Limits()) == exchange
+
+
+def test_descriptions_are_unique():
+    assert max(Counter((case.section, case.description) for case in CASES).values()) == 1
+
+
+def test_every_verdict_is_in_the_table_and_comes_by_chance():
+    assert {step.verdict for case in CASES for step in case.steps} == set(VERDICTS)
+    exchanges = [random_exchanges.exchange(seed, Limits()) for seed in range(100)]
+    assert {step.verdict for exchange in exchanges for step in exchange.steps} == set(VERDICTS)
+
+
+@pytest.mark.parametrize("lanes", [8, 64, 256])
+def test_cases_fit_switches_that_take_whole_chunks(lanes):
+    limits = Limits(lanes_per_chunk=lanes, whole_chunks=True)
+    applicable = [case.fitted(limits) for case in CASES if not case.not_applicable(limits)]
+    assert len(applicable) > 140
+    for exchange in applicable:
+        assert answered_by_model(exchange, limits) == exchange
+
+
+def test_a_random_exchange_can_be_replayed():
+    assert random_exchanges.exchange(7, Limits()) == random_exchanges.exchange(7, Limits())
+    assert random_exchanges.exchange(7, Limits()) != random_exchanges.exchange(8, Limits())
+
+
+def _decoded(data):
+    try:
+        return "none", decode(data)
+    except MalformedError as error:
+        return str(error), None
+
+
+def test_packets_are_those_of_the_cpp_code():
+    """Reasons and fields are the same for all packets of the table, and for damaged ones. The seed is fixed."""
+    rng = random.Random(5)
+    packets = [step.packet for case in CASES for step in case.steps]
+    for _ in range(20_000):
+        data = bytearray(rng.choice(packets))
+        if data:
+            data[rng.randrange(min(len(data), HEADER.size))] = rng.choice([0, 1, 2, 3, 4, 0x9A, rng.randrange(256)])
+        packets.append(bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.2 else data))
+    for data in packets:
+        reason, fields = _native.decode_header(data)
+        ours, packet = _decoded(data)
+        assert ours == reason, data.hex()
+        if packet is not None:
+            assert fields.pop("element_count") == len(packet.lanes)
+            assert fields == {name: getattr(packet, name) for name in fields}
+            assert packet.encode() == data
+
+
+def test_newer_is_serial_number_arithmetic():
+    assert is_newer(1, 0)
+    assert not is_newer(0, 0)
+    assert not is_newer(0, 1)
+    assert is_newer(0, 2**32 - 1)
+    assert is_newer(2**31, 0)
+    assert is_newer(0, 2**31)
+    assert not is_newer(2**31 + 1, 0)
+
+
+def test_a_difference_is_told():
+    case = next(case for case in CASES if [step.verdict for step in case.steps] == ["added", "complete"])
+    first, last = case.steps
+    right = {"A0": [last.out], "A1": [last.out]}
+    assert difference(case, Played(right, ["added", "complete"], {"added": 1, "complete": 1, "stale": 0})) == ""
+    assert "expected complete, got added" in difference(case, Played(right, ["added", "added"]))
+    assert "A1 expects" in difference(case, Played({"A0": [last.out]}))
+    assert "expects nothing more" in difference(case, Played({**right, "X": [last.out]}))
+    assert "got 9a010100" in difference(case, Played({**right, "A0": [first.packet]}))
+    assert "stale 1 times, not 0" in difference(case, Played(right, counts={"stale": 1}))
+
+
+def test_packets_may_be_too_long_to_be_valid():
+    assert _decoded(Packet(lanes=(1,) * (LANES_MAX + 1)).encode())[0] == "bad_element_count"

@@ -1,0 +1,89 @@
+"""A live switch whose data plane is the reference model in Python: for limits and faults that the others don't have."""
+
+import asyncio
+import socket
+import threading
+
+from jax_passing.conformance.model import VERDICTS, Job, Limits, Switch
+from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
+from jax_passing.control_plane import ControlPlane
+from jax_passing.data_plane import SlotVersion
+
+NO_LIMITS = Limits()
+
+
+class ModelDataPlane:
+    """`fault` takes (verdict, destinations, packet) and returns what goes wrong instead: destinations and packet."""
+
+    host = ""
+    slot_total = 256
+
+    def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet)):
+        self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
+        self.worker_limit = limits.worker_limit
+        self._switch, self._fault = Switch(limits), fault
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(VERDICTS, 0)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        while (received := self._socket.recvfrom(65536))[0] != b"close":
+            with self._lock:
+                answer = self._switch.on_packet(*received)
+                self._counts[answer.verdict] += 1
+            to, packet = self._fault(answer.verdict, answer.to, answer.packet)
+            for address in to:
+                self._socket.sendto(packet, address)
+
+    def group(self, job, own_address):
+        return None
+
+    def add_job(self, job):
+        with self._lock:
+            self._switch.add_job(Job(job.job, job.epoch, job.slot_first, job.slot_count, job.addresses))
+
+    def remove_job(self, job):
+        with self._lock:
+            self._switch.remove_job(job)
+
+    def slot_version(self, slot, version):
+        return SlotVersion(True, 0, 0, False)
+
+    def stats(self):
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self):
+        self._socket.sendto(b"close", ("127.0.0.1", self.port))
+        self._thread.join(10)
+        self._socket.close()
+
+
+class ModelSwitch:
+    """Its control plane is the real one. `address` is where it listens."""
+
+    def __init__(self, *arguments, **changes):
+        self._data_plane = ModelDataPlane(*arguments, **changes)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self):
+        plane = ControlPlane(self._data_plane, lease_s=30.0, slots_per_job=64)
+        server = await asyncio.start_server(plane.serve, "127.0.0.1", 0, limit=RELAY_LINE_BYTES_MAX)
+        self.address = server.sockets[0].getsockname()
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        await plane.shut_down()
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        self._data_plane.close()
