@@ -137,10 +137,19 @@ class SlotPool:
 
     def __init__(self, slot_count: int) -> None: ...
     def add_job(
-        self, *, job: int, epoch: int, slot_first: int, slot_count: int, addresses: Sequence[tuple[str, int]]
-    ) -> None: ...  # raises ValueError
-    def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, int, int, bytes]:
-        """(verdict, job, worker, packet to send)"""
+        self,
+        *,
+        job: int,
+        epoch: int,
+        slot_first: int,
+        slot_count: int,
+        addresses: Sequence[tuple[str, int]],
+        parent: tuple[int, int, int, int, tuple[str, int]] | None,
+    ) -> None:
+        """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
+
+    def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
+        """(verdict, to whom, job, worker, packet to send); to "nobody", "every_worker", "worker" or "parent"."""
 
 def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
     """(reason why it can't be decoded, or "none"; fields)"""

@@ -1,10 +1,11 @@
 """What can be tested: anything that plays an exchange. Here the C++ slot pool in this process; live.py has the rest."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from jax_passing import _native
 from jax_passing.conformance.exchange import Exchange, Played
-from jax_passing.conformance.model import Limits
+from jax_passing.conformance.model import Address, Job, Limits
 
 
 class Device(Protocol):
@@ -28,30 +29,42 @@ class SlotPool:
     """The C++ slot pool in this process: no sockets, every verdict known."""
 
     name = "C++ slot pool"
-    limits = Limits(trees=hasattr(_native.SlotPool, "parent"))
+    limits = Limits()
 
     def play(self, exchange: Exchange) -> Played:
         addresses = {address: ("192.0.2.1", 1024 + index) for index, address in enumerate(exchange.addresses())}
         pool = _native.SlotPool(slot_count=64)
         for job in exchange.jobs:
+            parent = job.parent
             pool.add_job(
                 job=job.number,
                 epoch=job.epoch,
                 slot_first=job.slot_first,
                 slot_count=job.slot_count,
                 addresses=[addresses[str(worker)] for worker in job.workers],
+                parent=None
+                if parent is None
+                else (parent.job, parent.epoch, parent.slot_first, parent.worker, addresses[str(parent.address)]),
             )
-        workers = {job.number: [str(worker) for worker in job.workers] for job in exchange.jobs}
+        jobs = {job.number: job for job in exchange.jobs}
         received: dict[str, list[bytes]] = {}
         verdicts = []
         for step in exchange.steps:
-            verdict, job_number, worker, result = pool.on_packet(step.packet, addresses[step.source])
+            verdict, whom, number, worker, packet = pool.on_packet(step.packet, addresses[step.source])
             verdicts.append(verdict)
-            if result:
-                everybody = workers[job_number]
-                for address in everybody if verdict == "complete" else [everybody[worker]]:
-                    received.setdefault(address, []).append(result)
+            if whom != "nobody":
+                for address in _destinations(jobs[number], whom, worker):
+                    received.setdefault(str(address), []).append(packet)
         return Played(received, verdicts=verdicts)
 
     def close(self) -> None:
         pass
+
+
+def _destinations(job: Job, whom: str, worker: int) -> Sequence[Address]:
+    if whom == "every_worker":
+        return job.workers
+    if whom == "worker":
+        return [job.workers[worker]]
+    assert job.parent is not None
+    return [job.parent.address]
