@@ -58,7 +58,7 @@ class AllReduce::Impl {
         order_(stripes_.window(), job.first_position),
         window_(stripes_) {
     assert(drivers_.size() == job.shards.size());
-    assert(job.rank < job.world_size && job.world_size <= wire::kMaxWorkers);
+    assert(job.rank < job.world_size && job.world_size <= 1023);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
     for (const Shard& shard : job.shards) {
       assert(shard.whole_lanes == 0 ||

@@ -2,212 +2,20 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <cstdlib>
 #include <numeric>
 
 #include "../tests/xla_ffi/client/cluster.h"
+#include "../tests/xla_ffi/client/workload.h"
 #include "client/order.h"
 #include "client/sum_plan.h"
 
 namespace passing {
 namespace {
 
-using Bytes = std::vector<uint8_t>;
-
-// One site of a program, and the buffers of one call of it on one host.
-struct Site {
-  uint64_t id;
-  std::shared_ptr<const SumShape> shape;
-};
-struct Call {
-  std::vector<Bytes> buffers;  // device-major; results overwrite the input
-  bool done = false;
-  int64_t done_us = 0;
-  std::optional<Failure> failure;
-};
-
-Bytes RandomLeaf(const SumShape& shape, uint64_t elements, FakeNetwork& network, double special) {
-  Bytes bytes(elements * SizeOf(shape.dtype));
-  auto& random = network.random();
-  for (uint64_t i = 0; i < elements; ++i) {
-    uint8_t* at = &bytes[i * SizeOf(shape.dtype)];
-    const double scale = std::ldexp(1.0, static_cast<int>(network.Below(20)) - 10);
-    double value = std::normal_distribution<>(0, scale)(random);
-    if (network.Chance(special)) {
-      constexpr double kInf = std::numeric_limits<double>::infinity();
-      const double specials[] = {kInf, -kInf, std::numeric_limits<double>::quiet_NaN()};
-      value = specials[network.Below(3)];
-    }
-    if (shape.dtype == DType::kFloat32) {
-      const float f = static_cast<float>(value);
-      std::memcpy(at, &f, 4);
-    } else if (shape.dtype == DType::kFloat64) {
-      std::memcpy(at, &value, 8);
-    } else if (shape.dtype == DType::kBFloat16) {
-      const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16;
-      std::memcpy(at, &bits, 2);
-    } else {
-      const uint64_t bits = random();
-      std::memcpy(at, &bits, SizeOf(shape.dtype));
-    }
-  }
-  return bytes;
-}
-
-// What every host must get, from the inputs alone: leaf by leaf and block by block, without a protocol.
-std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hosts) {
-  const auto world_size = static_cast<uint32_t>(hosts.size());
-  const uint32_t headroom = HeadroomBits(world_size);
-  std::vector<Bytes> leaves;
-  for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
-    const uint64_t elements = shape.leaf_elements[leaf];
-    Bytes out(elements * SizeOf(shape.dtype));
-    for (uint64_t first = 0; first < elements; first += kBlockElements) {
-      const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
-      const auto inputs = [&](const Call& host) {
-        std::vector<const void*> pointers;
-        for (uint32_t device = 0; device < shape.device_count; ++device) {
-          const Bytes& buffer = host.buffers[device * shape.leaf_elements.size() + leaf];
-          pointers.push_back(buffer.data() + first * SizeOf(shape.dtype));
-        }
-        return pointers;
-      };
-      int32_t exponent = kNoExponent;
-      for (const Call& host : hosts) {
-        if (!IsFloat(shape.dtype)) break;
-        exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
-      }
-      const size_t lane_count = LaneCount(shape.dtype, count);
-      std::vector<uint32_t> lanes(lane_count);
-      std::vector<uint32_t> classes(count);
-      uint8_t flags = 0;
-      for (const Call& host : hosts) {
-        Bytes encoded(4 * lane_count);
-        flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
-        for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(&encoded[4 * i]);
-        if (!IsFloat(shape.dtype)) continue;
-        std::vector<uint32_t> own(count);
-        ClassifyElements(shape.dtype, inputs(host), count, own.data());
-        for (size_t i = 0; i < count; ++i) classes[i] += own[i];
-      }
-      Bytes summed(4 * lane_count);
-      for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(&summed[4 * i], lanes[i]);
-      void* output = out.data() + first * SizeOf(shape.dtype);
-      DecodeLanes(shape.dtype, summed.data(), count, exponent, headroom, {&output, 1});
-      if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});
-    }
-    leaves.push_back(std::move(out));
-  }
-  return leaves;
-}
-
-class Workload {
- public:
-  Workload(Cluster& cluster, uint32_t world_size) : cluster_(cluster), world_size_(world_size) {}
-
-  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count) {
-    const uint64_t id = 0x9E3779B97F4A7C15 * (sites_.size() + 1);
-    sites_.push_back({id, std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
-                                                              .dtype = dtype,
-                                                              .leaf_elements = std::move(leaves),
-                                                              .device_count = device_count})});
-    occurrences_.push_back(0);
-  }
-  size_t site_count() const { return sites_.size(); }
-
-  // One execution of a program that calls `sites`: every host issues them in its own order and at its own pace.
-  // Elements are random, or all `value`, a float32.
-  void Execute(const std::vector<size_t>& sites, int64_t spread_us, double special = 0,
-               std::optional<float> value = std::nullopt) {
-    std::vector<std::pair<size_t, uint32_t>> calls;
-    for (size_t site : sites) {
-      const uint32_t occurrence = occurrences_[site]++;
-      calls.emplace_back(site, occurrence);
-      auto& hosts = calls_[{site, occurrence}];
-      hosts.resize(world_size_);
-      for (Call& host : hosts) {
-        for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
-          for (uint64_t elements : sites_[site].shape->leaf_elements) {
-            host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network(), special));
-            for (uint64_t i = 0; value && i < elements; ++i) std::memcpy(&host.buffers.back()[4 * i], &*value, 4);
-          }
-        }
-      }
-      references_[{site, occurrence}] = Reference(*sites_[site].shape, hosts);
-    }
-    for (uint32_t rank = 0; rank < world_size_; ++rank) {
-      for (const auto& [site, occurrence] : calls) {
-        const int64_t delay_us = cluster_.network().Below(spread_us);
-        cluster_.network().After(delay_us,
-                                 [this, rank, site = site, occurrence = occurrence] { Issue(rank, site, occurrence); });
-      }
-    }
-  }
-
-  // Every call is done, and every device of every host holds the reference's bits.
-  void Check() const {
-    for (const auto& [key, hosts] : calls_) {
-      const auto& reference = references_.at(key);
-      for (uint32_t rank = 0; rank < world_size_; ++rank) {
-        const Call& call = hosts[rank];
-        ASSERT_TRUE(call.done) << "site " << key.first << " occurrence " << key.second << " rank " << rank;
-        ASSERT_FALSE(call.failure) << call.failure->message;
-        for (size_t i = 0; i < call.buffers.size(); ++i) {
-          ASSERT_EQ(call.buffers[i], reference[i % reference.size()])
-              << "site " << key.first << " occurrence " << key.second << " rank " << rank << " buffer " << i;
-        }
-      }
-    }
-  }
-
-  Call& call(size_t site, uint32_t occurrence, uint32_t rank) { return calls_.at({site, occurrence})[rank]; }
-
- private:
-  void Issue(uint32_t rank, size_t site, uint32_t occurrence) {
-    Call& call = calls_.at({site, occurrence})[rank];
-    Sum sum{.key = {.site = sites_[site].id, .occurrence = occurrence, .step = 0},
-            .shape = sites_[site].shape,
-            .inputs = {},
-            .outputs = {}};
-    for (Bytes& buffer : call.buffers) {
-      sum.inputs.push_back(buffer.data());
-      sum.outputs.push_back(buffer.data());
-    }
-    sum.done = [this, &call](const Failure* failure) {
-      ASSERT_FALSE(call.done);
-      call.done = true;
-      call.done_us = cluster_.network().now_us();
-      if (failure != nullptr) call.failure = *failure;
-    };
-    cluster_.rank(rank).Start(std::move(sum), cluster_.network().now_us());
-  }
-
-  Cluster& cluster_;
-  const uint32_t world_size_;
-  std::vector<Site> sites_;
-  std::vector<uint32_t> occurrences_;
-  std::map<std::pair<size_t, uint32_t>, std::vector<Call>> calls_;
-  std::map<std::pair<size_t, uint32_t>, std::vector<Bytes>> references_;
-};
-
-std::string Stalls(Cluster& cluster, uint32_t world_size) {
-  std::string text = "at " + std::to_string(cluster.network().now_us()) + " us\n";
-  for (uint32_t rank = 0; rank < world_size; ++rank) {
-    const auto stall = cluster.rank(rank).OldestStall();
-    if (!stall) continue;
-    text += "rank " + std::to_string(rank) + ": " + stall->site_name + " occurrence " +
-            std::to_string(stall->key.occurrence) + (stall->waits_for_order ? " waits for its place" : "") + ", slot " +
-            std::to_string(stall->slot) + " version " + std::to_string(stall->version) + " sequence " +
-            std::to_string(stall->sequence) + " job is at " + stall->job_is_at + "\n";
-  }
-  return text;
-}
-
-// A random cluster, random programs, random faults: one seed replays all of it.
-void RunSeed(uint64_t seed) {
+// A random cluster, random programs, random faults: one seed replays all of it. `tree_levels` above 1: each shard's
+// switches stand in a random tree of their own.
+void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   const auto pick = [&](auto... values) {
@@ -230,6 +38,12 @@ void RunSeed(uint64_t seed) {
     const bool whole = (seed >> shard & 1) != 0;
     const auto larger = static_cast<uint32_t>(seed % 3);
     options.whole_lanes.push_back(whole ? std::min(options.lanes_per_chunk + larger, wire::kMaxLanes) : 0);
+  }
+  if (tree_levels > 1) {
+    options.world_size = pick(2u, 3u, 5u, 8u, 12u);
+    for (uint32_t shard = 0; shard < options.shard_count; ++shard) {
+      options.trees.push_back(Tree::Random(options.world_size, tree_levels, random));
+    }
   }
   // The sequence wraps on the way.
   options.first_position = pick(uint64_t{0}, uint64_t{0xFFFFFFFF} - random() % 50);
@@ -258,14 +72,51 @@ void RunSeed(uint64_t seed) {
   workload.Check();
 }
 
-TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) {
+// Runs them, or the one that PASSING_SEED names, and as many from there on as PASSING_SEED_COUNT says.
+void RunSeeds(uint64_t seed_count, uint32_t tree_levels) {
   const char* first = std::getenv("PASSING_SEED");
   const char* count = std::getenv("PASSING_SEED_COUNT");
   const uint64_t first_seed = first == nullptr ? 1 : std::strtoull(first, nullptr, 10);
-  const uint64_t seed_count = count != nullptr ? std::strtoull(count, nullptr, 10) : first != nullptr ? 1 : 1000;
+  if (first != nullptr) seed_count = 1;
+  if (count != nullptr) seed_count = std::strtoull(count, nullptr, 10);
   for (uint64_t seed = first_seed; seed < first_seed + seed_count; ++seed) {
-    RunSeed(seed);
-    if (HasFatalFailure()) FAIL() << "replay with PASSING_SEED=" << seed;
+    RunSeed(seed, tree_levels);
+    if (testing::Test::HasFatalFailure()) FAIL() << "replay with PASSING_SEED=" << seed;
+  }
+}
+
+TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) { RunSeeds(1000, 1); }
+
+TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfTwoLevels) { RunSeeds(300, 2); }
+
+TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfThreeLevels) { RunSeeds(300, 3); }
+
+// More ranks than a switch has workers.
+TEST(AllReduceCluster, treesOf128Ranks) {
+  std::mt19937_64 random(1);
+  Tree mixed = Tree::Levels(128, {8});
+  std::ranges::shuffle(mixed.switch_of, random);
+  const std::pair<const char*, Tree> trees[] = {{"4 racks of 32", Tree::Levels(128, {4})},
+                                                {"16 racks of 8", Tree::Levels(128, {16})},
+                                                {"4 rows of 4 racks of 8", Tree::Levels(128, {4, 4})},
+                                                {"8 racks, ranks in any of them", mixed}};
+  for (const auto& [description, tree] : trees) {
+    SCOPED_TRACE(description);
+    ClusterOptions options{.world_size = 128,
+                           .trees = {tree},
+                           .slot_count = 16,
+                           .lanes_per_chunk = 64,
+                           .faults = {.loss = 0.01, .duplicate = 0.01, .reorder = 0.1, .reorder_us = 1000}};
+    Cluster cluster(1, options);
+    Workload workload(cluster, options.world_size);
+    workload.AddSite(DType::kFloat32, {3000, 1}, 1);
+    workload.AddSite(DType::kBFloat16, {2001}, 1);
+    workload.AddSite(DType::kInt64, {100}, 1);
+    workload.Execute({0, 1, 2}, 1000, 0.0001);
+    ASSERT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
+    workload.Check();
+    EXPECT_GT(cluster.Count(Verdict::kForwardedAgain), 0u);
+    EXPECT_GT(cluster.Count(Verdict::kResend), 0u);
   }
 }
 
