@@ -25,7 +25,7 @@ if $fast; then not_slow=(-m "not slow"); fi
 
 debian_packages() {
   local wanted=(g++ cmake ninja-build python3-venv python3-dev libgtest-dev libbenchmark-dev) missing=() package
-  $fast || wanted+=(iproute2 bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  $fast || wanted+=(iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
