@@ -43,6 +43,9 @@ def switch(
     device: Annotated[
         Path | None, typer.Option(help="TOML file that describes the device of bmv2 and p4runtime.")
     ] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The switch one level up, of a tree.", show_default="none")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
@@ -62,6 +65,7 @@ def switch(
             "multicast": multicast,
             "data_plane": data_plane,
             "device": str(device) if device else None,
+            "parent": parent,
         },
         config,
     )

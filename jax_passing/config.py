@@ -13,7 +13,8 @@ from typing import Any
 from jax_passing.errors import ConfigError
 
 PREFIX = "JAX_PASSING_"
-RANKS_MAX = 64  # bits of the bitmap of a slot
+RANKS_MAX = 1024  # of a job, over all switches of a tree
+WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
 SHARDS_MAX = 64  # one on every host
 STRATEGIES = ("passing", "flat", "native", "auto")
 
@@ -229,7 +230,7 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
         )
     if settings.world_size > RANKS_MAX:
         raise ConfigError(
-            f"World size {settings.world_size} ({sources['world_size']}): a switch has {RANKS_MAX} ranks."
+            f"World size {settings.world_size} ({sources['world_size']}): a job has at most {RANKS_MAX} ranks."
         )
     if not 0 <= settings.rank < settings.world_size:
         raise ConfigError(

@@ -2,6 +2,10 @@
 
 The switch greets with Hello; the host answers with Join and waits for Welcome or Refused. From then on both may speak
 at any time.
+
+A *rack's switch* speaks to its parent as a host does, for all of its ranks, one connection for each epoch of a job:
+RackJoin first, then a RankJoin for each rank. When all ranks are there, the root says Prepare, down through all levels;
+Prepared comes back, and Welcome ends it.
 """
 
 from typing import Annotated
@@ -9,18 +13,24 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from jax_passing.config import RANKS_MAX, SHARDS_MAX
+
 PROTOCOL_VERSION = 1
+LEVELS_MAX = 8
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
 # Base64 takes 4 bytes for 3; the rest of the line is short.
 RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Rank = Annotated[int, Meta(ge=0, le=63)]
+Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
+RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Id = Annotated[int, Meta(ge=1, le=65535)]
+SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
+Lanes = Annotated[int, Meta(ge=1, le=65535)]
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
@@ -50,13 +60,74 @@ class Join(Message, frozen=True):
     job: Name
     rank: Annotated[int, Meta(ge=0)]
     world_size: Annotated[int, Meta(ge=1)]
-    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
     udp_port: Port
     instance: Name
     join_deadline_s: Seconds
     link_gbit: Gbit | None = None
     strategy: Name = "passing"
     devices: Annotated[int, Meta(ge=0, le=64)] = 0
+
+
+class RackJoin(Message, frozen=True):
+    """A rack's switch, first. `name`: its address, for people. `data_host`: where its packets come from; empty: the
+    host of this connection."""
+
+    protocol_version: int
+    job: Name
+    instance: Name
+    name: Name
+    udp_port: Port
+    data_host: Annotated[str, Meta(max_length=160)] = ""
+
+
+class RankJoin(Message, frozen=True):
+    """A rack's switch: this rank is here. What its host said, and what the switches on its way can do.
+
+    `stripes`: over how many switches the job is striped there. `host`: its IP address. `wait_s`: how long it still
+    waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
+    `switch_link_gbit`: the least on its way. `path`: the instances of the switches on it.
+    """
+
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    instance: Name
+    host: Name
+    stripes: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
+    strategy: Name
+    devices: Annotated[int, Meta(ge=0, le=64)]
+    join_deadline_s: Seconds
+    wait_s: Seconds
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+    path: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=LEVELS_MAX)]
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
+
+
+class RankGone(Message, frozen=True):
+    """A rack's switch: this rank doesn't wait any more."""
+
+    rank: Rank
+
+
+class Prepare(Message, frozen=True):
+    """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
+
+    Comes again, with another `attempt`, if a rank went away meanwhile.
+    """
+
+    attempt: Annotated[int, Meta(ge=1)]
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+
+
+class Prepared(Message, frozen=True):
+    """A rack's switch."""
+
+    attempt: int
 
 
 class GroupOffer(Message, frozen=True):
@@ -114,14 +185,15 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Switch: no admission; it closes the connection."""
+    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: of this one alone."""
 
     kind: Name
     message: Text
+    rank: Rank | None = None
 
 
 class Relay(Message, frozen=True):
-    """Rank 0: hand this to all other ranks, in order. Switch: rank 0 said this."""
+    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this."""
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
 
@@ -134,13 +206,40 @@ class Query(Message, frozen=True):
 
 
 class SlotState(Message, frozen=True):
-    """Switch, to the host that asked: which ranks are in the slot version, and which have left the job."""
+    """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
 
-    left: tuple[Rank, ...]
+    `complete`: the result is here. `trouble`: between which switches it is stuck, if so.
+    """
+
+    left: RankSet
     empty: bool = True
     sequence: int = 0
     complete: bool = False
-    missing: tuple[Rank, ...] = ()
+    missing: RankSet = ()
+    trouble: Text = ""
+
+
+class Ask(Message, frozen=True):
+    """A switch, to its parent or to a rack's switch: on your side, who is missing in this chunk?
+
+    `slot`: counted from the job's first one.
+    """
+
+    id: Annotated[int, Meta(ge=0)]
+    slot: Annotated[int, Meta(ge=0)]
+    version: Annotated[int, Meta(ge=0, le=1)]
+    sequence: Nonce
+    patience_s: Seconds
+
+
+class Answer(Message, frozen=True):
+    """To an Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result too."""
+
+    id: int
+    missing: RankSet
+    received: bool
+    complete: bool
+    trouble: Text = ""
 
 
 class CountersQuery(Message, frozen=True):
@@ -161,6 +260,12 @@ class Leave(Message, frozen=True):
     """Host: no more sums. The switch says Bye when all ranks have left."""
 
 
+class Left(Message, frozen=True):
+    """Between switches: there will be no more sums of these ranks."""
+
+    ranks: RankSet
+
+
 class Bye(Message, frozen=True):
     pass
 
@@ -170,7 +275,7 @@ class Fail(Message, frozen=True):
 
     kind: Name
     message: Text
-    ranks: tuple[Rank, ...] = ()
+    ranks: RankSet = ()
 
 
 class Failed(Message, frozen=True):
@@ -178,15 +283,19 @@ class Failed(Message, frozen=True):
 
     kind: Name
     message: Text
-    ranks: tuple[Rank, ...] = ()
+    ranks: RankSet = ()
 
 
 FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+FromRack = RackJoin | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
+FromMember = FromHost | FromRack
 FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
+FromParent = FromSwitch | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
-_from_host = msgspec.json.Decoder(FromHost)
+_from_member = msgspec.json.Decoder(FromMember)
 _from_switch = msgspec.json.Decoder(FromSwitch)
+_from_parent = msgspec.json.Decoder(FromParent)
 
 
 def encode(message: Message) -> bytes:
@@ -194,11 +303,16 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def decode_from_host(line: bytes) -> FromHost:
-    """Raises msgspec.DecodeError (malformed) or its subclass ValidationError (out of range)."""
-    return _from_host.decode(line)
+def decode_from_member(line: bytes) -> FromMember:
+    """What a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass ValidationError."""
+    return _from_member.decode(line)
 
 
 def decode_from_switch(line: bytes) -> FromSwitch:
-    """Raises msgspec.DecodeError."""
+    """What a host hears. Raises msgspec.DecodeError."""
     return _from_switch.decode(line)
+
+
+def decode_from_parent(line: bytes) -> FromParent:
+    """What a rack's switch hears. Raises msgspec.DecodeError."""
+    return _from_parent.decode(line)

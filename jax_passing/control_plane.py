@@ -1,10 +1,9 @@
-"""The switch's control plane over TCP: one conversation a host, leases, shutdown.
+"""The switch's control plane over TCP: one conversation a host or a rack's switch, leases, shutdown.
 
-One asyncio thread, no locks. What a host sends is never trusted: a bad line costs it its connection, nothing else.
+One asyncio thread, no locks. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
 """
 
 import asyncio
-import ipaddress
 import logging
 import time
 import uuid
@@ -15,75 +14,70 @@ from typing import Any
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
+from jax_passing.config import RANKS_MAX
 from jax_passing.data_plane import DataPlane
+from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import JoinError, SwitchLostError, is_kind
-from jax_passing.jobs import Epoch, JobTable, Member, RefusalError, State
+from jax_passing.jobs import JobTable
+from jax_passing.questions import Questions
+from jax_passing.stream_connection import StreamConnection, read_line
+from jax_passing.uplink import Uplink
 
 log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
 FAREWELL_S = 1.0
-PROBE_TICK_S = 0.01
 CONNECTIONS_MAX = 4096
-# A host that doesn't read: relays pile up in our memory.
-UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
+QUESTIONS_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for each of its hosts
 
 
-def _plain(host: str) -> str:
-    """IPv4 as such, though a dual-stack socket reports ::ffff:10.0.0.1."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or host)
-
-
-class HostConnection:
-    """Sends to one host; see jobs.Connection."""
-
-    def __init__(self, writer: asyncio.StreamWriter):
-        self.writer = writer
-        # No name: gone before we looked.
-        peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
-        own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
-        self.host, self.own_host = _plain(peer[0]), _plain(own[0])
-        self.name = f"{self.host}:{peer[1]}"
-
-    def send(self, message: messages.Message) -> bool:
-        if self.writer.is_closing():
-            return True
-        self.writer.write(messages.encode(message))
-        return self.writer.transport.get_write_buffer_size() <= UNSENT_BYTES_MAX
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes | None:
-    """A line; None at the end."""
-    try:
-        return await reader.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise msgspec.DecodeError("the connection ended inside a line") from error
-        return None
-    except asyncio.LimitOverrunError as error:
-        raise msgspec.DecodeError("a line is too long") from error
+def _is_over(member: Member) -> bool:
+    return member.epoch is not None and member.epoch.state is State.OVER
 
 
 class ControlPlane:
     """All jobs of a switch."""
 
-    def __init__(self, data_plane: DataPlane, *, lease_s: float, slots_per_job: int, link_gbit: float | None = None):
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        *,
+        lease_s: float,
+        slots_per_job: int,
+        link_gbit: float | None = None,
+        parent: tuple[str, int] | None = None,
+    ):
         self._data_plane = data_plane
         self._instance = uuid.uuid4().hex
         self._lease_s = lease_s
-        self._jobs = JobTable(data_plane, lease_s=lease_s, slots_per_job=slots_per_job, link_gbit=link_gbit)
-        self._connections: set[HostConnection] = set()
+        self._parent = parent
+        self._slots_per_job = slots_per_job
+        self._link_gbit = link_gbit
+        self._questions = Questions(data_plane)
+        uplink_for = None if parent is None else self._uplink_for
+        self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=self._keep, uplink_for=uplink_for)
+        self._connections: set[StreamConnection] = set()
         self._counts: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def _abilities(self) -> Abilities:
+        data_plane = self._data_plane
+        return Abilities(
+            self._instance,
+            self._slots_per_job,
+            data_plane.lanes_per_chunk,
+            data_plane.whole_chunks,
+            self._link_gbit,
+        )
+
+    def _uplink_for(self, epoch: Epoch) -> Uplink:
+        assert self._parent is not None
+        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._instance)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one host; the handler of a TCP server whose `limit` is RELAY_LINE_BYTES_MAX."""
-        connection = HostConnection(writer)
+        connection = StreamConnection(writer)
         if len(self._connections) >= CONNECTIONS_MAX:
             self._counts["connections_refused"] += 1
             connection.close()
@@ -100,76 +94,146 @@ class ControlPlane:
             self._connections.discard(connection)
             connection.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, connection: HostConnection) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, connection: StreamConnection) -> None:
         data_plane = self._data_plane
         connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port, self._instance))
-        line = await asyncio.wait_for(_read(reader), FIRST_MESSAGE_S)
+        line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
         if line is None:
             return
         if len(line) > messages.LINE_BYTES_MAX:
             raise msgspec.DecodeError("the first line is too long")
-        join = messages.decode_from_host(line)
-        if not isinstance(join, messages.Join):
+        join = messages.decode_from_member(line)
+        if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
-            epoch, member = self._jobs.admit(join, connection)
+            member = self._admit(join, connection)
         except RefusalError as refusal:
-            log.warning("refused rank %d of job %r (%s): %s", join.rank, join.job, connection.name, refusal)
+            log.warning("refused %s for job %r: %s", connection.name, join.job, refusal)
             connection.send(messages.Refused(JoinError.__name__, str(refusal)))
             return
-        if epoch.state is State.PROBING:
-            self._keep(self._probe(epoch))
         reason = "closed its connection"
         try:
-            while epoch.state is not State.OVER and (line := await _read(reader)) is not None:
-                self._on_line(epoch, member, line)
+            while not _is_over(member) and (line := await read_line(reader)) is not None:
+                self._on_line(join.job, member, line)
         except msgspec.DecodeError:
             reason = "sent a message that the switch doesn't understand"
             raise
         finally:
-            self._jobs.lose(epoch, member, reason)
+            if member.epoch is not None:
+                self._jobs.lose(member.epoch, member, reason)
 
-    def _on_line(self, epoch: Epoch, member: Member, line: bytes) -> None:
-        message = messages.decode_from_host(line)
+    def _admit(self, join: messages.Join | messages.RackJoin, connection: StreamConnection) -> Member:
+        """Raises RefusalError."""
+        check_version(join.protocol_version)
+        now = time.monotonic()
+        if isinstance(join, messages.RackJoin):
+            address = join.data_host or connection.host, join.udp_port
+            return Member(connection, join.instance, address, now, rack=join.name)
+        member = Member(connection, join.instance, (connection.host, join.udp_port), now, switches=join.switches)
+        self._jobs.admit(join.job, rank_of_host(join, connection.host, self._abilities()), member)
+        return member
+
+    def _on_line(self, job: str, member: Member, line: bytes) -> None:
+        message = messages.decode_from_member(line)
         if len(line) > messages.LINE_BYTES_MAX and not isinstance(message, messages.Relay):
             raise msgspec.DecodeError(f"{type(message).__name__} is too long")
         member.heard = time.monotonic()
+        epoch = member.epoch
         match message:
             case messages.Heartbeat():
                 member.connection.send(message)
-            case messages.Fail():
-                self._on_fail(epoch, member, message)
-            case messages.Relay() if member.rank == 0 and epoch.state is State.RUNNING:
-                for other in list(epoch.members.values()):
-                    if other is not member and not other.left and not other.connection.send(message):
-                        self._jobs.lose(epoch, other, "stopped reading what rank 0 sends")
+            case messages.RankJoin() if member.rack:
+                self._on_rank(job, member, message)
+            case messages.Refused() if member.rack:
+                self._jobs.refused_below(job, message.message)
+            case messages.Answer() if member.rack:
+                self._questions.on_answer(member.connection, message)
+            case _ if epoch is not None and member.rack:
+                self._on_rack(epoch, member, message)
+            case _ if epoch is not None:
+                self._on_host(epoch, member, message)
+            case messages.RankGone() | messages.Prepared() | messages.GroupReady() | messages.GroupHeard():
+                pass  # about ranks that were refused meanwhile
+            case _:
+                raise msgspec.DecodeError(f"{type(message).__name__} before any rank joined")
+
+    def _on_rank(self, job: str, member: Member, join: messages.RankJoin) -> None:
+        if member.epoch is not None and join.rank in member.ranks:
+            raise msgspec.DecodeError(f"rank {join.rank} joins twice")
+        try:
+            self._jobs.admit(job, rank_of_rack(join, self._abilities()), member)
+        except RefusalError as refusal:
+            log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
+            member.connection.send(messages.Refused(JoinError.__name__, str(refusal), join.rank))
+
+    def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
+        match message:
             case messages.Query(slot, version) if epoch.state is State.RUNNING:
-                try:
-                    member.connection.send(self._jobs.slot_state(epoch, slot, version))
-                except ValueError as error:
-                    raise msgspec.DecodeError(str(error)) from error
+                if slot is None:
+                    member.connection.send(messages.SlotState(left=tuple(sorted(epoch.left))))
+                else:
+                    if not epoch.has_slot(slot):
+                        raise msgspec.DecodeError(f"slot {slot} isn't the job's")
+                    self._reply(member, self._questions.slot_state(epoch, slot, version))
             case messages.CountersQuery() if epoch.state is State.RUNNING:
                 member.connection.send(messages.Counters(dict(self._data_plane.stats())))
-            case messages.GroupReady() | messages.GroupHeard():
-                self._jobs.group_answer(epoch, member, message)
-            case messages.GroupLost() if epoch.state is State.RUNNING:
-                self._jobs.group_lost(epoch, member)
             case messages.Leave() if epoch.state is State.RUNNING:
-                self._jobs.leave(epoch, member)
+                self._jobs.leave(epoch, (member.rank,), member)
+            case messages.Fail(kind, text, ranks):
+                reported = f"{text} (Reported by rank {member.rank}.)"
+                self._on_fail(epoch, member, messages.Failed(kind, reported, ranks))
             case _:
-                raise msgspec.DecodeError(f"{type(message).__name__} from rank {member.rank}, {epoch.state.name}")
+                self._on_member(epoch, member, message)
 
-    def _on_fail(self, epoch: Epoch, member: Member, fail: messages.Fail) -> None:
-        if not is_kind(fail.kind) or any(rank >= epoch.world_size for rank in fail.ranks):
+    def _on_rack(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
+        match message:
+            case messages.RankGone(rank):
+                if rank in member.ranks:  # else it was refused meanwhile
+                    self._jobs.gone(epoch, member, rank, "closed its connection")
+            case messages.Prepared(attempt):
+                self._jobs.starts.prepared(epoch, member, attempt)
+            case messages.Ask() if epoch.state is State.RUNNING:
+                self._reply(member, self._questions.answer(epoch, message, member))
+            case messages.Left(ranks) if epoch.state is State.RUNNING and member.ranks.keys() >= set(ranks):
+                self._jobs.leave(epoch, ranks, member)
+            case messages.Fail(kind, text) if epoch.state is State.PREPARING and is_kind(kind):
+                self._jobs.refuse_all(epoch, text, kind)
+            case messages.Fail(kind, text, ranks):
+                self._on_fail(epoch, member, messages.Failed(kind, text, ranks))
+            case _:
+                self._on_member(epoch, member, message)
+
+    def _on_member(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
+        match message:
+            case messages.Relay() if 0 in member.ranks and epoch.state is State.RUNNING:
+                self._jobs.relay(epoch, message, member)
+            case messages.GroupReady() | messages.GroupHeard():
+                self._jobs.starts.group_answer(epoch, member, message)
+            case messages.GroupLost() if epoch.state is State.RUNNING:
+                self._jobs.starts.group_lost(epoch, member)
+            case _:
+                raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.name}")
+
+    def _on_fail(self, epoch: Epoch, member: Member, failed: messages.Failed) -> None:
+        if not is_kind(failed.kind) or any(rank >= epoch.world_size for rank in failed.ranks):
             raise msgspec.DecodeError("Fail with an unknown kind or rank")
         if epoch.state is State.RUNNING:
-            message = f"{fail.message} (Reported by rank {member.rank}.)"
-            self._jobs.fail(epoch, messages.Failed(fail.kind, message, fail.ranks), reporter=member)
+            self._jobs.fail(epoch, failed, reporter=member)
 
-    async def _probe(self, epoch: Epoch) -> None:
-        while epoch.state is State.PROBING:
-            await asyncio.sleep(PROBE_TICK_S)
-            self._jobs.advance_probe(epoch, time.monotonic())
+    def _reply(self, member: Member, work: Coroutine[Any, Any, messages.Message]) -> None:
+        """To a question that other switches may have to be asked."""
+
+        async def reply() -> None:
+            try:
+                member.connection.send(await work)
+            finally:
+                member.questions -= 1
+
+        if member.questions >= QUESTIONS_MAX:
+            work.close()
+            raise msgspec.DecodeError("too many questions at once")
+        member.questions += 1
+        self._keep(reply())
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """asyncio itself keeps no task alive."""
@@ -188,10 +252,9 @@ class ControlPlane:
                 )
             now = time.monotonic()
             for epoch in self._jobs.epochs():
-                for member in list(epoch.members.values()):
-                    if epoch.state is State.FORMING and now >= member.join_until:
-                        self._jobs.give_up(epoch, member)
-                    elif epoch.state is State.RUNNING and not member.left and now - member.heard > self._lease_s:
+                self._jobs.end_waits(epoch, now)
+                for member in list(epoch.members):
+                    if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
                         self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
 
     def _fail_running(self, message: str) -> None:
@@ -201,12 +264,14 @@ class ControlPlane:
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""
-        failed = messages.Failed(
-            SwitchLostError.__name__,
-            "The switch is shutting down. Start it again, then call jax_passing.init again on every host.",
-        )
         for epoch in self._jobs.epochs():
-            self._jobs.fail(epoch, failed)
+            text = (
+                f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "
+                "every host."
+            )
+            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+        if self._tasks:  # what parents are told is sent
+            await asyncio.wait(list(self._tasks), timeout=FAREWELL_S)
         connections = list(self._connections)
         for connection in connections:
             connection.close()

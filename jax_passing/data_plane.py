@@ -90,6 +90,12 @@ class DataPlane(Protocol):
         switch that replicates results in its pipeline does that, and its hosts have nothing to join.
         """
 
+    def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
+        """For Parent.socket, to a parent whose data port this is. None: it will be spoken to from our own data port.
+
+        Raises OSError.
+        """
+
     def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
         """Sends a burst (wire/probe.h) to the group, before the job is added."""
 

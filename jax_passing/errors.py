@@ -68,8 +68,15 @@ class UnsupportedDtypeError(PassingError, TypeError):
 
 
 def names(ranks: Sequence[int]) -> str:
-    """For people: "ranks 1, 3"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    """For people: "ranks 1, 4 to 9"; in ascending order."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    several = (f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(several)
 
 
 def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:

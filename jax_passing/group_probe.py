@@ -5,6 +5,7 @@ until all hosts have said that they heard one whole. No I/O: time is an argument
 """
 
 import enum
+from collections.abc import Collection
 
 from jax_passing.data_plane import Group
 from jax_passing.errors import names
@@ -29,12 +30,13 @@ class GroupProbe:
       reason: why it is NOT_HEARD.
     """
 
-    def __init__(self, group: Group, nonce: int, world_size: int, now: float):
+    def __init__(self, group: Group, nonce: int, ranks: Collection[int], now: float):
+        """`ranks`: the lowest of each member of the job."""
         self.group = group
         self.nonce = nonce
         self.reason = ""
-        self._unready = set(range(world_size))
-        self._deaf = set(range(world_size))
+        self._unready = set(ranks)
+        self._deaf = set(ranks)
         self._rounds_left = ROUNDS
         self._next = now + READY_S
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_passing.config import RANKS_MAX
+from jax_passing.config import WORKERS_MAX
 
 Strategy = Literal["passing", "flat", "native"]
 STRATEGIES: tuple[Strategy, ...] = ("passing", "flat", "native")
@@ -184,4 +184,4 @@ def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtyp
 
 def fits_flat(cluster: Cluster) -> bool:
     """Whether the switch has a rank for every device."""
-    return cluster.hosts * cluster.devices_per_host <= RANKS_MAX
+    return cluster.hosts * cluster.devices_per_host <= WORKERS_MAX

@@ -35,9 +35,10 @@ def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tu
         )
     else:
         missing = state.missing
-        text = f"Missing: {names(missing)}."
+        text = f"Missing: {names(missing)}." if missing else ""
         if missing == (rank,):
             text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
+        text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
     gone = tuple(sorted(set(missing) & set(state.left)))
     return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
 

@@ -35,7 +35,8 @@ class SwitchSettings:
     """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
     the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
     where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: the file that describes it, if it is
-    another machine's (docs/data_planes.md)."""
+    another machine's (docs/data_planes.md). `parent`: the switch one level up, where the sums of this one are added to
+    others'; None at the root."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
     slot_total: int = 16384
@@ -46,6 +47,7 @@ class SwitchSettings:
     multicast: bool = True
     data_plane: str = "software"
     device: str | None = None
+    parent: tuple[str, int] | None = None
 
 
 def _count(lowest: int, highest: int) -> Callable[[Any], int]:
@@ -87,6 +89,13 @@ def _path(value: Any) -> str:
     return value
 
 
+def _parent(value: Any) -> tuple[str, int]:
+    address = parse_address(value)
+    if address[1] == 0:
+        raise ValueError("expected a port from 1 to 65535")
+    return address
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "listen": parse_address,
     "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
@@ -97,6 +106,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "multicast": _flag,
     "data_plane": _data_plane_name,
     "device": _path,
+    "parent": _parent,
 }
 # What a device's program fixes; and slots of a job, of which its ports' queues hold so many packets at once.
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
@@ -185,6 +195,7 @@ async def serve(
                 lease_s=settings.lease_s,
                 slots_per_job=settings.slots_per_job,
                 link_gbit=settings.link_gbit,
+                parent=settings.parent,
             )
             server = await asyncio.start_server(plane.serve, sock=listener, limit=RELAY_LINE_BYTES_MAX)
             watcher = asyncio.create_task(plane.watch())

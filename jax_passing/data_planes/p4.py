@@ -83,6 +83,9 @@ class P4DataPlane:
     def group(self, job: int, own_address: str) -> Group | None:
         return None
 
+    def socket_to(self, host: str, port: int) -> None:
+        return None
+
     def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
         raise NotImplementedError("each copy of a result is addressed to its worker: there is no group to probe")
 

@@ -47,6 +47,9 @@ class SoftwareDataPlane:
         shift = zlib.crc32(own.packed + self.port.to_bytes(2)) + job
         return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
 
+    def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
+        return _native.UdpSocket(host, port)
+
     def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
         self._native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
 

@@ -2,168 +2,20 @@
 
 import asyncio
 import contextlib
-import logging
 
 import msgspec
 import pytest
+from control import RecordingDataPlane, Switch, scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
-from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import Group, SlotVersion
+from jax_passing.admission import Abilities, rank_of_host
+from jax_passing.data_plane import Group
+from jax_passing.epochs import Member
 from jax_passing.group_probe import ROUNDS
 from jax_passing.jobs import JobTable
 from jax_passing.slot_partition import SlotPartition
-
-logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
-
-from_switch = messages.decode_from_switch
-
-
-class RecordingDataPlane:
-    host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
-
-    def __init__(self):
-        self.running = {}
-        self.removed = []
-        self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
-        self.refuses = False
-        self.lost = ""
-        self.offered = None  # the group
-        self.probes = []
-        self.stopped = []
-
-    def group(self, job, own_address):
-        assert own_address == "127.0.0.1"
-        return self.offered
-
-    def probe(self, group, job, epoch, nonce):
-        assert group == self.offered
-        self.probes.append((job, epoch, nonce))
-
-    def stop_multicast(self, job):
-        self.stopped.append(job)
-
-    def add_job(self, job):
-        if self.refuses:
-            raise RuntimeError("no table space")
-        for other in self.running.values():
-            assert job.job != other.job
-            assert (
-                job.slot_first + job.slot_count <= other.slot_first
-                or other.slot_first + other.slot_count <= job.slot_first
-            )
-        self.running[job.job] = job
-
-    def remove_job(self, job):
-        self.removed.append(self.running.pop(job))
-
-    def slot_version(self, slot, version):
-        return self.held
-
-    def check(self):
-        lost, self.lost = self.lost, ""
-        return lost
-
-    def stats(self):
-        return {"added": 7}
-
-    def close(self):
-        pass
-
-
-class Switch:
-    """A control plane on a port of its own; `async with`."""
-
-    def __init__(self, **changes):
-        self.data_plane = RecordingDataPlane()
-        self.plane = ControlPlane(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
-        self.instance = self.plane._instance
-        self.hosts = []
-
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self.plane.serve, "127.0.0.1", 0, limit=messages.RELAY_LINE_BYTES_MAX)
-        self.watcher = asyncio.create_task(self.plane.watch())
-        return self
-
-    async def __aexit__(self, *_):
-        self.watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.watcher  # raises whatever ended it before
-        self.server.close()
-        await self.plane.shut_down()
-        for host in self.hosts:
-            host.writer.close()
-
-    async def connect(self):
-        reader, writer = await asyncio.open_connection(
-            *self.server.sockets[0].getsockname(), limit=messages.RELAY_LINE_BYTES_MAX
-        )
-        host = Host(reader, writer)
-        self.hosts.append(host)
-        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242, self.instance)
-        return host
-
-    async def join(self, rank=0, world_size=2, **changes):
-        host = await self.connect()
-        join = {
-            "protocol_version": messages.PROTOCOL_VERSION,
-            "job": "a",
-            "switches": (self.instance,),
-            "udp_port": 1000 + rank,
-            "instance": f"process {len(self.hosts)}",
-            "join_deadline_s": 20.0,
-        }
-        host.send(messages.Join(rank=rank, world_size=world_size, **{**join, **changes}))
-        return host
-
-    async def job(self, world_size=2, **changes):
-        hosts = [await self.join(rank, world_size, **changes) for rank in range(world_size)]
-        welcomes = [await host.receive() for host in hosts]
-        assert all(isinstance(welcome, messages.Welcome) for welcome in welcomes), welcomes
-        assert len({(welcome.job_id, welcome.epoch, welcome.slot_first) for welcome in welcomes}) == 1
-        return hosts, welcomes[0]
-
-
-class Host:
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-
-    def send(self, *several):
-        for message in several:
-            self.writer.write(message if isinstance(message, bytes) else messages.encode(message))
-
-    async def receive(self):
-        """The next message; None at the end of the connection."""
-        line = await asyncio.wait_for(self.reader.readline(), 10)
-        return from_switch(line) if line else None
-
-    async def refusal(self):
-        refused = await self.receive()
-        assert isinstance(refused, messages.Refused), refused
-        assert refused.kind == "JoinError"
-        assert await self.receive() is None
-        return refused.message
-
-
-def scenario(**changes):
-    """Runs an async test function with a switch."""
-
-    def wrap(function):
-        def test():
-            async def run():
-                async with Switch(**changes) as switch:
-                    await asyncio.wait_for(function(switch), 30)
-
-            asyncio.run(run())
-
-        test.__name__ = function.__name__
-        test.__doc__ = function.__doc__
-        return test
-
-    return wrap
-
 
 # Joining.
 
@@ -208,7 +60,11 @@ async def test_what_the_data_plane_can_do(switch):
     switch.data_plane.lanes_per_chunk, switch.data_plane.whole_chunks, switch.data_plane.worker_limit = 64, True, 2
     _, welcome = await switch.job()
     assert (welcome.lanes_per_chunk, welcome.whole_chunks) == (64, True)
-    assert "at most 2 ranks" in await (await switch.join(0, 3, job="b")).refusal()
+    waiting = [await switch.join(rank, 3, job="b", join_deadline_s=1.0) for rank in range(2)]
+    await asyncio.sleep(0.05)
+    assert "adds up what 2 hosts send" in await (await switch.join(2, 3, job="b")).refusal()
+    for host in waiting:
+        assert "started with --parent" in await host.refusal()
 
 
 @scenario()
@@ -231,7 +87,7 @@ async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
     ("changes", "message"),
     [
         ({"protocol_version": 99}, "version 1, this host 99"),
-        ({"world_size": 65}, "at most 64 ranks"),
+        ({"world_size": 1025}, "at most 1024 ranks"),
         ({"rank": 2}, "Rank 2 isn't below the world size 2"),
         ({"world_size": 3, "rank": 1}, "says world_size 3, but rank 0 of job 'a' said 2"),
         ({"rank": 1, "switches": ("x", "y")}, "Rank 1 lists 2 switches, rank 0 lists 1. All hosts of job"),
@@ -318,13 +174,14 @@ async def test_epochs_increase(switch):
 
 
 def test_numbers_of_jobs_and_epochs_wrap_but_are_never_zero():
-    jobs = JobTable(RecordingDataPlane(), lease_s=1, slots_per_job=1)
+    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
     jobs._job_number_last = 65534
     assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
     job = jobs._job("a")
     job.epoch_last = 65535
-    join = messages.Join(1, "a", 0, 2, ("y",), 1, "x", 1.0)
-    assert jobs._epoch_to_join(job, join).number == 1
+    host = messages.Join(1, "a", 0, 2, ("y",), 1, "x", 1.0)
+    join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0)
+    assert jobs._epoch_to_join(job, join, member).number == 1
     jobs._job_number_last = 65534
     assert jobs._job("d").number == 3  # the others are in use
 
@@ -528,10 +385,11 @@ async def test_queries_name_the_missing_ranks(switch):
     hosts, welcome = await switch.job(4)
     hosts[2].send(messages.Leave())
     await asyncio.sleep(0.05)
-    hosts[0].send(messages.Query(welcome.slot_first + 3, 1), messages.Query())
+    hosts[0].send(messages.Query(welcome.slot_first + 3, 1))
     assert await hosts[0].receive() == messages.SlotState(
         left=(2,), empty=False, sequence=5, complete=False, missing=(1, 3)
     )
+    hosts[0].send(messages.Query())
     assert await hosts[0].receive() == messages.SlotState(left=(2,))
 
 
@@ -741,6 +599,6 @@ def test_random_lines_never_stop_the_switch(several, joined):
 
 @given(lines)
 def test_decoding_raises_one_kind_of_error(line):
-    for decode in (messages.decode_from_host, messages.decode_from_switch):
+    for decode in (messages.decode_from_member, messages.decode_from_switch, messages.decode_from_parent):
         with contextlib.suppress(msgspec.DecodeError):
             decode(line)

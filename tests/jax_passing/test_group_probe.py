@@ -7,7 +7,7 @@ GROUP = Group("239.192.0.1", 7172, "10.0.0.1")
 
 
 def probe_of(world_size=3, ready=True):
-    probe = GroupProbe(GROUP, nonce=1, world_size=world_size, now=0.0)
+    probe = GroupProbe(GROUP, nonce=1, ranks=range(world_size), now=0.0)
     for rank in range(world_size if ready else 0):
         probe.ready(rank, "")
     return probe

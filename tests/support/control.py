@@ -1,0 +1,160 @@
+"""A control plane over real loopback sockets, in front of a data plane that records what it is asked."""
+
+import asyncio
+import contextlib
+import logging
+
+from jax_passing import control_messages as messages
+from jax_passing.control_plane import ControlPlane
+from jax_passing.data_plane import SlotVersion
+
+logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
+
+from_switch = messages.decode_from_switch
+
+
+class RecordingDataPlane:
+    host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
+
+    def __init__(self):
+        self.running = {}
+        self.removed = []
+        self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
+        self.refuses = False
+        self.lost = ""
+        self.offered = None  # the group
+        self.probes = []
+        self.stopped = []
+
+    def group(self, job, own_address):
+        assert own_address == "127.0.0.1"
+        return self.offered
+
+    def socket_to(self, host, port):
+        return None
+
+    def probe(self, group, job, epoch, nonce):
+        assert group == self.offered
+        self.probes.append((job, epoch, nonce))
+
+    def stop_multicast(self, job):
+        self.stopped.append(job)
+
+    def add_job(self, job):
+        if self.refuses:
+            raise RuntimeError("no table space")
+        for other in self.running.values():
+            assert job.job != other.job
+            assert (
+                job.slot_first + job.slot_count <= other.slot_first
+                or other.slot_first + other.slot_count <= job.slot_first
+            )
+        self.running[job.job] = job
+
+    def remove_job(self, job):
+        self.removed.append(self.running.pop(job))
+
+    def slot_version(self, slot, version):
+        return self.held
+
+    def check(self):
+        lost, self.lost = self.lost, ""
+        return lost
+
+    def stats(self):
+        return {"added": 7}
+
+    def close(self):
+        pass
+
+
+class Switch:
+    """A control plane on a port of its own; `async with`."""
+
+    def __init__(self, **changes):
+        self.data_plane = RecordingDataPlane()
+        self.plane = ControlPlane(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        self.instance = self.plane._instance
+        self.hosts = []
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.plane.serve, "127.0.0.1", 0, limit=messages.RELAY_LINE_BYTES_MAX)
+        self.address = self.server.sockets[0].getsockname()
+        self.name = "{}:{}".format(*self.address)
+        self.watcher = asyncio.create_task(self.plane.watch())
+        return self
+
+    async def __aexit__(self, *_):
+        self.watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.watcher  # raises whatever ended it before
+        self.server.close()
+        await self.plane.shut_down()
+        for host in self.hosts:
+            host.writer.close()
+
+    async def connect(self):
+        reader, writer = await asyncio.open_connection(*self.address, limit=messages.RELAY_LINE_BYTES_MAX)
+        host = Host(reader, writer)
+        self.hosts.append(host)
+        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242, self.instance)
+        return host
+
+    async def join(self, rank=0, world_size=2, **changes):
+        host = await self.connect()
+        join = {
+            "protocol_version": messages.PROTOCOL_VERSION,
+            "job": "a",
+            "switches": (self.instance,),
+            "udp_port": 1000 + rank,
+            "instance": f"process {len(self.hosts)}",
+            "join_deadline_s": 20.0,
+        }
+        host.send(messages.Join(rank=rank, world_size=world_size, **{**join, **changes}))
+        return host
+
+    async def job(self, world_size=2, **changes):
+        hosts = [await self.join(rank, world_size, **changes) for rank in range(world_size)]
+        welcomes = [await host.receive() for host in hosts]
+        assert all(isinstance(welcome, messages.Welcome) for welcome in welcomes), welcomes
+        assert len({(welcome.job_id, welcome.epoch, welcome.slot_first) for welcome in welcomes}) == 1
+        return hosts, welcomes[0]
+
+
+class Host:
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    def send(self, *several):
+        for message in several:
+            self.writer.write(message if isinstance(message, bytes) else messages.encode(message))
+
+    async def receive(self):
+        """The next message; None at the end of the connection."""
+        line = await asyncio.wait_for(self.reader.readline(), 10)
+        return from_switch(line) if line else None
+
+    async def refusal(self):
+        refused = await self.receive()
+        assert isinstance(refused, messages.Refused), refused
+        assert refused.kind == "JoinError"
+        assert await self.receive() is None
+        return refused.message
+
+
+def scenario(**changes):
+    """Runs an async test function with a switch."""
+
+    def wrap(function):
+        def test():
+            async def run():
+                async with Switch(**changes) as switch:
+                    await asyncio.wait_for(function(switch), 30)
+
+            asyncio.run(run())
+
+        test.__name__ = function.__name__
+        test.__doc__ = function.__doc__
+        return test
+
+    return wrap
