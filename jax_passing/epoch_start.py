@@ -227,10 +227,9 @@ class EpochStart:
         self._counts["epochs_started"] += 1
         way = f"multicast to {epoch.group.address}" if epoch.group else "unicast"
         log.info(
-            "%s: started with %d of %d ranks, %d workers, slots from %d, results by %s",
+            "%s: started with %d ranks, %d workers, slots from %d, results by %s",
             epoch,
             len(joins),
-            epoch.world_size,
             len(workers),
             slot_first,
             way,

@@ -244,7 +244,7 @@ def init(
         in the same order on all hosts.
       job: name of the job; hosts of one job share it.
       rank: index of this host.
-      world_size: number of hosts, 1 to 64.
+      world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
       deadline_s: how long a sum may make no progress.
       warn_s: after what time to warn about it.
       join_deadline_s: how long to wait for the switch and the other hosts.

@@ -84,7 +84,7 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"rank": -1}, {}, "rank.*from 0 to 1023"),
         ({"rank": "one"}, {}, r"argument rank"),
         ({"rank": True}, {}, "rank"),
-        ({"world_size": 65}, {}, "1 to 1024"),
+        ({"world_size": 1025}, {}, "1 to 1024"),
         ({"deadline_s": 0}, {}, "above 0"),
         ({"deadline_s": float("nan")}, {}, "above 0"),
         ({"deadline_s": []}, {}, "expected seconds"),
