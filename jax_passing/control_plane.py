@@ -253,6 +253,8 @@ class ControlPlane:
             now = time.monotonic()
             for epoch in self._jobs.epochs():
                 self._jobs.end_waits(epoch, now)
+                if epoch.uplink is not None and epoch.state is State.RUNNING:
+                    epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
                 for member in list(epoch.members):
                     if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
                         self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")

@@ -108,6 +108,9 @@ class DataPlane(Protocol):
     def stop_multicast(self, job: int) -> None:
         """Results go to each worker from now on: one of them hears the group no longer."""
 
+    def hears_parents_group(self, job: int) -> bool:
+        """False once results of a parent that sends them to a group come only because we ask again."""
+
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on."""
 

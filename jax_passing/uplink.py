@@ -58,6 +58,7 @@ class Uplink:
         self._connection: StreamConnection | None = None  # None until the parent has greeted
         self._link_gbit: float | None = None  # of our link to it
         self._problem = "it hasn't answered yet"
+        self._is_multicast = False  # how results of a running epoch come
         self._group_fd = -1  # watched, while the parent probes
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -179,6 +180,7 @@ class Uplink:
                 jobs.prepare(epoch, message)
             case messages.Welcome():
                 self._stop_listening()
+                self._is_multicast = message.multicast
                 if self.socket is not None and not message.multicast:
                     self.socket.leave_group()
                 jobs.welcome(epoch, message)
@@ -241,6 +243,13 @@ class Uplink:
         if self.socket is not None and self.socket.hears_group():
             self._stop_listening()
             self.send(messages.GroupHeard(nonce))
+
+    def check_group(self, is_heard: bool) -> None:
+        """While the epoch runs. The parent then sends each of its members its own results."""
+        if self._is_multicast and not is_heard:
+            self._is_multicast = False
+            log.warning("%s: results of %s come by multicast no longer; telling it", self._epoch, self.name)
+            self.send(messages.GroupLost())
 
     def _stop_listening(self) -> None:
         if self._group_fd >= 0:

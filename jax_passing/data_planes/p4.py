@@ -92,6 +92,9 @@ class P4DataPlane:
     def stop_multicast(self, job: int) -> None:
         pass
 
+    def hears_parents_group(self, job: int) -> bool:
+        return True
+
     def add_job(self, job: JobSlots) -> None:
         """Raises ValueError if a worker's place in the network isn't known."""
         if self._problem:

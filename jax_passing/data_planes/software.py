@@ -56,6 +56,9 @@ class SoftwareDataPlane:
     def stop_multicast(self, job: int) -> None:
         self._native.stop_multicast(job)
 
+    def hears_parents_group(self, job: int) -> bool:
+        return self._native.hears_parents_group(job)
+
     def remove_job(self, job: int) -> None:
         self._native.remove_job(job)
 

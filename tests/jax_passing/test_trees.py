@@ -264,6 +264,22 @@ async def test_a_data_plane_that_hears_no_group_is_sent_its_own_results(tree, ro
     assert root.data_plane.running[1].group is None
 
 
+@scenario(racks=0)
+async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent(tree, root):
+    lost = []
+    rack = await tree.add(root)
+    root.plane._jobs.starts.group_lost = lambda epoch, member: lost.append(member.rack)
+    await job(rack)
+    (epoch,) = rack.plane._jobs.epochs()
+    rack.data_plane.deaf = True
+    await asyncio.sleep(0.3)
+    assert not lost  # results never came to a group
+    epoch.uplink._is_multicast = True
+    await until(lambda: lost)
+    await asyncio.sleep(0.3)
+    assert lost == [rack.name]
+
+
 GROUP = Group("239.192.0.1", 7172, "127.0.0.1")
 
 

@@ -22,6 +22,7 @@ class RecordingDataPlane:
         self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
         self.refuses = False
         self.lost = ""
+        self.deaf = False
         self.offered = None  # the group
         self.probes = []
         self.stopped = []
@@ -36,6 +37,9 @@ class RecordingDataPlane:
     def probe(self, group, job, epoch, nonce):
         assert group == self.offered
         self.probes.append((job, epoch, nonce))
+
+    def hears_parents_group(self, job):
+        return not self.deaf
 
     def stop_multicast(self, job):
         self.stopped.append(job)

@@ -86,6 +86,7 @@ void BindSwitch(nb::module_& m) {
           },
           nb::kw_only(), "group"_a, "job"_a, "epoch"_a, "nonce"_a, "lanes"_a, release_gil)
       .def("stop_multicast", &UdpSwitch::StopMulticast, "job"_a, release_gil)
+      .def("hears_parents_group", &UdpSwitch::HearsParentsGroup, "job"_a)
       .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
       .def(
           "slot_state",

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <mutex>
@@ -22,6 +23,9 @@ namespace {
 constexpr uint64_t kOwnSocket = 1 << 16;
 constexpr uint64_t kStop = 1 << 17;
 constexpr uint64_t kUplinkGroup = 1 << 18;
+
+// Results in a row that came only because we asked again; a few are lost now and then, and come so too.
+constexpr uint32_t kGroupLostResults = 64;
 
 int Opened(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -106,6 +110,12 @@ class UdpSwitch::Impl {
     socket_.Send(burst.bytes.data(), burst.packet_bytes, {&to, 1});
   }
 
+  bool HearsParentsGroup(uint16_t job) const {
+    std::lock_guard lock(mutex_);
+    const auto found = routes_.find(job);
+    return found == routes_.end() || found->second.unicast_results < kGroupLostResults;
+  }
+
   SlotState State(uint32_t slot, uint8_t version) const {
     std::lock_guard lock(mutex_);
     return pool_.State(slot, version);
@@ -137,6 +147,7 @@ class UdpSwitch::Impl {
     std::vector<Address> workers;
     std::optional<MulticastGroup> group;
     std::optional<Uplink> uplink;
+    uint32_t unicast_results = 0;  // of a parent that sends them to a group: since the last one that came there
   };
 
   // Packets that go the same way, side by side in output_.
@@ -168,6 +179,7 @@ class UdpSwitch::Impl {
       ++stats_.packets_received;
       stats_.bytes_received += datagram.size();
       const Action action = pool_.OnPacket(datagram, source);
+      if (action.verdict == Verdict::kAnswered) CountWay(routes_.at(action.job));
       if (action.to != SendTo::kNobody) Queue(action);
     };
     std::array<epoll_event, 16> events;
@@ -178,11 +190,17 @@ class UdpSwitch::Impl {
         if (what == kStop) return;
         std::lock_guard lock(mutex_);
         UdpSocket* socket = SocketOf(what);
+        by_group_ = (what & kUplinkGroup) != 0;
         if (socket == nullptr) continue;
         socket->Receive(on_datagram);
         Flush();
       }
     }
+  }
+
+  void CountWay(Route& route) {
+    if (!route.uplink || !route.uplink->group) return;
+    route.unicast_results = by_group_ ? 0 : std::min(route.unicast_results + 1, kGroupLostResults);
   }
 
   // With mutex_ held. nullptr if the job was removed meanwhile.
@@ -245,6 +263,7 @@ class UdpSwitch::Impl {
   SlotPool pool_;
   std::unordered_map<uint16_t, Route> routes_;  // by job
   UdpSwitchStats stats_;
+  bool by_group_ = false;  // whether what is being received came to a parent's group
   std::vector<Batch> batches_;
   std::vector<uint8_t> output_;
   std::vector<uint16_t> packet_bytes_;
@@ -267,6 +286,7 @@ void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, 
   impl_->Probe(group, name, lanes);
 }
 void UdpSwitch::RemoveJob(uint16_t job) { impl_->RemoveJob(job); }
+bool UdpSwitch::HearsParentsGroup(uint16_t job) const { return impl_->HearsParentsGroup(job); }
 SlotState UdpSwitch::State(uint32_t slot, uint8_t version) const { return impl_->State(slot, version); }
 UdpSwitchStats UdpSwitch::stats() const { return impl_->stats(); }
 void UdpSwitch::Close() { impl_->Close(); }

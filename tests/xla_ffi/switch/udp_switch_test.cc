@@ -237,6 +237,21 @@ TEST(UdpSwitch, parent_resultsComeByItsGroup) {
   EXPECT_EQ(tree.root.stats().packets_sent, kSlotCount);
 }
 
+TEST(UdpSwitch, parent_groupThatIsHeardNoLonger) {
+  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
+  Tree tree(MulticastGroup{.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)});
+  tree.root.StopMulticast(9);  // as a network does that forgot who has joined: results come another way
+  for (uint32_t round = 0; round < 64 / kSlotCount; ++round) {
+    EXPECT_TRUE(tree.lowers[0].HearsParentsGroup(1));
+    tree.ContributeAll(round * kSlotCount);
+    tree.ExpectAll();
+  }
+  for (const UdpSwitch& lower : tree.lowers) {
+    EXPECT_FALSE(lower.HearsParentsGroup(1));
+    EXPECT_TRUE(lower.HearsParentsGroup(2));  // no such job
+  }
+}
+
 TEST(UdpSwitch, parent_jobsComeAndGo) {
   Tree tree;
   UdpSwitch& lower = tree.lowers[0];
