@@ -184,10 +184,14 @@ def conformance(
     switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Idle but for this test.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the first random exchange.")] = 0,
     exchanges: Annotated[int, typer.Option(min=0, help="Random exchanges.")] = 100,
+    as_parent: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Be the switch's parent; it was started with --parent.")
+    ] = None,
 ) -> None:
     """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.
 
-    This machine plays all workers of the jobs. Exit code 1 if a case fails.
+    This machine plays all workers of the jobs, and the switch's parent if it is to have one. Exit code 1 if a case
+    fails.
     """
     from rich.console import Console
 
@@ -197,11 +201,11 @@ def conformance(
     from jax_passing.conformance.live import LiveSwitch
 
     try:
-        address = parse_address(switch)
+        address, parent_at = parse_address(switch), parse_address(as_parent) if as_parent else None
     except ValueError as error:
-        raise ConfigError(f"Bad value {switch!r} of --switch: {error}.") from error
+        raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
     try:
-        with closing(LiveSwitch(address)) as device:
+        with closing(LiveSwitch(address, parent_at)) as device:
             passed = suite.report(device, seed, exchanges, Console(highlight=False))
     except DeviceError as error:
         sys.exit(f"jax-passing: The switch at {switch} can't be tested: {error}.")

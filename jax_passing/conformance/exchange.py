@@ -60,8 +60,8 @@ class Exchange:
         workers = max(len(job.workers) for job in self.jobs)
         if workers > limits.worker_limit:
             return f"a job has at most {limits.worker_limit} workers here"
-        if not limits.trees and any(job.parent for job in self.jobs):
-            return "no parent here"
+        if limits.trees is not None and any((job.parent is not None) != limits.trees for job in self.jobs):
+            return "its jobs have parents" if limits.trees else "its jobs have no parent"
         if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
         if self.chunks == "partial" and limits.whole_chunks:
@@ -124,13 +124,13 @@ class Played:
       received: packets that came to each address, in order.
       verdicts: of each step, if the device can tell.
       counts: how often it came to a verdict, for those that it counts, if it can tell.
-      translate: a packet of the exchange with the device's own numbers.
+      translate: a packet of the exchange, for these addresses, with the device's own numbers.
     """
 
     received: Mapping[str, Sequence[bytes]]
     verdicts: Sequence[str] | None = None
     counts: Mapping[str, int] | None = None
-    translate: Callable[[bytes], bytes] = bytes
+    translate: Callable[[bytes, Sequence[str]], bytes] = lambda packet, to: packet
 
 
 def shown(packet: bytes) -> str:
@@ -149,7 +149,7 @@ def difference(exchange: Exchange, played: Played) -> str:
             if verdict != step.verdict:
                 return f"{_where(index, step)}: expected {step.verdict}, got {verdict}"
     for address in exchange.addresses():
-        answers = ((index, replace(step, out=played.translate(step.out))) for index, step in enumerate(steps))
+        answers = ((index, replace(step, out=played.translate(step.out, step.to))) for index, step in enumerate(steps))
         expected = [(index, step) for index, step in answers if address in step.to]
         if text := _first_unlike(address, expected, played.received.get(address, [])):
             return text

@@ -23,7 +23,9 @@ def _numbers_of_workers(limits: Limits) -> list[int]:
 
 def _exchange(description: str, jobs: str, sent: list[tuple[str, Packet]], limits: Limits) -> Exchange:
     steps = tuple(Step(source, packet.encode(), "") for source, packet in sent)
-    return answered_by_model(Exchange("limits", description, jobs_of(jobs), steps, chunks="exact"), limits)
+    return answered_by_model(
+        Exchange("limits", description, jobs_of(jobs + "^" * bool(limits.trees)), steps, chunks="exact"), limits
+    )
 
 
 def _lanes(count: int, worker: int) -> tuple[int, ...]:

@@ -1,78 +1,77 @@
-"""A live switch as a device under test: over UDP and its control connection, from one machine."""
+"""A live switch as a device under test: over UDP and its control connections, from one machine."""
 
-from collections.abc import Callable
+from collections import Counter
 
 import msgspec
 
+from jax_passing import control_messages as messages
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.conformance.exchange import NUMBERS, SLOT_COUNT, Exchange, Played
+from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Played
 from jax_passing.conformance.live_job import LiveJob, RefusedError
-from jax_passing.conformance.model import VERDICTS, Limits
+from jax_passing.conformance.model import VERDICTS, Job, Limits
+from jax_passing.conformance.packet import RESULT
+from jax_passing.conformance.parent_role import ParentRole
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 NO_JOB = 40_000  # a number that no switch has got to
 
 
+def _name(job: Job) -> str:
+    return str(job.workers[0])[0]
+
+
 class LiveSwitch:
-    """Raises DeviceError or SwitchUnreachableError.
+    """Raises DeviceError or SwitchUnreachableError. With `parent_at` this machine is the switch's parent, there.
 
     The switch gives out its own numbers: packets are sent with those, and results expected with them.
     """
 
-    def __init__(self, address: tuple[str, int]):
+    def __init__(self, address: tuple[str, int], parent_at: tuple[str, int] | None = None):
+        self.name = "{}:{}".format(*address)
         self._address = address
+        self._jobs: dict[str, LiveJob] = {}  # by the exchange's name of it
+        try:
+            self._parent = ParentRole(parent_at) if parent_at else None
+        except OSError as error:
+            raise DeviceError(f"can't listen as its parent: {error}") from error
         self._stranger = self._join(1)  # what it sends for others has a foreign source
         welcome = self._stranger.welcome
-        self.name = "{}:{}".format(*address)
         self.limits = Limits(
             lanes_per_chunk=welcome.lanes_per_chunk,
             whole_chunks=welcome.whole_chunks,
             worker_limit=welcome.worker_limit,
-            trees=False,
+            trees=self._parent is not None,
         )
-        self._jobs: dict[str, LiveJob] = {}  # by the exchange's name of it
 
     def _join(self, workers: int) -> LiveJob:
         try:
-            return LiveJob(self._address, workers)
+            return LiveJob(self._address, workers, self._parent)
         except RefusedError as error:
             raise DeviceError(f"it refuses a job of {workers} workers: {error}") from error
 
     def play(self, exchange: Exchange) -> Played:
         try:
-            return self._play(exchange)
+            slots = self._prepare(exchange)
+            counted = Counter(self._stranger.counters())
+            received = self._send(exchange, slots)
+            now = self._stranger.counters()
         except (OSError, msgspec.DecodeError) as error:
             raise DeviceError(f"it doesn't answer any more: {error}") from error
-
-    def _play(self, exchange: Exchange) -> Played:
-        slots = self._prepare(exchange)
         jobs = [self._stranger, *self._jobs.values()]
         for job in jobs:
-            job.keep_alive()
-            job.lossy, job.fences_passed = False, 0
-        translate = self._translation(exchange, slots)
-        counted = self._stranger.counters()
-        received: dict[str, list[bytes]] = {address: [] for address in exchange.addresses()}
-        previous = ""
-        for count, step in enumerate(exchange.steps, 1):
-            if previous not in ("", step.source):
-                self._fence(previous, received)  # then the switch has dealt with what was sent from there
-            job, worker = self._at(step.source)
-            job.send(worker, translate(step.packet))
-            previous = step.source
-            if count % STEPS_UNREAD == 0 or count == len(exchange.steps):
-                for address in (previous, *received):
-                    self._fence(address, received)
-        fences = sum(job.fences_passed for job in jobs)
-        now = self._stranger.counters()
-        counts = {name: now[name] - counted[name] - fences * (name == "resend") for name in VERDICTS if name in now}
-        return Played(received, counts=None if any(job.lossy for job in jobs) else counts, translate=translate)
+            counted += job.fenced
+        counts = {name: now[name] - counted[name] for name in VERDICTS if name in now}
+        return Played(
+            received,
+            counts=None if any(job.lossy for job in jobs) else counts,
+            translate=lambda packet, to: self._translated(packet, exchange, slots, upwards=to == ("P",)),
+        )
 
     def _prepare(self, exchange: Exchange) -> dict[str, int]:
         """Joins the jobs of the exchange unless they run. The first slot of each that it may use."""
         slots = {}
         for job in exchange.jobs:
-            name, workers = str(job.workers[0])[0], len(job.workers)
+            name, workers = _name(job), len(job.workers)
             running = self._jobs.get(name)
             free = running.take_slots() if running is not None and running.workers == workers else None
             if free is None:
@@ -82,48 +81,87 @@ class LiveSwitch:
                 free = self._jobs[name].take_slots()
             assert free is not None
             slots[name] = free
+        for live in (self._stranger, *self._jobs.values()):
+            live.keep_alive()
+            live.lossy = False
+            live.fenced.clear()
         return slots
+
+    def _send(self, exchange: Exchange, slots: dict[str, int]) -> dict[str, list[bytes]]:
+        """Returns what comes to each address."""
+        received: dict[str, list[bytes]] = {address: [] for address in exchange.addresses()}
+        previous = ""
+        for count, step in enumerate(exchange.steps, 1):
+            if previous not in ("", step.source):
+                self._fence(previous, received)  # then the switch has dealt with what was sent from there
+            # A result is the parent's, unless that has no such job.
+            upwards = step.packet[2:3] == bytes([RESULT])
+            packet = self._translated(step.packet, exchange, slots, upwards)
+            if step.source == "P":
+                parent = self._jobs["A"].parent
+                assert parent is not None
+                parent.udp.send(packet)
+            else:
+                job, worker = self._at(step.source)
+                job.send(worker, packet)
+            previous = step.source
+            if count % STEPS_UNREAD == 0 or count == len(exchange.steps):
+                for address in (previous, *received):
+                    self._fence(address, received)
+        return received
 
     def _at(self, address: str) -> tuple[LiveJob, int]:
         return (self._jobs[address[0]], int(address[1:])) if address[0] in self._jobs else (self._stranger, 0)
 
     def _fence(self, address: str, received: dict[str, list[bytes]]) -> None:
-        job, worker = self._at(address)
-        received[address] += job.fence(worker)
+        if address == "P":
+            job = self._jobs["A"]
+            everybody = ["P", *(f"A{worker}" for worker in range(job.workers))]
+            for other, packets in zip(everybody, job.fence_all(), strict=True):
+                received[other] += packets
+        else:
+            job, worker = self._at(address)
+            received[address] += job.fence(worker)
 
-    def _translation(self, exchange: Exchange, slots: dict[str, int]) -> Callable[[bytes], bytes]:
-        """From an exchange's numbers to this switch's."""
-        names = {job.number: str(job.workers[0])[0] for job in exchange.jobs}
-        taken = {job.welcome.job_id for job in (self._stranger, *self._jobs.values())}
-
-        def translate(packet: bytes) -> bytes:
-            if len(packet) < 12:
-                return packet
-            number, epoch, slot = (int.from_bytes(packet[at : at + 2]) for at in (4, 6, 10))
-            name = names.get(number)
-            if name is None:  # still no job's
-                numbers = (NO_JOB + number if number in taken else number, epoch, slot)
-            else:
-                welcome = self._jobs[name].welcome
-                _, own_epoch, first = NUMBERS[name]
-                if first <= slot < first + SLOT_COUNT:
-                    slot += slots[name] - first
-                else:
-                    slot = _outside(slot - first, welcome.slot_first, welcome.slot_count)
-                numbers = (welcome.job_id, (epoch - own_epoch + welcome.epoch) % (1 << 16), slot)
-            written = [number.to_bytes(2) for number in numbers]
-            return packet[:4] + written[0] + written[1] + packet[8:10] + written[2] + packet[12:]
-
-        return translate
+    def _translated(self, packet: bytes, exchange: Exchange, slots: dict[str, int], upwards: bool) -> bytes:
+        """From an exchange's numbers to this switch's; `upwards`: to those at its parent, if they are meant."""
+        if len(packet) < 12:
+            return packet
+        number, epoch, slot = (int.from_bytes(packet[at : at + 2]) for at in (4, 6, 10))
+        spaces = [(job, self._jobs[_name(job)]) for job in exchange.jobs]
+        for job, live in spaces:
+            if upwards and job.parent is not None and live.parent is not None and job.parent.job == number:
+                there = live.parent.numbers
+                epoch += there.epoch - job.parent.epoch
+                slot = _slot(slot - job.parent.slot_first, slots[_name(job)], live.welcome, there.slot_first)
+                return _renumbered(packet, there.job, epoch, slot)
+        for job, live in spaces:
+            if job.number == number:
+                welcome = live.welcome
+                epoch += welcome.epoch - job.epoch
+                slot = _slot(slot - job.slot_first, slots[_name(job)], welcome, welcome.slot_first)
+                return _renumbered(packet, welcome.job_id, epoch, slot)
+        # It must stay nobody's.
+        taken = {live.welcome.job_id for live in (self._stranger, *self._jobs.values())}
+        return _renumbered(packet, NO_JOB + number if number in taken else number, epoch, slot)
 
     def close(self) -> None:
         for job in (self._stranger, *self._jobs.values()):
             job.close()
+        if self._parent is not None:
+            self._parent.close()
 
 
-def _outside(offset: int, first: int, count: int) -> int:
-    """A slot outside a partition: as far before or behind it as `offset` was, if the numbers allow."""
-    slot = first + offset if offset < 0 else first + count + offset - SLOT_COUNT
+def _renumbered(packet: bytes, job: int, epoch: int, slot: int) -> bytes:
+    numbers = job.to_bytes(2) + (epoch % (1 << 16)).to_bytes(2)
+    return packet[:4] + numbers + packet[8:10] + slot.to_bytes(2) + packet[12:]
+
+
+def _slot(offset: int, group: int, welcome: messages.Welcome, first: int) -> int:
+    """In a partition from `first` on: in the exchange's group of slots, or as far outside of all as `offset` was."""
+    if 0 <= offset < SLOT_COUNT:
+        return first + group - welcome.slot_first + offset
+    slot = first + (offset if offset < 0 else welcome.slot_count + offset - SLOT_COUNT)
     if 0 <= slot < 1 << 16:
         return slot
-    return first - 1 if first > 0 else min(first + count, (1 << 16) - 1)
+    return first - 1 if first > 0 else min(first + welcome.slot_count, (1 << 16) - 1)

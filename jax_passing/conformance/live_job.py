@@ -1,10 +1,11 @@
-"""A job at a live switch, all of whose workers are sockets of this process."""
+"""A job at a live switch, all of whose workers, and its parent if it has one, are sockets of this process."""
 
 import itertools
 import socket
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ import msgspec
 from jax_passing import control_messages as messages
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT
+from jax_passing.conformance.model import Parent
 from jax_passing.conformance.packet import EVERY_WORKER, RESULT, Packet
+from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.control_connection import ControlConnection, connect
 
 JOIN_S = 20.0
@@ -38,7 +41,6 @@ class _Worker:
         self.udp = socket.socket(family, socket.SOCK_DGRAM)
         self.udp.bind((self.control.own_host, 0))
         self.udp.connect((hello.data_host or self.control.switch_host, hello.data_port))  # takes no other's packets
-        self.udp.settimeout(ANSWER_S)
 
     def close(self) -> None:
         self.udp.close()
@@ -63,22 +65,26 @@ class LiveJob:
     """Made by joining. Raises RefusedError, DeviceError or SwitchUnreachableError.
 
     A switch is silent about most packets. All that it had to say to a worker has arrived once a *fence* has passed: the
-    worker asks again for a complete slot, and gets that result. Packets of one path keep their order.
+    worker asks again for a complete slot, and gets that result. Packets of one path keep their order. A parent's fence
+    is a whole sum: up to the parent, and its result down to all.
 
     Attributes:
       workers: how many.
-      fences_passed: how often a worker has asked again; the switch has counted so many resends more than expected.
-      lossy: a fence had to be repeated: those counts are uncertain.
+      fenced: verdicts that the switch has come to because of fences.
+      lossy: a fence had to be repeated, so `fenced` is uncertain.
     """
 
-    def __init__(self, address: tuple[str, int], workers: int):
+    def __init__(self, address: tuple[str, int], workers: int, parent: ParentRole | None = None):
         self.workers = workers
-        self.fences_passed, self.lossy = 0, False
+        self.fenced: Counter[str] = Counter()
+        self.lossy = False
         self._workers: list[_Worker] = []
+        self._name = f"conformance {uuid.uuid4().hex}"
         try:
             for _ in range(workers):
                 self._workers.append(_Worker(address))
             self._join()
+            self.parent = parent.end_of(self._name) if parent is not None else None
             self._make_fences()
         except (OSError, msgspec.DecodeError) as error:
             self.close()
@@ -88,13 +94,12 @@ class LiveJob:
             raise
 
     def _join(self) -> None:
-        name, count = f"conformance {uuid.uuid4().hex}", len(self._workers)
         for rank, worker in enumerate(self._workers):
             join = messages.Join(
                 protocol_version=messages.PROTOCOL_VERSION,
-                job=name,
+                job=self._name,
                 rank=rank,
-                world_size=count,
+                world_size=self.workers,
                 switches=(worker.instance,),
                 udp_port=worker.udp.getsockname()[1],
                 instance=uuid.uuid4().hex,
@@ -102,7 +107,7 @@ class LiveJob:
             )
             worker.control.send(join)
         welcomes = [_welcome(worker.control) for worker in self._workers]
-        order = sorted(range(count), key=lambda rank: welcomes[rank].worker)
+        order = sorted(range(self.workers), key=lambda rank: welcomes[rank].worker)
         self._workers = [self._workers[rank] for rank in order]
         self.welcome = welcome = welcomes[0]
         if welcome.slot_count < 4 * SLOT_COUNT:
@@ -110,53 +115,8 @@ class LiveJob:
         # Each exchange takes slots that none has used. The ends of the partition first: they are where mistakes are.
         groups = range(0, welcome.slot_count, SLOT_COUNT)
         self._free = deque(welcome.slot_first + group for group in (groups[0], groups[-1], *groups[2:-1]))
-        self._fence_slot = welcome.slot_first + groups[1]
+        self._fence_slots = range(welcome.slot_first + groups[1], welcome.slot_first + groups[2])
         self._heartbeat_at = time.monotonic()
-
-    def _make_fences(self) -> None:
-        """Completes several slot versions. They are used in turn: a late answer isn't taken for that to the next."""
-        welcome, count = self.welcome, len(self._workers)
-        lanes = welcome.lanes_per_chunk if welcome.whole_chunks else 1
-        self._fences: list[tuple[Packet, bytes]] = []  # a contribution and its result
-        for slot in range(self._fence_slot, self._fence_slot + SLOT_COUNT):
-            for version in (0, 1):
-                sent = Packet(
-                    job=welcome.job_id, epoch=welcome.epoch, slot=slot, version=version, sequence=1, lanes=(1,) * lanes
-                )
-                result = replace(sent, type=RESULT, worker=EVERY_WORKER, lanes=(count,) * lanes)
-                self._fences.append((sent, result.encode()))
-        self._results = {fence[1] for fence in self._fences}
-        self._turn = itertools.cycle(self._fences)
-        for fence in self._fences:
-            for worker in range(count):
-                self.send(worker, replace(fence[0], worker=worker).encode())
-            for worker in range(count):
-                self._pass(worker, *fence)
-
-    def send(self, worker: int, packet: bytes) -> None:
-        self._workers[worker].udp.send(packet)
-
-    def fence(self, worker: int) -> list[bytes]:
-        """Returns all packets that the switch has sent to this worker up to now. Raises DeviceError."""
-        sent, result = next(self._turn)
-        self.send(worker, replace(sent, worker=worker).encode())
-        self.fences_passed += 1
-        return self._pass(worker, sent, result)
-
-    def _pass(self, worker: int, sent: Packet, result: bytes) -> list[bytes]:
-        received = []
-        for _ in range(ATTEMPTS):
-            with suppress(TimeoutError):
-                while (packet := self._workers[worker].udp.recv(PACKET_BYTES_MAX)) != result:
-                    if packet not in self._results:
-                        received.append(packet)
-                return received
-            self.lossy = True
-            self.send(worker, replace(sent, worker=worker).encode())
-        raise DeviceError(
-            f"worker {worker} asked {ATTEMPTS} times for a complete result, and didn't get it; without that, silence "
-            "can't be told from packets under way"
-        )
 
     def take_slots(self) -> int | None:
         """The first of SLOT_COUNT slots that were never used; None if all were."""
@@ -177,6 +137,90 @@ class LiveJob:
             if not isinstance(answer, messages.Heartbeat):
                 raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
         return answer.values
+
+    def send(self, worker: int, packet: bytes) -> None:
+        self._workers[worker].udp.send(packet)
+
+    # Fences.
+
+    def _make_fences(self) -> None:
+        """Completes several slot versions. They are used in turn: a late answer isn't taken for that to the next."""
+        self._ours: set[bytes] = set()  # what comes because of fences
+        *slots, last = self._fence_slots
+        fences = [self._fence(slot, version, 1) for slot in slots for version in (0, 1)]
+        for sent in fences:
+            list(self._sum(sent))
+        self._turn = itertools.cycle(fences)
+        self._sums = (self._fence(last, 0, sequence) for sequence in itertools.count(1))
+
+    def _fence(self, slot: int, version: int, sequence: int) -> Packet:
+        welcome = self.welcome
+        lanes = (1,) * (welcome.lanes_per_chunk if welcome.whole_chunks else 1)
+        return Packet(
+            job=welcome.job_id, epoch=welcome.epoch, slot=slot, sequence=sequence, version=version, lanes=lanes
+        )
+
+    def fence(self, worker: int) -> list[bytes]:
+        """Returns all packets that the switch has sent to this worker up to now. Raises DeviceError."""
+        sent = next(self._turn)
+        self.fenced["resend"] += 1
+        self._contribute(sent, [worker])
+        return self._until(self._workers[worker].udp, self._result(sent), lambda: self._contribute(sent, [worker]))
+
+    def fence_all(self) -> Iterator[list[bytes]]:
+        """The same for the parent, then each worker. All that the parent sent has been dealt with."""
+        self.fenced.update({"added": self.workers - 1, "forwarded": 1, "answered": 1})
+        return self._sum(next(self._sums))
+
+    def _contribute(self, sent: Packet, workers: Iterable[int]) -> None:
+        for worker in workers:
+            self.send(worker, replace(sent, worker=worker).encode())
+
+    def _result(self, sent: Packet) -> bytes:
+        lanes = tuple(lane * self.workers for lane in sent.lanes)
+        return replace(sent, type=RESULT, worker=EVERY_WORKER, lanes=lanes).encode()
+
+    def _sum(self, sent: Packet) -> Iterator[list[bytes]]:
+        """What the parent, if there is one, and then each worker was sent before this sum came to it."""
+        everybody, result, answer = range(self.workers), self._result(sent), b""
+        self._ours.add(result)
+        self._contribute(sent, everybody)
+        if self.parent is not None:
+            upwards = self._upwards(sent, self.parent.numbers)
+            answer = replace(upwards, type=RESULT, worker=EVERY_WORKER).encode()
+            self._ours.add(upwards.encode())
+            yield self._until(self.parent.udp, upwards.encode(), lambda: self._contribute(sent, everybody))
+            self.parent.udp.send(answer)
+
+        def again() -> None:
+            self._contribute(sent, everybody)
+            if self.parent is not None:
+                self.parent.udp.send(answer)
+
+        for worker in self._workers:
+            yield self._until(worker.udp, result, again)
+
+    def _upwards(self, sent: Packet, numbers: Parent) -> Packet:
+        slot = numbers.slot_first + sent.slot - self.welcome.slot_first
+        lanes = tuple(lane * self.workers for lane in sent.lanes)
+        return replace(sent, job=numbers.job, epoch=numbers.epoch, worker=numbers.worker, slot=slot, lanes=lanes)
+
+    def _until(self, udp: socket.socket, wanted: bytes, ask_again: Callable[[], None]) -> list[bytes]:
+        """What comes before `wanted`."""
+        received = []
+        udp.settimeout(ANSWER_S)
+        for _ in range(ATTEMPTS):
+            with suppress(TimeoutError):
+                while (packet := udp.recv(PACKET_BYTES_MAX)) != wanted:
+                    if packet not in self._ours:
+                        received.append(packet)
+                return received
+            self.lossy = True
+            ask_again()
+        raise DeviceError(
+            f"a worker asked {ATTEMPTS} times for a complete result, and didn't get it; without that, silence can't be "
+            "told from packets under way"
+        )
 
     def close(self) -> None:
         """Leaves the job, so that the switch has its slots again."""

@@ -47,13 +47,13 @@ class Limits:
       lanes_per_chunk: lanes that a packet carries, at most.
       whole_chunks: every packet has exactly so many lanes; others are malformed to it.
       worker_limit: workers that a job may have.
-      trees: whether it passes a job's sums to a parent.
+      trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
     """
 
     lanes_per_chunk: int = LANES_MAX
     whole_chunks: bool = False
     worker_limit: int = 64
-    trees: bool = True
+    trees: bool | None = None
 
 
 @dataclass(frozen=True)

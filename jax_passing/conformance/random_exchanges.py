@@ -30,8 +30,9 @@ class _Maker:
     def __init__(self, rng: random.Random, limits: Limits):
         self._rng, self._limits = rng, limits
         workers = rng.choice([1, 2, 2, 3, 3, 4, 7, limits.worker_limit])
-        jobs = f"A{workers}" + ("^" if limits.trees and rng.random() < 0.4 else "")
-        if rng.random() < 0.3:
+        tree = rng.random() < 0.4 if limits.trees is None else limits.trees
+        jobs = f"A{workers}" + "^" * tree
+        if rng.random() < 0.3 and limits.trees is not True:  # B has no parent
             jobs += " B2"
         self.jobs = jobs_of(jobs)
         self.title = f"jobs {jobs}"

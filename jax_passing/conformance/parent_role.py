@@ -1,0 +1,137 @@
+"""This machine as the parent of the switch under test: what goes up arrives here, and results come from here."""
+
+import itertools
+import logging
+import socket
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from jax_passing import control_messages as messages
+from jax_passing.conformance.devices import DeviceError
+from jax_passing.conformance.exchange import PARENTS
+from jax_passing.conformance.model import Parent
+
+log = logging.getLogger("jax_passing.conformance")
+
+WAIT_S = 20.0
+LEASE_S = 30.0
+SLOT_FIRST = 8192  # so that nobody takes our slots for the switch's own
+WORKER = PARENTS["A"].worker
+
+M = TypeVar("M", bound=messages.Message)
+
+
+@dataclass(frozen=True)
+class ParentEnd:
+    """Our end of one job: its numbers here, and the socket that the switch sends its sums to."""
+
+    numbers: Parent
+    udp: socket.socket
+
+
+class ParentRole:
+    """Listens at `address`; the switch has that as its parent. Raises OSError."""
+
+    def __init__(self, address: tuple[str, int]):
+        self._listener = socket.create_server(address)
+        self._numbers = itertools.count(30_000)
+        self._ends: dict[str, ParentEnd] = {}
+        self._changed = threading.Condition()
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
+
+    def end_of(self, job: str) -> ParentEnd:
+        """What the switch has joined for this job. Raises DeviceError if it hasn't."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: job in self._ends, WAIT_S):
+                raise DeviceError("it doesn't join its parent, which is here: has it been started with --parent?")
+            return self._ends[job]
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        own, peer = connection.getsockname()[0], connection.getpeername()[0]
+        with connection, socket.socket(connection.family, socket.SOCK_DGRAM) as udp:
+            udp.bind((own, 0))
+            try:
+                self._converse(_Line(connection), udp, peer)
+            except (OSError, msgspec.DecodeError) as error:
+                log.info("connection of the switch under test: %s", error)
+
+    def _converse(self, line: "_Line", udp: socket.socket, peer: str) -> None:
+        line.send(messages.Hello(messages.PROTOCOL_VERSION, "", udp.getsockname()[1], uuid.uuid4().hex))
+        rack = line.expect(messages.RackJoin)
+        udp.connect((rack.data_host or peer, rack.udp_port))
+        joins = [line.expect(messages.RankJoin)]
+        while len(joins) < joins[0].world_size:
+            joins.append(line.expect(messages.RankJoin))
+        least = joins[0]  # they all come from one switch
+        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks))
+        line.expect(messages.Prepared)
+        number = next(self._numbers)
+        slot_first = min(SLOT_FIRST, (1 << 16) - least.slot_count)
+        numbers = Parent(job=number, epoch=number - 20_000, slot_first=slot_first, worker=WORKER, address="P")
+        line.send(
+            messages.Welcome(
+                job_id=numbers.job,
+                epoch=numbers.epoch,
+                slot_first=numbers.slot_first,
+                slot_count=least.slot_count,
+                worker=numbers.worker,
+                lanes_per_chunk=least.lanes_per_chunk,
+                lease_s=LEASE_S,
+                whole_chunks=least.whole_chunks,
+            )
+        )
+        with self._changed:
+            self._ends[rack.job] = ParentEnd(numbers, udp)
+            self._changed.notify_all()
+        left: set[int] = set()
+        while len(left) < len(joins):
+            match line.receive():
+                case messages.Heartbeat() as beat:
+                    line.send(beat)
+                case messages.Left(ranks):
+                    left.update(ranks)
+        line.send(messages.Bye())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Line:
+    """A switch's connection, message by message. Raises OSError or msgspec.DecodeError."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+
+    def send(self, message: messages.Message) -> None:
+        self._connection.sendall(messages.encode(message))
+
+    def receive(self) -> messages.FromMember:
+        line = self._lines.readline(messages.RELAY_LINE_BYTES_MAX)
+        if not line:
+            raise ConnectionError("it was closed")
+        return messages.decode_from_member(line)
+
+    def expect(self, kind: type[M]) -> M:
+        message = self.receive()
+        if not isinstance(message, kind):
+            raise msgspec.DecodeError(f"{type(message).__name__} instead of {kind.__name__}")
+        return message
