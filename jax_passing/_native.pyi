@@ -149,6 +149,7 @@ class SlotPool:
     ) -> None:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 
+    def remove_job(self, job: int) -> None: ...
     def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
         """(verdict, to whom, job, worker, packet to send); to "nobody", "every_worker", "worker" or "parent"."""
 

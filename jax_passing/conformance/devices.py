@@ -26,14 +26,20 @@ class DeviceError(Exception):
 
 
 class SlotPool:
-    """The C++ slot pool in this process: no sockets, every verdict known."""
+    """The C++ slot pool in this process: no sockets, every verdict known.
+
+    It is one pool for all exchanges, so what one leaves behind must not matter to the next.
+    """
 
     name = "C++ slot pool"
     limits = Limits()
 
+    def __init__(self) -> None:
+        self._pool = _native.SlotPool(slot_count=64)
+
     def play(self, exchange: Exchange) -> Played:
         addresses = {address: ("192.0.2.1", 1024 + index) for index, address in enumerate(exchange.addresses())}
-        pool = _native.SlotPool(slot_count=64)
+        pool = self._pool
         for job in exchange.jobs:
             parent = job.parent
             pool.add_job(
@@ -55,6 +61,8 @@ class SlotPool:
             if whom != "nobody":
                 for address in _destinations(jobs[number], whom, worker):
                     received.setdefault(str(address), []).append(packet)
+        for number in jobs:
+            pool.remove_job(number)
         return Played(received, verdicts=verdicts)
 
     def close(self) -> None:

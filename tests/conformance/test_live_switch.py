@@ -1,6 +1,7 @@
 """Switches behind UDP and a control connection, as `jax-passing conformance` tests any switch."""
 
 import itertools
+import socket
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,16 +12,16 @@ from typer.testing import CliRunner
 
 from jax_passing import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance import live_job, run
+from jax_passing.conformance import golden, live_job, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import VERDICTS, Limits
 from jax_passing.conformance.packet import decode
 
 
-def failures(address, seeds=20):
+def failures(address, seeds=20, parent_at=None):
     """By case; and how many were not applicable."""
-    with closing(LiveSwitch(address)) as device:
+    with closing(LiveSwitch(address, parent_at)) as device:
         done = [run.outcome(device, exchange) for exchange in run.cases(device.limits, 0, seeds)]
     return {one.exchange.description: one.failure for one in done if one.failure}, sum(
         bool(one.not_applicable) for one in done
@@ -36,6 +37,19 @@ def test_cpp_switch(changes):
     finally:
         running.stop()
     assert "epochs_failed" not in running.counters
+
+
+def test_cpp_switch_with_a_parent():
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        parent_at = unused.getsockname()
+    running = SwitchThread(parent=parent_at)
+    try:
+        failed, not_applicable = failures(parse_address(running.address), seeds=10, parent_at=parent_at)
+    finally:
+        running.stop()
+    assert failed == {}
+    assert not_applicable < len(golden.read()), "the cases of trees apply"
+    assert running.counters["answered"] > 100
 
 
 def test_command_prints_a_table():

@@ -93,6 +93,7 @@ void BindSlotPool(nb::module_& m) {
             self.AddJob(slots);
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none())
+      .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
           "on_packet",
           [](SlotPool& self, const nb::bytes& packet, const HostPort& source) {
