@@ -1,0 +1,100 @@
+"""The rows of the one table that admits packets where stages are scarce (p4/tna/admission.p4).
+
+The first row that holds names the verdict, so the order of the checks in docs/protocol.md is the order of priorities.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jax_passing.data_plane import JobSlots
+from jax_passing.data_planes.device import ip_number
+
+WORKER_LIMIT = 31  # bits of a register but one, which stands for the parent's answer
+PARENT_BIT = 1 << 31
+
+# p4/types.p4 and p4/tna/metadata.p4
+CONTRIBUTION, RESULT = 1, 2
+EVERY_WORKER = 0xFFFF
+FIRST_PASS, ANSWER_PASS = 0, 3
+FOREIGN_EPOCH, FOREIGN_WORKER, FOREIGN_SOURCE, FOREIGN_SLOT, NOT_CONTRIBUTION = 7, 8, 9, 10, 11
+
+_EXACT = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a ternary table: it holds if (key & mask) == value for all keys that it names."""
+
+    priority: int  # the highest one that holds
+    match: Mapping[str, tuple[int, int]]  # key: value, mask
+    action: str
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+
+def rows(job: JobSlots, own_address: str) -> list[Row]:
+    """What the table says about a job, in the order of insertion: what accepts packets comes last.
+
+    A packet that no row knows is of a foreign job: the table's default.
+    """
+    assert 0 < len(job.addresses) <= WORKER_LIMIT, job
+    assert job.slot_first % job.slot_count == 0, job
+    first = {"pass": _exactly(FIRST_PASS), "own_ip": _exactly(ip_number(own_address))}
+    number = {**first, "job": _exactly(job.job)}
+    found = [_refuse(1, number, FOREIGN_EPOCH)]
+    number |= {"epoch": _exactly(job.epoch)}
+    found.append(_refuse(2, number, FOREIGN_WORKER))
+
+    everybody = (1 << len(job.addresses)) - 1 | (PARENT_BIT if job.parent is not None else 0)
+    accepted = []
+    for worker, address in enumerate(job.addresses):
+        match = number | {"worker": _exactly(worker)}
+        found.append(_refuse(3, match, FOREIGN_SOURCE))
+        match |= _from(address)
+        found.append(_refuse(4, match, FOREIGN_SLOT))
+        match |= _inside(job.slot_first, job.slot_count)
+        found.append(_refuse(5, match, NOT_CONTRIBUTION))
+        match |= {"type": _exactly(CONTRIBUTION)}
+        del match["pass"]  # later passes look the same
+        bit = 1 << worker
+        accepted.append(Row(6, match, "accept", {"worker": bit, "others": everybody & ~bit}))
+
+    if job.parent is not None:
+        found += _parent_rows(job, first)
+    return found + accepted
+
+
+def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]]) -> list[Row]:
+    """Results bear the parent's numbers, so they come before a job of ours with the same number."""
+    parent = job.parent
+    assert parent is not None
+    match = {**first, "type": _exactly(RESULT), "job": _exactly(parent.job)}
+    found = [_refuse(11, match, FOREIGN_EPOCH)]
+    match = match | {"epoch": _exactly(parent.epoch)}
+    found.append(_refuse(12, match, FOREIGN_WORKER))
+    match = match | {"worker": _exactly(EVERY_WORKER)}
+    found.append(_refuse(13, match, FOREIGN_SOURCE))
+    match = match | _from(parent.address)
+    found.append(_refuse(14, match, FOREIGN_SLOT))
+    match = match | _inside(parent.slot_first, job.slot_count)
+    shift = (job.slot_first - parent.slot_first) % (1 << 16)
+    ours = {"job": job.job, "epoch": job.epoch, "slot_shift": shift}
+    answer = {"pass": _exactly(ANSWER_PASS), "job": _exactly(job.job), "epoch": _exactly(job.epoch)}
+    return [*found, Row(16, answer, "answer"), Row(15, match, "from_parent", ours)]
+
+
+def _exactly(value: int) -> tuple[int, int]:
+    return value, _EXACT
+
+
+def _from(address: tuple[str, int]) -> dict[str, tuple[int, int]]:
+    ip, udp_port = address
+    return {"ip": _exactly(ip_number(ip)), "udp_port": _exactly(udp_port)}
+
+
+def _inside(slot_first: int, slot_count: int) -> dict[str, tuple[int, int]]:
+    assert slot_first % slot_count == 0, (slot_first, slot_count)
+    return {"slot": (slot_first, _EXACT & ~(slot_count - 1))}
+
+
+def _refuse(priority: int, match: Mapping[str, tuple[int, int]], verdict: int) -> Row:
+    return Row(priority, dict(match), "refuse", {"verdict": verdict})

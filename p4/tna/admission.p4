@@ -1,0 +1,79 @@
+// Does the packet belong to a job here, and did the right one send it?
+//
+// One ternary table, for stages are scarce: the control plane fills in, for each job, from the highest priority on,
+//   the packets that are accepted, one row a worker;
+//   for each worker the same without the type (not_contribution), then without the slot (foreign_slot), then without
+//   the source (foreign_source);
+//   the job and epoch alone (foreign_worker); the job alone (foreign_epoch).
+// So the first row that holds names the verdict, as in every data plane. The pass is FIRST in all these rows but the
+// first kind, which later passes match as well. A job with a parent adds: its results, by the parent's numbers
+// (from_parent), what falls short of that as above, and the same packet in its second pass (answer).
+// jax_passing/data_planes/admission.py makes these rows.
+#ifndef P4_TNA_ADMISSION_P4_
+#define P4_TNA_ADMISSION_P4_
+
+#include "metadata.p4"
+
+#define ADMISSION_ROWS 2048  // four a worker, and two a job
+
+control Admission(inout headers_t hdr, inout metadata_t meta) {
+    // Which job and epoch wrote the slot version. What another one left is void: so nothing has to be cleared when a
+    // job joins. Epochs aren't 0, the value of a register that nobody has written.
+    Register<bit<32>, index_t>(VERSIONS, 0) owner;
+
+    RegisterAction<bit<32>, index_t, bit<1>>(owner) claim_it = {
+        void apply(inout bit<32> held, out bit<1> fresh) {
+            fresh = 0;
+            if (held != hdr.passing.job ++ hdr.passing.epoch) { fresh = 1; }
+            held = hdr.passing.job ++ hdr.passing.epoch;
+        }
+    };
+    RegisterAction<bit<32>, index_t, bit<1>>(owner) compare_it = {
+        void apply(inout bit<32> held, out bit<1> fresh) {
+            fresh = 0;
+            if (held != hdr.passing.job ++ hdr.passing.epoch) { fresh = 1; }
+        }
+    };
+
+    Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;  // known in this very stage, unlike meta.index
+
+    action accept(missing_t worker, missing_t others) {
+        meta.accepted = 1;
+        meta.worker = worker;
+        meta.others = others;
+        meta.fresh = claim_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
+    }
+    action answer() {
+        meta.accepted = 1;
+        meta.fresh = compare_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
+    }
+    // The parent's numbers become ours; `slot_shift` is our first slot minus the parent's, modulo 2^16.
+    action from_parent(bit<16> job, bit<16> epoch, bit<16> slot_shift) {
+        hdr.passing.job = job;
+        hdr.passing.epoch = epoch;
+        hdr.passing.slot = hdr.passing.slot + slot_shift;
+        meta.pass = pass_t.TRANSLATED;
+    }
+    action refuse(verdict_t verdict) { meta.verdict = verdict; }
+
+    table admission {
+        key = {
+            meta.pass: ternary @name("pass");
+            hdr.ipv4.dst_ip: ternary @name("own_ip");
+            hdr.passing.type: ternary @name("type");
+            hdr.passing.job: ternary @name("job");
+            hdr.passing.epoch: ternary @name("epoch");
+            hdr.passing.worker: ternary @name("worker");
+            hdr.ipv4.src_ip: ternary @name("ip");
+            hdr.udp.src_port: ternary @name("udp_port");
+            hdr.passing.slot: ternary @name("slot");
+        }
+        actions = { accept; answer; from_parent; refuse; }
+        const default_action = refuse(verdict_t.FOREIGN_JOB);
+        size = ADMISSION_ROWS;
+    }
+
+    apply { admission.apply(); }
+}
+
+#endif  // P4_TNA_ADMISSION_P4_

@@ -1,0 +1,96 @@
+// What the verdict means for the packet: it is dropped, or passes once more, or becomes the result, or our contribution
+// to the parent.
+#ifndef P4_TNA_NEXT_STEP_P4_
+#define P4_TNA_NEXT_STEP_P4_
+
+#include "../addressing.p4"
+#include "metadata.p4"
+
+#if ONE_WORD
+#define LAST_PASS pass_t.HIGH
+#else
+#define LAST_PASS pass_t.FIRST
+#endif
+
+control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                 inout ingress_intrinsic_metadata_for_deparser_t departure,
+                 inout ingress_intrinsic_metadata_for_tm_t manager) {
+    action drop_it() {
+        departure.drop_ctl = 1;
+        meta.forward = 0;
+    }
+
+    action pass_again(pass_t pass) {
+        meta.forward = 0;
+        meta.recirculation.setValid();
+        meta.recirculation.pass = pass;
+        meta.recirculation.verdict = meta.verdict;
+        manager.ucast_egress_port = arrival.ingress_port[8:7] ++ (bit<7>)RECIRCULATION_PORT;
+        manager.bypass_egress = 1;
+    }
+
+    action make_result() {
+        hdr.passing.type = packet_type_t.RESULT;
+        hdr.passing.worker = EVERY_WORKER;
+    }
+    action result_to_workers() {
+        make_result();
+        manager.mcast_grp_a = hdr.passing.job;
+        meta.forward = 0;
+    }
+    action result_to_sender() {
+        make_result();
+        address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
+    }
+    table next_step {
+        key = {
+            meta.pass: exact;
+            meta.verdict: ternary;
+        }
+        actions = { drop_it; pass_again; result_to_workers; result_to_sender; NoAction; }
+        const entries = {
+#if ONE_WORD
+            (pass_t.FIRST, verdict_t.COMPLETE): pass_again(pass_t.HIGH);
+            (pass_t.FIRST, verdict_t.FORWARDED): pass_again(pass_t.HIGH);
+            (pass_t.FIRST, verdict_t.RESEND): pass_again(pass_t.LOW);
+            (pass_t.FIRST, verdict_t.FORWARDED_AGAIN): pass_again(pass_t.LOW);
+            (pass_t.LOW, verdict_t.RESEND): pass_again(pass_t.HIGH);
+            (pass_t.LOW, verdict_t.FORWARDED_AGAIN): pass_again(pass_t.HIGH);
+#endif
+            (pass_t.TRANSLATED, _): pass_again(pass_t.ANSWER);
+            (LAST_PASS, verdict_t.COMPLETE): result_to_workers();
+            (LAST_PASS, verdict_t.RESEND): result_to_sender();
+            (LAST_PASS, verdict_t.FORWARDED): NoAction();
+            (LAST_PASS, verdict_t.FORWARDED_AGAIN): NoAction();
+            (pass_t.ANSWER, verdict_t.ANSWERED): result_to_workers();
+        }
+        const default_action = drop_it;
+        size = 16;
+    }
+
+    // The sum becomes one contribution; `slot_shift` is the parent's first slot minus ours, modulo 2^16.
+    action sum_to_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_shift, mac_t mac, ip_t ip,
+                         bit<16> udp_port) {
+        hdr.passing.job = job;
+        hdr.passing.epoch = epoch;
+        hdr.passing.worker = worker;
+        hdr.passing.slot = hdr.passing.slot + slot_shift;
+        address_to(hdr, mac, ip, udp_port);
+    }
+    table parent {
+        key = { hdr.passing.job: exact @name("job"); }
+        actions = { sum_to_parent; @defaultonly drop_it; }
+        const default_action = drop_it;
+        size = JOBS_MAX;
+    }
+
+    apply {
+        next_step.apply();
+        if (meta.pass == LAST_PASS &&
+            (meta.verdict == verdict_t.FORWARDED || meta.verdict == verdict_t.FORWARDED_AGAIN)) {
+            parent.apply();
+        }
+    }
+}
+
+#endif  // P4_TNA_NEXT_STEP_P4_

@@ -1,0 +1,184 @@
+// jax-passing for Tofino 1 (tna) and Tofino 2 (t2na). Its resources, and the tables that the control plane fills:
+// docs/p4.md.
+#include <core.p4>
+#if __TARGET_TOFINO__ == 1
+#include <tna.p4>
+#else
+#include <t2na.p4>
+#endif
+
+#include "lane_header.p4"
+#include "../headers.p4"
+#include "metadata.p4"
+#include "../parser.p4"
+
+#include "own_address.p4"
+#include "admission.p4"
+#include "slot_check.p4"
+#include "lanes.p4"
+#include "next_step.p4"
+#include "forward.p4"
+#include "replication.p4"
+
+#define IPV4_FIELDS(ip) { ip.ip_version, ip.header_words, ip.traffic_class, ip.total_bytes, ip.identification, \
+                          ip.reserved, ip.dont_fragment, ip.more_fragments, ip.fragment_offset, ip.ttl, ip.protocol, \
+                          ip.src_ip, ip.dst_ip }
+
+// --- Ingress
+
+parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
+                     out ingress_intrinsic_metadata_t arrival) {
+    HostPacket() host_packet;
+
+    state start {
+        packet.extract(arrival);
+        packet.advance(PORT_METADATA_SIZE);
+        meta.pass = pass_t.FIRST;
+        meta.verdict = verdict_t.MALFORMED;
+        meta.own_mac = 0;
+        meta.to_us = 0;
+        meta.forward = 1;
+        meta.accepted = 0;
+        meta.fresh = 0;
+        meta.index = 0;
+        meta.worker = 0;
+        meta.others = 0;
+        meta.held_format = 0;
+        meta.own = 0;
+        meta.left = 0;
+        meta.slot_step = slot_step_t.STALE;
+        meta.lanes_step = lanes_step_t.LEAVE;
+        transition select(arrival.ingress_port) {
+            RECIRCULATION_PORT &&& 0x7F: recirculated;
+            default: host_packet_;
+        }
+    }
+
+    state recirculated {
+        packet.extract(meta.recirculation);
+        meta.pass = meta.recirculation.pass;
+        meta.verdict = meta.recirculation.verdict;
+        transition host_packet_;
+    }
+
+    state host_packet_ {
+        host_packet.apply(packet, hdr);
+        transition accept;
+    }
+}
+
+control Ingress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                in ingress_intrinsic_metadata_from_parser_t parsed,
+                inout ingress_intrinsic_metadata_for_deparser_t departure,
+                inout ingress_intrinsic_metadata_for_tm_t manager) {
+    OwnAddress() own_address;
+    Admission() admission;
+    SlotCheck() slot_check;
+    Lanes() lanes;
+    NextStep() next_step;
+    AnswerArp() answer_arp;
+    AnswerPing() answer_ping;
+    Forward() forward;
+    Counter<bit<32>, bit<8>>(VERDICTS, CounterType_t.PACKETS) verdicts;
+
+    apply {
+        meta.recirculation.setInvalid();
+        own_address.apply(hdr, meta);
+
+        if (hdr.lanes.isValid()) {
+            meta.index = hdr.passing.slot[14:0] ++ hdr.passing.version[0:0];
+            admission.apply(hdr, meta);
+            if (meta.accepted == 1) { slot_check.apply(hdr, meta); }
+            lanes.apply(hdr, meta);
+        }
+
+        if (meta.to_us == 1) {
+            if (hdr.passing.isValid()) {
+                if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
+                next_step.apply(hdr, meta, arrival, departure, manager);
+            } else if (hdr.arp.isValid() && hdr.arp.operation == ARP_REQUEST) {
+                answer_arp.apply(hdr, meta);
+            } else if (hdr.icmp.isValid() && hdr.icmp.type == ECHO_REQUEST) {
+                answer_ping.apply(hdr, meta);
+            } else {
+                departure.drop_ctl = 1;
+            }
+        }
+        if (meta.forward == 1) { forward.apply(hdr, arrival, manager); }
+    }
+}
+
+control IngressDeparser(packet_out packet, inout headers_t hdr, in metadata_t meta,
+                        in ingress_intrinsic_metadata_for_deparser_t departure) {
+    Checksum() ipv4_checksum;
+
+    apply {
+        if (meta.to_us == 1) { hdr.ipv4.checksum = ipv4_checksum.update(IPV4_FIELDS(hdr.ipv4)); }
+        packet.emit(meta.recirculation);
+        packet.emit(hdr);
+    }
+}
+
+// --- Egress: copies of results alone, and what is flooded
+
+struct egress_metadata_t {}
+
+parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t meta,
+                    out egress_intrinsic_metadata_t departure) {
+    state start {
+        packet.extract(departure);
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type) {
+            ETHERTYPE_IPV4: ipv4;
+            default: accept;
+        }
+    }
+
+    state ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.header_words, hdr.ipv4.protocol) {
+            (5, IP_PROTOCOL_UDP): udp;
+            default: accept;
+        }
+    }
+
+    state udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port) {
+            PASSING_PORT: passing;
+            default: accept;
+        }
+    }
+
+    state passing {
+        packet.extract(hdr.passing);
+        transition accept;
+    }
+}
+
+control Egress(inout headers_t hdr, inout egress_metadata_t meta, in egress_intrinsic_metadata_t departure,
+               in egress_intrinsic_metadata_from_parser_t parsed,
+               inout egress_intrinsic_metadata_for_deparser_t deparser_,
+               inout egress_intrinsic_metadata_for_output_port_t port) {
+    Replication() replication;
+
+    apply {
+        if (hdr.passing.isValid()) { replication.apply(hdr, departure.egress_rid); }
+    }
+}
+
+control EgressDeparser(packet_out packet, inout headers_t hdr, in egress_metadata_t meta,
+                       in egress_intrinsic_metadata_for_deparser_t deparser_) {
+    Checksum() ipv4_checksum;
+
+    apply {
+        if (hdr.passing.isValid()) { hdr.ipv4.checksum = ipv4_checksum.update(IPV4_FIELDS(hdr.ipv4)); }
+        packet.emit(hdr.ethernet);
+        packet.emit(hdr.ipv4);
+        packet.emit(hdr.udp);
+        packet.emit(hdr.passing);
+    }
+}
+
+Pipeline(IngressParser(), Ingress(), IngressDeparser(), EgressParser(), Egress(), EgressDeparser()) pipe;
+Switch(pipe) main;

@@ -1,0 +1,52 @@
+"""The program for Tofino follows the protocol, as far as that can be said without one: its text, interpreted."""
+
+import shutil
+
+import pytest
+import tna_model
+
+from jax_passing.conformance import golden, random_exchanges
+from jax_passing.conformance.exchange import difference
+from jax_passing.conformance.model import Job
+from jax_passing.conformance.packet import Packet, decode
+
+pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
+
+
+@pytest.fixture(params=[1, 2], ids=["tofino", "tofino2"])
+def device(request):
+    return tna_model.TofinoDevice(request.param)
+
+
+@pytest.mark.parametrize("case", golden.read(), ids=lambda case: f"{case.section}: {case.description}")
+def test_golden(device, case):
+    if reason := case.not_applicable(device.limits):
+        pytest.skip(reason)
+    fitted = case.fitted(device.limits)
+    assert difference(fitted, device.play(fitted)) == ""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random(device, seed):
+    exchange = random_exchanges.exchange(seed, device.limits)
+    assert difference(exchange, device.play(exchange)) == ""
+
+
+def test_a_slot_that_goes_on_between_two_passes_is_not_read():
+    switch = tna_model.Tofino(1)
+    addresses = {"A0": ("10.0.1.1", 1024), "A1": ("10.0.1.2", 1024)}
+    switch.add_job(Job(3, 11, 8, 4, tuple(addresses)), dict(addresses))
+
+    def send(worker, sequence):
+        packet = Packet(job=3, epoch=11, worker=worker, slot=9, sequence=sequence, lanes=(sequence,) * tna_model.LANES)
+        verdict, sent = switch.on_packet(packet.encode(), addresses[f"A{worker}"])
+        assert not sent
+        return verdict
+
+    switch.slow = True
+    assert [send(0, 7), send(1, 7)] == ["added", "complete"]
+    assert [(to, decode(out).lanes) for to, out in switch.pass_on()] == [("A0", (14,) * 64), ("A1", (14,) * 64)]
+    assert [send(0, 7), send(1, 8)] == ["resend", "added"]  # by protocol worker 1 has the result of 7, worker 0 lost it
+    assert switch.pass_on() == []
+    assert send(0, 8) == "complete"
+    assert [(to, decode(out).sequence) for to, out in switch.pass_on()] == [("A0", 8), ("A1", 8)]
