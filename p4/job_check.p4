@@ -8,21 +8,21 @@
 
 control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     // Who may send this packet, and in which epoch and slots.
-    ip_t ip = 0;
-    bit<16> udp_port = 0;
-    bit<16> epoch = 0;
-    bit<16> slot_first = 0;
+    ip_t sender_ip = 0;
+    bit<16> sender_port = 0;
+    bit<16> right_epoch = 0;
+    bit<16> slots_from = 0;
 
-    action set_job(bit<16> epoch_, bit<32> admission, bit<16> slot_first_, bit<16> slot_count, bitmap_t workers,
+    action set_job(bit<16> epoch, bit<32> admission, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
                    bit<16> group) {
-        meta.job.epoch = epoch_;
+        meta.job.epoch = epoch;
         meta.job.admission = admission;
-        meta.job.slot_first = slot_first_;
+        meta.job.slot_first = slot_first;
         meta.job.slot_count = slot_count;
         meta.job.workers = workers;
         meta.job.group = group;
-        epoch = epoch_;
-        slot_first = slot_first_;
+        right_epoch = epoch;
+        slots_from = slot_first;
     }
     table job {
         key = { meta.job.number: exact @name("job"); }
@@ -31,10 +31,10 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
         size = JOBS_MAX;
     }
 
-    action set_worker(bitmap_t bit_, ip_t ip_, bit<16> udp_port_) {
-        meta.worker_bit = bit_;
-        ip = ip_;
-        udp_port = udp_port_;
+    action set_worker(bitmap_t worker_bit, ip_t ip, bit<16> udp_port) {
+        meta.worker_bit = worker_bit;
+        sender_ip = ip;
+        sender_port = udp_port;
     }
     table worker {
         key = {
@@ -44,26 +44,6 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
         actions = { set_worker; @defaultonly NoAction; }
         const default_action = NoAction;
         size = 16 * JOBS_MAX;
-    }
-
-    // A tree: the job's parent, and which job here a job of the parent is.
-    action set_parent(bit<16> job_, bit<16> epoch_, bit<16> worker_, bit<16> slot_first_, mac_t mac, ip_t ip_,
-                      bit<16> udp_port_, bit<9> port) {
-        meta.parent = { job_, epoch_, worker_, slot_first_, mac, ip_, udp_port_, port };
-    }
-    table parent {
-        key = { meta.job.number: exact @name("job"); }
-        actions = { set_parent; @defaultonly NoAction; }
-        const default_action = NoAction;
-        size = JOBS_MAX;
-    }
-
-    action set_own_job(bit<16> job_) { meta.job.number = job_; }
-    table parent_job {
-        key = { hdr.passing.job: exact @name("job"); }
-        actions = { set_own_job; @defaultonly NoAction; }
-        const default_action = NoAction;
-        size = JOBS_MAX;
     }
 
     bool job_known;
@@ -103,24 +83,21 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     apply {
         meta.passed = true;
         meta.worker_bit = 0;
-        meta.job.number = hdr.passing.job;
-        if (hdr.passing.type == packet_type_t.RESULT) { meta.from_parent = parent_job.apply().hit; }
         job_known = job.apply().hit;
-        meta.has_parent = parent.apply().hit;
         if (meta.from_parent) {
             worker_known = hdr.passing.worker == EVERY_WORKER;
-            ip = meta.parent.ip;
-            udp_port = meta.parent.udp_port;
-            epoch = meta.parent.epoch;
-            slot_first = meta.parent.slot_first;
+            sender_ip = meta.parent.ip;
+            sender_port = meta.parent.udp_port;
+            right_epoch = meta.parent.epoch;
+            slots_from = meta.parent.slot_first;
         } else {
             worker_known = worker.apply().hit;
         }
 
         // A slot before the first wraps to a large offset: no partition reaches beyond 32,768.
-        bit<16> offset = hdr.passing.slot - slot_first;
-        same_epoch = hdr.passing.epoch == epoch;
-        same_source = hdr.ipv4.src_ip == ip && hdr.udp.src_port == udp_port;
+        bit<16> offset = hdr.passing.slot - slots_from;
+        same_epoch = hdr.passing.epoch == right_epoch;
+        same_source = hdr.ipv4.src_ip == sender_ip && hdr.udp.src_port == sender_port;
         slot_inside = offset < meta.job.slot_count;
         type_taken = hdr.passing.type == packet_type_t.CONTRIBUTION || meta.from_parent;
         checks.apply();

@@ -7,7 +7,7 @@
 
 #include "headers.p4"
 
-parser HostPacket(packet_in packet, inout headers_t hdr) {
+parser HostPacket(packet_in packet, out headers_t hdr) {
     state start {
         packet.extract(hdr.ethernet);
         transition select(hdr.ethernet.ether_type) {

@@ -121,7 +121,7 @@ class P4DataPlane:
             key = {**number, "worker": worker}
             address = {"ip": ip_number(way.address), "udp_port": udp_port}
             entries.append(Entry("receiver", key, "to_worker", {"mac": mac_number(way.mac), **address}))
-            entries.append(Entry("worker", key, "set_worker", {"bit": 1 << worker, **address}))
+            entries.append(Entry("worker", key, "set_worker", {"worker_bit": 1 << worker, **address}))
         if job.parent is not None:
             entries += self._parent_entries(job)
         workers = (1 << len(job.addresses)) - 1

@@ -10,6 +10,7 @@
 #include "neighbours.p4"
 #include "forward.p4"
 #include "own_address.p4"
+#include "../parents.p4"
 #include "../job_check.p4"
 #include "slot_check.p4"
 #include "sticky_flags.p4"
@@ -17,7 +18,7 @@
 #include "next_step.p4"
 #include "replication.p4"
 
-parser Parse(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     HostPacket() host_packet;
 
     state start {
@@ -26,18 +27,24 @@ parser Parse(packet_in packet, out headers_t hdr, inout metadata_t meta, inout s
     }
 }
 
-control VerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
+// All of the IPv4 header but its checksum.
+#define IPV4_FIELDS(ip) { ip.ip_version, ip.header_words, ip.traffic_class, ip.total_bytes, ip.identification, \
+                          ip.reserved, ip.dont_fragment, ip.more_fragments, ip.fragment_offset, ip.ttl, ip.protocol, \
+                          ip.src_ip, ip.dst_ip }
+
+control CheckIpv4(inout headers_t hdr, inout metadata_t meta) {
     apply {
-        verify_checksum(hdr.udp.isValid(), IPV4_FIELDS, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        verify_checksum(hdr.udp.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
     }
 }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+control PassingIngress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     Neighbours() neighbours;
     Forward() forward;
     OwnAddress() own_address;
     AnswerArp() answer_arp;
     AnswerPing() answer_ping;
+    Parents() parents;
     JobCheck() job_check;
     SlotCheck() slot_check;
     StickyFlags() sticky_flags;
@@ -53,6 +60,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
             if (!hdr.lanes.isValid() || standard.checksum_error == 1) {
                 meta.verdict = verdict_t.MALFORMED;
             } else {
+                parents.apply(hdr, meta);
                 job_check.apply(hdr, meta);
                 if (meta.passed) {
                     bit<32> index = (bit<32>)(hdr.passing.slot ++ hdr.passing.version[0:0]);
@@ -62,7 +70,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
                 }
             }
             next_step.apply(hdr, meta, standard);
-            verdicts.count((bit<32>)meta.verdict);
+            verdicts.count((bit<32>)(bit<8>)meta.verdict);
         } else {
             neighbours.apply(hdr, standard);
             if (!meta.to_us) {
@@ -78,7 +86,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
     }
 }
 
-control Egress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+control PassingEgress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     Replication() replication;
 
     apply {
@@ -88,14 +96,14 @@ control Egress(inout headers_t hdr, inout metadata_t meta, inout standard_metada
     }
 }
 
-control ComputeChecksum(inout headers_t hdr, inout metadata_t meta) {
+control SumIpv4(inout headers_t hdr, inout metadata_t meta) {
     apply {
-        update_checksum(meta.to_us && hdr.ipv4.isValid(), IPV4_FIELDS, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.to_us && hdr.ipv4.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
     }
 }
 
-control Deparse(packet_out packet, in headers_t hdr) {
+control DeparsePacket(packet_out packet, in headers_t hdr) {
     apply { packet.emit(hdr); }
 }
 
-V1Switch(Parse(), VerifyChecksum(), Ingress(), Egress(), ComputeChecksum(), Deparse()) main;
+V1Switch(ParsePacket(), CheckIpv4(), PassingIngress(), PassingEgress(), SumIpv4(), DeparsePacket()) main;

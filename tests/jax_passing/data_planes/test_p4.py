@@ -114,8 +114,8 @@ def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
     share = {"epoch": 3, "slot_first": 8, "slot_count": 4, "workers": 0b11, "group": 2}
     assert device.tables["job"] == {(7,): ("set_job", share)}
     assert device.tables["worker"] == {
-        (7, 0): ("set_worker", {"bit": 1, "ip": 0x0A000001, "udp_port": 1001}),
-        (7, 1): ("set_worker", {"bit": 2, "ip": 0x0A000002, "udp_port": 1002}),
+        (7, 0): ("set_worker", {"worker_bit": 1, "ip": 0x0A000001, "udp_port": 1001}),
+        (7, 1): ("set_worker", {"worker_bit": 2, "ip": 0x0A000002, "udp_port": 1002}),
     }
     assert device.tables["receiver"] == {
         (7, 0): ("to_worker", {"mac": MAC + 1, "ip": 0x0A000001, "udp_port": 1001}),
