@@ -150,6 +150,9 @@ class SlotPool:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 
     def remove_job(self, job: int) -> None: ...
+    def state(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
+        """(empty, sequence, bitmap, complete)"""
+
     def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
         """(verdict, to whom, job, worker, packet to send); to "nobody", "every_worker", "worker" or "parent"."""
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from jax_passing import _native
 from jax_passing.conformance.exchange import Exchange, Played
-from jax_passing.conformance.model import Address, Job, Limits
+from jax_passing.conformance.model import Address, Job, Limits, State
 
 
 class Device(Protocol):
@@ -61,12 +61,23 @@ class SlotPool:
             if whom != "nobody":
                 for address in _destinations(jobs[number], whom, worker):
                     received.setdefault(str(address), []).append(packet)
+        states = {
+            (slot, version): _state(pool.state(slot, version))
+            for job in exchange.jobs
+            for slot in range(job.slot_first, job.slot_first + job.slot_count)
+            for version in (0, 1)
+        }
         for number in jobs:
             pool.remove_job(number)
-        return Played(received, verdicts=verdicts)
+        return Played(received, verdicts=verdicts, states=states)
 
     def close(self) -> None:
         pass
+
+
+def _state(told: tuple[bool, int, int, bool]) -> State:
+    empty, sequence, bitmap, complete = told
+    return State(empty, sequence, frozenset(bit for bit in range(64) if bitmap >> bit & 1), complete)
 
 
 def _destinations(job: Job, whom: str, worker: int) -> Sequence[Address]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from jax_passing.conformance.model import Job, Limits, Parent, Switch
+from jax_passing.conformance.model import Job, Limits, Parent, State, Switch
 from jax_passing.conformance.packet import HEADER, LANES_MAX
 
 # The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
@@ -104,8 +104,10 @@ def _widened(packet: bytes, lanes: int) -> bytes:
     return packet[:18] + lanes.to_bytes(2) + (body + tail if surplus >= 0 else body[:surplus])
 
 
-def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
-    """The same packets in; verdicts and packets out as the reference model says."""
+Place = tuple[int, int]  # slot and version
+
+
+def _played_on_model(exchange: Exchange, limits: Limits) -> tuple[Switch, list[Step]]:
     switch = Switch(limits)
     for job in exchange.jobs:
         switch.add_job(job)
@@ -113,7 +115,23 @@ def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
     for step in exchange.steps:
         answer = switch.on_packet(step.packet, step.source)
         steps.append(Step(step.source, step.packet, answer.verdict, tuple(map(str, answer.to)), answer.packet))
-    return replace(exchange, steps=tuple(steps))
+    return switch, steps
+
+
+def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
+    """The same packets in; verdicts and packets out as the reference model says."""
+    return replace(exchange, steps=tuple(_played_on_model(exchange, limits)[1]))
+
+
+def final_states(exchange: Exchange, limits: Limits) -> dict[Place, State]:
+    """What all slot versions of the exchange's jobs hold at the end."""
+    switch, _ = _played_on_model(exchange, limits)
+    return {
+        (slot, version): switch.state(job, slot, version)
+        for job in exchange.jobs
+        for slot in range(job.slot_first, job.slot_first + job.slot_count)
+        for version in (0, 1)
+    }
 
 
 @dataclass(frozen=True)
@@ -124,12 +142,14 @@ class Played:
       received: packets that came to each address, in order.
       verdicts: of each step, if the device can tell.
       counts: how often it came to a verdict, for those that it counts, if it can tell.
+      states: what slot versions hold in the end, if it can tell.
       translate: a packet of the exchange, for these addresses, with the device's own numbers.
     """
 
     received: Mapping[str, Sequence[bytes]]
     verdicts: Sequence[str] | None = None
     counts: Mapping[str, int] | None = None
+    states: Mapping[Place, State] | None = None
     translate: Callable[[bytes, Sequence[str]], bytes] = lambda packet, to: packet
 
 
@@ -157,6 +177,14 @@ def difference(exchange: Exchange, played: Played) -> str:
     unlike = {name: count for name, count in (played.counts or {}).items() if count != expected_counts[name]}
     if unlike:
         return "it counted " + ", ".join(f"{name} {n} times, not {expected_counts[name]}" for name, n in unlike.items())
+    return ""
+
+
+def state_difference(expected: Mapping[Place, State], played: Played) -> str:
+    """The same for what it tells of its slots."""
+    for (slot, version), state in (played.states or {}).items():
+        if state != expected[slot, version]:
+            return f"in the end slot {slot}, version {version} has {state}, expected {expected[slot, version]}"
     return ""
 
 

@@ -6,9 +6,9 @@ import msgspec
 
 from jax_passing import control_messages as messages
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Played
+from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.live_job import LiveJob, RefusedError
-from jax_passing.conformance.model import VERDICTS, Job, Limits
+from jax_passing.conformance.model import VERDICTS, Job, Limits, State
 from jax_passing.conformance.packet import RESULT
 from jax_passing.conformance.parent_role import ParentRole
 
@@ -55,6 +55,7 @@ class LiveSwitch:
             counted = Counter(self._stranger.counters())
             received = self._send(exchange, slots)
             now = self._stranger.counters()
+            states = self._states(exchange, slots)
         except (OSError, msgspec.DecodeError) as error:
             raise DeviceError(f"it doesn't answer any more: {error}") from error
         jobs = [self._stranger, *self._jobs.values()]
@@ -64,6 +65,7 @@ class LiveSwitch:
         return Played(
             received,
             counts=None if any(job.lossy for job in jobs) else counts,
+            states=states,
             translate=lambda packet, to: self._translated(packet, exchange, slots, upwards=to == ("P",)),
         )
 
@@ -109,6 +111,14 @@ class LiveSwitch:
                 for address in (previous, *received):
                     self._fence(address, received)
         return received
+
+    def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State]:
+        return {
+            (job.slot_first + offset, version): self._jobs[_name(job)].state(slots[_name(job)] + offset, version)
+            for job in exchange.jobs
+            for offset in range(SLOT_COUNT)
+            for version in (0, 1)
+        }
 
     def _at(self, address: str) -> tuple[LiveJob, int]:
         return (self._jobs[address[0]], int(address[1:])) if address[0] in self._jobs else (self._stranger, 0)

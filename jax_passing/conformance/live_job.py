@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
 from jax_passing import control_messages as messages
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT
-from jax_passing.conformance.model import Parent
+from jax_passing.conformance.model import Parent, State
 from jax_passing.conformance.packet import EVERY_WORKER, RESULT, Packet
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.control_connection import ControlConnection, connect
@@ -24,6 +25,9 @@ ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
 ATTEMPTS = 5
 HEARTBEATS_PER_LEASE = 6
 PACKET_BYTES_MAX = 65536
+
+
+M = TypeVar("M", bound=messages.Message)
 
 
 class RefusedError(Exception):
@@ -109,6 +113,7 @@ class LiveJob:
         welcomes = [_welcome(worker.control) for worker in self._workers]
         order = sorted(range(self.workers), key=lambda rank: welcomes[rank].worker)
         self._workers = [self._workers[rank] for rank in order]
+        self._ranks = order
         self.welcome = welcome = welcomes[0]
         if welcome.slot_count < 4 * SLOT_COUNT:
             raise DeviceError(f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT}")
@@ -129,14 +134,24 @@ class LiveJob:
             for worker in self._workers:
                 worker.control.send(messages.Heartbeat())
 
-    def counters(self) -> dict[str, int]:
-        """The switch's, of all its jobs."""
+    def _ask(self, question: messages.Message, kind: type[M]) -> M:
         control = self._workers[0].control
-        control.send(messages.CountersQuery())
-        while not isinstance(answer := control.receive(), messages.Counters):
+        control.send(question)
+        while not isinstance(answer := control.receive(), kind):
             if not isinstance(answer, messages.Heartbeat):
                 raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
-        return answer.values
+        return answer
+
+    def counters(self) -> dict[str, int]:
+        """The switch's, of all its jobs."""
+        return self._ask(messages.CountersQuery(), messages.Counters).values
+
+    def state(self, slot: int, version: int) -> State:
+        told = self._ask(messages.Query(slot, version), messages.SlotState)
+        if told.empty:
+            return State()
+        workers = frozenset(range(self.workers)) - frozenset(map(self._ranks.index, told.missing))
+        return State(False, told.sequence, workers, told.complete)
 
     def send(self, worker: int, packet: bytes) -> None:
         self._workers[worker].udp.send(packet)

@@ -86,6 +86,16 @@ class Answer:
     packet: bytes = b""
 
 
+@dataclass(frozen=True)
+class State:
+    """What a switch tells of a slot version, so that people learn who is missing."""
+
+    empty: bool = True
+    sequence: int = 0
+    workers: frozenset[int] = frozenset()  # who is in
+    complete: bool = False  # the result is there
+
+
 @dataclass
 class SlotVersion:
     """What was added, by worker: all of one sequence, format and element count. And the parent's result."""
@@ -133,6 +143,14 @@ class Switch:
 
     def remove_job(self, number: int) -> None:
         self._jobs.pop(number, None)
+
+    def state(self, job: Job, slot: int, version: int) -> State:
+        held = self._held[slot, version]
+        if not held.contributions:
+            return State()
+        full = len(held.contributions) == len(job.workers)
+        complete = full and (job.parent is None or held.from_parent is not None)
+        return State(False, held.first.sequence, frozenset(held.contributions), complete)
 
     def on_packet(self, data: bytes, source: Address) -> Answer:
         try:

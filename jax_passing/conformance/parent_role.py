@@ -101,6 +101,8 @@ class ParentRole:
             match line.receive():
                 case messages.Heartbeat() as beat:
                     line.send(beat)
+                case messages.Ask(id=number):  # who is missing elsewhere: nobody
+                    line.send(messages.Answer(number, (), False, False))
                 case messages.Left(ranks):
                     left.update(ranks)
         line.send(messages.Bye())

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from jax_passing.conformance import golden, limit_cases, random_exchanges
 from jax_passing.conformance.devices import Device
-from jax_passing.conformance.exchange import Exchange, difference
+from jax_passing.conformance.exchange import Exchange, difference, final_states, state_difference
 from jax_passing.conformance.model import Limits
 
 
@@ -35,7 +35,9 @@ def outcome(device: Device, exchange: Exchange) -> Outcome:
     if reason := exchange.not_applicable(device.limits):
         return Outcome(exchange, not_applicable=reason)
     fitted = exchange.fitted(device.limits)
-    return Outcome(exchange, failure=difference(fitted, device.play(fitted)))
+    played = device.play(fitted)
+    states = final_states(fitted, device.limits)
+    return Outcome(exchange, failure=difference(fitted, played) or state_difference(states, played))
 
 
 def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:

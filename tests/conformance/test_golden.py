@@ -7,8 +7,8 @@ import pytest
 
 from jax_passing import _native
 from jax_passing.conformance import golden, random_exchanges
-from jax_passing.conformance.exchange import Played, answered_by_model, difference
-from jax_passing.conformance.model import VERDICTS, Limits, is_newer
+from jax_passing.conformance.exchange import Played, answered_by_model, difference, final_states, state_difference
+from jax_passing.conformance.model import VERDICTS, Limits, State, is_newer
 from jax_passing.conformance.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
 
 CASES = golden.read()
@@ -89,6 +89,10 @@ def test_a_difference_is_told():
     assert "expects nothing more" in difference(case, Played({**right, "X": [last.out]}))
     assert "got 9a010100" in difference(case, Played({**right, "A0": [first.packet]}))
     assert "stale 1 times, not 0" in difference(case, Played(right, counts={"stale": 1}))
+    states = final_states(case, Limits())
+    assert states[9, 0] == State(False, 9, frozenset({0, 1}), True)
+    assert state_difference(states, Played(right, states=states)) == ""
+    assert "slot 9, version 0 has State(empty=True" in state_difference(states, Played(right, states={(9, 0): State()}))
 
 
 def test_packets_may_be_too_long_to_be_valid():

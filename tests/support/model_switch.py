@@ -23,6 +23,7 @@ class ModelDataPlane:
         self.worker_limit = limits.worker_limit
         self._switch, self._fault = Switch(limits), fault
         self._lock = threading.Lock()
+        self._jobs = {}
         self._counts = dict.fromkeys(VERDICTS, 0)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
@@ -44,14 +45,21 @@ class ModelDataPlane:
 
     def add_job(self, job):
         with self._lock:
-            self._switch.add_job(Job(job.job, job.epoch, job.slot_first, job.slot_count, job.addresses))
+            self._jobs[job.job] = Job(job.job, job.epoch, job.slot_first, job.slot_count, job.addresses)
+            self._switch.add_job(self._jobs[job.job])
 
     def remove_job(self, job):
         with self._lock:
             self._switch.remove_job(job)
+            del self._jobs[job]
 
     def slot_version(self, slot, version):
-        return SlotVersion(True, 0, 0, False)
+        with self._lock:
+            job = next(
+                job for job in self._jobs.values() if slot in range(job.slot_first, job.slot_first + job.slot_count)
+            )
+            state = self._switch.state(job, slot, version)
+        return SlotVersion(state.empty, state.sequence, sum(1 << worker for worker in state.workers), state.complete)
 
     def stats(self):
         with self._lock:

@@ -95,6 +95,13 @@ void BindSlotPool(nb::module_& m) {
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none())
       .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
+          "state",
+          [](const SlotPool& self, uint32_t slot, uint8_t version) {
+            const SlotState state = self.State(slot, version);
+            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
+          },
+          "slot"_a, "version"_a)
+      .def(
           "on_packet",
           [](SlotPool& self, const nb::bytes& packet, const HostPort& source) {
             const Action action = self.OnPacket(Span(packet), Resolved(source));
