@@ -81,10 +81,10 @@ class Bmv2:
             if "entries" not in table:  # else they are the program's own
                 self._standard("bm_mt_clear_entries", CONTEXT, table["name"], False)
         held = json.loads(self._replication("bm_mc_get_entries"))
-        for group in held["mgrps"]:
-            self._replication("bm_mc_mgrp_destroy", group["id"])
         for node in held["l1_handles"]:
             self._replication("bm_mc_node_destroy", node["handle"])
+        for group in held["mgrps"]:
+            self._replication("bm_mc_mgrp_destroy", group["id"])
 
     def insert(self, entry: Entry) -> None:
         table = _one("table", self._tables, entry.table)
@@ -126,9 +126,9 @@ class Bmv2:
 
     def delete_group(self, group: int) -> None:
         handle, nodes = self._groups.pop(group)
-        self._replication("bm_mc_mgrp_destroy", handle)
-        for node in nodes:
+        for node in nodes:  # first: a node that still knows a group which is gone brings the server down
             self._replication("bm_mc_node_destroy", node)
+        self._replication("bm_mc_mgrp_destroy", handle)
 
     def counter(self, name: str) -> list[int]:
         array = _one("counter", self._program["counter_arrays"], name)

@@ -64,9 +64,10 @@ control AnswerPing(inout headers_t hdr, in metadata_t meta, inout standard_metad
             hdr.ipv4.src_ip = own_ip;
             hdr.ipv4.ttl = 64;
             hdr.icmp.type = ECHO_REPLY;
-            // The checksum without the request's type (RFC 1624, equation 3): the rest of the message is payload.
-            bit<17> sum = (bit<17>)~hdr.icmp.checksum + 0xF7FF;
-            hdr.icmp.checksum = ~(sum[15:0] + (bit<16>)sum[16:16]);
+            // What the message loses with the request's type, 0x0800, its checksum gains (RFC 1141). It comes out as
+            // 0xFFFF where 0 would do as well, never the other way round: right even for a message of zeros.
+            bit<17> sum = (bit<17>)hdr.icmp.checksum + 0x0800;
+            hdr.icmp.checksum = sum[15:0] + (bit<16>)sum[16:16];
             standard.egress_spec = standard.ingress_port;
         } else {
             mark_to_drop(standard);

@@ -1,0 +1,84 @@
+"""Packets a second through the P4 program in bmv2: `python benchmarks/bmv2_packets.py --lanes 64`.
+
+One port, one worker: each contribution is complete and comes back as the result, so each packet takes the longest way.
+Needs root, p4c-bm2-ss and simple_switch (tests/support/p4_tools.py says where they are looked for).
+"""
+
+import argparse
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import p4_tools
+from frames import IPV4, MAX, SUM, UDP, ethernet, ipv4, passing, udp
+from p4_network import HOSTS
+from p4_switch import Switch
+
+from jax_passing.data_plane import JobSlots
+
+SLOTS = 64
+SEQUENCE_AT = 14 + 20 + 8 + 12
+IN_FLIGHT = 128  # bmv2 drops what exceeds its queues
+
+
+def packets_per_second(switch: Switch, lane_format: int, seconds: float) -> float:
+    mac, ip = HOSTS[0]
+    switch.data_plane.add_job(JobSlots(1, 1, 0, SLOTS, ((ip, 5000),)))
+    frames = []  # one a slot version; only the sequence changes
+    for version in range(2):
+        for slot in range(SLOTS):
+            data = passing([slot] * switch.lanes, slot=slot, version=version, lane_format=lane_format)
+            packet = ipv4(ip, switch.ip, UDP, udp(5000, switch.udp_port, data))
+            frames.append(bytearray(ethernet(mac, switch.mac, IPV4, packet)))
+    port = switch.ports[0]
+
+    def send(position: int) -> None:
+        frame = frames[position % len(frames)]
+        struct.pack_into("!I", frame, SEQUENCE_AT, position)
+        port.send(frame)
+
+    for position in range(IN_FLIGHT):
+        send(position)
+    began, received = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        for _ in range(64):
+            if port.receive() is None:
+                raise SystemExit("a packet was lost: the figure would be wrong")
+            send(received + IN_FLIGHT)
+            received += 1
+    elapsed = time.monotonic() - began
+    for _ in range(IN_FLIGHT):
+        port.receive()
+    switch.data_plane.remove_job(1)
+    return received / elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    print("lanes  format  packets/s: min median max of 3   lanes/s, median")
+    for lanes in options.lanes:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "passing.json"
+            compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+            arguments = ["--arch", "v1model", f"-DLANES={lanes}", "-o", str(program)]
+            p4_tools.compile_program(compiler, p4_tools.V1MODEL, *arguments)
+            switch = Switch(p4_tools.find("simple_switch", "PASSING_BMV2"), program, Path(folder) / "log")
+            try:
+                for name, lane_format in (("sum", SUM), ("max", MAX)):
+                    runs = [packets_per_second(switch, lane_format, options.seconds) for _ in range(3)]
+                    low, median, high = min(runs), statistics.median(runs), max(runs)
+                    print(f"{lanes:5}  {name:6}  {low:8.0f} {median:8.0f} {high:8.0f}  {median * lanes:12.0f}")
+            finally:
+                switch.close()
+
+
+if __name__ == "__main__":
+    main()

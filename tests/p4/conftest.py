@@ -1,0 +1,34 @@
+"""The compiled program, and a switch that runs it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import p4_tools
+import pytest
+from p4_switch import Switch
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Compiles for so many lanes, once."""
+    folder = tmp_path_factory.mktemp("p4")
+
+    def compiled(lanes: int) -> Path:
+        compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+        path = folder / f"passing{lanes}.json"
+        if not path.exists():
+            p4_tools.compile_program(
+                compiler, p4_tools.V1MODEL, "--arch", "v1model", f"-DLANES={lanes}", "-o", str(path)
+            )
+        return path
+
+    return compiled
+
+
+@pytest.fixture(scope="module", params=[64], ids=lambda lanes: f"{lanes} lanes")
+def switch(program, request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
+    bmv2 = p4_tools.find("simple_switch", "PASSING_BMV2")
+    log = tmp_path_factory.mktemp("bmv2") / "log"
+    started = Switch(bmv2, program(request.param), log)
+    yield started
+    started.close()
