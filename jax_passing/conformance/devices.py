@@ -62,7 +62,7 @@ class SlotPool:
                 for address in _destinations(jobs[number], whom, worker):
                     received.setdefault(str(address), []).append(packet)
         states = {
-            (slot, version): _state(pool.state(slot, version))
+            (slot, version): State(*pool.state(slot, version))
             for job in exchange.jobs
             for slot in range(job.slot_first, job.slot_first + job.slot_count)
             for version in (0, 1)
@@ -73,11 +73,6 @@ class SlotPool:
 
     def close(self) -> None:
         pass
-
-
-def _state(told: tuple[bool, int, int, bool]) -> State:
-    empty, sequence, bitmap, complete = told
-    return State(empty, sequence, frozenset(bit for bit in range(64) if bitmap >> bit & 1), complete)
 
 
 def _destinations(job: Job, whom: str, worker: int) -> Sequence[Address]:

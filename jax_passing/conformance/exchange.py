@@ -184,7 +184,7 @@ def state_difference(expected: Mapping[Place, State], played: Played) -> str:
     """The same for what it tells of its slots."""
     for (slot, version), state in (played.states or {}).items():
         if state != expected[slot, version]:
-            return f"in the end slot {slot}, version {version} has {state}, expected {expected[slot, version]}"
+            return f"in the end slot {slot}, version {version} holds {state}, expected {expected[slot, version]}"
     return ""
 
 

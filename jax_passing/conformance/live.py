@@ -113,11 +113,13 @@ class LiveSwitch:
         return received
 
     def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State]:
+        """Of those slot versions that packets were sent to: a question takes longer than a packet."""
+        addressed = {(int.from_bytes(step.packet[10:12]), version) for step in exchange.steps for version in (0, 1)}
         return {
-            (job.slot_first + offset, version): self._jobs[_name(job)].state(slots[_name(job)] + offset, version)
+            (slot, version): self._jobs[_name(job)].state(slots[_name(job)] + slot - job.slot_first, version)
             for job in exchange.jobs
-            for offset in range(SLOT_COUNT)
-            for version in (0, 1)
+            for slot, version in addressed
+            if 0 <= slot - job.slot_first < SLOT_COUNT
         }
 
     def _at(self, address: str) -> tuple[LiveJob, int]:

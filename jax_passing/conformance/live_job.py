@@ -150,8 +150,8 @@ class LiveJob:
         told = self._ask(messages.Query(slot, version), messages.SlotState)
         if told.empty:
             return State()
-        workers = frozenset(range(self.workers)) - frozenset(map(self._ranks.index, told.missing))
-        return State(False, told.sequence, workers, told.complete)
+        missing = sum(1 << self._ranks.index(rank) for rank in told.missing)
+        return State(False, told.sequence, (1 << self.workers) - 1 - missing, told.complete)
 
     def send(self, worker: int, packet: bytes) -> None:
         self._workers[worker].udp.send(packet)

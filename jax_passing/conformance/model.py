@@ -92,8 +92,13 @@ class State:
 
     empty: bool = True
     sequence: int = 0
-    workers: frozenset[int] = frozenset()  # who is in
+    bitmap: int = 0  # bit w: worker w is in
     complete: bool = False  # the result is there
+
+    def __str__(self) -> str:
+        if self.empty:
+            return "nothing"
+        return f"sequence {self.sequence}, workers {self.bitmap:#x}{', complete' * self.complete}"
 
 
 @dataclass
@@ -150,7 +155,8 @@ class Switch:
             return State()
         full = len(held.contributions) == len(job.workers)
         complete = full and (job.parent is None or held.from_parent is not None)
-        return State(False, held.first.sequence, frozenset(held.contributions), complete)
+        bitmap = sum(1 << worker for worker in held.contributions)
+        return State(False, held.first.sequence, bitmap, complete)
 
     def on_packet(self, data: bytes, source: Address) -> Answer:
         try:

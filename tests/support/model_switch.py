@@ -59,7 +59,7 @@ class ModelDataPlane:
                 job for job in self._jobs.values() if slot in range(job.slot_first, job.slot_first + job.slot_count)
             )
             state = self._switch.state(job, slot, version)
-        return SlotVersion(state.empty, state.sequence, sum(1 << worker for worker in state.workers), state.complete)
+        return SlotVersion(state.empty, state.sequence, state.bitmap, state.complete)
 
     def stats(self):
         with self._lock:
