@@ -175,7 +175,11 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
     assert settings.device is not None
     device = read_device(settings.device)
     try:
-        return P4DataPlane(device, Bmv2(device.runtime_address))
+        if settings.data_plane == "bmv2":
+            return P4DataPlane(device, Bmv2(device.runtime_address))
+        from jax_passing.data_planes.p4runtime import P4Runtime  # loads grpc
+
+        return P4DataPlane(device, P4Runtime(device))
     except PipelineError as error:
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
 

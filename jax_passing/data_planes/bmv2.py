@@ -78,7 +78,7 @@ class Bmv2:
         self._handles.clear()
         self._groups.clear()
         for table in self._tables:
-            if "entries" not in table:  # else they are the program's own
+            if table["key"] and "entries" not in table:  # else they are the program's own
                 self._standard("bm_mt_clear_entries", CONTEXT, table["name"], False)
         held = json.loads(self._replication("bm_mc_get_entries"))
         for node in held["l1_handles"]:

@@ -41,8 +41,9 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     ports: Annotated[tuple[Port, ...], Meta(min_length=1)]  # where hosts may be
     neighbours: tuple[Neighbour, ...] = ()
     udp_port: Annotated[int, Meta(ge=1, le=65535)] = UDP_PORT
+    device_id: Annotated[int, Meta(ge=0)] = 0  # p4runtime: the server's number for it
     program: str = ""  # p4runtime: what the compiler made for the device
-    p4info: str = ""  # p4runtime: its description
+    p4info: str = ""  # p4runtime: its description, binary
     lanes: Annotated[int, Meta(ge=3, le=360)] | None = None  # p4runtime: of the program
 
     @property

@@ -1,0 +1,78 @@
+"""P4Info: the names, numbers and widths of a compiled program, as P4Runtime speaks of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax_passing.data_planes import protobuf
+from jax_passing.data_planes.pipeline import PipelineError
+
+# Fields of p4.config.v1.P4Info, and of what it consists of.
+_TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11
+_PREAMBLE, _SIZE = 1, 3
+_ID, _NAME = 1, 2
+_PARTS, _BITWIDTH = 2, 4  # match fields of a table, parameters of an action
+
+
+@dataclass(frozen=True)
+class Part:
+    """A key of a table, or a parameter of an action."""
+
+    number: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A table, action, counter or register. `size`: cells of a counter or register."""
+
+    name: str
+    number: int
+    parts: Mapping[str, Part]
+    size: int
+
+
+class P4Info:
+    """Raises PipelineError if the file is none."""
+
+    def __init__(self, path: str | Path):
+        try:
+            self.encoded = Path(path).read_bytes()
+            info = protobuf.decode(self.encoded)
+            self._tables, self._actions, self._counters, self._registers = (
+                [_thing(message) for message in protobuf.messages(info, field)]
+                for field in (_TABLES, _ACTIONS, _COUNTERS, _REGISTERS)
+            )
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
+
+    def table(self, name: str) -> Thing:
+        return _one("table", self._tables, name)
+
+    def action(self, name: str) -> Thing:
+        return _one("action", self._actions, name)
+
+    def counter(self, name: str) -> Thing:
+        return _one("counter", self._counters, name)
+
+    def register(self, name: str) -> Thing:
+        return _one("register", self._registers, name)
+
+
+def _thing(message: protobuf.Message) -> Thing:
+    preamble = protobuf.decode(protobuf.data(message, _PREAMBLE))
+    size = message.get(_SIZE, [0])[-1]  # action references in a table
+    parts = {
+        protobuf.text(part, _NAME): Part(protobuf.number(part, _ID), protobuf.number(part, _BITWIDTH))
+        for part in protobuf.messages(message, _PARTS)
+    }
+    name, identifier = protobuf.text(preamble, _NAME), protobuf.number(preamble, _ID)
+    return Thing(name, identifier, parts, size if isinstance(size, int) else 0)
+
+
+def _one(kind: str, things: Sequence[Thing], name: str) -> Thing:
+    """That of this name, or whose name ends so."""
+    found = [thing for thing in things if thing.name == name or thing.name.endswith("." + name)]
+    if len(found) != 1:
+        raise PipelineError(f"the P4Info has {len(found)} {kind}s named {name}: is it that of the program in p4/?")
+    return found[0]

@@ -1,0 +1,177 @@
+"""A switch with a P4Runtime server (p4.org's gRPC API): Tofino's agents, bmv2's simple_switch_grpc."""
+
+import queue
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_passing.data_planes import protobuf
+from jax_passing.data_planes.device import Device
+from jax_passing.data_planes.p4info import P4Info, Part, Thing
+from jax_passing.data_planes.pipeline import Entry, PipelineError
+from jax_passing.data_planes.protobuf import encode
+
+try:
+    import grpc
+except ImportError:
+    grpc = None
+
+TIMEOUT_S = 2.0
+PIPELINE_TIMEOUT_S = 60.0  # a device may compile the program
+INSERT, DELETE = 1, 3
+VERIFY_AND_COMMIT = 3
+# Which of an entity's kinds it is.
+TABLE, COUNTER, REPLICATION, REGISTER = 2, 7, 9, 11
+
+
+def _bytes(value: int, part: Part) -> bytes:
+    """Without leading zeros, which is how P4Runtime writes numbers."""
+    assert value.bit_length() <= part.bits, (value, part)
+    return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
+
+
+class P4Runtime:
+    """Made by connecting. Raises PipelineError, as all methods do."""
+
+    def __init__(self, device: Device):
+        if grpc is None:
+            raise PipelineError("P4Runtime needs grpcio: pip install 'jax-passing[p4runtime]'")
+        if not device.program or not device.p4info or device.lanes is None:
+            raise PipelineError("the device file has no program, p4info or lanes, which P4Runtime needs")
+        self._name = device.runtime
+        self._device_id = device.device_id
+        self._info = P4Info(device.p4info)
+        try:
+            self._program = Path(device.program).read_bytes()
+        except OSError as error:
+            raise PipelineError(f"can't read the program: {error}") from error
+        self.lanes = device.lanes
+        self._groups: dict[int, bytes] = {}
+        # The highest election id controls the device: later controllers win over earlier ones.
+        self._election = encode((1, secrets.randbits(63)), (2, 1))
+        self._channel = grpc.insecure_channel(device.runtime)
+        self._stream: Any = None
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    @property
+    def register_cells(self) -> int:
+        return self._info.register("sequence").size
+
+    def attach(self) -> None:
+        self._end_stream()
+        self._become_controller()
+        config = encode((1, self._info.encoded), (2, self._program))
+        request = ((1, self._device_id), (3, self._election), (4, VERIFY_AND_COMMIT), (5, config))
+        self._call("SetForwardingPipelineConfig", encode(*request), PIPELINE_TIMEOUT_S)  # empties everything
+        self._groups.clear()
+
+    def _become_controller(self) -> None:
+        """A stream that stays open says who controls the device."""
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        requests.put(encode((1, encode((1, self._device_id), (3, self._election)))))
+        self._requests = requests
+        answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        call = self._channel.stream_stream("/p4.v1.P4Runtime/StreamChannel")(iter(requests.get, None))
+        self._stream = call
+
+        def read() -> None:
+            try:
+                for answer in call:
+                    answers.put(answer)
+            except grpc.RpcError as error:
+                answers.put(error)
+
+        threading.Thread(target=read, name="jax_passing-p4runtime", daemon=True).start()
+        try:
+            answer = answers.get(timeout=TIMEOUT_S)
+        except queue.Empty:
+            raise PipelineError(f"no answer from the P4Runtime server at {self._name}") from None
+        if isinstance(answer, Exception):
+            raise self._error("StreamChannel", answer)
+        arbitration = protobuf.decode(protobuf.data(protobuf.decode(answer), 1))
+        status = protobuf.decode(protobuf.data(arbitration, 4))
+        if protobuf.number(status, 1) != 0:
+            raise PipelineError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._requests.put(None)
+            self._stream.cancel()
+            self._stream = None
+
+    def _error(self, method: str, error: Any) -> PipelineError:
+        return PipelineError(f"P4Runtime server at {self._name}: {method}: {error.code().name} {error.details()}")
+
+    def _call(self, method: str, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
+        try:
+            answer: bytes = self._channel.unary_unary(f"/p4.v1.P4Runtime/{method}")(request, timeout=timeout_s)
+            return answer
+        except grpc.RpcError as error:
+            raise self._error(method, error) from error
+
+    def _write(self, kind: int, entity: bytes) -> None:
+        update = encode((1, kind), (2, entity))
+        self._call("Write", encode((1, self._device_id), (3, self._election), (4, update)))
+
+    def _read(self, entity: bytes) -> Iterator[protobuf.Message]:
+        request = encode((1, self._device_id), (2, entity))
+        try:
+            for answer in self._channel.unary_stream("/p4.v1.P4Runtime/Read")(request, timeout=TIMEOUT_S):
+                yield from protobuf.messages(protobuf.decode(answer), 1)
+        except grpc.RpcError as error:
+            raise self._error("Read", error) from error
+
+    def _match(self, table: Thing, entry: Entry) -> list[protobuf.Field]:
+        assert set(table.parts) == set(entry.match), (table, entry)
+        return [
+            (2, encode((1, part.number), (2, encode((1, _bytes(entry.match[name], part))))))
+            for name, part in table.parts.items()
+        ]
+
+    def insert(self, entry: Entry) -> None:
+        table, action = self._info.table(entry.table), self._info.action(entry.action)
+        assert set(action.parts) == set(entry.parameters), (action, entry)
+        parameters = [
+            (4, encode((2, part.number), (3, _bytes(entry.parameters[name], part))))
+            for name, part in action.parts.items()
+        ]
+        call = encode((1, encode((1, action.number), *parameters)))
+        self._write(INSERT, encode((TABLE, encode((1, table.number), *self._match(table, entry), (3, call)))))
+
+    def delete(self, entry: Entry) -> None:
+        table = self._info.table(entry.table)
+        self._write(DELETE, encode((TABLE, encode((1, table.number), *self._match(table, entry)))))
+
+    def entry_count(self, table: str) -> int:
+        return sum(1 for _ in self._read(encode((TABLE, encode((1, self._info.table(table).number))))))
+
+    def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
+        copies = [(2, encode((1, port), (2, number))) for port, number in replicas]
+        entity = encode((REPLICATION, encode((1, encode((1, group), *copies)))))
+        self._write(INSERT, entity)
+        self._groups[group] = entity
+
+    def delete_group(self, group: int) -> None:
+        self._write(DELETE, self._groups.pop(group))
+
+    def counter(self, name: str) -> list[int]:
+        counter = self._info.counter(name)
+        packets = [0] * counter.size
+        for entity in self._read(encode((COUNTER, encode((1, counter.number))))):
+            cell = protobuf.decode(protobuf.data(entity, COUNTER))
+            index = protobuf.number(protobuf.decode(protobuf.data(cell, 2)), 1)
+            packets[index] = protobuf.number(protobuf.decode(protobuf.data(cell, 3)), 2)
+        return packets
+
+    def register(self, name: str, index: int) -> int:
+        register = self._info.register(name)
+        for entity in self._read(encode((REGISTER, encode((1, register.number), (2, encode((1, index))))))):
+            cell = protobuf.decode(protobuf.data(entity, REGISTER))
+            return int.from_bytes(protobuf.data(protobuf.decode(protobuf.data(cell, 3)), 1), "big")
+        raise PipelineError(f"{self._name} doesn't tell what the register {name} holds")
+
+    def close(self) -> None:
+        self._end_stream()
+        self._channel.close()

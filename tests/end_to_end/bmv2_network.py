@@ -1,0 +1,156 @@
+"""Hosts on the ports of simple_switch, each in a network namespace of its own, as is the control plane.
+
+The control plane is one more host on the device's last port, and reaches the device's Thrift server over a management
+link: so the hosts' TCP connections are ordinary traffic through the device.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import p4_tools
+
+from .conftest import PROGRAMS, Process
+
+NETWORK = "10.86.0"
+DEVICE, CONTROL = f"{NETWORK}.254", f"{NETWORK}.253"
+MANAGEMENT = "10.87.0"
+THRIFT = 9090
+PORT = 7171
+BAD_LINK = Path(__file__).parents[1] / "support" / "bad_link.py"
+# Frames must be what a network card would send: whole, one packet each, with their checksums.
+OFFLOADS = ["tx", "off", "rx", "off", "gso", "off", "gro", "off", "tso", "off"]
+
+
+class Bmv2Network:
+    """`faults`: (loss, duplicate, delay) of each host's link, probabilities each way."""
+
+    def __init__(
+        self, folder: Path, program: Path, hosts: int, faults: tuple[float, float, float] | None = None
+    ) -> None:
+        self.folder, self.program, self.hosts, self.faults = folder, program, hosts, faults
+        self.processes: list[Process] = []
+        self._names = ["device", "control", *(["wire"] if faults else []), *map(str, range(hosts))]
+
+    def namespace(self, name: str) -> str:
+        return f"bmv2-{os.getpid()}-{name}"
+
+    def run(self, *command: str, inside: str | None = None) -> str:
+        prefix = ["ip", "netns", "exec", self.namespace(inside)] if inside else []
+        done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def start(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> Process:
+        environment = {"PYTHONUNBUFFERED": "1", **(env or {})}
+        process = Process(["ip", "netns", "exec", self.namespace(name), *command], environment)
+        self.processes.append(process)
+        return process
+
+    def build(self) -> None:
+        for name in self._names:
+            self.run("ip", "netns", "add", self.namespace(name))
+            self.run("ip", "-n", self.namespace(name), "link", "set", "lo", "up")
+        for host in range(self.hosts):
+            if self.faults:
+                self._link(str(host), "eth0", "wire", f"near{host}")
+                self._link("wire", f"far{host}", "device", f"port{host}")
+            else:
+                self._link(str(host), "eth0", "device", f"port{host}")
+            self._address(str(host), "eth0", f"{NETWORK}.{host + 1}")
+        self._link("control", "eth0", "device", f"port{self.hosts}")
+        self._address("control", "eth0", CONTROL)
+        self._link("control", "management", "device", "management")
+        self._address("control", "management", f"{MANAGEMENT}.2")
+        self._address("device", "management", f"{MANAGEMENT}.1")
+        if self.faults:
+            links = [f"near{host},far{host}" for host in range(self.hosts)]
+            wire = self.start("wire", [sys.executable, str(BAD_LINK), "1", *map(str, self.faults), *links])
+            wire.wait_for("ready", 10)
+
+    def _link(self, one: str, device: str, other: str, peer: str) -> None:
+        ends = (one, device), (other, peer)
+        add = ["ip", "-n", self.namespace(one), "link", "add", device, "type", "veth"]
+        self.run(*add, "peer", "name", peer, "netns", self.namespace(other))
+        for name, end in ends:
+            # No neighbour discovery among the packets that are counted.
+            self.run("sysctl", "-qw", f"net.ipv6.conf.{end}.disable_ipv6=1", inside=name)
+            self.run("ethtool", "-K", end, *OFFLOADS, inside=name)
+            self.run("ip", "-n", self.namespace(name), "link", "set", end, "up")
+
+    def _address(self, name: str, device: str, address: str) -> None:
+        self.run("ip", "-n", self.namespace(name), "address", "add", f"{address}/24", "dev", device)
+
+    def start_device(self) -> Process:
+        simple_switch = p4_tools.find("simple_switch", "PASSING_BMV2")
+        ports = [word for port in range(self.hosts + 1) for word in ("-i", f"{port}@port{port}")]
+        command = [simple_switch, *ports, "--thrift-port", str(THRIFT)]
+        if "--notifications-addr" in subprocess.run([simple_switch, "--help"], capture_output=True, text=True).stdout:
+            command += ["--notifications-addr", f"ipc://{self.folder}/notifications.ipc"]
+        device = self.start("device", [*command, str(self.program)])
+        until = time.monotonic() + 20
+        while f":{THRIFT} " not in self.run("ss", "-ltn", inside="device"):
+            assert time.monotonic() < until, f"no Thrift server:\n{device.text}"
+            time.sleep(0.05)
+        return device
+
+    def start_switch(self, *flags: str) -> Process:
+        file = self.folder / "device.toml"
+        file.write_text(
+            f'runtime = "{MANAGEMENT}.1:{THRIFT}"\naddress = "{DEVICE}"\nmac = "02:00:00:00:00:fe"\n'
+            f"ports = {json.dumps(list(range(self.hosts + 1)))}\n"
+        )
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "jax_passing.cli",
+            "switch",
+            "--listen",
+            f"{CONTROL}:{PORT}",
+            "--verbose",
+        ]
+        switch = self.start("control", [*command, "--data-plane", "bmv2", "--device", str(file), *flags])
+        switch.wait_for("listening on", 30)
+        return switch
+
+    def start_hosts(
+        self, program: Path | str, *arguments: str, world_size: int | None = None, **env: str
+    ) -> list[Process]:
+        """A JAX process on each host, or on the first `world_size` ones."""
+        path = PROGRAMS / program  # stays as it is if absolute
+        return self.start_command([sys.executable, str(path), *arguments], path.name, world_size, **env)
+
+    def start_command(
+        self, command: Sequence[str], job: str, world_size: int | None = None, **env: str
+    ) -> list[Process]:
+        size = world_size or self.hosts
+        common = {
+            "JAX_PASSING_SWITCH": f"{CONTROL}:{PORT}",
+            "JAX_PASSING_JOB": job,
+            "JAX_PASSING_WORLD_SIZE": str(size),
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_PLATFORMS": "cpu",
+            **env,
+        }
+        return [self.start(str(rank), command, {**common, "JAX_PASSING_RANK": str(rank)}) for rank in range(size)]
+
+    def remove(self) -> None:
+        for process in self.processes:
+            process.stop()
+        for name in self._names:
+            if Path("/run/netns", self.namespace(name)).exists():
+                self.run("ip", "netns", "delete", self.namespace(name))
+
+
+def counters(switch: Process) -> dict[str, int]:
+    """Ends the switch, which then tells what it counted."""
+    switch.popen.terminate()
+    assert switch.wait(20) == 0, switch.text
+    last = switch.wait_for("^shut down: (.*)", 1)[1]
+    return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", last)}

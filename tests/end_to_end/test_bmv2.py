@@ -1,0 +1,157 @@
+"""Hosts through the P4 program on bmv2: the bits of the C++ switch, whatever happens to packets and to the device."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import p4_tools
+import pytest
+
+from .bmv2_network import CONTROL, DEVICE, PORT, Bmv2Network, counters
+
+if TYPE_CHECKING:
+    from .conftest import Cluster, Process
+
+LANES = 64
+TRAIN = Path(__file__).parents[2] / "examples" / "train_digits.py"
+FORGE = Path(__file__).parents[1] / "support" / "forge.py"
+FAULTS = (0.01, 0.01, 0.1)
+
+
+def _missing() -> str | None:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [tool for tool in ("ip", "ss", "ethtool") if shutil.which(tool) is None]
+    return f"{', '.join(absent)} not found" if absent else None
+
+
+pytestmark = [
+    pytest.mark.skipif(_missing() is not None, reason=f"no network of our own: {_missing()}"),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+    path = tmp_path_factory.mktemp("p4") / "passing.json"
+    p4_tools.compile_program(compiler, p4_tools.V1MODEL, "--arch", "v1model", f"-DLANES={LANES}", "-o", str(path))
+    return path
+
+
+@pytest.fixture
+def build(tmp_path: Path, program: Path) -> Iterator[Callable[..., Bmv2Network]]:
+    networks = []
+
+    def run(hosts: int = 2, faults: tuple[float, float, float] | None = None) -> Bmv2Network:
+        networks.append(Bmv2Network(tmp_path, program, hosts, faults))
+        networks[-1].build()
+        networks[-1].start_device()
+        return networks[-1]
+
+    yield run
+    for network in networks:
+        network.remove()
+
+
+def finish(processes: "list[Process]", timeout_s: float = 250) -> None:
+    for process in processes:
+        assert process.wait(timeout_s) == 0, process.text
+
+
+def digest(processes: "list[Process]") -> str:
+    finish(processes)
+    (found,) = {process.wait_for(r"^digest (\w+)$", 1)[1] for process in processes}
+    return found
+
+
+def test_every_dtype_and_transform_has_the_bits_of_the_software_switch(
+    build: Callable[..., Bmv2Network], cluster: "Cluster"
+) -> None:
+    network = build()
+    switch = network.start_switch()
+    through_p4 = digest(network.start_hosts("sums.py"))
+    counted = counters(switch)
+    assert counted["complete"] > 1000
+    assert not {name for name in counted if name.startswith("foreign") or name == "malformed"}
+    assert digest(cluster.start("sums.py", devices=1)) == through_p4
+
+
+def test_loss_and_reordering_and_repetition_change_no_bit(
+    build: Callable[..., Bmv2Network], cluster: "Cluster"
+) -> None:
+    network = build(faults=FAULTS)
+    switch = network.start_switch()
+    through_p4 = digest(network.start_hosts("sums.py"))
+    counted = counters(switch)
+    assert min(counted[verdict] for verdict in ("resend", "duplicate", "stale")) > 0, counted
+    assert digest(cluster.start("sums.py", devices=1)) == through_p4
+
+
+def test_training(build: Callable[..., Bmv2Network], cluster: "Cluster") -> None:
+    network = build()
+    network.start_switch()
+    told = []
+    for processes in (network.start_hosts(TRAIN), cluster.start(str(TRAIN), devices=1)):
+        finish(processes)
+        told.append(processes[0].text)
+    # Parameters, to all digits that are told, and accuracy.
+    lines = [re.findall(r"^(?:accuracy|reference) .*", text, re.M) for text in told]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 2
+
+
+def test_bench(build: Callable[..., Bmv2Network]) -> None:
+    network = build()
+    network.start_switch()
+    sizes = ["bench", "-b", "1K", "-e", "64K", "--iterations", "2"]
+    hosts = network.start_command([sys.executable, "-P", "-m", "jax_passing.cli", *sizes], job="bench")
+    finish(hosts)
+    rows = re.findall(r"^\s*(\d+) +\d+ +float32 .* (\d+)\s*$", hosts[0].text, re.M)
+    assert rows == [(str(size), "0") for size in (1024, 4096, 16384, 65536) for _ in range(2)], hosts[0].text
+
+
+def test_jobs_at_once(build: Callable[..., Bmv2Network]) -> None:
+    network = build()
+    switch = network.start_switch()
+    jobs = [network.start_hosts("matching.py", "2", JAX_PASSING_JOB=job) for job in ("one", "two", "three")]
+    for processes in jobs:
+        finish(processes)
+    assert counters(switch)["epochs_started"] == 3
+
+
+def test_forged_packets_change_nothing(build: Callable[..., Bmv2Network]) -> None:
+    network = build(hosts=3)
+    switch = network.start_switch()
+    hosts = network.start_hosts("steps.py", world_size=2)
+    for host in hosts:
+        host.wait_for("^step 0$", 100)
+    network.start("2", [sys.executable, str(FORGE), DEVICE, str(PORT), "1", "1", "2", str(LANES)])
+    for host in hosts:
+        host.wait_for("^step 100$", 200)  # wrong sums end it
+        assert host.popen.poll() is None, host.text
+    counted = counters(switch)
+    refused = "malformed foreign_job foreign_epoch foreign_worker foreign_source"
+    assert min(counted.get(verdict, 0) for verdict in refused.split()) > 10, counted
+
+
+def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network]) -> None:
+    network = build()
+    switch = network.start_switch()
+    device = network.processes[0]
+    hosts = network.start_hosts("endless.py", "20", NEXT_SWITCH=f"{CONTROL}:{PORT}")
+    for host in hosts:
+        host.wait_for("running as process", 100)
+    device.stop()
+    network.start_device()
+    for host in hosts:
+        host.wait_for("^raised SwitchLostError after", 60)
+    switch.wait_for("is served again", 20)
+    finish(hosts)  # each has joined a new job
+    for host in hosts:
+        host.wait_for("went on with 1.0", 1)
+    assert counters(switch)["epochs_started"] == 3

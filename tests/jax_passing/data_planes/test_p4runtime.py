@@ -1,0 +1,242 @@
+"""P4Runtime over gRPC: a server in this process that keeps what it is told, as the API's specification says."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jax_passing.data_plane import JobSlots
+from jax_passing.data_planes.device import Device, Neighbour
+from jax_passing.data_planes.p4 import VERDICTS, P4DataPlane
+from jax_passing.data_planes.p4runtime import P4Runtime
+from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.data_planes.protobuf import data, decode, encode, messages, number
+
+grpc = pytest.importorskip("grpc", reason="no grpcio")
+
+TABLES = {
+    "Ingress.own_address.own_address": {"ip": 32},
+    "Ingress.forward.forward": {"mac": 48},
+    "Ingress.job_check.job": {"job": 16},
+    "Ingress.job_check.worker": {"job": 16, "worker": 16},
+    "Egress.replication.receiver": {"job": 16, "worker": 16},
+}
+ACTIONS = {
+    "Ingress.own_address.set_own_mac": {"mac": 48},
+    "Ingress.forward.to_port": {"port": 9},
+    "Ingress.job_check.set_job": {
+        "epoch": 16,
+        "admission": 32,
+        "slot_first": 16,
+        "slot_count": 16,
+        "workers": 64,
+        "group": 16,
+    },
+    "Ingress.job_check.set_worker": {"worker_bit": 64, "ip": 32, "udp_port": 16},
+    "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
+}
+REGISTERS = ("slot_check.admission", "slot_check.sequence", "slot_check.bitmap")
+
+
+def things(names, first):
+    """Tables or actions with their parts."""
+    for index, (name, parts) in enumerate(names.items()):
+        listed = [(2, encode((1, at), (2, part), (4, bits))) for at, (part, bits) in enumerate(parts.items(), start=1)]
+        yield encode((1, encode((1, first + index), (2, name))), *listed)
+
+
+def p4info():
+    cells = [
+        (11, encode((1, encode((1, 300 + at), (2, f"Ingress.{name}"))), (3, 64))) for at, name in enumerate(REGISTERS)
+    ]
+    verdicts = (5, encode((1, encode((1, 200), (2, "Ingress.verdicts"))), (3, len(VERDICTS))))
+    tables = [(2, table) for table in things(TABLES, 1)]
+    return encode(*tables, *((3, action) for action in things(ACTIONS, 100)), verdicts, *cells)
+
+
+class Server:
+    """Entries are kept as {(table, match in bytes): action in bytes}."""
+
+    def __init__(self):
+        self.config = None
+        self.entries, self.groups, self.registers = {}, {}, {}
+        self.elected = b""
+        self.refuses = False
+        handlers = {
+            "StreamChannel": grpc.stream_stream_rpc_method_handler(self.stream),
+            "SetForwardingPipelineConfig": grpc.unary_unary_rpc_method_handler(self.configure),
+            "Write": grpc.unary_unary_rpc_method_handler(self.write),
+            "Read": grpc.unary_stream_rpc_method_handler(self.read),
+        }
+        self.server = grpc.server(ThreadPoolExecutor(8))
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("p4.v1.P4Runtime", handlers),))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+
+    def stream(self, requests, context):
+        for request in requests:
+            arbitration = decode(data(decode(request), 1))
+            assert number(arbitration, 1) == 3
+            self.elected = data(arbitration, 3)
+            code = 6 if self.refuses else 0
+            yield encode((1, encode((1, 3), (3, self.elected), (4, encode((1, code), (2, "another one"))))))
+
+    def configure(self, request, context):
+        message = decode(request)
+        assert (number(message, 1), data(message, 3), number(message, 4)) == (3, self.elected, 3)
+        self.config = decode(data(message, 5))
+        self.entries, self.groups = {}, {}
+        return b""
+
+    def write(self, request, context):
+        message = decode(request)
+        if data(message, 3) != self.elected:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "not the controller")
+        (update,) = messages(message, 4)
+        (entity,) = messages(update, 2)
+        inserts = {1: True, 3: False}[number(update, 1)]
+        (kind,) = entity
+        if kind == 2:
+            entry = decode(data(entity, 2))
+            held, key, value = self.entries, (number(entry, 1), b"".join(entry[2])), data(entry, 3)
+        else:
+            group = decode(data(decode(data(entity, 9)), 1))
+            copies = [(number(copy, 1), number(copy, 2)) for copy in messages(group, 2)]
+            held, key, value = self.groups, number(group, 1), copies
+        if inserts == (key in held):
+            context.abort(grpc.StatusCode.ALREADY_EXISTS if inserts else grpc.StatusCode.NOT_FOUND, "so it is")
+        if inserts:
+            held[key] = value
+        else:
+            del held[key]
+        return b""
+
+    def read(self, request, context):
+        (entity,) = messages(decode(request), 2)
+        (kind,) = entity
+        wanted = decode(data(entity, kind))
+        if kind == 2:
+            for table, match in self.entries:
+                if table == number(wanted, 1):
+                    yield encode((1, encode((2, encode((1, table), (2, match))))))
+        elif kind == 7:
+            cells = [
+                (1, encode((7, encode((1, 200), (2, encode((1, at))), (3, encode((2, 10 * at))))))) for at in range(16)
+            ]
+            yield encode(*cells)
+        else:
+            index = number(decode(data(wanted, 2)), 1)
+            held = self.registers.get((number(wanted, 1), index))
+            if held is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "no registers here")
+            yield encode((1, encode((11, encode((1, number(wanted, 1)), (3, encode((1, held.to_bytes(8, "big")))))))))
+
+    def stop(self):
+        self.server.stop(None).wait(5)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def device(server, tmp_path):
+    (tmp_path / "p4info").write_bytes(p4info())
+    (tmp_path / "program").write_bytes(b"the program")
+    return Device(
+        runtime=f"127.0.0.1:{server.port}",
+        address="10.0.0.254",
+        mac="02:00:00:00:00:fe",
+        ports=(0, 1),
+        neighbours=tuple(Neighbour(f"10.0.0.{n}", f"02:00:00:00:00:0{n}", n - 1) for n in (1, 2)),
+        device_id=3,
+        program=str(tmp_path / "program"),
+        p4info=str(tmp_path / "p4info"),
+        lanes=64,
+    )
+
+
+@pytest.fixture
+def pipeline(device):
+    pipeline = P4Runtime(device)
+    yield pipeline
+    pipeline.close()
+
+
+JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
+
+
+def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    assert (data(server.config, 1), data(server.config, 2)) == (p4info(), b"the program")
+    assert (plane.lanes_per_chunk, plane.slot_total) == (64, 32)
+    assert server.groups == {1: [(0, 0), (1, 0)]}
+    before = dict(server.entries)
+    assert len(before) == 3
+    plane.add_job(JOB)
+    assert len(server.entries) == 3 + 5
+    (job,) = (action for (table, _), action in server.entries.items() if table == 3)
+    call = decode(data(decode(job), 1))
+    assert number(call, 1) == 102
+    values = {number(part, 2): int.from_bytes(data(part, 3), "big") for part in messages(call, 4)}
+    assert {at: values[at] for at in (1, 3, 4, 5, 6)} == {1: 3, 3: 8, 4: 4, 5: 0b11, 6: 2}
+    assert server.groups[2] == [(0, 0), (1, 1)]
+    assert plane.check() == ""
+    assert plane.stats() == dict(zip(VERDICTS, range(0, 160, 10), strict=True))
+    plane.remove_job(7)
+    assert (server.entries, list(server.groups)) == (before, [1])
+
+
+def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    admission = plane._jobs[7].admission
+    server.registers = {(300, 17): admission, (301, 17): 99, (302, 17): 2}
+    held = plane.slot_version(8, 1)
+    assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
+    server.registers = {}
+    with pytest.raises(PipelineError, match="UNIMPLEMENTED no registers here"):
+        plane.slot_version(8, 1)
+
+
+def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.entries, server.groups = {}, {}
+    assert "it was restarted" in plane.check()
+    plane.add_job(JOB)
+    server.stop()
+    assert "UNAVAILABLE" in plane.check()
+    with pytest.raises(PipelineError, match="UNAVAILABLE"):
+        plane.add_job(JOB)
+
+
+def test_another_controller(server, device, pipeline):
+    server.refuses = True
+    with pytest.raises(PipelineError, match="has another controller: another one"):
+        pipeline.attach()
+
+
+def test_what_the_server_refuses_is_told(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    server.elected = b"x"
+    with pytest.raises(PipelineError, match="Write: PERMISSION_DENIED not the controller"):
+        plane.add_job(JOB)
+
+
+def test_a_device_file_that_lacks_something(device, tmp_path):
+    from msgspec.structs import replace
+
+    for changes, message in (
+        ({"lanes": None}, "has no program, p4info or lanes"),
+        ({"p4info": str(tmp_path / "x")}, "can't read the binary P4Info"),
+        ({"program": str(tmp_path / "x")}, "can't read the program"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            P4Runtime(replace(device, **changes))
+    (tmp_path / "p4info").write_bytes(b"tables {")
+    with pytest.raises(PipelineError, match="can't read the binary P4Info"):
+        P4Runtime(device)
