@@ -100,6 +100,9 @@ class ParentLink:
 
     def __init__(self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, worker: int) -> None: ...
 
+def probe_burst(*, job: int, epoch: int, nonce: int, lanes: int) -> tuple[bytes, int]:
+    """Packets side by side, and the bytes of each but the last, which is shorter."""
+
 @final
 class SoftwareDataPlane:
     """A slot pool behind a UDP port, served by a C++ thread."""

@@ -38,10 +38,16 @@ def switch(
         bool | None, typer.Option(help="Send results by multicast if all hosts of a job hear it.", show_default="yes")
     ] = None,
     data_plane: Annotated[
-        str | None, typer.Option(help="software, bmv2 or p4runtime: what adds up packets.", show_default="software")
+        str | None,
+        typer.Option(help="software, ebpf, bmv2 or p4runtime: what adds up packets.", show_default="software"),
     ] = None,
     device: Annotated[
-        Path | None, typer.Option(help="TOML file that describes the device of bmv2 and p4runtime.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="ebpf: the network devices behind which the hosts are (br0, or eth1,eth2). bmv2, p4runtime: a TOML "
+            "file that describes the device.",
+        ),
     ] = None,
     parent: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The switch one level up, of a tree.", show_default="none")
@@ -64,7 +70,7 @@ def switch(
             "link_gbit": link_gbit,
             "multicast": multicast,
             "data_plane": data_plane,
-            "device": str(device) if device else None,
+            "device": device,
             "parent": parent,
         },
         config,

@@ -18,6 +18,7 @@ from jax_passing.control_plane import ControlPlane
 from jax_passing.data_plane import DataPlane
 from jax_passing.data_planes.bmv2 import Bmv2
 from jax_passing.data_planes.device import read_device
+from jax_passing.data_planes.ebpf import EbpfDataPlane
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.software import SoftwareDataPlane
@@ -27,16 +28,16 @@ log = logging.getLogger("jax_passing.switch")
 
 LANES_MAX = 360  # a packet of 1500 bytes holds them
 BACKLOG = 256
-DATA_PLANES = ("software", "bmv2", "p4runtime")
+DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
 
 
 @dataclass(frozen=True)
 class SwitchSettings:
     """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
     the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
-    where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: the file that describes it, if it is
-    another machine's (docs/data_planes.md). `parent`: the switch one level up, where the sums of this one are added to
-    others'; None at the root."""
+    where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the network devices
+    behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
+    `parent`: the switch one level up, where the sums of this one are added to others'; None at the root."""
 
     listen: tuple[str, int] = ("0.0.0.0", 7171)
     slot_total: int = 16384
@@ -83,9 +84,9 @@ def _data_plane_name(value: Any) -> str:
     return str(value)
 
 
-def _path(value: Any) -> str:
+def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("expected a path")
+        raise ValueError("expected text")
     return value
 
 
@@ -105,7 +106,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "link_gbit": gbit,
     "multicast": _flag,
     "data_plane": _data_plane_name,
-    "device": _path,
+    "device": _text,
     "parent": _parent,
 }
 # What a device's program fixes; and slots of a job, of which its ports' queues hold so many packets at once.
@@ -134,6 +135,12 @@ def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSe
 
 
 def _check_device(resolved: dict[str, Any]) -> None:
+    if resolved["data_plane"] == "ebpf":
+        if "device" not in resolved:
+            raise ConfigError("Data plane ebpf needs --device: the network devices behind which the hosts are.")
+        if "parent" in resolved:
+            raise ConfigError("Data plane ebpf has no parent: in a tree it can be the root only (--parent).")
+        return
     if "device" not in resolved:
         raise ConfigError(f"Data plane {resolved['data_plane']} needs --device DEVICE.toml (docs/data_planes.md).")
     fixed = [key for key in _OF_THE_PROGRAM if key in resolved]
@@ -173,6 +180,18 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
     if settings.data_plane == "software":
         return _software(host, port, settings)
     assert settings.device is not None
+    if settings.data_plane == "ebpf":
+        try:
+            return EbpfDataPlane(
+                host,
+                port,
+                settings.device.split(","),
+                slot_total=settings.slot_total,
+                lanes_per_chunk=settings.lanes_per_chunk,
+                multicast=settings.multicast,
+            )
+        except OSError as error:
+            raise ConfigError(f"Can't take UDP port {port} of {host}: {error}. Is another switch there?") from error
     device = read_device(settings.device)
     try:
         if settings.data_plane == "bmv2":

@@ -24,7 +24,7 @@ if $fast; then not_slow=(-m "not slow"); fi
 # --- stages
 
 debian_packages() {
-  local wanted=(g++ cmake ninja-build python3-venv python3-dev libgtest-dev libbenchmark-dev) missing=() package
+  local wanted=(g++ cmake ninja-build python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev) missing=() package
   $fast || wanted+=(iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
@@ -71,7 +71,7 @@ lint() {
   "$oldest/bin/ruff" check .
   "$oldest/bin/ruff" format --check .
   "$oldest/bin/mypy" --python-executable "$oldest/bin/python"
-  git ls-files '*.h' '*.cc' | xargs "$oldest/bin/clang-format" --dry-run -Werror
+  git ls-files '*.h' '*.c' '*.cc' | xargs "$oldest/bin/clang-format" --dry-run -Werror
   git ls-files '*.sh' .ci/run | xargs -n1 bash -n
   # A C++ test that nobody builds would pass unseen.
   local test name

@@ -40,12 +40,7 @@ class SoftwareDataPlane:
         )
 
     def group(self, job: int, own_address: str) -> Group | None:
-        own = ipaddress.ip_address(own_address)
-        if not self._multicast or own.version != 4:
-            return None
-        # Jobs of this switch get groups of their own, and switches on one network most likely, too.
-        shift = zlib.crc32(own.packed + self.port.to_bytes(2)) + job
-        return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
+        return group_of(job, own_address, self.port) if self._multicast else None
 
     def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
         return _native.UdpSocket(host, port)
@@ -81,6 +76,16 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
     return _native.ParentLink(
         parent.socket, job=parent.job, epoch=parent.epoch, slot_first=parent.slot_first, worker=parent.worker
     )
+
+
+def group_of(job: int, own_address: str, port: int) -> Group | None:
+    """Of the switch at this address and port; None if the address isn't IPv4."""
+    own = ipaddress.ip_address(own_address)
+    if own.version != 4:
+        return None
+    # Jobs of this switch get groups of their own, and switches on one network most likely, too.
+    shift = zlib.crc32(own.packed + port.to_bytes(2)) + job
+    return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
 
 
 def _native_group(group: Group) -> tuple[tuple[str, int], str]:

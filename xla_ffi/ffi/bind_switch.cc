@@ -14,6 +14,7 @@
 #include "ffi/bindings.h"
 #include "net/udp_socket.h"
 #include "switch/udp_switch.h"
+#include "wire/probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,6 +51,14 @@ struct ParentLink {
 
 void BindSwitch(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
+  // Packets side by side, and the size of all but the last.
+  m.def(
+      "probe_burst",
+      [](uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
+        const wire::ProbeBurst burst = wire::MakeProbeBurst({.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+        return nb::make_tuple(nb::bytes(burst.bytes.data(), burst.bytes.size()), burst.packet_bytes.front());
+      },
+      nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a, "lanes"_a);
   nb::class_<ParentLink>(m, "ParentLink")
       .def(
           "__init__",

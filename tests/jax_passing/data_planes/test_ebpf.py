@@ -1,0 +1,451 @@
+"""The program in the kernel beside the C++ slot pool: to packets of hosts in namespaces both give the same answers."""
+
+import ctypes
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from bridge_network import SWITCH_MAC, BridgeNetwork
+from ebpf_here import missing
+from p4_network import inside
+
+from jax_passing import _native
+from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_planes import ebpf, libbpf
+from jax_passing.errors import ConfigError
+
+HOSTS = 3
+UDP_SEGMENT = 103
+WHOLE = 20 + 4 * 360
+
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no eBPF here: {missing()}")
+
+
+@pytest.fixture(scope="module")
+def network():
+    with BridgeNetwork("ebpf", HOSTS) as network:
+        yield network
+
+
+@pytest.fixture
+def plane(network):
+    with inside(network.switch):
+        plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["bridge"], slot_total=256, lanes_per_chunk=360)
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def workers(network, plane):
+    sockets = [network.udp_socket(host, plane.port) for host in network.hosts]
+    yield sockets
+    for one in sockets:
+        one.close()
+
+
+def job_of(workers, **changes) -> JobSlots:
+    job = {"job": 7, "epoch": 3, "slot_first": 64, "slot_count": 64}
+    addresses = tuple(one.getsockname() for one in workers)
+    return JobSlots(**{**job, "addresses": addresses, **changes})
+
+
+def pool_of(*jobs: JobSlots) -> _native.SlotPool:
+    pool = _native.SlotPool(256)
+    for job in jobs:
+        shape = {"job": job.job, "epoch": job.epoch, "slot_first": job.slot_first, "slot_count": job.slot_count}
+        pool.add_job(**shape, addresses=job.addresses, parent=None)
+    return pool
+
+
+def packet(worker=0, slot=64, sequence=1, lanes=(1, 2, 3), **changes) -> bytes:
+    fields = {"magic": 0x9A, "protocol": 1, "type": 1, "flags": 0, "job": 7, "epoch": 3}
+    fields |= {"worker": worker, "slot": slot, "sequence": sequence, "version": 0, "format": 1, "count": len(lanes)}
+    fields |= changes
+    return struct.pack("!BBBBHHHHIBBH", *fields.values()) + struct.pack(f"!{len(lanes)}I", *lanes)
+
+
+def send_together(host: socket.socket, packets: list[bytes]) -> None:
+    """One super-packet. All but the last have one size."""
+    segment = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", len(packets[0])))] if len(packets) > 1 else []
+    host.sendmsg([b"".join(packets)], segment)
+
+
+def silent(host: socket.socket) -> bool:
+    host.setblocking(False)
+    try:
+        host.recv(2048)
+    except BlockingIOError:
+        return True
+    finally:
+        host.settimeout(5)
+    return False
+
+
+def check_exchange(plane, pool, workers, sender, packets, sizes=None) -> None:
+    """Sends them together, and compares everything with what the pool says to one after the other.
+
+    `sizes`: how many of the workers each job has, if not all.
+    """
+    before = plane.stats()
+    expected: list[list[bytes]] = [[] for _ in workers]
+    verdicts: dict[str, int] = {}
+    for one in packets:
+        verdict, to, job, worker, result = pool.on_packet(one, workers[sender].getsockname())
+        verdicts[verdict] = verdicts.get(verdict, 0) + 1
+        everybody = range((sizes or {}).get(job, len(workers)))
+        for host in everybody if to == "every_worker" else [worker] if to == "worker" else []:
+            expected[host].append(result)
+    send_together(workers[sender], packets)
+    for host, results in zip(workers, expected, strict=True):
+        assert [host.recv(2048) for _ in results] == results
+    after = plane.stats()
+    changed = {name: after[name] - before[name] for name in ebpf.VERDICTS if after[name] != before[name]}
+    assert changed == verdicts
+    assert after["packets_received"] - before["packets_received"] == len(packets)
+    assert all(silent(host) for host in workers)
+
+
+def test_a_sum_comes_back_from_the_switch_to_all(plane, workers):
+    plane.add_job(job_of(workers))
+    assert plane.slot_version(64, 0) == SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+    for worker, host in enumerate(workers):
+        host.send(packet(worker, lanes=[worker + 1, 2**32 - 1, 10], flags=1 << worker))
+    assert {host.recv(2048) for host in workers} == {packet(0xFFFF, lanes=[6, 2**32 - 3, 30], type=2, flags=7)}
+    assert plane.slot_version(64, 0) == SlotVersion(empty=False, sequence=1, bitmap=7, complete=True)
+    counts = plane.stats()
+    assert counts["packets_sent"] == 3
+    assert set(ebpf.VERDICTS) <= set(_native.SoftwareDataPlane("127.0.0.1", 0, 1).stats())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_exchange_is_answered_as_the_slot_pool_answers_it(plane, workers, seed):
+    """Single packets and super-packets, good and bad ones, of which some, all or none are answered."""
+    rng = random.Random(seed)
+    jobs = [
+        job_of(workers, slot_count=8),
+        job_of(workers[:1], job=65535, epoch=9, slot_first=72, slot_count=4),
+        job_of(workers[:2], job=300, epoch=65535, slot_first=248, slot_count=8),
+    ]
+    for job in jobs:
+        plane.add_job(job)
+    pool = pool_of(*jobs)
+    sizes = {job.job: len(job.addresses) for job in jobs}
+    for _ in range(400):
+        job = rng.choice(jobs)
+        sender = rng.randrange(HOSTS)
+        lanes_of = rng.choice([1, 3, 7, 8, 9, 64, 359, 360, 360, 360])
+        count = rng.choice([1, 1, 1, 2, 5, 20, 44])
+        format_ = rng.choice([1, 1, 2])
+        base = rng.randrange(2**32 - 2, 2**32 + 4)
+        packets = []
+        for i in range(count):
+            last = i == count - 1 and count > 1
+            lanes = rng.choices(range(2**32), k=rng.randrange(1, lanes_of + 1) if last else lanes_of)
+            slot = job.slot_first + (base + i) % job.slot_count
+            one = {"job": job.job, "epoch": job.epoch, "slot": slot, "sequence": base % 2**32, "lanes": lanes}
+            one |= {"worker": sender, "format": format_, "version": i % 2, "flags": rng.choice([0, 0, 1, 2, 4])}
+            bad = {"magic": 0, "protocol": 2, "type": rng.choice([0, 2, 3, 4]), "flags": 8, "job": 8, "epoch": 4}
+            bad |= {"worker": rng.randrange(4), "slot": 200, "version": 2, "format": 0, "count": 361}
+            if rng.random() < 0.1:
+                one |= [rng.choice(list(bad.items()))]
+            packets.append(packet(**one))
+        if count == 1 and rng.random() < 0.1:
+            packets = [rng.choice([b"", packets[0][:19], packets[0][:-1], packets[0] + b"\0\0\0\0", bytes(1472)])]
+        check_exchange(plane, pool, workers, sender, packets, sizes)
+    counts = plane.stats()
+    assert counts["packets_unsent"] == 0
+    assert counts["results_handed_up"] > 0
+    for slot in range(256):
+        for version in range(2):
+            assert plane.slot_version(slot, version) == SlotVersion(*pool.state(slot, version)) or not any(
+                slot - job.slot_first in range(job.slot_count) for job in jobs
+            )
+
+
+def test_a_super_packet_leaves_as_one(plane, workers):
+    plane.add_job(job_of(workers))
+    for host in workers:
+        host.setsockopt(socket.IPPROTO_UDP, 104, 1)  # UDP_GRO
+    for worker, host in enumerate(workers):
+        send_together(host, [packet(worker, 64 + i, lanes=[worker] * 360) for i in range(43)] + [packet(worker, 107)])
+    whole = b"".join([packet(0xFFFF, 64 + i, type=2, lanes=[3] * 360) for i in range(43)])
+    for host in workers:
+        data, ancillary, _, _ = host.recvmsg(65536, 64)
+        assert ancillary == [(socket.IPPROTO_UDP, 104, struct.pack("=i", WHOLE))]
+        assert data == whole + packet(0xFFFF, 107, type=2, lanes=[3, 6, 9])
+    assert plane.stats()["results_handed_up"] == 0
+
+
+def test_two_processors_never_lose_or_tear_a_sum(plane, workers):
+    """All workers send the same slots at once, over and over: every result is exact."""
+    plane.add_job(job_of(workers))
+    rounds, slots = 300, 32
+    failures = []
+
+    def work(worker: int) -> None:
+        rng = random.Random(worker)
+        for sequence in range(1, rounds + 1):
+            order = list(range(slots))
+            rng.shuffle(order)
+            expected = [sequence * 6] * 360
+            send_together(
+                workers[worker], [packet(worker, 64 + i, sequence, [sequence * (worker + 1)] * 360) for i in order]
+            )
+            missing = {packet(0xFFFF, 64 + i, sequence, expected, type=2) for i in range(slots)}
+            while missing:
+                data = workers[worker].recv(2048)
+                if data not in missing:
+                    failures.append((worker, sequence, data))
+                    return
+                missing.remove(data)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(HOSTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert plane.stats()["complete"] == rounds * slots
+    assert plane.stats()["added"] == rounds * slots * (HOSTS - 1)
+
+
+def test_results_go_to_the_group_once(network, plane, workers):
+    job = job_of(workers)
+    group = plane.group(job.job, network.switch_address)
+    listeners = []
+    for host in network.hosts:
+        with inside(network.namespace(host)):
+            listeners.append(one := socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        one.settimeout(5)
+        one.bind((group.address, group.port))
+        own = socket.inet_aton(network.address(host))
+        one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group.address) + own)
+    plane.probe(group, job.job, job.epoch, nonce=99)
+    for one in listeners:
+        probes = [one.recv(2048) for _ in range(44)]
+        assert [struct.unpack_from("!2xB7xHI", probe) for probe in probes] == [(3, index, 99) for index in range(44)]
+    plane.add_job(JobSlots(**{**vars(job), "group": group}))
+    pool = pool_of(job)
+
+    def exchange(listening: list[socket.socket], sequence: int, places: range) -> None:
+        for worker in network.hosts:
+            packets = [packet(worker, 64 + i, sequence, [i] * 360) for i in (places if worker else range(10))]
+            answers = [pool.on_packet(one, workers[worker].getsockname())[4] for one in packets]
+            send_together(workers[worker], packets)
+        for one in listening:
+            assert [one.recv(2048) for answer in answers if answer] == [answer for answer in answers if answer]
+
+    exchange(listeners, 1, range(10))
+    exchange(listeners, 2, range(5, 15))  # of a super-packet, half
+    counts = plane.stats()
+    assert counts["results_multicast"] == counts["complete"] == 15
+    assert counts["results_handed_up"] == 5
+    workers[1].send(packet(1, 70, 2, [6] * 360))  # it alone is answered
+    assert workers[1].recv(2048) == packet(0xFFFF, 70, 2, [18] * 360, type=2)
+    plane.stop_multicast(job.job)
+    exchange(workers, 3, range(10))
+    exchange(workers, 4, range(5, 15))
+    assert plane.stats()["results_multicast"] == 15
+    for one in listeners:
+        assert silent(one)
+        one.close()
+
+
+def _frame(
+    network, port: int, payload: bytes, *, checksum=True, spoilt=False, options=b"", fragment=0, to=None
+) -> bytes:
+    """From host 0."""
+    ends = socket.inet_aton(network.address(0)) + socket.inet_aton(network.switch_address)
+    length = 8 + len(payload)
+    udp = struct.pack("!HHHH", 5000, port, length, 0) + payload
+
+    def ones(data: bytes) -> int:
+        total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+        while total >> 16:
+            total = (total & 0xFFFF) + (total >> 16)
+        return total ^ 0xFFFF
+
+    if checksum:
+        check = ones(ends + struct.pack("!HH", 17, length) + udp) ^ (1 if spoilt else 0)
+        udp = udp[:6] + struct.pack("!H", check) + udp[8:]
+    size = 5 + len(options) // 4
+    ip = struct.pack("!BBHHHBBH", 0x40 | size, 0, 4 * size + length, 1, fragment, 64, 17, 0) + ends + options
+    ip = ip[:10] + struct.pack("!H", ones(ip)) + ip[12:]
+    macs = bytes.fromhex((to or SWITCH_MAC).replace(":", "")) + b"\x02\0\0\0\0\1"
+    return macs + b"\x08\0" + ip + udp
+
+
+def test_what_the_stack_would_refuse_isnt_added(network, plane, workers):
+    """Frames as they come from a network card that checks nothing."""
+    with inside(network.namespace(0)):
+        card = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+        card.bind(("eth0", 0x0800))
+    card.settimeout(5)
+    addresses = ((network.address(0), 5000),)
+    plane.add_job(job_of(workers, addresses=addresses))
+
+    def counted(frame: bytes) -> int:
+        before = plane.stats()["packets_received"]
+        card.send(frame)
+        return plane.stats()["packets_received"] - before
+
+    good = packet(0, 64, 1, [5] * 360)
+    assert counted(_frame(network, plane.port, good)) == 1
+    while (answer := card.recv(2048))[26:30] != socket.inet_aton(network.switch_address):
+        pass  # our own
+    assert answer[:14] == b"\x02\0\0\0\0\1" + bytes.fromhex(SWITCH_MAC.replace(":", "")) + b"\x08\0"
+    assert answer[42:] == packet(0xFFFF, 64, 1, [5] * 360, type=2)
+    assert answer[40:42] == b"\0\0"  # no checksum, which isn't a wrong one
+    assert counted(_frame(network, plane.port, good, checksum=False)) == 1
+    assert counted(_frame(network, plane.port, good, spoilt=True)) == 0
+    assert counted(_frame(network, plane.port, good, options=b"\1\1\1\1")) == 0
+    assert counted(_frame(network, plane.port, good, fragment=0x2000)) == 0
+    assert counted(_frame(network, plane.port, good, fragment=100)) == 0
+    assert counted(_frame(network, plane.port + 1, good)) == 0
+    assert counted(_frame(network, plane.port, good, to="01:00:5e:00:00:01")) == 0
+    vlan = _frame(network, plane.port, good)
+    assert counted(vlan[:12] + b"\x81\0\0\5" + vlan[12:]) == 0
+    short = _frame(network, plane.port, packet(0, 64, 1, [5]))
+    assert counted(short + b"\0" * (60 - len(short))) == 1  # Ethernet's padding
+    assert counted(short[:-2]) == 0
+    assert plane.stats()["complete"] == 1
+    card.close()
+
+
+def test_ordinary_traffic_goes_on(network, plane):
+    """Between hosts, and to another port of the switch."""
+    for namespace, address in ((network.switch, network.switch_address), (network.namespace(1), network.address(1))):
+        with inside(namespace):
+            there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        there.bind((address, 0))
+        there.settimeout(5)
+        with inside(network.namespace(0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
+            here.sendto(packet(), there.getsockname())
+        assert there.recv(2048) == packet()
+        there.close()
+    assert plane.stats()["packets_received"] == 0
+
+
+def test_a_new_epoch_starts_with_empty_slots_and_an_ended_job_is_foreign(plane, workers):
+    job = job_of(workers)
+    plane.add_job(job)
+    check_exchange(plane, pool_of(job), workers, 0, [packet()])
+    again = job_of(workers, epoch=4)
+    plane.add_job(again)
+    assert plane.slot_version(64, 0).empty
+    check_exchange(plane, pool_of(again), workers, 0, [packet(), packet(epoch=4)])
+    plane.remove_job(7)
+    check_exchange(plane, pool_of(), workers, 1, [packet(1)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slot_count": 3},
+        {"slot_first": 256},
+        {"slot_count": 512, "slot_first": 0},
+        {"addresses": ()},
+        {"addresses": (("::1", 5),)},
+        {"job": 8, "slot_first": 96},
+    ],
+)
+def test_a_job_that_doesnt_fit_is_refused(plane, workers, changes):
+    plane.add_job(job_of(workers))
+    with pytest.raises(ValueError, match=r"\w"):
+        plane.add_job(job_of(workers, **changes))
+
+
+def _attached(network) -> int:
+    """Programs at the ingress of the bridge."""
+    query = libbpf.library().bpf_prog_query
+    query.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    count = ctypes.c_uint32(0)
+    with inside(network.switch):
+        index = socket.if_nametoindex("bridge")
+        assert query(index, libbpf.TCX_INGRESS, 0, None, None, ctypes.byref(count)) == 0
+    return count.value
+
+
+def _loaded() -> set[tuple[str, int]]:
+    """All programs and maps of this machine."""
+    library = libbpf.library()
+    found = set()
+    for kind in ("prog", "map"):
+        number = ctypes.c_uint32(0)
+        while getattr(library, f"bpf_{kind}_get_next_id")(number, ctypes.byref(number)) == 0:
+            found.add((kind, number.value))
+    return found
+
+
+def _gone(things: set[tuple[str, int]]) -> bool:
+    """The kernel frees them a little later."""
+    until = time.monotonic() + 10
+    while (left := things & _loaded()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not left
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_nothing_is_left_behind(network, how):
+    before = _loaded()
+    program = (
+        "import sys; from jax_passing.data_planes.ebpf import EbpfDataPlane; "
+        f"plane = EbpfDataPlane({network.switch_address!r}, 0, ['bridge'], slot_total=16, lanes_per_chunk=360); "
+        "print('ready', flush=True); sys.stdin.readline(); plane.close(); print('closed', flush=True); sys.stdin.read()"
+    )
+    command = network.command(None, [sys.executable, "-P", "-c", program])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        made = _loaded() - before
+        assert len(made) >= 6
+        assert _attached(network) == 1
+        if how == "close":
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "closed\n"
+        else:
+            process.kill()
+            process.wait(10)
+        assert _gone(made)
+        assert _attached(network) == 0
+        process.kill()
+
+
+def test_settings_that_cant_be_are_explained(network):
+    def make(host=network.switch_address, devices=("bridge",)):
+        with inside(network.switch):
+            ebpf.EbpfDataPlane(host, 0, devices, slot_total=16, lanes_per_chunk=360).close()
+
+    with pytest.raises(ConfigError, match="No network device 'prot0' here; there are .*port0.*--device"):
+        make(devices=["prot0"])
+    with pytest.raises(ConfigError, match="one IPv4 address, not of '0.0.0.0'.*--listen"):
+        make(host="0.0.0.0")
+    make(devices=["port0", "port1"])
+
+
+def test_who_isnt_root_is_told_so():
+    program = "from jax_passing.data_planes import ebpf; ebpf.load(bytes(12), 1)"
+    command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "ConfigError: No eBPF program may be loaded here" in done.stderr, done.stderr
+    assert "CAP_BPF and CAP_NET_ADMIN" in done.stderr
+
+
+def test_a_group_needs_a_bridge(network):
+    with inside(network.switch):
+        settings = {"slot_total": 16, "lanes_per_chunk": 360}
+        plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["port0", "port1"], **settings)
+        assert plane.group(1, network.switch_address) is None
+        plane.close()
+        plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["bridge"], **settings, multicast=False)
+        assert plane.group(1, network.switch_address) is None
+        plane.close()
+        plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["bridge"], **settings)
+        assert isinstance(plane.group(1, network.switch_address), Group)
+        plane.close()
