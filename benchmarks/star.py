@@ -20,7 +20,7 @@ import star_loss
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from star_contenders import CONTENDERS, start_ebpf, start_passing
+from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
 
@@ -133,7 +133,7 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
             console.print(f"lost: {lost.super_packets} super-packets; {lost.packets} packets reached a link's end")
         for running in runnings:
             lines = running.close()
-            if arguments.counters and running.contender.start in (start_passing, start_ebpf):
+            if arguments.counters and any(process.startswith("switch") for process in lines):
                 for process, line in lines.items():
                     if process == "rank0" or process.startswith("switch"):
                         console.print(f"{running.name}, {process}: {line}", soft_wrap=True, highlight=False)

@@ -6,10 +6,16 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 
 import sys
 import time
+from collections.abc import Sequence
 
+from star_network import SWITCH
 from star_running import START_S, Contender, Running
 
 from jax_passing.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+
+RACK = 2  # hosts in a rack, where there are racks
+# The star is one network, which would carry each switch's multicast to the hosts of all racks.
+IN_A_TREE = ("--no-multicast",)
 
 
 def once(hosts: int, devices: int) -> float:
@@ -37,34 +43,81 @@ def shards(hosts: int, devices: int) -> float:
     return 2 * (hosts - 1) / hosts * UDP_WIRE_BYTES_PER_BYTE
 
 
+def in_rack(hosts: int, devices: int) -> float:
+    """A switch on every host, for its share of the rack's sum, and a spine: what the rack's others send to that share
+    and what their switches send back; and the share's sum, which goes up and comes down once."""
+    rack = min(RACK, hosts)
+    return (2 * (rack - 1) + 1) / rack * UDP_WIRE_BYTES_PER_BYTE
+
+
 def start_ebpf(running: Running) -> None:
-    """Our switch with its data plane in the kernel, at the ports of the star's bridge."""
+    """Our switch with its data plane in the kernel."""
     start_passing(running, "--data-plane", "ebpf", "--device", "bridge")
 
 
 def start_passing(running: Running, *flags: str) -> None:
     """Our switches, and one process a host."""
-    port = 47100 + list(CONTENDERS).index(running.name)
     hosts = running.contender.switch_hosts(running.hosts)
-    switches = [f"{running.star.address(host)}:{port}" for host in hosts]
+    switches = [_address(running, host) for host in hosts]
     names = ["switch" if len(hosts) == 1 else f"switch{shard}" for shard in range(len(hosts))]
     for name, host, switch in zip(names, hosts, switches, strict=True):
-        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", switch, *flags]
-        running.start(name, host, command)
+        _start_switch(running, name, host, switch, *flags)
+    _await_switches(running)
+    _start_ranks(running, [",".join(switches)] * running.ranks)
+
+
+def start_tree(running: Running) -> None:
+    """A switch for every rack, and one above them, all at the centre of the star."""
+    root = _address(running, SWITCH)
+    _start_switch(running, "switch", SWITCH, root, *IN_A_TREE)
+    racks = [_address(running, SWITCH, 1 + rack) for rack in range((running.hosts + RACK - 1) // RACK)]
+    for index, rack in enumerate(racks):
+        _start_switch(running, f"switch{index}", SWITCH, rack, *IN_A_TREE, "--parent", root)
+    _await_switches(running)
+    _start_ranks(running, [racks[rank // RACK] for rank in range(running.ranks)])
+
+
+def start_in_rack(running: Running) -> None:
+    """A switch on every host, which its rack's hosts share, and one at the centre of the star above them."""
+    root = _address(running, SWITCH)
+    _start_switch(running, "switch", SWITCH, root, *IN_A_TREE)
+    switches = [_address(running, host) for host in range(running.hosts)]
+    for host, switch in enumerate(switches):
+        _start_switch(running, f"switch{host}", host, switch, *IN_A_TREE, "--parent", root)
+    _await_switches(running)
+    racks = [switches[first : first + RACK] for first in range(0, running.hosts, RACK)]
+    _start_ranks(running, [",".join(racks[rank // RACK]) for rank in range(running.ranks)])
+
+
+def _address(running: Running, host: int, number: int = 0) -> str:
+    """Of a switch there."""
+    return f"{running.star.address(host)}:{47100 + 51 * list(CONTENDERS).index(running.name) + number}"
+
+
+def _start_switch(running: Running, name: str, host: int, listen: str, *flags: str) -> None:
+    command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen]
+    running.start(name, host, [*command, *flags])
+
+
+def _await_switches(running: Running) -> None:
     until = time.monotonic() + START_S
-    while any("listening on" not in running.log(name).read_text() for name in names):
+    while any("listening on" not in running.log(name).read_text() for name, _ in running.processes):
         ended = [process for process, started in running.processes if started.poll() is not None]
         if ended or time.monotonic() > until:
             raise running.failure("the switch didn't start", ended)
         time.sleep(0.05)
+
+
+def _start_ranks(running: Running, switches: Sequence[str]) -> None:
+    """`switches`: what each rank lists."""
     for rank in range(running.ranks):
         running.start(
             f"rank{rank}",
             rank,
             running.worker("passing", "--rank", str(rank)),
             JAX_NUM_CPU_DEVICES=str(running.contender.devices),
-            JAX_PASSING_STRATEGY=str(running.contender.strategy),
-            JAX_PASSING_SWITCH=",".join(switches),
+            JAX_PASSING_STRATEGY=str(running.contender.strategy or "passing"),
+            JAX_PASSING_SWITCH=switches[rank],
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
         )
@@ -132,4 +185,6 @@ CONTENDERS = {
     "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring, None),
     "server": Contender("parameter server", start_passing, server, "passing", switch_hosts=lambda hosts: [hosts]),
     "shards": Contender("parameter server, shards on hosts", start_passing, shards, "passing", switch_hosts=range),
+    "tree": Contender("jax_passing.psum, racks below a spine", start_tree, once, "passing"),
+    "in-rack": Contender("jax_passing.psum, in-rack mode", start_in_rack, in_rack, None),
 }

@@ -37,6 +37,9 @@ class Bmv2Network:
         self.processes: list[Process] = []
         self._names = ["device", "control", *(["wire"] if faults else []), *map(str, range(hosts))]
 
+    def address(self, host: int) -> str:
+        return f"{NETWORK}.{host + 1}"
+
     def namespace(self, name: str) -> str:
         return f"bmv2-{os.getpid()}-{name}"
 
@@ -62,7 +65,7 @@ class Bmv2Network:
                 self._link("wire", f"far{host}", "device", f"port{host}")
             else:
                 self._link(str(host), "eth0", "device", f"port{host}")
-            self._address(str(host), "eth0", f"{NETWORK}.{host + 1}")
+            self._address(str(host), "eth0", self.address(host))
         self._link("control", "eth0", "device", f"port{self.hosts}")
         self._address("control", "eth0", CONTROL)
         self._link("control", "management", "device", "management")
@@ -120,25 +123,36 @@ class Bmv2Network:
         return switch
 
     def start_hosts(
-        self, program: Path | str, *arguments: str, world_size: int | None = None, **env: str
+        self,
+        program: Path | str,
+        *arguments: str,
+        world_size: int | None = None,
+        switches: Sequence[str] = (),
+        **env: str,
     ) -> list[Process]:
-        """A JAX process on each host, or on the first `world_size` ones."""
+        """A JAX process on each host, or on the first `world_size` ones. `switches`: of each host, if not the device."""
         path = PROGRAMS / program  # stays as it is if absolute
-        return self.start_command([sys.executable, str(path), *arguments], path.name, world_size, **env)
+        return self.start_command([sys.executable, str(path), *arguments], path.name, world_size, switches, **env)
 
     def start_command(
-        self, command: Sequence[str], job: str, world_size: int | None = None, **env: str
+        self,
+        command: Sequence[str],
+        job: str,
+        world_size: int | None = None,
+        switches: Sequence[str] = (),
+        **env: str,
     ) -> list[Process]:
         size = world_size or self.hosts
         common = {
-            "JAX_PASSING_SWITCH": f"{CONTROL}:{PORT}",
             "JAX_PASSING_JOB": job,
             "JAX_PASSING_WORLD_SIZE": str(size),
             "JAX_NUM_CPU_DEVICES": "1",
             "JAX_PLATFORMS": "cpu",
             **env,
         }
-        return [self.start(str(rank), command, {**common, "JAX_PASSING_RANK": str(rank)}) for rank in range(size)]
+        places = switches or [f"{CONTROL}:{PORT}"] * size
+        own = [{"JAX_PASSING_SWITCH": places[rank], "JAX_PASSING_RANK": str(rank)} for rank in range(size)]
+        return [self.start(str(rank), command, common | own[rank]) for rank in range(size)]
 
     def remove(self) -> None:
         for process in self.processes:

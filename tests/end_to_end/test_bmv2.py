@@ -155,3 +155,38 @@ def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network]) -> None:
     for host in hosts:
         host.wait_for("went on with 1.0", 1)
     assert counters(switch)["epochs_started"] == 3
+
+
+# In trees with C++ switches.
+
+
+def software(network: Bmv2Network, host: int, port: int = PORT, parent: str | None = None) -> str:
+    """A C++ switch on a host; its address."""
+    address = f"{network.address(host)}:{port}"
+    command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", address]
+    switch = network.start(str(host), command if parent is None else [*command, "--parent", parent])
+    switch.wait_for("listening on", 30)
+    return address
+
+
+def test_a_rack_below_a_software_spine(build: Callable[..., Bmv2Network], cluster: "Cluster") -> None:
+    network = build(hosts=4)
+    spine = software(network, 2)
+    other = software(network, 2, PORT + 1, parent=spine)
+    rack = network.start_switch("--parent", spine)
+    hosts = network.start_hosts("sums.py", switches=[f"{CONTROL}:{PORT}"] * 2 + [other] * 2)
+    through_p4 = digest(hosts)
+    counted = counters(rack)
+    assert counted["forwarded"] == counted["answered"] > 1000, counted
+    assert digest(cluster.start("sums.py", hosts=4, devices=1)) == through_p4
+
+
+def test_a_spine_above_software_racks(build: Callable[..., Bmv2Network], cluster: "Cluster") -> None:
+    network = build(hosts=2, faults=FAULTS)
+    spine = network.start_switch()
+    racks = [software(network, host, parent=f"{CONTROL}:{PORT}") for host in range(2)]
+    through_p4 = digest(network.start_hosts("sums.py", switches=racks))
+    counted = counters(spine)
+    assert counted["complete"] > 1000, counted
+    assert counted["resend"] > 0, counted
+    assert digest(cluster.start("sums.py", devices=1)) == through_p4

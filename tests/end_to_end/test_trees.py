@@ -93,7 +93,7 @@ def test_several_jobs_in_a_tree(cluster: "Cluster") -> None:
     places = [left.address, right.address]
     started: list[Process] = []
     for job in ("one", "two"):
-        started += start(cluster, "matching.py", "1", places=places, env={"JAX_PASSING_JOB": job})
+        started += start(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": job})
     for process in started:
         assert process.wait(200) == 0, process.text
 
@@ -125,7 +125,7 @@ def test_killed_host(cluster: "Cluster") -> None:
     processes[2].signal(signal.SIGKILL)
     for rank in (0, 1, 3):
         assert re.search(r"^ranks \(2,\)", raised(processes[rank], "HostLostError"), re.M)
-    run(cluster, "matching.py", "1", places=places, env={"JAX_PASSING_JOB": "endless.py"})  # all join again
+    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})  # all join again
 
 
 def test_killed_rack(cluster: "Cluster") -> None:
@@ -140,7 +140,7 @@ def test_killed_rack(cluster: "Cluster") -> None:
     for process in processes[2:]:
         assert right.address in raised(process, "SwitchLostError")
     cluster.start_switch(right.address, "--parent", cluster.switch.address)
-    run(cluster, "matching.py", "1", places=places, env={"JAX_PASSING_JOB": "endless.py"})
+    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})
 
 
 def test_killed_root(cluster: "Cluster") -> None:
@@ -152,7 +152,7 @@ def test_killed_root(cluster: "Cluster") -> None:
         text = raised(process, "SwitchLostError")
         assert f"The switch at {rack.address} lost its parent, the switch at {cluster.switch.address}" in text
     cluster.start_switch(cluster.switch.address)
-    run(cluster, "matching.py", "1", places=places, env={"JAX_PASSING_JOB": "endless.py"})
+    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})
 
 
 @pytest.mark.parametrize("stopped", ["host", "rack"])
@@ -177,7 +177,7 @@ def test_absent_ranks_are_named_at_the_join_deadline(cluster: "Cluster") -> None
 def test_the_root_may_start_last(cluster: "Cluster") -> None:
     left, right = racks(cluster)
     cluster.switch.signal(signal.SIGKILL)
-    processes = start(cluster, "matching.py", "1", places=[left.address, right.address])
+    processes = start(cluster, "once.py", places=[left.address, right.address])
     time.sleep(5.0)  # they connect, and wait
     cluster.start_switch(cluster.switch.address)
     for process in processes:
