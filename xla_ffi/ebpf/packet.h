@@ -2,13 +2,16 @@
 #ifndef XLA_FFI_EBPF_PACKET_H_
 #define XLA_FFI_EBPF_PACKET_H_
 
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
+// libbpf's headers need the kernel's before them.
+// clang-format off
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+// clang-format on
 
 #define MAGIC 0x9A
 #define PROTOCOL_VERSION 1
