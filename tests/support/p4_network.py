@@ -12,7 +12,7 @@ HOSTS = [(f"02:00:00:00:00:0{host}", f"10.0.0.{host}") for host in range(1, 5)] 
 
 _CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003
-_SOL_PACKET, _PACKET_AUXDATA, _VLAN_VALID = 263, 8, 1 << 4
+_SOL_PACKET, _PACKET_AUXDATA, _PACKET_IGNORE_OUTGOING, _VLAN_VALID = 263, 8, 23, 1 << 4
 _AUXDATA = struct.Struct("=IIIHHHH")  # status, two lengths, two offsets, tag, its EtherType
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,6 +43,7 @@ class Port:
     def __init__(self, interface: str):
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
         self._socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         self._socket.bind((interface, _ETH_P_ALL))
 
     def send(self, frame: bytes | bytearray) -> None:
@@ -51,19 +52,15 @@ class Port:
     def receive(self, timeout_s: float = 2.0) -> bytes | None:
         """The next frame that the switch sent; None if there is none."""
         self._socket.settimeout(timeout_s)
-        while True:
-            try:
-                frame, ancillary, _, (*_, packet_type, _, _) = self._socket.recvmsg(65536, 64)
-            except TimeoutError:
-                return None
-            if packet_type == socket.PACKET_OUTGOING:
-                continue  # our own come back, too
-            # The kernel hands out VLAN tags beside the frame.
-            for _, _, data in ancillary:
-                status, *_, tag, protocol = _AUXDATA.unpack(data)
-                if status & _VLAN_VALID:
-                    frame = frame[:12] + struct.pack("!HH", protocol, tag) + frame[12:]
-            return frame
+        try:
+            frame, ancillary, *_ = self._socket.recvmsg(65536, 64)
+        except TimeoutError:
+            return None
+        for _, _, data in ancillary:  # VLAN tags, which the kernel hands out beside the frame
+            status, *_, tag, protocol = _AUXDATA.unpack(data)
+            if status & _VLAN_VALID:
+                frame = frame[:12] + struct.pack("!HH", protocol, tag) + frame[12:]
+        return frame
 
     def close(self) -> None:
         self._socket.close()
