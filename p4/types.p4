@@ -45,8 +45,8 @@ enum bit<8> verdict_t {
     ADDED = 0,             // counted, the slot still waits for other workers
     COMPLETE = 1,          // the last worker: the result goes to all
     RESEND = 2,            // the result is there already: to this worker alone, who asks again
-    DUPLICATE = 3,         // counted already, nothing to send
-    STALE = 4,             // an older sequence than the slot version holds
+    DUPLICATE = 3,         // counted already, or the parent's result once more: nothing to send
+    STALE = 4,             // an older sequence than the slot version holds; of the parent's result, any other
     MALFORMED = 5,         // no packet of this protocol, or not with LANES lanes
     FOREIGN_JOB = 6,       // no such job here
     FOREIGN_EPOCH = 7,     // another incarnation of the job

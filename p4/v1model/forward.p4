@@ -3,7 +3,7 @@
 #define P4_V1MODEL_FORWARD_P4_
 
 #include "../headers.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 
 const bit<16> ALL_PORTS = 1;  // the multicast group
 

@@ -5,7 +5,7 @@
 #ifndef P4_V1MODEL_LANES_P4_
 #define P4_V1MODEL_LANES_P4_
 
-#include "../metadata.p4"
+#include "metadata.p4"
 #include "lane_header.p4"
 
 const group_t EACH_ONE = (group_t)(((1 << (32 * GROUP_LANES)) - 1) / ((1 << 32) - 1));  // 1 in each lane

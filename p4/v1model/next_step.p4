@@ -3,7 +3,7 @@
 #define P4_V1MODEL_NEXT_STEP_P4_
 
 #include "../addressing.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 
 control NextStep(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     action drop_it() { mark_to_drop(standard); }

@@ -3,7 +3,7 @@
 #define P4_V1MODEL_OWN_ADDRESS_P4_
 
 #include "../headers.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 
 const bit<16> ARP_REQUEST = 1;
 const bit<16> ARP_REPLY = 2;

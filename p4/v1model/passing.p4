@@ -4,18 +4,13 @@
 
 #include "lane_header.p4"
 #include "../headers.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 #include "../parser.p4"
 
 #include "neighbours.p4"
 #include "forward.p4"
 #include "own_address.p4"
-#include "../parents.p4"
-#include "../job_check.p4"
-#include "slot_check.p4"
-#include "sticky_flags.p4"
-#include "lanes.p4"
-#include "next_step.p4"
+#include "aggregate.p4"
 #include "replication.p4"
 
 parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
@@ -40,48 +35,25 @@ control CheckIpv4(inout headers_t hdr, inout metadata_t meta) {
 
 control PassingIngress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     Neighbours() neighbours;
-    Forward() forward;
     OwnAddress() own_address;
+    Forward() forward;
     AnswerArp() answer_arp;
     AnswerPing() answer_ping;
-    Parents() parents;
-    JobCheck() job_check;
-    SlotCheck() slot_check;
-    StickyFlags() sticky_flags;
-    Lanes() lanes;
-    NextStep() next_step;
-    counter(VERDICTS, CounterType.packets) verdicts;
+    Aggregate() aggregate;
 
     apply {
+        if (!hdr.passing.isValid()) { neighbours.apply(hdr, standard); }
         own_address.apply(hdr, meta);
-        bool ours = meta.to_us && hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT;
-
-        if (ours) {
-            if (!hdr.lanes.isValid() || standard.checksum_error == 1) {
-                meta.verdict = verdict_t.MALFORMED;
-            } else {
-                parents.apply(hdr, meta);
-                job_check.apply(hdr, meta);
-                if (meta.passed) {
-                    bit<32> index = (bit<32>)(hdr.passing.slot ++ hdr.passing.version[0:0]);
-                    slot_check.apply(hdr, meta, index);
-                    sticky_flags.apply(hdr, meta, index);
-                    lanes.apply(hdr, meta, index);
-                }
-            }
-            next_step.apply(hdr, meta, standard);
-            verdicts.count((bit<32>)(bit<8>)meta.verdict);
+        if (!meta.to_us) {
+            forward.apply(hdr, meta, standard);
+        } else if (hdr.arp.isValid()) {
+            answer_arp.apply(hdr, meta, standard);
+        } else if (hdr.icmp.isValid()) {
+            answer_ping.apply(hdr, meta, standard);
+        } else if (hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT) {
+            aggregate.apply(hdr, meta, standard);
         } else {
-            neighbours.apply(hdr, standard);
-            if (!meta.to_us) {
-                forward.apply(hdr, meta, standard);
-            } else if (hdr.arp.isValid()) {
-                answer_arp.apply(hdr, meta, standard);
-            } else if (hdr.icmp.isValid()) {
-                answer_ping.apply(hdr, meta, standard);
-            } else {
-                mark_to_drop(standard);
-            }
+            mark_to_drop(standard);
         }
     }
 }
@@ -98,7 +70,8 @@ control PassingEgress(inout headers_t hdr, inout metadata_t meta, inout standard
 
 control SumIpv4(inout headers_t hdr, inout metadata_t meta) {
     apply {
-        update_checksum(meta.to_us && hdr.ipv4.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
+        bool ours = meta.to_us && hdr.ipv4.isValid();
+        update_checksum(ours, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
     }
 }
 

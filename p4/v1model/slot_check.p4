@@ -3,7 +3,7 @@
 #define P4_V1MODEL_SLOT_CHECK_P4_
 
 #include "../headers.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 
 // A packet's sequence, seen from the one that is held.
 enum bit<2> age_t {

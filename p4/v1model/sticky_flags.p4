@@ -3,7 +3,7 @@
 #define P4_V1MODEL_STICKY_FLAGS_P4_
 
 #include "../headers.p4"
-#include "../metadata.p4"
+#include "metadata.p4"
 
 control StickyFlags(inout headers_t hdr, in metadata_t meta, in bit<32> index) {
     register<bit<8>>(VERSIONS) flags;

@@ -1,8 +1,8 @@
 // Switches in a tree: a job here may be a part of a job of the switch above, its parent, where we are one worker.
-#ifndef P4_PARENTS_P4_
-#define P4_PARENTS_P4_
+#ifndef P4_V1MODEL_PARENTS_P4_
+#define P4_V1MODEL_PARENTS_P4_
 
-#include "headers.p4"
+#include "../headers.p4"
 #include "metadata.p4"
 
 control Parents(in headers_t hdr, inout metadata_t meta) {
@@ -34,4 +34,4 @@ control Parents(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-#endif  // P4_PARENTS_P4_
+#endif  // P4_V1MODEL_PARENTS_P4_

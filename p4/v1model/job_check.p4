@@ -1,9 +1,9 @@
 // Does the packet belong to a job here, and did the right one send it? Jobs, workers and their addresses stand in
 // tables that the control plane fills; a packet only names its entry.
-#ifndef P4_JOB_CHECK_P4_
-#define P4_JOB_CHECK_P4_
+#ifndef P4_V1MODEL_JOB_CHECK_P4_
+#define P4_V1MODEL_JOB_CHECK_P4_
 
-#include "headers.p4"
+#include "../headers.p4"
 #include "metadata.p4"
 
 control JobCheck(inout headers_t hdr, inout metadata_t meta) {
@@ -109,4 +109,4 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     }
 }
 
-#endif  // P4_JOB_CHECK_P4_
+#endif  // P4_V1MODEL_JOB_CHECK_P4_

@@ -1,8 +1,8 @@
-// What is known of a packet besides its bytes, for every architecture.
-#ifndef P4_METADATA_P4_
-#define P4_METADATA_P4_
+// What is known of a packet besides its bytes. All of it starts as 0.
+#ifndef P4_V1MODEL_METADATA_P4_
+#define P4_V1MODEL_METADATA_P4_
 
-#include "types.p4"
+#include "../types.p4"
 
 // The job's entry.
 struct job_t {
@@ -50,4 +50,4 @@ struct metadata_t {
     state_step_t step;
 }
 
-#endif  // P4_METADATA_P4_
+#endif  // P4_V1MODEL_METADATA_P4_
