@@ -37,8 +37,8 @@ void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
   const size_t bytes = kBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
   std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
   // A chunk of 360 lanes, or a whole block for its exponent.
-  const size_t chunk =
-      step == Step::kExponent ? kBlockElements : 360 / LaneGroupOf(dtype).lanes * LaneGroupOf(dtype).elements;
+  const LaneGroup group = LaneGroupOf(dtype, HeadroomBits(8));
+  const size_t chunk = step == Step::kExponent ? kBlockElements : 360 / group.lanes * group.elements;
   std::vector<uint8_t> lanes(4 * 360);
   std::array<const void*, kMaxDevices> inputs{};
   std::array<void*, kMaxDevices> outputs{};

@@ -17,7 +17,7 @@ LANE_BYTES = {
     "bool": 4, "int8": 4, "int16": 4, "int32": 4, "int64": 12, "uint8": 4, "uint16": 4, "uint32": 4, "uint64": 12,
     "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes that an element takes on the wire to a switch (docs/fixed_point.md)."""
+"""Bytes that an element takes on the wire to a switch (docs/fixed_point.md); a bfloat16 of up to 128 ranks."""
 NATIVE_BYTES = {
     "bool": 4, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "bfloat16": 4, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,

@@ -13,8 +13,8 @@ using Classes = std::array<uint32_t, kBlockElements>;  // of a run
 
 }  // namespace
 
-ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t started_us)
-    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, window), started_us_(started_us) {}
+ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us)
+    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, window, headroom_bits), started_us_(started_us) {}
 
 std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
                                                    uint32_t window) {
@@ -26,7 +26,8 @@ std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> fi
     shape.leaf_elements.push_back(end - place);
   }
   Sum sum{.key = first->key(), .shape = std::make_shared<SumShape>(std::move(shape)), .inputs = {}, .outputs = {}};
-  auto second = std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, window, first->started_us_);
+  auto second =
+      std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk, window, /*headroom_bits=*/0, first->started_us_);
   second->stretches_ = std::move(stretches);
   second->first_ = std::move(first);
   return second;

@@ -16,7 +16,7 @@ namespace passing {
 
 class ActiveSum {
  public:
-  ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, int64_t started_us);
+  ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us);
 
   // The second pass of a sum that came back flagged: adds up the class counters of its flagged chunks. All ranks see
   // the same flags, so all of them make this sum.

@@ -58,7 +58,7 @@ class AllReduce::Impl {
         order_(stripes_.window(), job.first_position),
         window_(stripes_) {
     assert(drivers_.size() == job.shards.size());
-    assert(job.rank < job.world_size && job.world_size <= 1023);
+    assert(job.rank < job.world_size && job.world_size <= kMaxWorldSize);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
     for (const Shard& shard : job.shards) {
       assert(shard.whole_lanes == 0 ||
@@ -70,7 +70,7 @@ class AllReduce::Impl {
   void Start(Sum sum, int64_t now_us) {
     ++stats_.sums_started;
     if (failure_) return sum.done(&*failure_);
-    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, stripes_.window(), now_us));
+    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, stripes_.window(), headroom_bits_, now_us));
   }
 
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);

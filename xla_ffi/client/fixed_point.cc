@@ -12,12 +12,13 @@
 //   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
 //   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
 //
-// bfloat16 (host elements are float32): half a lane, q = x * 2^s rounded to an integer, s = min(15-h-E, 126), and cut
-// off at L = 2^(15-h) - 1 in magnitude. Two elements' q are a lane as hi * 2^16 + lo.
+// bfloat16 up to h = 7 (host elements are float32): half a lane, q = x * 2^s rounded to an integer, s = min(15-h-E,
+// 126), and cut off at L = 2^(15-h) - 1 in magnitude. Two elements' q are a lane as hi * 2^16 + lo.
 //   Range. |sum of q| <= 2^h * L = 2^15 - 2^h < 2^15, for hi and lo alike. So the sum of the lanes modulo 2^32 has the
 //   sum of lo in its low 16 bits, read as int16, and without that the sum of hi in its high 16 bits, read likewise.
-//   Cut off. An x of one device has 8 bits: |x| <= 2^E - 2^(E-8), so |q| <= 2^(15-h) - 2^(7-h) <= L up to h = 7. Only a
-//   sum over devices may lie within half a unit below 2^E: it is off by less than a unit.
+//   Cut off. An x of one device has 8 bits: |x| <= 2^E - 2^(E-8), so |q| <= 2^(15-h) - 2^(7-h) <= L. Only a sum over
+//   devices may lie within half a unit below 2^E: it is off by less than a unit. From h = 8 on, 129 ranks, the largest
+//   elements would be cut off as well, and be left with fewer than 8 bits: there a bfloat16 is sent as a float16 is.
 //   Error. Else each rank is off by 1/2 at most, the sum by H * 2^(E-16+h), or by H * 2^-127 where s = 126 (elements
 //   below half of the smallest normal bfloat16 become 0; XLA has no denormals either).
 //   The product is exact in float32, as 2^s is a normal power of two; or, if s < 0, so small that its integer is 0.
@@ -37,6 +38,9 @@
 //
 // Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
 // int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
+//
+// How many ranks: kMaxWorldSize = 2^10. One more could overflow the lowest lane of an int64, (2^10 + 1) (2^22 - 1) >
+// 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
 //
 // Negative zeros come out as +0 once a switch has summed them: integers have one zero.
 #include "client/fixed_point.h"
@@ -94,9 +98,10 @@ using Scratch = std::array<typename Format::Wide, kBlockElements>;
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
 
-// Two elements a lane.
+// Two elements may share a lane.
 template <typename Format>
-constexpr bool kPacked = std::is_same_v<Format, kernels::BFloat16>;
+constexpr bool kMayBePacked = std::is_same_v<Format, kernels::BFloat16>;
+constexpr uint32_t kMaxPackedHeadroomBits = 7;
 
 // The host elements: summed into `scratch`, or the only input itself if it needs no widening.
 template <typename Format>
@@ -113,8 +118,9 @@ const void* HostElements(std::span<const void* const> inputs, size_t count, Scra
 }
 
 // The class of one element as ClassifyElements counts it.
-constexpr uint32_t kNaNClass = 1 << 20, kPosInfClass = 1 << 10, kNegInfClass = 1;
-constexpr uint32_t kCountMask = 0x3FF;
+constexpr uint32_t kPosInfClass = 1 << 16, kNegInfClass = 1, kNaNClass = kPosInfClass | kNegInfClass;
+constexpr uint32_t kCountMask = 0xFFFF;
+static_assert(kMaxWorldSize <= kCountMask);
 
 template <typename Wide>
 uint32_t ClassOf(const void* elements, size_t index) {
@@ -146,8 +152,8 @@ uint8_t FlagsOf(const void* elements, size_t count) {
   return flags;
 }
 
-// What the lanes of 64-bit integers take.
-constexpr uint32_t kMaxHeadroomBits = 10;
+constexpr uint32_t kMaxHeadroomBits = std::bit_width(kMaxWorldSize - 1);
+static_assert(uint64_t{kMaxWorldSize} * kernels::kInteger64Mask < uint64_t{1} << 32);
 
 // From 2^-1022 to 2^1023.
 double PowerOfTwo(int exponent) {
@@ -218,19 +224,19 @@ size_t SizeOf(DType dtype) {
 
 bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
 
-LaneGroup LaneGroupOf(DType dtype) {
-  if (dtype == DType::kBFloat16) return {.elements = 2, .lanes = 1};
+LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits) {
+  if (dtype == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) return {.elements = 2, .lanes = 1};
   if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
   return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
 }
 
-size_t LaneCount(DType dtype, size_t count) {
-  const LaneGroup group = LaneGroupOf(dtype);
+size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits) {
+  const LaneGroup group = LaneGroupOf(dtype, headroom_bits);
   return (count + group.elements - 1) / group.elements * group.lanes;
 }
 
 uint32_t HeadroomBits(uint32_t world_size) {
-  assert(world_size >= 1);
+  assert(world_size >= 1 && world_size <= kMaxWorldSize);
   return static_cast<uint32_t>(std::bit_width(world_size - 1));
 }
 
@@ -256,14 +262,16 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
   return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
-    if constexpr (kPacked<Format>) {
-      const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
-      const auto limit = static_cast<float>((1 << (15 - headroom_bits)) - 1);
-      // A single device's elements need no scratch.
-      if (inputs.size() == 1 && kernels::EncodePairs<Format>(inputs[0], count, scale, limit, lanes)) return 0;
-      const void* elements = HostElements<Format>(inputs, count, scratch);
-      if (inputs.size() > 1 && kernels::EncodePairs<kernels::Float32>(elements, count, scale, limit, lanes)) return 0;
-      return FlagsOf<float>(elements, count);
+    if constexpr (kMayBePacked<Format>) {
+      if (headroom_bits <= kMaxPackedHeadroomBits) {
+        const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
+        const auto limit = static_cast<float>((1 << (15 - headroom_bits)) - 1);
+        // A single device's elements need no scratch.
+        if (inputs.size() == 1 && kernels::EncodePairs<Format>(inputs[0], count, scale, limit, lanes)) return 0;
+        const void* elements = HostElements<Format>(inputs, count, scratch);
+        if (inputs.size() > 1 && kernels::EncodePairs<kernels::Float32>(elements, count, scale, limit, lanes)) return 0;
+        return FlagsOf<float>(elements, count);
+      }
     }
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
@@ -291,7 +299,7 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
   const DefaultFloatMode mode;
   WithFormat(dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
-    if constexpr (kPacked<Format>) {
+    if (kMayBePacked<Format> && headroom_bits <= kMaxPackedHeadroomBits) {
       kernels::DecodePairs(lanes, count, Scale16(exponent, -Shift16(exponent, headroom_bits)), outputs[0]);
     } else if constexpr (std::is_same_v<Wide, float>) {
       const Scale scale(exponent, -Shift32(exponent, headroom_bits));
@@ -355,9 +363,10 @@ void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void
       using Limits = std::numeric_limits<typename Format::Wide>;
       for (size_t i = 0; i < classes.size(); ++i) {
         if (classes[i] == 0) continue;
-        const bool positive = classes[i] >> 10 & kCountMask, negative = classes[i] & kCountMask;
-        const bool nan = classes[i] >> 20 || (positive && negative);
-        const auto value = nan ? Limits::quiet_NaN() : positive ? Limits::infinity() : -Limits::infinity();
+        const bool positive = classes[i] / kPosInfClass, negative = classes[i] & kCountMask;
+        const auto value = positive && negative ? Limits::quiet_NaN()
+                           : positive           ? Limits::infinity()
+                                                : -Limits::infinity();
         for (void* output : outputs) kernels::Store(output, i, Format::Narrow(value));
       }
     }

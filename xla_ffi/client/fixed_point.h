@@ -32,16 +32,16 @@ std::optional<DType> ParseDType(std::string_view name);
 size_t SizeOf(DType dtype);
 bool IsFloat(DType dtype);
 
-// What shares 32-bit lanes: one element a lane, but two bfloat16, and two lanes for a float64, three for an int64 or
-// uint64 (see the bounds in the .cc).
+// What shares 32-bit lanes: one element a lane, but two bfloat16 (of up to 128 ranks), and two lanes for a float64,
+// three for an int64 or uint64 (see the bounds in the .cc).
 struct LaneGroup {
   uint32_t elements;
   uint32_t lanes;
 };
-LaneGroup LaneGroupOf(DType dtype);
+LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits);
 
 // Lanes that carry `count` elements. The second half of a last, single bfloat16's lane is 0.
-size_t LaneCount(DType dtype, size_t count);
+size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits);
 
 // Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
 // 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
@@ -50,7 +50,11 @@ inline constexpr uint32_t kBlockElements = 1440;
 // The exponent lane of a block without a finite element other than zero. Below every other exponent.
 inline constexpr int32_t kNoExponent = -(1 << 20);
 
-// Bits kept free for the sum of `world_size` hosts: ceil(log2(world_size)); at most 10 in what follows.
+// Ranks of a job. More would overflow a lane of a 64-bit integer; the other formats would hold on (see the bounds in
+// the .cc). A switch has fewer workers: this many ranks are a tree of switches.
+inline constexpr uint32_t kMaxWorldSize = 1024;
+
+// Bits kept free for the sum of `world_size` hosts, 1 to kMaxWorldSize: ceil(log2(world_size)).
 uint32_t HeadroomBits(uint32_t world_size);
 
 // In all that follows `inputs` holds one pointer per local device, each to the same `count` elements of a
@@ -61,7 +65,7 @@ uint32_t HeadroomBits(uint32_t world_size);
 // The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite.
 int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count);
 
-// Writes LaneCount(dtype, count) lanes in network order. Integers ignore `exponent` and
+// Writes LaneCount(dtype, count, headroom_bits) lanes in network order. Integers ignore `exponent` and
 // `headroom_bits`. Non-finite elements become 0 and set their wire::Flag in the value returned.
 uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint32_t headroom_bits, uint8_t* lanes);
@@ -71,8 +75,8 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
 void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
                  std::span<void* const> outputs);
 
-// For a flagged chunk, once more: each element's class as counters that add up over at most 1023 ranks:
-// NaN << 20 | +Inf << 10 | -Inf, one lane an element, host order.
+// For a flagged chunk, once more: each element's class as two counters that add up over the ranks, +Inf << 16 | -Inf; a
+// NaN is counted as both. One lane an element, host order.
 void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
 
 // Keeps classes in the elements themselves, from DecodeLanes to ApplyClasses: those that aren't finite become NaN with
@@ -80,8 +84,8 @@ void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t c
 void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output);
 void ReadClasses(DType dtype, const void* output, size_t count, uint32_t* classes);
 
-// Overwrites the elements that are not finite according to the summed `classes`: NaN if any rank had NaN or
-// both infinities met, else the infinity.
+// Overwrites the elements that are not finite according to the summed `classes`: NaN if both counters are above zero,
+// as any rank had NaN or both infinities met, else the infinity.
 void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);
 
 // The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i,

@@ -281,11 +281,12 @@ PASSING_CLONES void DecodeInteger32(const uint8_t* __restrict lanes, size_t coun
   for (size_t i = 0; i < count; ++i) Store(out, i, Format::Narrow(LoadLane(lanes, i)));
 }
 
-// Three lanes an element: 22, 21 and 21 bits from the lowest up. A sum over 2^10 ranks still fits a lane.
+// Three lanes an element: 22, 21 and 21 bits from the lowest up. A sum over kMaxWorldSize ranks still fits a lane.
+inline constexpr uint32_t kInteger64Mask = 0x3FFFFF;  // of the widest
 static PASSING_CLONES void EncodeInteger64(const void* elements, size_t count, uint8_t* __restrict lanes) {
   for (size_t i = 0; i < count; ++i) {
     const auto value = Load<uint64_t>(elements, i);
-    StoreLane(lanes, 3 * i, static_cast<uint32_t>(value) & 0x3FFFFF);
+    StoreLane(lanes, 3 * i, static_cast<uint32_t>(value) & kInteger64Mask);
     StoreLane(lanes, 3 * i + 1, static_cast<uint32_t>(value >> 22) & 0x1FFFFF);
     StoreLane(lanes, 3 * i + 2, static_cast<uint32_t>(value >> 43));
   }

@@ -13,9 +13,9 @@ uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window)
+SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits)
     : lanes_per_chunk_(lanes_per_chunk),
-      group_(LaneGroupOf(shape.dtype)),
+      group_(LaneGroupOf(shape.dtype, headroom_bits)),
       places_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements),
       leaf_elements_(shape.leaf_elements) {
   assert(places_per_chunk_ > 0);

@@ -68,7 +68,7 @@ struct ChunkRange {
 class SumPlan {
  public:
   // `window`: a sum that guesses its exponents must fit into it as a whole.
-  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window);
+  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits);
 
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }

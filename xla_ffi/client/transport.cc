@@ -66,7 +66,9 @@ std::string Format(const char* format, Args... args) {
 
 const TransportOptions& Checked(const TransportOptions& options) {
   const JobConfig& job = options.job;
-  const bool ranks = job.world_size <= 1023 && job.rank < job.world_size;
+  const bool ranks = job.world_size <= kMaxWorldSize && job.rank < job.world_size &&
+                     std::all_of(job.shards.begin(), job.shards.end(),
+                                 [](const Shard& shard) { return shard.worker < wire::kMaxWorkers; });
   // The order's limits hold for a window of so many positions (order.cc).
   const bool slots = std::has_single_bit(job.slots_per_shard) && !job.shards.empty() &&
                      job.slots_per_shard * job.shards.size() <= kMaxSlots &&

@@ -55,7 +55,7 @@ nb::tuple PyEncodeLanes(const std::string& dtype_name, const std::vector<nb::byt
   const DType dtype = DTypeOf(dtype_name);
   const Block block(dtype, buffers);
   CheckHeadroom(headroom_bits);
-  std::vector<uint8_t> lanes(4 * LaneCount(dtype, block.count));
+  std::vector<uint8_t> lanes(4 * LaneCount(dtype, block.count, headroom_bits));
   const uint8_t flags = EncodeLanes(dtype, block.inputs, block.count, exponent, headroom_bits, lanes.data());
   return nb::make_tuple(ToBytes(lanes), flags);
 }
@@ -63,8 +63,10 @@ nb::tuple PyEncodeLanes(const std::string& dtype_name, const std::vector<nb::byt
 nb::bytes PyDecodeLanes(const std::string& dtype_name, const nb::bytes& lanes, size_t count, int32_t exponent,
                         uint32_t headroom_bits) {
   const DType dtype = DTypeOf(dtype_name);
-  if (lanes.size() != 4 * LaneCount(dtype, count)) throw std::invalid_argument("lanes of another number of elements");
   CheckHeadroom(headroom_bits);
+  if (lanes.size() != 4 * LaneCount(dtype, count, headroom_bits)) {
+    throw std::invalid_argument("lanes of another number of elements");
+  }
   std::vector<uint8_t> elements(count * SizeOf(dtype));
   void* output = elements.data();
   DecodeLanes(dtype, static_cast<const uint8_t*>(lanes.data()), count, exponent, headroom_bits, {&output, 1});

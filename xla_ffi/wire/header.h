@@ -33,7 +33,7 @@ inline constexpr size_t kHeaderBytes = 20;
 inline constexpr uint32_t kMaxLanes = 360;
 inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
 
-// Bits of a slot's bitmap. A worker is who contributes to a slot: a host, or a child switch.
+// Bits of a slot's bitmap. A worker is who contributes to a slot: a host, or a switch one level down.
 inline constexpr uint32_t kMaxWorkers = 64;
 
 // A probe finds out whether a multicast group reaches a host (wire/probe.h).

@@ -32,7 +32,7 @@ void operator delete(void* at, size_t) noexcept { operator delete(at); }
 namespace passing {
 namespace {
 
-constexpr uint32_t kLanes = 360, kWindow = 256;
+constexpr uint32_t kLanes = 360, kWindow = 256, kHeadroomBits = 0;
 
 // What a switch with one rank returns: the lanes as they came.
 void Pass(ActiveSum& sum) {
@@ -53,7 +53,7 @@ size_t PeakBytes(std::vector<float>& elements) {
       SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
   const size_t before = peak_bytes = live_bytes;
   Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
-  auto active = std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, 0);
+  auto active = std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
   Pass(*active);
   if (active->flagged()) {
     active = ActiveSum::SecondPassOf(std::move(active), kLanes, kWindow);

@@ -120,6 +120,22 @@ TEST(AllReduceCluster, treesOf128Ranks) {
   }
 }
 
+TEST(AllReduceCluster, theLargestWorld) {
+  ClusterOptions options{.world_size = kMaxWorldSize,
+                         .trees = {Tree::Levels(kMaxWorldSize, {16})},
+                         .slot_count = 16,
+                         .lanes_per_chunk = 360,
+                         .faults = {.loss = 0.001}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kFloat32, {1000}, 1);
+  workload.AddSite(DType::kBFloat16, {500}, 1);
+  workload.AddSite(DType::kUint64, {100}, 1);
+  workload.Execute({0, 1, 2}, 1000, 0.0001);
+  ASSERT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
+  workload.Check();
+}
+
 TEST(AllReduceCluster, aFullSwitchOf64Ranks) {
   ClusterOptions options{.world_size = 64, .slot_count = 16, .lanes_per_chunk = 64, .faults = {.loss = 0.01}};
   Cluster cluster(1, options);

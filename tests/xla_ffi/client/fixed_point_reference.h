@@ -97,13 +97,15 @@ inline long double HostElement(DType dtype, const std::vector<const void*>& inpu
   return sum;
 }
 
+inline bool IsPacked(DType dtype, uint32_t headroom_bits) { return dtype == DType::kBFloat16 && headroom_bits <= 7; }
+
 // Bits of |q|, and log2 of its unit, from the bounds in fixed_point.cc.
 inline int QuantisedBits(DType dtype, uint32_t headroom_bits) {
   const int h = static_cast<int>(headroom_bits);
-  return dtype == DType::kFloat64 ? 61 - 2 * h : dtype == DType::kBFloat16 ? 15 - h : 30 - h;
+  return dtype == DType::kFloat64 ? 61 - 2 * h : IsPacked(dtype, headroom_bits) ? 15 - h : 30 - h;
 }
 inline int UnitExponent(DType dtype, int32_t exponent, uint32_t headroom_bits) {
-  const int last_bit = dtype == DType::kFloat64 ? -1074 : dtype == DType::kBFloat16 ? -126 : -149;
+  const int last_bit = dtype == DType::kFloat64 ? -1074 : IsPacked(dtype, headroom_bits) ? -126 : -149;
   return std::max(exponent - QuantisedBits(dtype, headroom_bits), last_bit);
 }
 
@@ -111,7 +113,7 @@ inline int64_t Quantise(DType dtype, long double host_element, int32_t exponent,
   const int unit = UnitExponent(dtype, exponent, headroom_bits);
   const auto q = static_cast<int64_t>(std::nearbyint(std::ldexp(host_element, -unit)));
   const int64_t range = int64_t{1} << QuantisedBits(dtype, headroom_bits);
-  const int64_t largest = dtype == DType::kBFloat16 ? range - 1 : range;
+  const int64_t largest = IsPacked(dtype, headroom_bits) ? range - 1 : range;
   return std::clamp(q, -largest, largest);
 }
 

@@ -20,7 +20,7 @@ using reference::kDTypes;
 using reference::ValueOf;
 using Bytes = std::vector<uint8_t>;
 
-constexpr uint32_t kWorldSizes[] = {1, 2, 3, 8, 63, 64};
+constexpr uint32_t kWorldSizes[] = {1, 2, 3, 8, 63, 64, 128, 129, 1023, kMaxWorldSize};
 
 std::vector<const void*> Pointers(const std::vector<Bytes>& buffers) {
   std::vector<const void*> pointers;
@@ -94,7 +94,7 @@ Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& ho
   Result result;
   const uint32_t headroom = HeadroomBits(static_cast<uint32_t>(hosts.size()));
   for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(dtype, inputs, count));
-  result.lanes.resize(LaneCount(dtype, count));
+  result.lanes.resize(LaneCount(dtype, count, headroom));
   result.classes.resize(count);
   for (const auto& inputs : hosts) {
     Bytes encoded(4 * result.lanes.size());
@@ -146,10 +146,10 @@ void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& ho
       if (!finite) break;
       const int64_t q = reference::Quantise(dtype, x, result.exponent, headroom);
       ASSERT_LE(std::abs(q), int64_t{1} << reference::QuantisedBits(dtype, headroom));
-      // Half a unit, or a whole one where a sum over devices was clamped.
-      const bool clamped =
-          inputs.size() > 1 && std::fabs(x) + std::ldexp(0.5L, unit) > std::ldexp(1.0L, result.exponent);
-      bound += std::ldexp(dtype == DType::kBFloat16 && clamped ? 1.0L : 0.5L, unit);
+      // Half a unit, or a whole one where a sum over devices was cut off.
+      const bool cut_off = inputs.size() > 1 && reference::IsPacked(dtype, headroom) &&
+                           std::fabs(x) + std::ldexp(0.5L, unit) > std::ldexp(1.0L, result.exponent);
+      bound += std::ldexp(cut_off ? 1.0L : 0.5L, unit);
       sum += q;
       exact += x;
     }
@@ -171,14 +171,16 @@ TEST(FixedPoint, HeadroomBits) {
   EXPECT_EQ(HeadroomBits(8), 3u);
   EXPECT_EQ(HeadroomBits(63), 6u);
   EXPECT_EQ(HeadroomBits(64), 6u);
+  EXPECT_EQ(HeadroomBits(kMaxWorldSize), 10u);
 }
 
 TEST(FixedPoint, LaneCount) {
   for (DType dtype : kDTypes) {
     const size_t lanes = dtype == DType::kBFloat16 ? 4 : SizeOf(dtype) < 8 ? 7 : dtype == DType::kFloat64 ? 14 : 21;
-    EXPECT_EQ(LaneCount(dtype, 7), lanes);
-    EXPECT_EQ(LaneCount(dtype, 8), dtype == DType::kBFloat16 ? 4 : lanes / 7 * 8);
-    EXPECT_EQ(LaneCount(dtype, 0), 0u);
+    EXPECT_EQ(LaneCount(dtype, 7, 7), lanes);
+    EXPECT_EQ(LaneCount(dtype, 8, 0), dtype == DType::kBFloat16 ? 4 : lanes / 7 * 8);
+    EXPECT_EQ(LaneCount(dtype, 0, 0), 0u);
+    EXPECT_EQ(LaneCount(dtype, 7, 8), dtype == DType::kBFloat16 ? 7 : lanes);
   }
 }
 
@@ -211,13 +213,17 @@ TEST(BlockExponent, IsOfTheSumOverDevices) {
 class EveryWorldSize : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(FixedPoint, EveryWorldSize, testing::ValuesIn(kWorldSizes));
 
+// Of those in which two bfloat16 share a lane.
+class PackedWorldSize : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(FixedPoint, PackedWorldSize, testing::Values(1, 2, 3, 8, 63, 64, 127, 128));
+
 TEST_P(EveryWorldSize, floatSumsKeepTheirBound) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     for (size_t devices = 1; devices <= 4; ++devices) {
       for (Kind kind : kKinds) {
         SCOPED_TRACE(testing::Message() << "dtype " << int(dtype) << " devices " << devices << " kind " << int(kind));
         std::mt19937_64 random(GetParam());
-        const size_t count = 203;
+        const size_t count = GetParam() > 64 ? 19 : 203;
         std::vector<std::vector<Bytes>> buffers(GetParam());
         std::vector<std::vector<const void*>> hosts;
         for (auto& host : buffers) {
@@ -239,7 +245,7 @@ TEST_P(EveryWorldSize, integerSumsAreExactAndWrap) {
     for (size_t devices = 1; devices <= 4; ++devices) {
       for (bool all_ones : {false, true}) {
         std::mt19937_64 random(GetParam());
-        const size_t count = 100;
+        const size_t count = GetParam() > 64 ? 10 : 100;
         std::vector<std::vector<Bytes>> buffers(GetParam());
         std::vector<std::vector<const void*>> hosts;
         std::vector<uint64_t> sums(count);
@@ -291,11 +297,11 @@ TEST_P(EveryWorldSize, theBoundIsTight) {
 }
 
 // Lanes of two bfloat16 against the definition; the sums of both halves at their limits, and any bits between.
-TEST_P(EveryWorldSize, pairsDoNotTouchEachOther) {
+TEST_P(PackedWorldSize, pairsDoNotTouchEachOther) {
   std::mt19937_64 random(GetParam());
   const uint32_t h = HeadroomBits(GetParam());
   for (const size_t devices : {1, 2}) {
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round<100; round += GetParam()> 64 ? 5 : 1) {
       const size_t count = 1 + random() % 9;
       std::vector<std::vector<Bytes>> buffers(GetParam());
       std::vector<std::vector<const void*>> hosts;
@@ -333,7 +339,7 @@ TEST_P(EveryWorldSize, pairsDoNotTouchEachOther) {
 }
 
 // Of a block of any exponent, the elements in the largest 8 - h binades come out exactly: no single device is cut off.
-TEST_P(EveryWorldSize, largeBFloat16AreExact) {
+TEST_P(PackedWorldSize, largeBFloat16AreExact) {
   const int h = static_cast<int>(HeadroomBits(GetParam()));
   for (const int exponent : {-110, 0, 1, 127, 128}) {
     Bytes elements;
@@ -384,7 +390,7 @@ TEST(FixedPoint, zerosAndNoExponent) {
     SetBits(dtype, zeros.data(), 3, uint64_t{1} << (8 * SizeOf(dtype) - 1));  // -0 becomes +0
     const Result result = SumOverRanks(dtype, {2, {zeros.data()}}, 5);
     EXPECT_EQ(result.exponent, kNoExponent);
-    EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount(dtype, 5)));
+    EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount(dtype, 5, 1)));
     EXPECT_EQ(result.output, Bytes(5 * SizeOf(dtype)));
   }
 }
@@ -416,7 +422,27 @@ TEST(FixedPoint, nonFiniteElementsComeOutWhereTheyMust) {
     // The same as two devices of one host.
     const Result local = SumOverRanks(dtype, {{ranks[0].data(), ranks[1].data()}}, count);
     EXPECT_EQ(local.output, result.output);
-    EXPECT_EQ(local.classes, (std::vector<uint32_t>{0, 1 << 10, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 0}));
+    constexpr uint32_t kNaN = 1 << 16 | 1;
+    EXPECT_EQ(local.classes, (std::vector<uint32_t>{0, 1 << 16, 1, kNaN, kNaN, kNaN, kNaN, kNaN, 0}));
+  }
+}
+
+// All ranks of the largest world count up the same class.
+TEST_P(EveryWorldSize, countersOfClassesDoNotTouchEachOther) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const Bytes most = BytesOf<float>({kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 1});
+  const Bytes last = BytesOf<float>({kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), -kInf, kInf, -kInf});
+  std::vector<std::vector<const void*>> hosts(GetParam(), {most.data()});
+  hosts.back() = {last.data()};
+  const Result result = SumOverRanks(DType::kFloat32, hosts, 6);
+  const bool mixed = GetParam() > 1;
+  for (size_t i = 0; i < 6; ++i) {
+    const auto sum = static_cast<float>(ValueOf(DType::kFloat32, BitsAt(DType::kFloat32, result.output.data(), i)));
+    if (i == 2 || (mixed && (i == 3 || i == 4))) {
+      EXPECT_TRUE(std::isnan(sum)) << i;
+    } else {
+      EXPECT_EQ(sum, i == 0 || i == 4 ? kInf : -kInf) << i;
+    }
   }
 }
 
@@ -428,19 +454,19 @@ TEST(FixedPoint, anyCountAndAlignment) {
     const Bytes all = RandomElements(dtype, Kind::kUniform, kBlockElements, random);
     const void* input = all.data();
     const int32_t exponent = BlockExponent(dtype, {&input, 1}, kBlockElements);
-    Bytes all_lanes(4 * LaneCount(dtype, kBlockElements));
+    Bytes all_lanes(4 * LaneCount(dtype, kBlockElements, 2));
     EncodeLanes(dtype, {&input, 1}, kBlockElements, exponent, 2, all_lanes.data());
     Bytes all_out(all.size());
     void* output = all_out.data();
     DecodeLanes(dtype, all_lanes.data(), kBlockElements, exponent, 2, {&output, 1});
     for (size_t count = 0; count <= kBlockElements; count += count < 70 || count > 1430 ? 1 : 29) {
       const size_t offset = 1 + count % 7;
-      Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(dtype, count) + 1, 0xA5);
+      Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(dtype, count, 2) + 1, 0xA5);
       std::memcpy(&in[offset], all.data(), count * size);
       input = &in[offset];
       EncodeLanes(dtype, {&input, 1}, count, exponent, 2, &lanes[offset]);
       const bool single = dtype == DType::kBFloat16 && count % 2;  // then the last lane's low half is 0
-      const size_t same_bytes = 4 * LaneCount(dtype, count) - (single ? 4 : 0);
+      const size_t same_bytes = 4 * LaneCount(dtype, count, 2) - (single ? 4 : 0);
       ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), same_bytes), 0);
       if (single) {
         ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes]) & 0xFFFF, 0u);
@@ -542,7 +568,7 @@ TEST(FixedPoint, anyExponentAndLanesDecode) {
   std::mt19937_64 random(11);
   for (DType dtype : kDTypes) {
     for (int32_t exponent : {INT32_MIN, kNoExponent - 1, kNoExponent, -1074, 0, 1025, INT32_MAX}) {
-      Bytes lanes(4 * LaneCount(dtype, 50)), out(50 * SizeOf(dtype));
+      Bytes lanes(4 * LaneCount(dtype, 50, 6)), out(50 * SizeOf(dtype));
       for (uint8_t& byte : lanes) byte = static_cast<uint8_t>(random());
       void* output = out.data();
       DecodeLanes(dtype, lanes.data(), 50, exponent, 6, {&output, 1});

@@ -390,7 +390,9 @@ TEST(Transport, jobOutOfRange) {
   EXPECT_THROW(make([](JobConfig& job) { job.shards.clear(); }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 2; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 361; }), std::invalid_argument);
-  EXPECT_THROW(make([](JobConfig& job) { job.world_size = 65; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.world_size = kMaxWorldSize + 1; }), std::invalid_argument);
+  EXPECT_NO_THROW(make([](JobConfig& job) { job.world_size = kMaxWorldSize, job.rank = kMaxWorldSize - 1; }));
+  EXPECT_THROW(make([](JobConfig& job) { job.shards[0].worker = 64; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.rank = 2; }), std::invalid_argument);
 }
 

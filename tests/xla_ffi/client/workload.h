@@ -86,7 +86,7 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Cal
         if (!IsFloat(shape.dtype)) break;
         exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
       }
-      const size_t lane_count = LaneCount(shape.dtype, count);
+      const size_t lane_count = LaneCount(shape.dtype, count, headroom);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
       uint8_t flags = 0;
