@@ -125,7 +125,7 @@ def test_a_contribution_to_another_mac_address_is_ordinary(switch):
 
 
 def test_hosts_are_known_from_their_traffic(switch):
-    new = [("02:00:00:00:00:0a", "10.0.0.10", 2), ("02:00:00:00:00:0b", "10.0.0.11", 3)]
+    new = [("02:00:00:00:00:c9", "10.0.0.201", 2), ("02:00:00:00:00:ca", "10.0.0.202", 3)]
     for mac, ip, port in new:
         with pytest.raises(ValueError, match=f"no packet of {ip}"):
             switch.data_plane._neighbour(ip)

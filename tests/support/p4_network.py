@@ -8,7 +8,8 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
-HOSTS = [(f"02:00:00:00:00:0{host}", f"10.0.0.{host}") for host in range(1, 5)]  # the first at port 0
+# (MAC, IP address); in turn at all ports, from the first on.
+HOSTS = [(f"02:00:00:00:00:{host:02x}", f"10.0.0.{host}") for host in range(1, 73)]
 
 _CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003

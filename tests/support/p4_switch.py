@@ -41,7 +41,7 @@ class Switch:
         self.lanes = self.data_plane.lanes_per_chunk
 
     def _connect(self) -> P4DataPlane:
-        hosts = tuple(Neighbour(ip, mac, port) for port, (mac, ip) in enumerate(p4_network.HOSTS))
+        hosts = tuple(Neighbour(ip, mac, host % PORTS) for host, (mac, ip) in enumerate(p4_network.HOSTS))
         device = Device(f"127.0.0.1:{THRIFT_PORT}", self.ip, self.mac, tuple(range(PORTS)), hosts)
         deadline = time.monotonic() + 20
         while True:
