@@ -174,7 +174,9 @@ class P4DataPlane:
         owner = next(holds, None)
         if owner is None or self._pipeline.register("slot_check.admission", index) != owner.admission:
             return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
-        sequence, bitmap = (self._pipeline.register(f"slot_check.{what}", index) for what in ("sequence", "bitmap"))
+        parts = ("sequence", "bitmap_low", "bitmap_high")
+        sequence, low, high = (self._pipeline.register(f"slot_check.{part}", index) for part in parts)
+        bitmap = high << 32 | low
         complete = bitmap == (1 << len(owner.slots.addresses)) - 1
         if complete and owner.slots.parent is not None:
             complete = self._pipeline.register("slot_check.answered", index) == 1

@@ -16,13 +16,16 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     // What another admission left in a slot is void: so nothing has to be cleared when a job joins.
     register<bit<32>>(VERSIONS) admission;
     register<bit<32>>(VERSIONS) sequence;
-    register<bitmap_t>(VERSIONS) bitmap;
+    register<bit<32>>(VERSIONS) bitmap_low;  // in halves: bmv2's server can tell no number above 2^63 - 1
+    register<bit<32>>(VERSIONS) bitmap_high;
     register<bit<8>>(VERSIONS) lane_format;
     register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
 
     bit<32> held_admission;
     bit<32> held_sequence;
-    bitmap_t held_bitmap;
+    bit<32> held_low;
+    bit<32> held_high;
+    bitmap_t bitmap;
     bit<8> held_format;
     bit<1> held_answered;
 
@@ -35,19 +38,23 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         meta.verdict = verdict;
         meta.step = state_step_t.NONE;
     }
+    action write_bitmap() {
+        bitmap_low.write(index, bitmap[31:0]);
+        bitmap_high.write(index, bitmap[63:32]);
+    }
     action first(verdict_t verdict) {
         meta.verdict = verdict;
         meta.step = state_step_t.WRITE;
         admission.write(index, meta.job.admission);
         sequence.write(index, hdr.passing.sequence);
         lane_format.write(index, (bit<8>)hdr.passing.lane_format);
-        bitmap.write(index, meta.worker_bit);
         answered.write(index, 0);
+        write_bitmap();
     }
     action join(verdict_t verdict) {
         meta.verdict = verdict;
         meta.step = state_step_t.JOIN;
-        bitmap.write(index, held_bitmap);
+        write_bitmap();
     }
     action answer(verdict_t verdict) {
         meta.verdict = verdict;
@@ -96,24 +103,26 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     apply {
         admission.read(held_admission, index);
         sequence.read(held_sequence, index);
-        bitmap.read(held_bitmap, index);
+        bitmap_low.read(held_low, index);
+        bitmap_high.read(held_high, index);
         lane_format.read(held_format, index);
         answered.read(held_answered, index);
 
+        bitmap = held_high ++ held_low;
         // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
         bit<32> lead = held_sequence - hdr.passing.sequence;
         if (held_admission != meta.job.admission || lead[31:31] == 1) {
             age = age_t.NEWER;
-            held_bitmap = 0;
+            bitmap = 0;
         } else if (lead == 0) {
             age = age_t.SAME;
         } else {
             age = age_t.PAST;
         }
         same_format = held_format == (bit<8>)hdr.passing.lane_format;
-        again = held_bitmap & meta.worker_bit != 0;
-        held_bitmap = held_bitmap | meta.worker_bit;
-        full = held_bitmap == meta.job.workers;
+        again = bitmap & meta.worker_bit != 0;
+        bitmap = bitmap | meta.worker_bit;
+        full = bitmap == meta.job.workers;
         verdict.apply();
     }
 }

@@ -150,7 +150,7 @@ def test_a_job_with_a_parent(data_plane, device):
         (7,): ("set_parent", {"job": 9, "epoch": 5, "worker": 1, "slot_first": 16} | place)
     }
     admission = device.tables["job"][7,][1]["admission"]
-    device.registers |= {("slot_check.admission", 16): admission, ("slot_check.bitmap", 16): 1}
+    device.registers |= {("slot_check.admission", 16): admission, ("slot_check.bitmap_low", 16): 1}
     assert not data_plane.slot_version(8, 0).complete
     device.registers["slot_check.answered", 16] = 1
     assert data_plane.slot_version(8, 0).complete
@@ -160,11 +160,11 @@ def test_what_a_slot_version_holds(data_plane, device):
     empty = SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
     assert data_plane.slot_version(9, 1) == empty  # no job's
     data_plane.add_job(JOB)
-    device.registers |= {("slot_check.sequence", 19): 77, ("slot_check.bitmap", 19): 0b10}
+    device.registers |= {("slot_check.sequence", 19): 77, ("slot_check.bitmap_low", 19): 0b10}
     assert data_plane.slot_version(9, 1) == empty  # an earlier job's
     device.registers["slot_check.admission", 19] = device.tables["job"][7,][1]["admission"]
     assert data_plane.slot_version(9, 1) == SlotVersion(empty=False, sequence=77, bitmap=0b10, complete=False)
-    device.registers["slot_check.bitmap", 19] = 0b11
+    device.registers["slot_check.bitmap_low", 19] = 0b11
     assert data_plane.slot_version(9, 1).complete
 
 

@@ -34,7 +34,7 @@ ACTIONS = {
     "Ingress.job_check.set_worker": {"worker_bit": 64, "ip": 32, "udp_port": 16},
     "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
 }
-REGISTERS = ("slot_check.admission", "slot_check.sequence", "slot_check.bitmap")
+REGISTERS = ("slot_check.admission", "slot_check.sequence", "slot_check.bitmap_low", "slot_check.bitmap_high")
 
 
 def things(names, first):
