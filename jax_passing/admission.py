@@ -63,6 +63,8 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
     """The same rank with one more switch on its way: this one."""
     if join.rank >= join.world_size:
         raise RefusalError(f"Rank {join.rank} isn't below the world size {join.world_size}. Ranks count from 0.")
+    if join.slot_count & (join.slot_count - 1):
+        raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
     if here.instance in join.path:
         raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")
     if len(join.path) >= messages.LEVELS_MAX:

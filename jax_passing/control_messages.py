@@ -66,7 +66,7 @@ class Join(Message, frozen=True):
     join_deadline_s: Seconds
     link_gbit: Gbit | None = None
     strategy: Name = "passing"
-    devices: Annotated[int, Meta(ge=0, le=64)] = 0
+    devices: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
 
 
 class RackJoin(Message, frozen=True):
@@ -95,7 +95,7 @@ class RankJoin(Message, frozen=True):
     host: Name
     stripes: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
     strategy: Name
-    devices: Annotated[int, Meta(ge=0, le=64)]
+    devices: Annotated[int, Meta(ge=0, le=RANKS_MAX)]
     join_deadline_s: Seconds
     wait_s: Seconds
     slot_count: SlotCount
@@ -176,7 +176,7 @@ class Welcome(Message, frozen=True):
     slot_count: int
     worker: int
     lanes_per_chunk: int
-    lease_s: float
+    lease_s: Seconds
     whole_chunks: bool = False
     worker_limit: int = 64  # how many a job may have at this switch
     multicast: bool = False

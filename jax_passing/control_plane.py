@@ -226,6 +226,8 @@ class ControlPlane:
         async def reply() -> None:
             try:
                 member.connection.send(await work)
+            except Exception:  # whatever the device's driver raises
+                log.exception("no answer to a question of %s", member)
             finally:
                 member.questions -= 1
 

@@ -178,7 +178,7 @@ class Uplink:
                 self._join_group(message)
             case messages.Prepare() if message.slot_count & (message.slot_count - 1) == 0:
                 jobs.prepare(epoch, message)
-            case messages.Welcome():
+            case messages.Welcome() if epoch.state is not State.RUNNING:
                 self._stop_listening()
                 self._is_multicast = message.multicast
                 if self.socket is not None and not message.multicast:

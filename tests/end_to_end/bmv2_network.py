@@ -130,7 +130,7 @@ class Bmv2Network:
         switches: Sequence[str] = (),
         **env: str,
     ) -> list[Process]:
-        """A JAX process on each host, or on the first `world_size` ones. `switches`: of each host, if not the device."""
+        """A JAX process on each host, or on the first `world_size` ones; `switches`: of each, if not the device."""
         path = PROGRAMS / program  # stays as it is if absolute
         return self.start_command([sys.executable, str(path), *arguments], path.name, world_size, switches, **env)
 

@@ -98,6 +98,16 @@ def test_several_jobs_in_a_tree(cluster: "Cluster") -> None:
         assert process.wait(200) == 0, process.text
 
 
+def test_more_ranks_than_a_switch_has_workers(cluster: "Cluster") -> None:
+    """Every device a rank: 72 of them."""
+    left, right = racks(cluster)
+    env = {"JAX_PASSING_STRATEGY": "flat", "JAX_PASSING_JOIN_DEADLINE_S": "15"}
+    for process in run(cluster, "once.py", places=[left.address, left.address, right.address], devices=24, env=env):
+        assert "summed 72.0 over 3" in process.text
+    (refused,) = start(cluster, "once.py", places=[left.address], devices=72, env=env)
+    refused.wait_for("This switch adds up what 64 hosts send", 100)
+
+
 # Faults.
 
 

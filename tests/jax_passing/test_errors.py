@@ -22,6 +22,12 @@ def test_translate_finds_the_kind_in_the_text_of_a_jax_error(kind):
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
 
 
+def test_names_of_ranks():
+    assert errors.names([3]) == "rank 3"
+    assert errors.names([1, 2, 5]) == "ranks 1, 2, 5"
+    assert errors.names([0, 2, 3, 4, 5, 9]) == "ranks 0, 2 to 5, 9"
+
+
 def test_translate_knows_the_value_error_of_a_dispatching_thread():
     with pytest.raises(errors.SwitchLostError, match=r"^gone$"), errors.translate():
         raise ValueError("ABORTED: SwitchLostError: gone")

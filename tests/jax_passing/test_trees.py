@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 from control import Switch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
 from jax_passing.data_plane import Group, SlotVersion
@@ -592,10 +594,65 @@ async def test_a_parent_that_isnt_a_switch(tree, root, rack):
     server.close()
 
 
+numbers = st.integers(0, 3)
+foreign_messages = st.one_of(
+    st.builds(messages.Left, ranks=st.lists(numbers, max_size=3).map(tuple)),
+    st.builds(messages.Ask, numbers, numbers, st.integers(0, 1), numbers, st.floats(0.001, 0.01)),
+    st.builds(messages.Answer, numbers, st.lists(numbers, max_size=3).map(tuple), st.booleans(), st.booleans()),
+    st.builds(messages.Prepare, numbers, st.sampled_from([1, 3, 64, 1 << 16]), numbers, st.booleans()),
+    st.builds(messages.Prepared, numbers),
+    st.builds(messages.RankGone, numbers),
+    st.builds(messages.Refused, st.sampled_from(["JoinError", "x"]), st.text(max_size=3), st.none() | numbers),
+    st.builds(messages.Failed, st.sampled_from(["HostLostError", "x"]), st.text(max_size=3)),
+    st.builds(messages.Welcome, numbers, numbers, numbers, numbers, numbers, numbers, st.just(0.2)),
+    st.builds(messages.GroupOffer, st.just("239.192.0.1"), st.just(7), st.just(1), st.just(1), numbers),
+    st.sampled_from([messages.Bye(), messages.Heartbeat(), messages.Leave(), messages.GroupLost(), b"\xff\n"]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(foreign_messages, max_size=6))
+def test_nothing_that_a_rack_says_stops_its_parent(several):
+    @scenario(racks=0)
+    async def run(tree, root):
+        _, rack = await spoken(root)
+        rack.send(*several)
+        rack.writer.close()
+        await job(root, job="next")
+        assert not root.watcher.done()
+
+    run()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(foreign_messages, max_size=6))
+def test_nothing_that_a_parent_says_stops_a_rack(several):
+    async def parent(reader, writer):
+        for message in (messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"), *several):
+            writer.write(message if isinstance(message, bytes) else messages.encode(message))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    @scenario(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        first = await rack.join(0, 1, job="b", join_deadline_s=0.2)
+        await first.receive()
+        server.close()
+        rack.plane._parent = root.address
+        await job(rack)
+        assert not rack.watcher.done()
+
+    run()
+
+
 BAD_LINES = [
     messages.Relay(b"x"),
     messages.Left((0,)),
     messages.Fail("KeyboardInterrupt", ""),
+    messages.RankJoin(1, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)),
     messages.Fail("HostLostError", "", (77,)),
     messages.Leave(),
     messages.Bye(),
