@@ -52,7 +52,7 @@ class Questions:
             return 0, False
         if held.sequence == sequence:
             return held.bitmap, held.complete
-        is_newer = (sequence - held.sequence) % 2**32 < 2**31
+        is_newer = (sequence - held.sequence) % 2**32 <= 2**31
         return (0, False) if is_newer else (everybody, True)
 
     async def answer(self, epoch: Epoch, ask: messages.Ask, asker: "Member | Uplink | None") -> messages.Answer:
