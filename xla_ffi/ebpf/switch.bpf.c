@@ -69,8 +69,11 @@ struct out {
 // One for each processor: a program runs to its end on the one where it began, with no other in between.
 struct scratch {
   struct route source;  // of the packet at hand
-  __u32 partial;        // its UDP checksum is for the kernel to write
-  __u32 uniform;        // all results so far are one job's, for the same workers
+  __u64 admitted;       // its last sender that was: job, epoch and worker, and a bit that says that there is one
+  __u32 slot_first;     // of that job
+  __u32 slot_count;
+  __u32 partial;  // its UDP checksum is for the kernel to write
+  __u32 uniform;  // all results so far are one job's, for the same workers
   struct packet packet;
   struct out out;
 };
@@ -128,6 +131,23 @@ static __always_inline void learn(struct worker* worker, const struct route* sou
   }
 }
 
+// Whether the job has this worker, whose packets come from this source. ADDED if so: no verdict on its packet yet.
+static __always_inline enum verdict admit(struct scratch* scratch, const struct header* header) {
+  const __u32 number = bpf_ntohs(header->job);
+  struct job* job = bpf_map_lookup_elem(&jobs, &number);
+  if (job == NULL) return FOREIGN_JOB;
+  if (bpf_ntohs(header->epoch) != job->epoch) return FOREIGN_EPOCH;
+  const __u32 index = bpf_ntohs(header->worker);
+  if (index >= job->worker_count || index >= MAX_WORKERS) return FOREIGN_WORKER;
+  struct worker* worker = &job->workers[index];
+  const struct frame* reply = &scratch->source.frame;
+  if (worker->ip != reply->ip.daddr || worker->udp_port != reply->udp.dest) return FOREIGN_SOURCE;
+  learn(worker, &scratch->source);
+  scratch->slot_first = job->slot_first;
+  scratch->slot_count = job->slot_count;
+  return ADDED;
+}
+
 // The verdict on one packet: `bytes` of UDP payload from `offset` on.
 static __always_inline enum verdict judge(struct __sk_buff* skb, struct scratch* scratch, __u32 offset, __u32 bytes) {
   struct header* header = &scratch->packet.header;
@@ -140,19 +160,16 @@ static __always_inline enum verdict judge(struct __sk_buff* skb, struct scratch*
   const __u32 count = bpf_ntohs(header->element_count);
   if (count == 0 || count > MAX_LANES || bytes != HEADER_BYTES + 4 * count) return MALFORMED;
 
-  const __u32 number = bpf_ntohs(header->job);
-  struct job* job = bpf_map_lookup_elem(&jobs, &number);
-  if (job == NULL) return FOREIGN_JOB;
-  if (bpf_ntohs(header->epoch) != job->epoch) return FOREIGN_EPOCH;
-  const __u32 index = bpf_ntohs(header->worker);
-  if (index >= job->worker_count || index >= MAX_WORKERS) return FOREIGN_WORKER;
-  struct worker* worker = &job->workers[index];
-  const struct frame* reply = &scratch->source.frame;
-  if (worker->ip != reply->ip.daddr || worker->udp_port != reply->udp.dest) return FOREIGN_SOURCE;
+  const __u32 number = bpf_ntohs(header->job), index = bpf_ntohs(header->worker);
+  const __u64 sender = 1ull << 63 | (__u64)number << 32 | (__u32)header->epoch << 16 | index;
+  if (scratch->admitted != sender) {
+    const enum verdict refusal = admit(scratch, header);
+    if (refusal != ADDED) return refusal;
+    scratch->admitted = sender;
+  }
   const __u32 slot = bpf_ntohs(header->slot);
-  if (slot < job->slot_first || slot - job->slot_first >= job->slot_count) return FOREIGN_SLOT;
+  if (slot < scratch->slot_first || slot - scratch->slot_first >= scratch->slot_count) return FOREIGN_SLOT;
   if (header->type != CONTRIBUTION) return NOT_CONTRIBUTION;
-  learn(worker, &scratch->source);
 
   const __u32 key = 2 * slot + header->version;
   struct slot_version* held = bpf_map_lookup_elem(&slots, &key);
@@ -296,6 +313,7 @@ int passing_switch(struct __sk_buff* skb) {
   reply->udp.source = frame.udp.dest;
   reply->udp.dest = frame.udp.source;
   scratch->source.device = skb->ifindex;
+  scratch->admitted = 0;
   scratch->out.count = 0;
   scratch->out.bytes_used = 0;
   scratch->uniform = 1;
