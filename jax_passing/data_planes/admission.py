@@ -31,8 +31,10 @@ class Row:
     parameters: Mapping[str, int] = field(default_factory=dict)
 
 
-def rows(job: JobSlots, own_address: str) -> list[Row]:
+def rows(job: JobSlots, own_address: str, group: int) -> list[Row]:
     """What the table says about a job, in the order of insertion: what accepts packets comes last.
+
+    `group` is the multicast group of its workers.
 
     A packet that no row knows is of a foreign job: the table's default.
     """
@@ -56,14 +58,14 @@ def rows(job: JobSlots, own_address: str) -> list[Row]:
         match |= {"type": _exactly(CONTRIBUTION)}
         del match["pass"]  # later passes look the same
         bit = 1 << worker
-        accepted.append(Row(6, match, "accept", {"worker": bit, "others": everybody & ~bit}))
+        accepted.append(Row(6, match, "accept", {"worker": bit, "others": everybody & ~bit, "group": group}))
 
     if job.parent is not None:
-        found += _parent_rows(job, first)
+        found += _parent_rows(job, first, group)
     return found + accepted
 
 
-def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]]) -> list[Row]:
+def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]], group: int) -> list[Row]:
     """Results bear the parent's numbers, so they come before a job of ours with the same number."""
     parent = job.parent
     assert parent is not None
@@ -79,7 +81,7 @@ def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]]) -> list[Ro
     shift = (job.slot_first - parent.slot_first) % (1 << 16)
     ours = {"job": job.job, "epoch": job.epoch, "slot_shift": shift}
     answer = {"pass": _exactly(ANSWER_PASS), "job": _exactly(job.job), "epoch": _exactly(job.epoch)}
-    return [*found, Row(16, answer, "answer"), Row(15, match, "from_parent", ours)]
+    return [*found, Row(16, answer, "answer", {"group": group}), Row(15, match, "from_parent", ours)]
 
 
 def _exactly(value: int) -> tuple[int, int]:
