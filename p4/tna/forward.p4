@@ -1,4 +1,5 @@
-// Where a packet goes that goes to one: by its destination's MAC address; to all ports if that isn't known (but never back).
+// Ordinary traffic and what we send to one: by its destination's MAC address; to all ports if that isn't known, but never
+// back.
 #ifndef P4_TNA_FORWARD_P4_
 #define P4_TNA_FORWARD_P4_
 

@@ -71,10 +71,10 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     }
 }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
-                in ingress_intrinsic_metadata_from_parser_t parsed,
-                inout ingress_intrinsic_metadata_for_deparser_t departure,
-                inout ingress_intrinsic_metadata_for_tm_t manager) {
+control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                       in ingress_intrinsic_metadata_from_parser_t parsed,
+                       inout ingress_intrinsic_metadata_for_deparser_t departure,
+                       inout ingress_intrinsic_metadata_for_tm_t manager) {
     OwnAddress() own_address;
     Admission() admission;
     SlotCheck() slot_check;
@@ -151,10 +151,10 @@ parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t m
     }
 }
 
-control Egress(inout headers_t hdr, inout egress_metadata_t meta, in egress_intrinsic_metadata_t arrival,
-               in egress_intrinsic_metadata_from_parser_t parsed,
-               inout egress_intrinsic_metadata_for_deparser_t departure,
-               inout egress_intrinsic_metadata_for_output_port_t port) {
+control PassingEgress(inout headers_t hdr, inout egress_metadata_t meta, in egress_intrinsic_metadata_t arrival,
+                      in egress_intrinsic_metadata_from_parser_t parsed,
+                      inout egress_intrinsic_metadata_for_deparser_t departure,
+                      inout egress_intrinsic_metadata_for_output_port_t port) {
     Replication() replication;
 
     apply {
@@ -179,5 +179,5 @@ control EgressDeparser(packet_out packet, inout headers_t hdr, in egress_metadat
     }
 }
 
-Pipeline(IngressParser(), Ingress(), IngressDeparser(), EgressParser(), Egress(), EgressDeparser()) pipe;
+Pipeline(IngressParser(), PassingIngress(), IngressDeparser(), EgressParser(), PassingEgress(), EgressDeparser()) pipe;
 Switch(pipe) main;

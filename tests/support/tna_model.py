@@ -45,7 +45,7 @@ class Tofino:
     def __init__(self, target: int):
         parser = parsed(target)
         self._machine = Machine(parser)
-        self._ingress, self._egress = parser.controls["Ingress"](), parser.controls["Egress"]()
+        self._ingress, self._egress = parser.controls["PassingIngress"](), parser.controls["PassingEgress"]()
         own = self._ingress.members["own_address"].members["own_address"]
         own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_own_mac", {"mac": OWN_MAC}))
         self._addresses: dict[tuple[int, int], object] = {}  # by IP address and UDP port
