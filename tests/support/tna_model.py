@@ -59,10 +59,9 @@ class Tofino:
             above = Parent(there.job, there.epoch, there.slot_first, there.worker, addresses[there.address])
         slots = JobSlots(job.number, job.epoch, job.slot_first, job.slot_count, tuple(own), parent=above)
         table = self._ingress.members["admission"].members["admission"]
-        table.rows += [
-            (row.priority, row.match, row.action, row.parameters)
-            for row in admission.rows(slots, OWN_IP, job.number + 1)
-        ]
+        for row in admission.rows(slots, OWN_IP, job.number + 1):
+            match = {key: (value, row.masks[key]) for key, value in row.match.items()}
+            table.rows.append((row.priority, match, row.action, row.parameters))
         receiver = self._egress.members["replication"].members["receiver"]
         for worker, (ip, port) in enumerate(own):
             key = {"job": (job.number, 0xFFFF), "worker": (worker, 0xFFFF)}

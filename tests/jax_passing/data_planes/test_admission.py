@@ -19,7 +19,7 @@ FIELDS = ("pass", "own_ip", "type", "job", "epoch", "worker", "ip", "udp_port", 
 
 
 def looked_up(table, packet):
-    holds = [row for row in table if all(packet[key] & mask == value for key, (value, mask) in row.match.items())]
+    holds = [row for row in table if all(packet[key] & row.masks[key] == value for key, value in row.match.items())]
     if not holds:
         return "refuse", {"verdict": 6}
     highest = max(row.priority for row in holds)
