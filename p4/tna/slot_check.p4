@@ -24,7 +24,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     RegisterAction<chunk_t, index_t, bit<32>>(sequence) begin_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             held.sequence = (int<32>)hdr.passing.sequence;
-            held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
+            held.lane_format = (24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
             format = held.lane_format;
         }
     };
@@ -34,7 +34,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             format = 0;
             if (held.sequence - (int<32>)hdr.passing.sequence < 0) {
                 held.sequence = (int<32>)hdr.passing.sequence;
-                held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
+                held.lane_format = (24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
             } else if (held.sequence == (int<32>)hdr.passing.sequence) {
                 held.lane_format = held.lane_format & NOT_NEW;
             }

@@ -196,7 +196,7 @@ def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, de
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
     admission = plane._jobs[7].admission
-    server.registers = {(300, 17): admission, (301, 17): 99, (302, 17): 2}
+    server.registers = {(300, 17): admission, (301, 17): 99, (302, 17): 2, (303, 17): 0}
     held = plane.slot_version(8, 1)
     assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
     server.registers = {}
