@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+import star_bmv2
 from star_network import SWITCH
 from star_running import START_S, Contender, Running
 
@@ -53,6 +54,11 @@ def in_rack(hosts: int, devices: int) -> float:
 def start_ebpf(running: Running) -> None:
     """Our switch with its data plane in the kernel."""
     start_passing(running, "--data-plane", "ebpf", "--device", "bridge")
+
+
+def start_bmv2(running: Running) -> None:
+    """Our switch with a P4 program on bmv2."""
+    start_passing(running, *star_bmv2.start_device(running))
 
 
 def start_passing(running: Running, *flags: str) -> None:
@@ -101,7 +107,8 @@ def _start_switch(running: Running, name: str, host: int, listen: str, *flags: s
 
 def _await_switches(running: Running) -> None:
     until = time.monotonic() + START_S
-    while any("listening on" not in running.log(name).read_text() for name, _ in running.processes):
+    names = [name for name, _ in running.processes if name != star_bmv2.NAME]
+    while any("listening on" not in running.log(name).read_text() for name in names):
         ended = [process for process, started in running.processes if started.poll() is not None]
         if ended or time.monotonic() > until:
             raise running.failure("the switch didn't start", ended)
@@ -184,6 +191,7 @@ CONTENDERS = {
     "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, "flat", 2),
     "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring, None),
     "server": Contender("parameter server", start_passing, server, "passing", switch_hosts=lambda hosts: [hosts]),
+    "bmv2": Contender("jax_passing.psum, P4 on bmv2", start_bmv2, once, "passing"),
     "shards": Contender("parameter server, shards on hosts", start_passing, shards, "passing", switch_hosts=range),
     "tree": Contender("jax_passing.psum, racks below a spine", start_tree, once, "passing"),
     "in-rack": Contender("jax_passing.psum, in-rack mode", start_in_rack, in_rack, None),

@@ -25,6 +25,7 @@ from typing import Self
 from jax_passing.launcher import die_with
 
 SWITCH = -1  # in place of a host's index
+BMV2 = -2  # likewise; only an address
 
 NETWORK = "10.83.0"
 BURST = "128k"  # below 100 KB, a bucket can't pass super-packets of 64 KB at the full rate
@@ -76,8 +77,8 @@ class StarNetwork:
         self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def address(self, host: int) -> str:
-        """IPv4 address of a host, or of the SWITCH."""
-        return f"{NETWORK}.{254 if host == SWITCH else host + 1}"
+        """IPv4 address of a host, of the SWITCH, or of BMV2."""
+        return f"{NETWORK}.{_number(host)}"
 
     def namespace(self, host: int) -> str:
         return self._prefix + self.name(host)
@@ -140,10 +141,10 @@ class StarNetwork:
         for host in everybody:
             run("ip", "netns", "add", self.namespace(host))
         switch = self.namespace(SWITCH)
-        links = [f"link add name bridge address {_mac(SWITCH)} type bridge"]
+        links = [f"link add name bridge address {mac(SWITCH)} type bridge"]
         for host in range(self.hosts):
             links.append(
-                f"link add eth0 netns {self.namespace(host)} address {_mac(host)} type veth peer name port{host}"
+                f"link add eth0 netns {self.namespace(host)} address {mac(host)} type veth peer name port{host}"
             )
             links.append(f"link set port{host} master bridge up")
         _batch("ip", switch, [*links, *self._addresses(SWITCH, "bridge", range(self.hosts))])
@@ -162,7 +163,7 @@ class StarNetwork:
             f"route add {NETWORK}.0/24 dev {device} src {self.address(host)} congctl cubic",
             f"route add 224.0.0.0/4 dev {device}",  # as a default route would, on a real host
             # Static: no ARP that waits behind the data in a full bucket.
-            *(f"neighbour add {self.address(o)} lladdr {_mac(o)} dev {device} nud permanent" for o in others),
+            *(f"neighbour add {self.address(o)} lladdr {mac(o)} dev {device} nud permanent" for o in others),
         ]
 
     def _remove(self) -> None:
@@ -192,8 +193,12 @@ def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _mac(host: int) -> str:
-    return f"02:00:00:00:00:{254 if host == SWITCH else host + 1:02x}"
+def _number(host: int) -> int:
+    return host + 1 if host >= 0 else 255 + host
+
+
+def mac(host: int) -> str:
+    return f"02:00:00:00:00:{_number(host):02x}"
 
 
 def run(*command: str, given: str | None = None) -> str:

@@ -22,7 +22,6 @@ from jax_passing.data_planes.ebpf import EbpfDataPlane
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.software import SoftwareDataPlane
-from jax_passing.data_planes.tofino import TofinoDataPlane
 from jax_passing.errors import ConfigError
 
 log = logging.getLogger("jax_passing.switch")
@@ -110,9 +109,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "device": _text,
     "parent": _parent,
 }
-# What a device's program fixes; and slots of a job, of which its ports' queues hold so many packets at once.
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
-DEVICE_SLOTS_PER_JOB = 128
+# A port's capture ring holds some 30 frames, of any length: no more than this many chunks of a host are in flight.
+BMV2_SLOTS_PER_JOB = 32
 
 
 def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSettings:
@@ -147,7 +146,8 @@ def _check_device(resolved: dict[str, Any]) -> None:
     fixed = [key for key in _OF_THE_PROGRAM if key in resolved]
     if fixed:
         raise ConfigError(f"{' and '.join(fixed)}: fixed by the program that the device runs. Leave it out.")
-    resolved.setdefault("slots_per_job", DEVICE_SLOTS_PER_JOB)
+    if resolved["data_plane"] == "bmv2":
+        resolved.setdefault("slots_per_job", BMV2_SLOTS_PER_JOB)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -199,8 +199,7 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
             return P4DataPlane(device, Bmv2(device.runtime_address))
         from jax_passing.data_planes.p4runtime import P4Runtime  # loads grpc
 
-        pipeline = P4Runtime(device)
-        return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)
+        return P4DataPlane(device, P4Runtime(device))
     except PipelineError as error:
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
 

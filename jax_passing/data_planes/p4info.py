@@ -1,7 +1,7 @@
 """P4Info: the names, numbers and widths of a compiled program, as P4Runtime speaks of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jax_passing.data_planes import protobuf
@@ -24,12 +24,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Thing:
-    """A table, action, counter or register. `size`: cells of a counter or register."""
+    """A table or action with its parts, or a counter or register of so many cells."""
 
     name: str
     number: int
-    parts: Mapping[str, Part]
-    size: int
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    size: int = 0
 
 
 class P4Info:
@@ -39,15 +39,14 @@ class P4Info:
         try:
             self.encoded = Path(path).read_bytes()
             info = protobuf.decode(self.encoded)
-            self._tables, self._actions, self._counters, self._registers = (
-                [_thing(message) for message in protobuf.messages(info, field)]
-                for field in (_TABLES, _ACTIONS, _COUNTERS, _REGISTERS)
+            self._tables, self._actions = (
+                [_with_parts(message) for message in protobuf.messages(info, part)] for part in (_TABLES, _ACTIONS)
+            )
+            self._counters, self._registers = (
+                [_with_size(message) for message in protobuf.messages(info, part)] for part in (_COUNTERS, _REGISTERS)
             )
         except (OSError, ValueError) as error:
             raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
-
-    def has_table(self, name: str) -> bool:
-        return any(table.name.endswith("." + name) for table in self._tables)
 
     def table(self, name: str) -> Thing:
         return _one("table", self._tables, name)
@@ -62,15 +61,21 @@ class P4Info:
         return _one("register", self._registers, name)
 
 
-def _thing(message: protobuf.Message) -> Thing:
-    preamble = protobuf.decode(protobuf.data(message, _PREAMBLE))
-    size = message.get(_SIZE, [0])[-1]  # action references in a table
+def _with_parts(message: protobuf.Message) -> Thing:
     parts = {
         protobuf.text(part, _NAME): Part(protobuf.number(part, _ID), protobuf.number(part, _BITWIDTH))
         for part in protobuf.messages(message, _PARTS)
     }
-    name, identifier = protobuf.text(preamble, _NAME), protobuf.number(preamble, _ID)
-    return Thing(name, identifier, parts, size if isinstance(size, int) else 0)
+    return Thing(*_name(message), parts=parts)
+
+
+def _with_size(message: protobuf.Message) -> Thing:
+    return Thing(*_name(message), size=protobuf.number(message, _SIZE))
+
+
+def _name(message: protobuf.Message) -> tuple[str, int]:
+    preamble = protobuf.decode(protobuf.data(message, _PREAMBLE))
+    return protobuf.text(preamble, _NAME), protobuf.number(preamble, _ID)
 
 
 def _one(kind: str, things: Sequence[Thing], name: str) -> Thing:

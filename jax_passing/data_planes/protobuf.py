@@ -25,12 +25,11 @@ def _varint(value: int) -> bytes:
 
 
 def encode(*fields: Field) -> bytes:
-    """A message; messages inside it are given as what this returned. Zeros aren't written, as proto3 says."""
+    """A message; messages inside it are given as what this returned. Zeros are written: a choice of 0 is a choice."""
     encoded = b""
     for number, value in fields:
         if isinstance(value, int):
-            if value:
-                encoded += _varint(number << 3 | VARINT) + _varint(value)
+            encoded += _varint(number << 3 | VARINT) + _varint(value)
         else:
             data = value.encode() if isinstance(value, str) else value
             encoded += _varint(number << 3 | BYTES) + _varint(len(data)) + data

@@ -35,9 +35,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
     action result_to_workers() {
         make_result();
-        meta.copy.setValid();
-        meta.copy.result = 1;
-        manager.mcast_grp_a = meta.group;
+        manager.mcast_grp_a = hdr.passing.job;
         meta.forward = 0;
     }
     action result_to_sender() {

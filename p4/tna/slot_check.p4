@@ -6,7 +6,7 @@
 
 #include "metadata.p4"
 
-// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, the
+// The lane format as `chunk` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, the
 // packet's own with NEW to the first one of a newer sequence, to all others the one held.
 const bit<32> NEW = 4;
 const bit<32> NOT_NEW = 3;
@@ -19,22 +19,22 @@ struct chunk_t {
 control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // --- The sequence
 
-    Register<chunk_t, index_t>(VERSIONS) sequence;
+    Register<chunk_t, index_t>(VERSIONS) chunk;
 
-    RegisterAction<chunk_t, index_t, bit<32>>(sequence) begin_it = {
+    RegisterAction<chunk_t, index_t, bit<32>>(chunk) begin_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             held.sequence = (int<32>)hdr.passing.sequence;
-            held.lane_format = (24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
+            held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
             format = held.lane_format;
         }
     };
     // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
-    RegisterAction<chunk_t, index_t, bit<32>>(sequence) compare_it = {
+    RegisterAction<chunk_t, index_t, bit<32>>(chunk) compare_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             format = 0;
             if (held.sequence - (int<32>)hdr.passing.sequence < 0) {
                 held.sequence = (int<32>)hdr.passing.sequence;
-                held.lane_format = (24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
+                held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
             } else if (held.sequence == (int<32>)hdr.passing.sequence) {
                 held.lane_format = held.lane_format & NOT_NEW;
             }
@@ -44,29 +44,29 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             }
         }
     };
-    RegisterAction<chunk_t, index_t, bit<32>>(sequence) read_it = {
+    RegisterAction<chunk_t, index_t, bit<32>>(chunk) read_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             format = 0;
             if (held.sequence == (int<32>)hdr.passing.sequence) { format = held.lane_format; }
         }
     };
 
-    action begin() { meta.held_format = begin_it.execute(meta.index); }
-    action compare() { meta.held_format = compare_it.execute(meta.index); }
-    action look() { meta.held_format = read_it.execute(meta.index); }
+    action begin_sequence() { meta.held_format = begin_it.execute(meta.index); }
+    action compare_sequence() { meta.held_format = compare_it.execute(meta.index); }
+    action read_sequence() { meta.held_format = read_it.execute(meta.index); }
     action nothing_held() { meta.held_format = 0; }
-    table age {
+    table sequence {
         key = {
             meta.pass: exact;
             meta.fresh: exact;
         }
-        actions = { begin; compare; look; nothing_held; }
+        actions = { begin_sequence; compare_sequence; read_sequence; nothing_held; }
         const entries = {
-            (pass_t.FIRST, 1): begin();
-            (pass_t.FIRST, 0): compare();
-            (pass_t.LOW, 0): look();
-            (pass_t.HIGH, 0): look();
-            (pass_t.ANSWER, 0): look();
+            (pass_t.FIRST, 1): begin_sequence();
+            (pass_t.FIRST, 0): compare_sequence();
+            (pass_t.LOW, 0): read_sequence();
+            (pass_t.HIGH, 0): read_sequence();
+            (pass_t.ANSWER, 0): read_sequence();
         }
         const default_action = nothing_held();
         size = 8;
@@ -227,7 +227,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        age.apply();
+        sequence.apply();
         bitmap.apply();
         verdict.apply();
     }

@@ -68,6 +68,18 @@ async def test_what_the_data_plane_can_do(switch):
 
 
 @scenario()
+async def test_a_device_that_does_not_say_what_its_slots_hold(switch):
+    hosts, welcome = await switch.job()
+
+    def refuse(slot, version):
+        raise RuntimeError("no registers here")
+
+    switch.data_plane.slot_version = refuse
+    hosts[0].send(messages.Query(welcome.slot_first, 0), messages.Query())
+    assert await hosts[0].receive() == messages.SlotState(left=())  # the second question's
+
+
+@scenario()
 async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
     hosts, _ = await switch.job()
     forming = await switch.join(0, job="b")

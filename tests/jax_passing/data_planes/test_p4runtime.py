@@ -8,7 +8,7 @@ from jax_passing.data_plane import JobSlots
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.p4 import VERDICTS, P4DataPlane
 from jax_passing.data_planes.p4runtime import P4Runtime
-from jax_passing.data_planes.pipeline import Entry, PipelineError
+from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.protobuf import data, decode, encode, messages, number
 
 grpc = pytest.importorskip("grpc", reason="no grpcio")
@@ -19,7 +19,6 @@ TABLES = {
     "Ingress.job_check.job": {"job": 16},
     "Ingress.job_check.worker": {"job": 16, "worker": 16},
     "Egress.replication.receiver": {"job": 16, "worker": 16},
-    "Ingress.admission.rows": {"job": 16, "slot": 16, "ip": 32},  # ternary
 }
 ACTIONS = {
     "Ingress.own_address.set_own_mac": {"mac": 48},
@@ -46,10 +45,11 @@ def things(names, first):
 
 
 def p4info():
-    cells = [
-        (11, encode((1, encode((1, 300 + at), (2, f"Ingress.{name}"))), (3, 64))) for at, name in enumerate(REGISTERS)
-    ]
-    verdicts = (5, encode((1, encode((1, 200), (2, "Ingress.verdicts"))), (3, len(VERDICTS))))
+    # What a register holds (field 2 of it, 1 of that, …) and a counter counts stand where tables have their keys.
+    width = encode((1, encode((1, encode((1, 32))))))
+    names = [encode((1, 300 + at), (2, f"Ingress.{name}")) for at, name in enumerate(REGISTERS)]
+    cells = [(11, encode((1, name), (2, width), (3, 64))) for name in names]
+    verdicts = (5, encode((1, encode((1, 200), (2, "Ingress.verdicts"))), (2, encode((1, 2))), (3, len(VERDICTS))))
     tables = [(2, table) for table in things(TABLES, 1)]
     return encode(*tables, *((3, action) for action in things(ACTIONS, 100)), verdicts, *cells)
 
@@ -60,7 +60,6 @@ class Server:
     def __init__(self):
         self.config = None
         self.entries, self.groups, self.registers = {}, {}, {}
-        self.priorities = []  # of ternary rows written
         self.elected = b""
         self.refuses = False
         handlers = {
@@ -99,7 +98,6 @@ class Server:
         (kind,) = entity
         if kind == 2:
             entry = decode(data(entity, 2))
-            self.priorities += entry.get(4, [])
             held, key, value = self.entries, (number(entry, 1), b"".join(entry[2])), data(entry, 3)
         else:
             group = decode(data(decode(data(entity, 9)), 1))
@@ -243,21 +241,3 @@ def test_a_device_file_that_lacks_something(device, tmp_path):
     (tmp_path / "p4info").write_bytes(b"tables {")
     with pytest.raises(PipelineError, match="can't read the binary P4Info"):
         P4Runtime(device)
-
-
-def test_a_ternary_row_says_what_counts(server, pipeline):
-    pipeline.attach()
-    masks = {"ip": 0xFFFFFFFF, "slot": 0xFFFFFFF8}  # of 16 bits the upper 13
-    row = Entry("rows", {"ip": 0x0A000001, "slot": 16}, "to_port", {"port": 1}, masks, priority=7)
-    pipeline.insert(row)
-    ((table, match),) = server.entries
-    assert table == 6
-    ip = encode((1, 3), (3, encode((1, b"\x0a\0\0\1"), (2, b"\xff\xff\xff\xff"))))
-    slot = encode((1, 2), (3, encode((1, b"\x10"), (2, b"\xff\xf8"))))
-    assert match == ip + slot
-    assert server.priorities == [7]
-    pipeline.delete(row)
-    assert not server.entries
-    assert server.priorities == [7, 7]
-    assert pipeline.has_table("rows")
-    assert not pipeline.has_table("row")
