@@ -117,6 +117,7 @@ end
 
 local function add_lanes(buffer, offset, count, tree)
   local lanes = tree:add(f.lanes, buffer(offset, 4 * count)):set_text("Lanes (" .. count .. ")")
+  if not (tree.visible or tree:referenced(f.lane)) then return end  -- most time would go here
   for i = 0, count - 1 do
     local at = buffer(offset + 4 * i, 4)
     lanes:add(f.lane, at):set_text(string.format("[%d]: %d", i, at:int()))
