@@ -151,6 +151,7 @@ stage "lint" lint
 stage "C++ tests" cpp_tests
 stage "Python tests" python_tests "$oldest" tests/jax_passing tests/conformance
 if ! $fast; then
+  stage "P4" python_tests "$oldest" tests/p4
   stage "end to end" python_tests "$oldest" tests/end_to_end
   stage "Bazel" bazel_tests
   stage "newest jaxlib" newest_jaxlib

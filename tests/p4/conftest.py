@@ -1,5 +1,6 @@
 """The compiled program, and a switch that runs it."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="module", params=[64], ids=lambda lanes: f"{lanes} lanes")
 def switch(program, request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
     bmv2 = p4_tools.find("simple_switch", "PASSING_BMV2")
     log = tmp_path_factory.mktemp("bmv2") / "log"
     started = Switch(bmv2, program(request.param), log)
