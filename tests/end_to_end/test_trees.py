@@ -70,12 +70,18 @@ def test_two_racks_equal_lax_psum(cluster: "Cluster") -> None:
         assert "global mesh done" in process.text
 
 
-def test_every_dtype_has_the_same_bits_in_a_tree_in_rack_mode_and_at_one_switch(cluster: "Cluster") -> None:
+@pytest.mark.slow
+def test_every_dtype_and_transform(cluster: "Cluster") -> None:
     left, right = racks(cluster)
-    tree = run(cluster, "sums.py", places=[left.address, right.address, left.address, right.address])
+    assert len(digests(run(cluster, "sums.py", places=[left.address, right.address, left.address]))) == 1
+
+
+def test_bits_are_the_same_in_a_tree_in_rack_mode_and_at_one_switch(cluster: "Cluster") -> None:
+    left, right = racks(cluster)
+    tree = run(cluster, "once.py", places=[left.address, right.address, left.address, right.address])
     one, other = racks(cluster), racks(cluster)
-    in_rack = run(cluster, "sums.py", places=[listed(*one), listed(*one), listed(*other), listed(*other)])
-    flat = cluster.run("sums.py", hosts=4, devices=1)
+    in_rack = run(cluster, "once.py", places=[listed(*one), listed(*one), listed(*other), listed(*other)])
+    flat = cluster.run("once.py", hosts=4, devices=1)
     assert len(digests(tree) | digests(in_rack) | digests(flat)) == 1
 
 
@@ -101,9 +107,10 @@ def test_several_jobs_in_a_tree(cluster: "Cluster") -> None:
 def test_more_ranks_than_a_switch_has_workers(cluster: "Cluster") -> None:
     """Every device a rank: 72 of them."""
     left, right = racks(cluster)
-    env = {"JAX_PASSING_STRATEGY": "flat", "JAX_PASSING_JOIN_DEADLINE_S": "15"}
+    env = {"JAX_PASSING_STRATEGY": "flat"}
     for process in run(cluster, "once.py", places=[left.address, left.address, right.address], devices=24, env=env):
         assert "summed 72.0 over 3" in process.text
+    env["JAX_PASSING_JOIN_DEADLINE_S"] = "15"
     (refused,) = start(cluster, "once.py", places=[left.address], devices=72, env=env)
     refused.wait_for("This switch adds up what 64 hosts send", 100)
 
