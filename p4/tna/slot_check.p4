@@ -6,67 +6,69 @@
 
 #include "metadata.p4"
 
-// The lane format as `chunk` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, the
-// packet's own with NEW to the first one of a newer sequence, to all others the one held.
-const bit<32> NEW = 4;
-const bit<32> NOT_NEW = 3;
+// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, NEW and
+// the packet's own to the first one of a newer sequence, to all others the one held.
+#define NEW 4
+#define NOT_NEW 3
 
 struct chunk_t {
     int<32> sequence;
-    bit<32> lane_format;
+    int<32> lane_format;  // an ALU's two words are of one type
 }
 
 control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // --- The sequence
 
-    Register<chunk_t, index_t>(VERSIONS) chunk;
+    Register<chunk_t, index_t>(VERSIONS) sequence;
 
-    RegisterAction<chunk_t, index_t, bit<32>>(chunk) begin_it = {
-        void apply(inout chunk_t held, out bit<32> format) {
+    RegisterAction<chunk_t, index_t, bit<32>>(sequence) begin_it = {
+        void apply(inout chunk_t held) {
             held.sequence = (int<32>)hdr.passing.sequence;
-            held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
-            format = held.lane_format;
+            held.lane_format = (int<32>)(24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
         }
     };
     // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
-    RegisterAction<chunk_t, index_t, bit<32>>(chunk) compare_it = {
+    RegisterAction<chunk_t, index_t, bit<32>>(sequence) compare_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             format = 0;
             if (held.sequence - (int<32>)hdr.passing.sequence < 0) {
                 held.sequence = (int<32>)hdr.passing.sequence;
-                held.lane_format = (bit<32>)(bit<8>)hdr.passing.lane_format + NEW;
+                held.lane_format = (int<32>)(24w0 ++ (bit<8>)hdr.passing.lane_format) + NEW;
             } else if (held.sequence == (int<32>)hdr.passing.sequence) {
                 held.lane_format = held.lane_format & NOT_NEW;
             }
             if (held.sequence - (int<32>)hdr.passing.sequence < 0 ||
                 held.sequence == (int<32>)hdr.passing.sequence) {
-                format = held.lane_format;
+                format = (bit<32>)held.lane_format;
             }
         }
     };
-    RegisterAction<chunk_t, index_t, bit<32>>(chunk) read_it = {
+    RegisterAction<chunk_t, index_t, bit<32>>(sequence) read_it = {
         void apply(inout chunk_t held, out bit<32> format) {
             format = 0;
-            if (held.sequence == (int<32>)hdr.passing.sequence) { format = held.lane_format; }
+            if (held.sequence == (int<32>)hdr.passing.sequence) { format = (bit<32>)held.lane_format; }
         }
     };
 
-    action begin_sequence() { meta.held_format = begin_it.execute(meta.index); }
-    action compare_sequence() { meta.held_format = compare_it.execute(meta.index); }
-    action read_sequence() { meta.held_format = read_it.execute(meta.index); }
+    action begin() {
+        begin_it.execute(meta.index);
+        meta.held_format = NEW;
+    }
+    action compare() { meta.held_format = compare_it.execute(meta.index); }
+    action look() { meta.held_format = read_it.execute(meta.index); }
     action nothing_held() { meta.held_format = 0; }
-    table sequence {
+    table age {
         key = {
             meta.pass: exact;
             meta.fresh: exact;
         }
-        actions = { begin_sequence; compare_sequence; read_sequence; nothing_held; }
+        actions = { begin; compare; look; nothing_held; }
         const entries = {
-            (pass_t.FIRST, 1): begin_sequence();
-            (pass_t.FIRST, 0): compare_sequence();
-            (pass_t.LOW, 0): read_sequence();
-            (pass_t.HIGH, 0): read_sequence();
-            (pass_t.ANSWER, 0): read_sequence();
+            (pass_t.FIRST, 1): begin();
+            (pass_t.FIRST, 0): compare();
+            (pass_t.LOW, 0): look();
+            (pass_t.HIGH, 0): look();
+            (pass_t.ANSWER, 0): look();
         }
         const default_action = nothing_held();
         size = 8;
@@ -113,18 +115,14 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     action begin_bitmap() {
         meta.slot_step = slot_step_t.BEGIN;
         begin_own.execute(meta.index);
-        begin_left.execute(meta.index);
-        meta.left = meta.others;
     }
     action join_bitmap() {
         meta.slot_step = slot_step_t.JOIN;
         meta.own = join_own.execute(meta.index);
-        meta.left = join_left.execute(meta.index);
     }
     action answer_bitmap() {
         meta.slot_step = slot_step_t.ANSWER;
         answer_own.execute(meta.index);
-        meta.left = answer_left.execute(meta.index);
     }
     table bitmap {
         key = {
@@ -147,6 +145,31 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             (pass_t.HIGH, _, _): refuse_step(slot_step_t.READ);
         }
         const default_action = refuse_step(slot_step_t.STALE);
+        size = 16;
+    }
+
+    // The other copy, touched by the same packets in the same stage: an action drives one ALU.
+    action begin_bitmap_left() {
+        begin_left.execute(meta.index);
+        meta.left = meta.others;
+    }
+    action join_bitmap_left() { meta.left = join_left.execute(meta.index); }
+    action answer_bitmap_left() { meta.left = answer_left.execute(meta.index); }
+    table bitmap_left {
+        key = {
+            meta.pass: exact;
+            meta.held_format: ternary;
+            hdr.passing.lane_format: ternary;
+        }
+        actions = { begin_bitmap_left; join_bitmap_left; answer_bitmap_left; @defaultonly NoAction; }
+        const entries = {
+            (pass_t.FIRST, NEW &&& NEW, _): begin_bitmap_left();
+            (pass_t.FIRST, 1, lane_format_t.SUM_INT32): join_bitmap_left();
+            (pass_t.FIRST, 2, lane_format_t.MAX_INT32): join_bitmap_left();
+            (pass_t.ANSWER, 1 &&& NOT_NEW, lane_format_t.SUM_INT32): answer_bitmap_left();
+            (pass_t.ANSWER, 2 &&& NOT_NEW, lane_format_t.MAX_INT32): answer_bitmap_left();
+        }
+        const default_action = NoAction;
         size = 16;
     }
 
@@ -227,8 +250,9 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        sequence.apply();
+        age.apply();
         bitmap.apply();
+        bitmap_left.apply();
         verdict.apply();
     }
 }
