@@ -22,7 +22,7 @@ from jax_passing.control_connection import ControlConnection, connect
 
 JOIN_S = 20.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
-ATTEMPTS = 5
+ATTEMPTS = 15
 HEARTBEATS_PER_LEASE = 6
 PACKET_BYTES_MAX = 65536
 
