@@ -22,6 +22,7 @@ from jax_passing.data_planes.ebpf import EbpfDataPlane
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.software import SoftwareDataPlane
+from jax_passing.data_planes.tofino import TofinoDataPlane
 from jax_passing.errors import ConfigError
 
 log = logging.getLogger("jax_passing.switch")
@@ -199,7 +200,8 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
             return P4DataPlane(device, Bmv2(device.runtime_address))
         from jax_passing.data_planes.p4runtime import P4Runtime  # loads grpc
 
-        return P4DataPlane(device, P4Runtime(device))
+        pipeline = P4Runtime(device)
+        return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)
     except PipelineError as error:
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
 

@@ -4,10 +4,10 @@ The first row that holds names the verdict, so the order of the checks in docs/p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from jax_passing.data_plane import JobSlots
 from jax_passing.data_planes.device import ip_number
+from jax_passing.data_planes.pipeline import Entry
 
 WORKER_LIMIT = 31  # bits of a register but one, which stands for the parent's answer
 PARENT_BIT = 1 << 31
@@ -21,18 +21,10 @@ FOREIGN_EPOCH, FOREIGN_WORKER, FOREIGN_SOURCE, FOREIGN_SLOT, NOT_CONTRIBUTION = 
 _EXACT = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a ternary table: it holds if (key & mask) == value for all keys that it names."""
-
-    priority: int  # the highest one that holds
-    match: Mapping[str, tuple[int, int]]  # key: value, mask
-    action: str
-    parameters: Mapping[str, int] = field(default_factory=dict)
-
-
-def rows(job: JobSlots, own_address: str) -> list[Row]:
+def rows(job: JobSlots, own_address: str, group: int) -> list[Entry]:
     """What the table says about a job, in the order of insertion: what accepts packets comes last.
+
+    `group` is the multicast group of its workers.
 
     A packet that no row knows is of a foreign job: the table's default.
     """
@@ -56,14 +48,14 @@ def rows(job: JobSlots, own_address: str) -> list[Row]:
         match |= {"type": _exactly(CONTRIBUTION)}
         del match["pass"]  # later passes look the same
         bit = 1 << worker
-        accepted.append(Row(6, match, "accept", {"worker": bit, "others": everybody & ~bit}))
+        accepted.append(_row(6, match, "accept", {"worker": bit, "others": everybody & ~bit, "group": group}))
 
     if job.parent is not None:
-        found += _parent_rows(job, first)
+        found += _parent_rows(job, first, group)
     return found + accepted
 
 
-def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]]) -> list[Row]:
+def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]], group: int) -> list[Entry]:
     """Results bear the parent's numbers, so they come before a job of ours with the same number."""
     parent = job.parent
     assert parent is not None
@@ -79,7 +71,7 @@ def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]]) -> list[Ro
     shift = (job.slot_first - parent.slot_first) % (1 << 16)
     ours = {"job": job.job, "epoch": job.epoch, "slot_shift": shift}
     answer = {"pass": _exactly(ANSWER_PASS), "job": _exactly(job.job), "epoch": _exactly(job.epoch)}
-    return [*found, Row(16, answer, "answer"), Row(15, match, "from_parent", ours)]
+    return [*found, _row(16, answer, "answer", {"group": group}), _row(15, match, "from_parent", ours)]
 
 
 def _exactly(value: int) -> tuple[int, int]:
@@ -96,5 +88,10 @@ def _inside(slot_first: int, slot_count: int) -> dict[str, tuple[int, int]]:
     return {"slot": (slot_first, _EXACT & ~(slot_count - 1))}
 
 
-def _refuse(priority: int, match: Mapping[str, tuple[int, int]], verdict: int) -> Row:
-    return Row(priority, dict(match), "refuse", {"verdict": verdict})
+def _refuse(priority: int, match: Mapping[str, tuple[int, int]], verdict: int) -> Entry:
+    return _row(priority, match, "refuse", {"verdict": verdict})
+
+
+def _row(priority: int, match: Mapping[str, tuple[int, int]], action: str, parameters: Mapping[str, int]) -> Entry:
+    values = {key: value for key, (value, _) in match.items()}
+    return Entry("admission", values, action, parameters, {key: mask for key, (_, mask) in match.items()}, priority)

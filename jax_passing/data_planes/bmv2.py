@@ -73,6 +73,9 @@ class Bmv2:
                 return {name: bits for name, bits, *_ in row["fields"]}
         raise PipelineError(f"the device's program has no header {header}: is it the one in p4/?")
 
+    def has_table(self, table: str) -> bool:
+        return any(row["name"].endswith("." + table) for row in self._tables)
+
     def attach(self) -> None:
         self._read_program()
         self._handles.clear()

@@ -116,18 +116,23 @@ class P4DataPlane:
 
     def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
         number = {"job": job.job}
-        entries = []
-        for worker, ((_, udp_port), way) in enumerate(zip(job.addresses, ways, strict=True)):
-            key = {**number, "worker": worker}
-            address = {"ip": ip_number(way.address), "udp_port": udp_port}
-            entries.append(Entry("receiver", key, "to_worker", {"mac": mac_number(way.mac), **address}))
-            entries.append(Entry("worker", key, "set_worker", {"worker_bit": 1 << worker, **address}))
+        entries = self._receivers(job, ways)
+        for worker, (address, udp_port) in enumerate(job.addresses):
+            bit = {"worker_bit": 1 << worker, "ip": ip_number(address), "udp_port": udp_port}
+            entries.append(Entry("worker", {**number, "worker": worker}, "set_worker", bit))
         if job.parent is not None:
             entries += self._parent_entries(job)
         workers = (1 << len(job.addresses)) - 1
         share = {"slot_first": job.slot_first, "slot_count": job.slot_count}
         admit = {"epoch": job.epoch, "admission": self._admission, **share, "workers": workers, "group": group}
         return [*entries, Entry("job", number, "set_job", admit)]
+
+    def _receivers(self, job: JobSlots, ways: list[Neighbour]) -> list[Entry]:
+        entries = []
+        for worker, ((_, udp_port), way) in enumerate(zip(job.addresses, ways, strict=True)):
+            place = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port}
+            entries.append(Entry("receiver", {"job": job.job, "worker": worker}, "to_worker", place))
+        return entries
 
     def _parent_entries(self, job: JobSlots) -> list[Entry]:
         parent = job.parent
@@ -168,17 +173,20 @@ class P4DataPlane:
             self._problem = str(error)
             raise
 
+    def _owner(self, slot: int) -> JobSlots | None:
+        jobs = (added.slots for added in self._jobs.values())
+        return next((job for job in jobs if 0 <= slot - job.slot_first < job.slot_count), None)
+
     def slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version
-        holds = (job for job in self._jobs.values() if 0 <= slot - job.slots.slot_first < job.slots.slot_count)
-        owner = next(holds, None)
-        if owner is None or self._pipeline.register("slot_check.admission", index) != owner.admission:
+        owner = self._owner(slot)
+        if owner is None or self._pipeline.register("slot_check.admission", index) != self._jobs[owner.job].admission:
             return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
         parts = ("sequence", "bitmap_low", "bitmap_high")
         sequence, low, high = (self._pipeline.register(f"slot_check.{part}", index) for part in parts)
         bitmap = high << 32 | low
-        complete = bitmap == (1 << len(owner.slots.addresses)) - 1
-        if complete and owner.slots.parent is not None:
+        complete = bitmap == (1 << len(owner.addresses)) - 1
+        if complete and owner.parent is not None:
             complete = self._pipeline.register("slot_check.answered", index) == 1
         return SlotVersion(empty=False, sequence=sequence, bitmap=bitmap, complete=complete)
 

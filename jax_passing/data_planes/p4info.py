@@ -48,6 +48,9 @@ class P4Info:
         except (OSError, ValueError) as error:
             raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
 
+    def has_table(self, name: str) -> bool:
+        return any(table.name.endswith("." + name) for table in self._tables)
+
     def table(self, name: str) -> Thing:
         return _one("table", self._tables, name)
 

@@ -59,6 +59,9 @@ class P4Runtime:
     def register_cells(self) -> int:
         return self._info.register("sequence").size
 
+    def has_table(self, table: str) -> bool:
+        return self._info.has_table(table)
+
     def attach(self) -> None:
         self._end_stream()
         self._become_controller()
@@ -124,11 +127,18 @@ class P4Runtime:
             raise self._error("Read", error) from error
 
     def _match(self, table: Thing, entry: Entry) -> list[protobuf.Field]:
-        assert set(table.parts) == set(entry.match), (table, entry)
-        return [
-            (2, encode((1, part.number), (2, encode((1, _bytes(entry.match[name], part))))))
-            for name, part in table.parts.items()
-        ]
+        """With the priority."""
+        assert set(table.parts) == set(entry.match) or (entry.priority and set(entry.match) <= set(table.parts)), entry
+        fields: list[protobuf.Field] = []
+        for name, value in entry.match.items():
+            part = table.parts[name]
+            if entry.priority:
+                mask = entry.masks[name] & ((1 << part.bits) - 1)
+                kind = (3, encode((1, _bytes(value & mask, part)), (2, _bytes(mask, part))))  # ternary
+            else:
+                kind = (2, encode((1, _bytes(value, part))))  # exact
+            fields.append((2, encode((1, part.number), kind)))
+        return [*fields, (4, entry.priority)] if entry.priority else fields
 
     def insert(self, entry: Entry) -> None:
         table, action = self._info.table(entry.table), self._info.action(entry.action)
@@ -138,7 +148,7 @@ class P4Runtime:
             for name, part in action.parts.items()
         ]
         call = encode((1, encode((1, action.number), *parameters)))
-        self._write(INSERT, encode((TABLE, encode((1, table.number), *self._match(table, entry), (3, call)))))
+        self._write(INSERT, encode((TABLE, encode((1, table.number), (3, call), *self._match(table, entry)))))
 
     def delete(self, entry: Entry) -> None:
         table = self._info.table(entry.table)
@@ -169,7 +179,10 @@ class P4Runtime:
         register = self._info.register(name)
         for entity in self._read(encode((REGISTER, encode((1, register.number), (2, encode((1, index))))))):
             cell = protobuf.decode(protobuf.data(entity, REGISTER))
-            return int.from_bytes(protobuf.data(protobuf.decode(protobuf.data(cell, 3)), 1), "big")
+            value = protobuf.decode(protobuf.data(cell, 3))
+            if 5 in value:  # a struct: its first member
+                value = protobuf.messages(protobuf.decode(protobuf.data(value, 5)), 1)[0]
+            return int.from_bytes(protobuf.data(value, 1), "big")
         raise PipelineError(f"{self._name} doesn't tell what the register {name} holds")
 
     def close(self) -> None:

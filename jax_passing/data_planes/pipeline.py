@@ -11,13 +11,21 @@ class PipelineError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table: every key exact. Names of tables, keys, actions and parameters are the program's, their last
-    part where they have several."""
+    """A row of a table. Names of tables, keys, actions and parameters are the program's, their last part where they
+    have several.
+
+    Attributes:
+      match: each key's value. In a ternary table keys may be left out.
+      masks: in a ternary table, which bits of each key count.
+      priority: in a ternary table, positive: the row of the highest one that matches counts.
+    """
 
     table: str
     match: Mapping[str, int]
     action: str = ""
     parameters: Mapping[str, int] = field(default_factory=dict)
+    masks: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
 
 
 class Pipeline(Protocol):
@@ -30,6 +38,8 @@ class Pipeline(Protocol):
     @property
     def register_cells(self) -> int:
         """Of each register that holds the state of slots: one for each version of each slot."""
+
+    def has_table(self, table: str) -> bool: ...
 
     def attach(self) -> None:
         """Takes the device over, as its one controller, and empties tables and groups."""

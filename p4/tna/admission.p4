@@ -37,14 +37,16 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
 
     Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;  // known in this very stage, unlike meta.index
 
-    action accept(missing_t worker, missing_t others) {
+    action accept(missing_t worker, missing_t others, bit<16> group) {
         meta.accepted = 1;
+        meta.group = group;
         meta.worker = worker;
         meta.others = others;
         meta.fresh = claim_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
     }
-    action answer() {
+    action answer(bit<16> group) {
         meta.accepted = 1;
+        meta.group = group;
         meta.fresh = compare_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
     }
     // The parent's numbers become ours; `slot_shift` is our first slot minus the parent's, modulo 2^16.

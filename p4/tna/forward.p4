@@ -1,21 +1,23 @@
-// Where a packet goes that goes to one: by its destination's MAC address; to all ports if that isn't known.
+// Ordinary traffic and what we send to one: by its destination's MAC address; to all ports if that isn't known, but never
+// back.
 #ifndef P4_TNA_FORWARD_P4_
 #define P4_TNA_FORWARD_P4_
 
 #include "metadata.p4"
 
-const bit<16> ALL_PORTS = 65535;  // the multicast group
+const bit<16> ALL_PORTS = 1;  // the multicast group
 
-control Forward(in headers_t hdr, in ingress_intrinsic_metadata_t arrival,
+control Forward(in headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
                 inout ingress_intrinsic_metadata_for_tm_t manager) {
     action to_port(bit<9> port) {
         manager.ucast_egress_port = port;
         manager.bypass_egress = 1;
     }
-    // But never back: exclusion number p stands for port p.
     action flood() {
+        meta.copy.setValid();
+        meta.copy.result = 0;
+        meta.copy.ingress_port = arrival.ingress_port;
         manager.mcast_grp_a = ALL_PORTS;
-        manager.level2_exclusion_id = arrival.ingress_port;
     }
 
     table forward {

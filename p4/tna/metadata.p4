@@ -36,6 +36,12 @@ header recirculation_h {
     verdict_t verdict;  // of the first pass
 }
 
+// Before the Ethernet header of multicast copies, on their way to egress.
+header copy_h {
+    bit<7> result;  // 1: for the worker that the copy's replication number says
+    bit<9> ingress_port;
+}
+
 // What the sequence asks of the bitmap, and the bitmap of the verdict.
 enum bit<8> slot_step_t {
     STALE = 0,
@@ -57,6 +63,7 @@ enum bit<8> lanes_step_t {
 
 struct metadata_t {
     recirculation_h recirculation;
+    copy_h copy;
     pass_t pass;
     verdict_t verdict;
     mac_t own_mac;
@@ -64,6 +71,7 @@ struct metadata_t {
     bit<1> forward;    // to the one port that the destination's MAC address leads to
     bit<1> accepted;   // no check of the job refused it
     bit<1> fresh;      // what the slot version holds is of another job or epoch
+    bit<16> group;     // the multicast group that replicates to the job's workers
     index_t index;
     missing_t worker;  // its bit
     missing_t others;  // all other bits

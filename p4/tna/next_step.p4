@@ -35,7 +35,9 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
     action result_to_workers() {
         make_result();
-        manager.mcast_grp_a = hdr.passing.job;
+        meta.copy.setValid();
+        meta.copy.result = 1;
+        manager.mcast_grp_a = meta.group;
         meta.forward = 0;
     }
     action result_to_sender() {

@@ -33,8 +33,6 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     state start {
         packet.extract(arrival);
         packet.advance(PORT_METADATA_SIZE);
-        meta.pass = pass_t.FIRST;
-        meta.verdict = verdict_t.MALFORMED;
         meta.own_mac = 0;
         meta.to_us = 0;
         meta.forward = 1;
@@ -50,8 +48,14 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
         meta.lanes_step = lanes_step_t.LEAVE;
         transition select(arrival.ingress_port) {
             RECIRCULATION_PORT &&& 0x7F: recirculated;
-            default: host_packet_;
+            default: arrived;
         }
+    }
+
+    state arrived {
+        meta.pass = pass_t.FIRST;
+        meta.verdict = verdict_t.MALFORMED;
+        transition host_packet_;
     }
 
     state recirculated {
@@ -67,10 +71,10 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     }
 }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
-                in ingress_intrinsic_metadata_from_parser_t parsed,
-                inout ingress_intrinsic_metadata_for_deparser_t departure,
-                inout ingress_intrinsic_metadata_for_tm_t manager) {
+control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                       in ingress_intrinsic_metadata_from_parser_t parsed,
+                       inout ingress_intrinsic_metadata_for_deparser_t departure,
+                       inout ingress_intrinsic_metadata_for_tm_t manager) {
     OwnAddress() own_address;
     Admission() admission;
     SlotCheck() slot_check;
@@ -83,6 +87,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic
 
     apply {
         meta.recirculation.setInvalid();
+        meta.copy.setInvalid();
         own_address.apply(hdr, meta);
 
         if (hdr.lanes.isValid()) {
@@ -104,7 +109,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic
                 departure.drop_ctl = 1;
             }
         }
-        if (meta.forward == 1) { forward.apply(hdr, arrival, manager); }
+        if (meta.forward == 1) { forward.apply(hdr, meta, arrival, manager); }
     }
 }
 
@@ -115,60 +120,54 @@ control IngressDeparser(packet_out packet, inout headers_t hdr, in metadata_t me
     apply {
         if (meta.to_us == 1) { hdr.ipv4.checksum = ipv4_checksum.update(IPV4_FIELDS(hdr.ipv4)); }
         packet.emit(meta.recirculation);
+        packet.emit(meta.copy);
         packet.emit(hdr);
     }
 }
 
-// --- Egress: copies of results alone, and what is flooded
+// --- Egress: multicast copies alone
 
-struct egress_metadata_t {}
+struct egress_metadata_t {
+    copy_h copy;
+}
 
 parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t meta,
-                    out egress_intrinsic_metadata_t departure) {
+                    out egress_intrinsic_metadata_t arrival) {
     state start {
-        packet.extract(departure);
+        packet.extract(arrival);
+        packet.extract(meta.copy);
+        transition select(meta.copy.result) {
+            1: result;
+            default: accept;
+        }
+    }
+
+    state result {
         packet.extract(hdr.ethernet);
-        transition select(hdr.ethernet.ether_type) {
-            ETHERTYPE_IPV4: ipv4;
-            default: accept;
-        }
-    }
-
-    state ipv4 {
         packet.extract(hdr.ipv4);
-        transition select(hdr.ipv4.header_words, hdr.ipv4.protocol) {
-            (5, IP_PROTOCOL_UDP): udp;
-            default: accept;
-        }
-    }
-
-    state udp {
         packet.extract(hdr.udp);
-        transition select(hdr.udp.dst_port) {
-            PASSING_PORT: passing;
-            default: accept;
-        }
-    }
-
-    state passing {
         packet.extract(hdr.passing);
         transition accept;
     }
 }
 
-control Egress(inout headers_t hdr, inout egress_metadata_t meta, in egress_intrinsic_metadata_t departure,
-               in egress_intrinsic_metadata_from_parser_t parsed,
-               inout egress_intrinsic_metadata_for_deparser_t deparser_,
-               inout egress_intrinsic_metadata_for_output_port_t port) {
+control PassingEgress(inout headers_t hdr, inout egress_metadata_t meta, in egress_intrinsic_metadata_t arrival,
+                      in egress_intrinsic_metadata_from_parser_t parsed,
+                      inout egress_intrinsic_metadata_for_deparser_t departure,
+                      inout egress_intrinsic_metadata_for_output_port_t port) {
     Replication() replication;
 
     apply {
-        if (hdr.passing.isValid()) { replication.apply(hdr, departure.egress_rid); }
+        if (hdr.passing.isValid()) {
+            replication.apply(hdr, arrival.egress_rid, departure);
+        } else if (meta.copy.ingress_port == arrival.egress_port) {
+            departure.drop_ctl = 1;
+        }
     }
 }
 
 control EgressDeparser(packet_out packet, inout headers_t hdr, in egress_metadata_t meta,
-                       in egress_intrinsic_metadata_for_deparser_t deparser_) {
+                       in egress_intrinsic_metadata_for_deparser_t departure) {
     Checksum() ipv4_checksum;
 
     apply {
@@ -180,5 +179,5 @@ control EgressDeparser(packet_out packet, inout headers_t hdr, in egress_metadat
     }
 }
 
-Pipeline(IngressParser(), Ingress(), IngressDeparser(), EgressParser(), Egress(), EgressDeparser()) pipe;
+Pipeline(IngressParser(), PassingIngress(), IngressDeparser(), EgressParser(), PassingEgress(), EgressDeparser()) pipe;
 Switch(pipe) main;

@@ -45,7 +45,7 @@ class Tofino:
     def __init__(self, target: int):
         parser = parsed(target)
         self._machine = Machine(parser)
-        self._ingress, self._egress = parser.controls["Ingress"](), parser.controls["Egress"]()
+        self._ingress, self._egress = parser.controls["PassingIngress"](), parser.controls["PassingEgress"]()
         own = self._ingress.members["own_address"].members["own_address"]
         own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_own_mac", {"mac": OWN_MAC}))
         self._addresses: dict[tuple[int, int], object] = {}  # by IP address and UDP port
@@ -59,7 +59,9 @@ class Tofino:
             above = Parent(there.job, there.epoch, there.slot_first, there.worker, addresses[there.address])
         slots = JobSlots(job.number, job.epoch, job.slot_first, job.slot_count, tuple(own), parent=above)
         table = self._ingress.members["admission"].members["admission"]
-        table.rows += [(row.priority, row.match, row.action, row.parameters) for row in admission.rows(slots, OWN_IP)]
+        for row in admission.rows(slots, OWN_IP, job.number + 1):
+            match = {key: (value, row.masks[key]) for key, value in row.match.items()}
+            table.rows.append((row.priority, match, row.action, row.parameters))
         receiver = self._egress.members["replication"].members["receiver"]
         for worker, (ip, port) in enumerate(own):
             key = {"job": (job.number, 0xFFFF), "worker": (worker, 0xFFFF)}
@@ -133,21 +135,23 @@ class Tofino:
             return self._pass(hdr, fresh)
         group = manager.fields["mcast_grp_a"].number
         if fresh.fields["forward"].number == 0:
-            assert group == hdr.fields["passing"].fields["job"].number, "neither dropped nor sent"
-            return self._replicated(hdr, group)
+            assert group == hdr.fields["passing"].fields["job"].number + 1, "neither dropped nor sent"
+            return self._replicated(hdr)
         return [self._out(hdr)]
 
-    def _replicated(self, hdr: Record, group: int) -> list[tuple[object, bytes]]:
+    def _replicated(self, hdr: Record) -> list[tuple[object, bytes]]:
         receiver = self._egress.members["replication"].members["receiver"]
-        workers = [row[1]["worker"][0] for row in receiver.rows if row[1]["job"][0] == group]
+        job = hdr.fields["passing"].fields["job"].number
+        workers = [row[1]["worker"][0] for row in receiver.rows if row[1]["job"][0] == job]
         sent = []
         for worker in workers:
             address = {name: hdr.fields[name].fields for name in ("ethernet", "ipv4", "udp")}
             kept = {name: {key: value.number for key, value in row.items()} for name, row in address.items()}
-            departure = intrinsic(egress_rid=16)
-            departure.fields["egress_rid"].number = worker
+            arrival, departure = intrinsic(egress_rid=16), intrinsic(drop_ctl=3)
+            arrival.fields["egress_rid"].number = worker
             nothing = Record({}, {})
-            self._machine.apply(self._egress, [hdr, nothing, departure, nothing, nothing, nothing])
+            self._machine.apply(self._egress, [hdr, nothing, arrival, nothing, departure, nothing])
+            assert departure.fields["drop_ctl"].number == 0
             sent.append(self._out(hdr))
             for name, row in address.items():
                 for key, value in row.items():

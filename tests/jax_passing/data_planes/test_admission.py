@@ -9,6 +9,7 @@ from jax_passing.data_planes import admission
 from jax_passing.data_planes.device import ip_number
 
 OWN = "10.0.0.254"
+GROUP = 5
 PARENT = Parent(job=1, epoch=2, slot_first=64, worker=3, address=("10.0.9.9", 7171))
 JOBS = (
     JobSlots(job=1, epoch=7, slot_first=0, slot_count=16, addresses=(("10.0.0.1", 100), ("10.0.0.2", 100))),
@@ -18,7 +19,7 @@ FIELDS = ("pass", "own_ip", "type", "job", "epoch", "worker", "ip", "udp_port", 
 
 
 def looked_up(table, packet):
-    holds = [row for row in table if all(packet[key] & mask == value for key, (value, mask) in row.match.items())]
+    holds = [row for row in table if all(packet[key] & row.masks[key] == value for key, value in row.match.items())]
     if not holds:
         return "refuse", {"verdict": 6}
     highest = max(row.priority for row in holds)
@@ -64,7 +65,7 @@ def checked(packet):
         return refused(11)
     everybody = (1 << len(job.addresses)) - 1 | (1 << 31 if job.parent else 0)
     bit = 1 << packet["worker"]
-    return "accept", {"worker": bit, "others": everybody & ~bit}
+    return "accept", {"worker": bit, "others": everybody & ~bit, "group": GROUP}
 
 
 def some_packet(draw):
@@ -82,7 +83,7 @@ def some_packet(draw):
 
 
 def table():
-    return [row for job in JOBS for row in admission.rows(job, OWN)]
+    return [row for job in JOBS for row in admission.rows(job, OWN, GROUP)]
 
 
 def test_rows_give_the_verdict_of_the_checks():
@@ -112,9 +113,9 @@ def test_packets_to_others_are_left_alone():
 @pytest.mark.parametrize("later", [1, 2])
 def test_later_passes_are_accepted_again(later):
     packet = dict(zip(FIELDS, (later, ip_number(OWN), 1, 1, 7, 0, ip_number("10.0.0.1"), 100, 3), strict=True))
-    assert looked_up(table(), packet) == ("accept", {"worker": 1, "others": 2})
+    assert looked_up(table(), packet) == ("accept", {"worker": 1, "others": 2, "group": GROUP})
 
 
 def test_a_translated_result_answers():
     numbers = (admission.ANSWER_PASS, ip_number(OWN), 2, 2, 2, 0xFFFF, ip_number("10.0.9.9"), 7171, 16)
-    assert looked_up(table(), dict(zip(FIELDS, numbers, strict=True))) == ("answer", {})
+    assert looked_up(table(), dict(zip(FIELDS, numbers, strict=True))) == ("answer", {"group": GROUP})

@@ -8,7 +8,7 @@ from jax_passing.data_plane import JobSlots
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.p4 import VERDICTS, P4DataPlane
 from jax_passing.data_planes.p4runtime import P4Runtime
-from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.data_planes.pipeline import Entry, PipelineError
 from jax_passing.data_planes.protobuf import data, decode, encode, messages, number
 
 grpc = pytest.importorskip("grpc", reason="no grpcio")
@@ -19,6 +19,7 @@ TABLES = {
     "Ingress.job_check.job": {"job": 16},
     "Ingress.job_check.worker": {"job": 16, "worker": 16},
     "Egress.replication.receiver": {"job": 16, "worker": 16},
+    "Ingress.admission.rows": {"job": 16, "slot": 16, "ip": 32},  # ternary
 }
 ACTIONS = {
     "Ingress.own_address.set_own_mac": {"mac": 48},
@@ -60,6 +61,7 @@ class Server:
     def __init__(self):
         self.config = None
         self.entries, self.groups, self.registers = {}, {}, {}
+        self.priorities = []  # of ternary rows written
         self.elected = b""
         self.refuses = False
         handlers = {
@@ -98,6 +100,7 @@ class Server:
         (kind,) = entity
         if kind == 2:
             entry = decode(data(entity, 2))
+            self.priorities += entry.get(4, [])
             held, key, value = self.entries, (number(entry, 1), b"".join(entry[2])), data(entry, 3)
         else:
             group = decode(data(decode(data(entity, 9)), 1))
@@ -241,3 +244,21 @@ def test_a_device_file_that_lacks_something(device, tmp_path):
     (tmp_path / "p4info").write_bytes(b"tables {")
     with pytest.raises(PipelineError, match="can't read the binary P4Info"):
         P4Runtime(device)
+
+
+def test_a_ternary_row_says_what_counts(server, pipeline):
+    pipeline.attach()
+    masks = {"ip": 0xFFFFFFFF, "slot": 0xFFFFFFF8}  # of 16 bits the upper 13
+    row = Entry("rows", {"ip": 0x0A000001, "slot": 16}, "to_port", {"port": 1}, masks, priority=7)
+    pipeline.insert(row)
+    ((table, match),) = server.entries
+    assert table == 6
+    ip = encode((1, 3), (3, encode((1, b"\x0a\0\0\1"), (2, b"\xff\xff\xff\xff"))))
+    slot = encode((1, 2), (3, encode((1, b"\x10"), (2, b"\xff\xf8"))))
+    assert match == ip + slot
+    assert server.priorities == [7]
+    pipeline.delete(row)
+    assert not server.entries
+    assert server.priorities == [7, 7]
+    assert pipeline.has_table("rows")
+    assert not pipeline.has_table("row")

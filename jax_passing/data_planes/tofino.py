@@ -1,0 +1,41 @@
+"""What p4/tna's tables say of a job: they are other ones than v1model's, for a Tofino's stages are few."""
+
+from jax_passing.data_plane import JobSlots, SlotVersion
+from jax_passing.data_planes import admission
+from jax_passing.data_planes.device import Neighbour, ip_number, mac_number
+from jax_passing.data_planes.p4 import P4DataPlane
+from jax_passing.data_planes.pipeline import Entry
+
+
+class TofinoDataPlane(P4DataPlane):
+    """Registers know a slot's job and epoch, not its admission: a job comes back with another epoch, and whoever takes
+    the device over loads the program anew, which clears them."""
+
+    worker_limit = admission.WORKER_LIMIT
+
+    def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
+        entries = self._receivers(job, ways)
+        if job.parent is not None:
+            above = job.parent
+            address, udp_port = above.address
+            shift = (above.slot_first - job.slot_first) % (1 << 16)
+            numbers = {"job": above.job, "epoch": above.epoch, "worker": above.worker, "slot_shift": shift}
+            place = {"mac": mac_number(self._neighbour(address).mac), "ip": ip_number(address), "udp_port": udp_port}
+            entries.append(Entry("parent", {"job": job.job}, "sum_to_parent", numbers | place))
+        return entries + admission.rows(job, self.host, group)
+
+    def _neighbour(self, address: str) -> Neighbour:
+        for known in self._device.neighbours:
+            if known.address == address:
+                return known
+        raise ValueError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
+
+    def slot_version(self, slot: int, version: int) -> SlotVersion:
+        index = 2 * slot + version
+        owner = self._owner(slot)
+        if owner is None or self._pipeline.register("owner", index) != owner.job << 16 | owner.epoch:
+            return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+        sequence = self._pipeline.register("sequence", index)
+        missing = self._pipeline.register("missing_left", index)
+        added = ((1 << len(owner.addresses)) - 1) & ~missing
+        return SlotVersion(empty=False, sequence=sequence, bitmap=added, complete=missing == 0)
