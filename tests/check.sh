@@ -150,7 +150,9 @@ stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 stage "lint" lint
 stage "C++ tests" cpp_tests
 stage "Python tests" python_tests "$oldest" tests/jax_passing tests/conformance
-if ! $fast; then
+if $fast; then
+  stage "P4 for Tofino, interpreted" python_tests "$oldest" tests/p4/test_tna_program.py
+else
   stage "P4" python_tests "$oldest" tests/p4
   stage "end to end" python_tests "$oldest" tests/end_to_end
   stage "Bazel" bazel_tests
