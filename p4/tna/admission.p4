@@ -35,11 +35,14 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
         }
     };
 
-    Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;  // known in this very stage, unlike meta.index
+    // Where the slot version stands in registers: for this stage, and for the next ones.
+    Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;
+    Hash<index_t>(HashAlgorithm_t.IDENTITY) index;
 
     action accept(missing_t worker, missing_t others, bit<16> group) {
         meta.accepted = 1;
         meta.group = group;
+        meta.index = index.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] });
         meta.worker = worker;
         meta.others = others;
         meta.fresh = claim_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
@@ -47,6 +50,7 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
     action answer(bit<16> group) {
         meta.accepted = 1;
         meta.group = group;
+        meta.index = index.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] });
         meta.fresh = compare_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
     }
     // The parent's numbers become ours; `slot_shift` is our first slot minus the parent's, modulo 2^16.

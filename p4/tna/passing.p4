@@ -91,7 +91,6 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
         own_address.apply(hdr, meta);
 
         if (hdr.lanes.isValid()) {
-            meta.index = hdr.passing.slot[14:0] ++ hdr.passing.version[0:0];
             admission.apply(hdr, meta);
             if (meta.accepted == 1) { slot_check.apply(hdr, meta); }
             lanes.apply(hdr, meta);
