@@ -139,8 +139,8 @@ def check_fits(epoch: Epoch, join: messages.RankJoin, member: Member, worker_lim
         )
     if member not in epoch.members and len(epoch.members) >= worker_limit:
         raise RefusalError(
-            f"This switch adds up what {worker_limit} hosts send, and job {job!r} has one more here. Spread them over "
-            "racks: a switch for each, started with --parent (docs/trees.md)."
+            f"This switch adds up what {worker_limit} hosts send (with strategy 'flat': devices), and job {job!r} has "
+            "one more here. Spread them over racks: a switch for each, started with --parent (docs/trees.md)."
         )
 
 

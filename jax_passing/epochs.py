@@ -68,6 +68,12 @@ class Member:
         ranks = names(sorted(self.ranks))
         return f"the switch at {self.rack} ({ranks})" if self.rack else ranks
 
+    @property
+    def at_start(self) -> str:
+        """The same, to begin a sentence with."""
+        text = str(self)
+        return text[0].upper() + text[1:]
+
 
 class State(enum.Enum):
     FORMING = enum.auto()

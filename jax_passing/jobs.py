@@ -212,8 +212,7 @@ class JobTable:
                 self.gone(epoch, member, rank, reason)
             member.connection.close()
         elif epoch.state is State.RUNNING and (remaining := member.remaining()):
-            who = f"T{str(member)[1:]}" if member.rack else f"Rank {member.rank}"
-            self._fail_lost(epoch, f"{who} {reason}", remaining, member)
+            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining, member)
 
     def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int], member: Member) -> None:
         message = (

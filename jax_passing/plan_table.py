@@ -61,5 +61,5 @@ def conclusion(cluster: Cluster, elements: int) -> str:
         lines.append("An aggregator behind one link is a parameter server: give the switch a port for each host.")
     if not planner.fits_flat(cluster):
         ranks = cluster.hosts * cluster.devices_per_host
-        lines.append(f"flat needs a rank for each device: {ranks} are more than the {WORKERS_MAX} of a switch.")
+        lines.append(f"flat needs a rank for each device: {ranks} are more than the {WORKERS_MAX} of one switch.")
     return "\n".join(lines)

@@ -183,5 +183,5 @@ def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtyp
 
 
 def fits_flat(cluster: Cluster) -> bool:
-    """Whether the switch has a rank for every device."""
+    """Whether one switch can add up what every device sends. (A tree of them can do more, up to RANKS_MAX.)"""
     return cluster.hosts * cluster.devices_per_host <= WORKERS_MAX

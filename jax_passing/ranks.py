@@ -15,14 +15,14 @@ def device_ranks(settings: config.Settings, count_devices: Callable[[], int]) ->
     """How many devices get a rank of their own; 0 unless the session's strategy is "flat".
 
     Raises:
-      ConfigError: the switch has too few ranks.
+      ConfigError: there are more devices than a job may have ranks.
     """
     if settings.strategy != "flat" or (devices := count_devices()) == 1:
         return 0  # a host with one device is that device
     if settings.world_size * devices > config.RANKS_MAX:
         raise ConfigError(
-            f"strategy='flat' needs a rank at the switch for each device: {settings.world_size} hosts x {devices} "
-            f"devices are more than its {config.RANKS_MAX}. Use strategy='passing', which takes one a host."
+            f"strategy='flat' needs a rank for each device: {settings.world_size} hosts x {devices} devices are more "
+            f"than the {config.RANKS_MAX} of a job. Use strategy='passing', which takes one a host."
         )
     return devices
 
