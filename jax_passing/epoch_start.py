@@ -52,7 +52,6 @@ class EpochStart:
         except RefusalError as error:
             self._refuse(epoch, str(error))
             return
-        epoch.attempt_above = plan.attempt
         epoch.slot_first = self._partition.allocate(plan.slot_count)
         if epoch.slot_first is None:
             self._refuse(
@@ -95,7 +94,8 @@ class EpochStart:
         if epoch.uplink is None:
             self.start(epoch)
         else:
-            epoch.uplink.send(messages.Prepared(epoch.attempt_above))
+            assert epoch.plan is not None
+            epoch.uplink.send(messages.Prepared(epoch.plan.attempt))
 
     # Multicast or not.
 

@@ -93,8 +93,7 @@ class Epoch:
     members: list[Member] = field(default_factory=list)
     uplink: "Uplink | None" = None  # to the parent, if the switch has one
     attempt: int = 0  # how often it was PREPARING
-    attempt_above: int = 0  # the parent's count
-    plan: messages.Prepare | None = None  # what all levels can do; while PREPARING and RUNNING
+    plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
     slot_first: int | None = None  # while slots are reserved
     probe: GroupProbe | None = None  # while members are asked
     group: Group | None = None  # where results go; None: to each member

@@ -19,10 +19,6 @@ ITEMS_MAX = 1 << 20
 _FORMATS = {BYTE: "!b", DOUBLE: "!d", I16: "!h", I32: "!i", I64: "!q"}
 
 
-class Long(int):
-    """Travels in 64 bits; a plain int in 32."""
-
-
 class ThriftError(Exception):
     """The server refused a call.
 
@@ -40,9 +36,7 @@ def _encode(value: Any) -> tuple[int, bytes]:
     match value:
         case bool():
             return BOOL, b"\1" if value else b"\0"
-        case Long():
-            return I64, struct.pack("!q", value)
-        case int():
+        case int():  # none of the arguments here has 64 bits
             return I32, struct.pack("!i", value)
         case str():
             return _encode(value.encode())

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jax_passing.data_planes.thrift import Long, ThriftClient, ThriftError
+from jax_passing.data_planes.thrift import ThriftClient, ThriftError
 
 NAME = b"standard:sum"
 
@@ -41,13 +41,13 @@ def reply(body, kind=2, sequence=1):
 
 def test_arguments_as_the_specification_writes_them(serve):
     client, requests = serve(reply(b"\0"))
-    assert client.call("standard", "sum", 7, "ab", [b"x", b"yz"], {2: Long(-1)}, True, []) is None
+    assert client.call("standard", "sum", 7, "ab", [b"x", b"yz"], {2: -1}, True, []) is None
     fields = b"".join(
         [
             b"\x08\x00\x01" + b"\x00\x00\x00\x07",
             b"\x0b\x00\x02" + b"\x00\x00\x00\x02ab",
             b"\x0f\x00\x03" + b"\x0b\x00\x00\x00\x02" + b"\x00\x00\x00\x01x" + b"\x00\x00\x00\x02yz",
-            b"\x0c\x00\x04" + b"\x0a\x00\x02" + b"\xff" * 8 + b"\x00",
+            b"\x0c\x00\x04" + b"\x08\x00\x02" + b"\xff" * 4 + b"\x00",
             b"\x02\x00\x05" + b"\x01",
             b"\x0f\x00\x06" + b"\x0b\x00\x00\x00\x00",
             b"\x00",
