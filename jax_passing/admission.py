@@ -34,12 +34,16 @@ def check_version(protocol_version: int) -> None:
         )
 
 
+def _check_rank(rank: int, world_size: int) -> None:
+    if rank >= world_size:
+        raise RefusalError(f"Rank {rank} isn't below the world size {world_size}. Ranks count from 0.")
+
+
 def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.RankJoin:
     """A host's join, as its rack's switch would tell it to a parent."""
     if join.world_size > RANKS_MAX:
         raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
-    if join.rank >= join.world_size:
-        raise RefusalError(f"Rank {join.rank} isn't below the world size {join.world_size}. Ranks count from 0.")
+    _check_rank(join.rank, join.world_size)
     return messages.RankJoin(
         rank=join.rank,
         world_size=join.world_size,
@@ -61,8 +65,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
 
 def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
     """The same rank with one more switch on its way: this one."""
-    if join.rank >= join.world_size:
-        raise RefusalError(f"Rank {join.rank} isn't below the world size {join.world_size}. Ranks count from 0.")
+    _check_rank(join.rank, join.world_size)
     if join.slot_count & (join.slot_count - 1):
         raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
     if here.instance in join.path:

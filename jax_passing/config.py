@@ -50,6 +50,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def address_text(host: str, port: int) -> str:
+    """What parse_address splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_switches(text: str) -> tuple[tuple[str, int], ...]:
     """Splits "host:port,host:port". Raises ValueError."""
     items = str(text).split(",")

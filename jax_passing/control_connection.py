@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.config import address_text
 from jax_passing.errors import SwitchUnreachableError
 
 log = logging.getLogger("jax_passing")
@@ -96,7 +97,7 @@ def connect(address: tuple[str, int], deadline_s: float) -> tuple[ControlConnect
       SwitchUnreachableError: nobody answered, or not a switch of ours.
     """
     until = time.monotonic() + deadline_s
-    text = f"{address[0]}:{address[1]}"
+    text = address_text(*address)
     warned = False
     while True:
         left_s = until - time.monotonic()

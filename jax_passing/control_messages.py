@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
 
 PROTOCOL_VERSION = 1
+HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024

@@ -9,12 +9,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from jax_passing import control_messages as messages
 from jax_passing.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
+from jax_passing.background import keep
 from jax_passing.config import RANKS_MAX
 from jax_passing.data_plane import DataPlane
 from jax_passing.epochs import Epoch, Member, State
@@ -56,10 +58,11 @@ class ControlPlane:
         self._link_gbit = link_gbit
         self._questions = Questions(data_plane)
         uplink_for = None if parent is None else self._uplink_for
-        self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=self._keep, uplink_for=uplink_for)
+        self._tasks: set[asyncio.Task[None]] = set()
+        spawn = partial(keep, self._tasks)
+        self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=spawn, uplink_for=uplink_for)
         self._connections: set[StreamConnection] = set()
         self._counts: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def _abilities(self) -> Abilities:
         data_plane = self._data_plane
@@ -235,13 +238,7 @@ class ControlPlane:
             work.close()
             raise msgspec.DecodeError("too many questions at once")
         member.questions += 1
-        self._keep(reply())
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """asyncio itself keeps no task alive."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep(self._tasks, reply())
 
     async def watch(self) -> None:
         """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""

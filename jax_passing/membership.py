@@ -20,7 +20,6 @@ from jax_passing.stalls import StallReporter
 log = logging.getLogger("jax_passing")
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
-HEARTBEATS_PER_LEASE = 6
 _INSTANCE = uuid.uuid4().hex
 
 
@@ -159,7 +158,7 @@ class Membership:
                 self._over.set()
 
     def _serve_transport(self) -> None:
-        beat_s = self._lease_s / HEARTBEATS_PER_LEASE
+        beat_s = self._lease_s / messages.HEARTBEATS_PER_LEASE
         next_beat = time.monotonic() + beat_s
         while not self._closing.is_set():
             event = self.transport.wait_event(max(0.0, next_beat - time.monotonic()))

@@ -11,6 +11,7 @@ import msgspec
 
 from jax_passing import _native
 from jax_passing import control_messages as messages
+from jax_passing.config import address_text
 from jax_passing.control_connection import connect
 from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachableError
 
@@ -31,14 +32,16 @@ class Shard:
 
     def __init__(self, address: tuple[str, int], until: float):
         """`until` (monotonic): how long to try."""
-        self.name = "{}:{}".format(*address)
+        self.name = address_text(*address)
         self.control, self.hello = connect(address, max(0.1, until - time.monotonic()))
         host, port = self.hello.data_host or self.control.switch_host, self.hello.data_port
         try:
             self.udp = _native.UdpSocket(host, port)
         except OSError as error:
             self.close()
-            raise SwitchUnreachableError(f"Can't open a UDP socket to the switch's {host}:{port}: {error}.") from error
+            raise SwitchUnreachableError(
+                f"Can't open a UDP socket to the switch's {address_text(host, port)}: {error}."
+            ) from error
         self._slot_states: queue.SimpleQueue[messages.SlotState] = queue.SimpleQueue()
 
     def join(self, join: messages.Join) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.config import address_text
 
 # A peer that doesn't read: relays pile up in our memory.
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
@@ -16,10 +17,6 @@ def _plain(host: str) -> str:
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or host)
-
-
-def address_text(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class StreamConnection:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_passing.config import did_you_mean, gbit, parse_address, read_toml
+from jax_passing.config import address_text, did_you_mean, gbit, parse_address, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
 from jax_passing.data_plane import DataPlane
@@ -225,7 +225,7 @@ async def serve(
             )
             server = await asyncio.start_server(plane.serve, sock=listener, limit=RELAY_LINE_BYTES_MAX)
             watcher = asyncio.create_task(plane.watch())
-            on_listening(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            on_listening(address_text(host, port))
             await asyncio.wait([watcher, stopped := asyncio.create_task(stop.wait())], return_when="FIRST_COMPLETED")
             server.close()
             await plane.shut_down()

@@ -3,19 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from jax_passing import _native
 from jax_passing import control_messages as messages
 from jax_passing.admission import least
+from jax_passing.background import keep
+from jax_passing.config import address_text
 from jax_passing.data_plane import DataPlane
 from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import is_kind
 from jax_passing.link_rate import link_gbit
-from jax_passing.stream_connection import StreamConnection, address_text, read_line
+from jax_passing.stream_connection import StreamConnection, read_line
 
 if TYPE_CHECKING:
     from jax_passing.jobs import JobTable
@@ -25,7 +26,6 @@ log = logging.getLogger("jax_passing.switch")
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.25
-HEARTBEATS_PER_LEASE = 6
 
 
 class Uplink:
@@ -184,7 +184,7 @@ class Uplink:
                 if self.socket is not None and not message.multicast:
                     self.socket.leave_group()
                 jobs.welcome(epoch, message)
-                self._keep(self._beat(message.lease_s / HEARTBEATS_PER_LEASE))
+                keep(self._tasks, self._beat(message.lease_s / messages.HEARTBEATS_PER_LEASE))
             case messages.Refused(kind, text, rank) if is_kind(kind):
                 if rank is None:
                     jobs.refuse_all(epoch, text, kind)
@@ -195,7 +195,7 @@ class Uplink:
             case messages.Left(ranks):
                 jobs.leave(epoch, ranks, self)
             case messages.Ask() if epoch.state is State.RUNNING:
-                self._keep(self._answer(message))
+                keep(self._tasks, self._answer(message))
             case messages.Answer():
                 self._questions.on_answer(self, message)
             case messages.Failed(kind) if is_kind(kind):
@@ -206,12 +206,6 @@ class Uplink:
                 pass
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} from the parent")
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """asyncio itself keeps no task alive."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _beat(self, period_s: float) -> None:
         while self._epoch.state is State.RUNNING:

@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.config import address_text
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.live_job import LiveJob, RefusedError
@@ -27,7 +28,7 @@ class LiveSwitch:
     """
 
     def __init__(self, address: tuple[str, int], parent_at: tuple[str, int] | None = None):
-        self.name = "{}:{}".format(*address)
+        self.name = address_text(*address)
         self._address = address
         self._jobs: dict[str, LiveJob] = {}  # by the exchange's name of it
         try:

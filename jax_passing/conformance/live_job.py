@@ -23,7 +23,6 @@ from jax_passing.control_connection import ControlConnection, connect
 JOIN_S = 20.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
 ATTEMPTS = 15
-HEARTBEATS_PER_LEASE = 6
 PACKET_BYTES_MAX = 65536
 
 
@@ -129,7 +128,7 @@ class LiveJob:
 
     def keep_alive(self) -> None:
         now = time.monotonic()
-        if now - self._heartbeat_at > self.welcome.lease_s / HEARTBEATS_PER_LEASE:
+        if now - self._heartbeat_at > self.welcome.lease_s / messages.HEARTBEATS_PER_LEASE:
             self._heartbeat_at = now
             for worker in self._workers:
                 worker.control.send(messages.Heartbeat())

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_passing.config import address_text
 from jax_passing.data_planes.pipeline import Entry, PipelineError
 from jax_passing.data_planes.thrift import ThriftClient, ThriftError
 
@@ -27,7 +28,7 @@ class Bmv2:
     """Made by connecting. Raises PipelineError, as all methods do."""
 
     def __init__(self, address: tuple[str, int]):
-        self._name = "{}:{}".format(*address)
+        self._name = address_text(*address)
         self._client = ThriftClient(address)
         self._program: dict[str, Any] = {}
         self._tables: list[dict[str, Any]] = []

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_passing.config import address_text
+
 BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 VERSION = 0x80010000
 CALL, REPLY = 1, 2
@@ -94,7 +96,7 @@ class ThriftClient:
         self._read_bytes(length)
         (sequence,) = struct.unpack("!i", self._read(4))
         if version & 0xFFFF0000 != VERSION or sequence != self._sequence:
-            raise ConnectionError(f"{self._address[0]}:{self._address[1]} doesn't speak Thrift's binary protocol")
+            raise ConnectionError(f"{address_text(*self._address)} doesn't speak Thrift's binary protocol")
         result = self._read_value(STRUCT)
         if version & 0xFF != REPLY:  # the server knows no such service or method
             raise ThriftError(method, None, f": {result.get(1, b'').decode(errors='replace')}")
