@@ -124,12 +124,18 @@ def test_the_one_that_does_not_answer_is_named(three):
 def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
     monkeypatch.setattr(shards, "CONNECTED_S", 0.2)
     connected = []
-    monkeypatch.setattr(shards, "connect", lambda *arguments: connected.append(arguments) or connect(*arguments))
+
+    def counted(*arguments):
+        if not connected:
+            timer.start()  # not earlier: a busy machine may need long until then
+        connected.append(arguments)
+        return connect(*arguments)
+
+    monkeypatch.setattr(shards, "connect", counted)
     late = three.each[2]
     late.stop()
     host, port = late.address.rsplit(":", 1)
     timer = threading.Timer(0.5, lambda: three.each.append(SwitchThread(listen=(host, int(port)))))
-    timer.start()
     with jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=20):
         assert (total(ONES) == 2).all()
     timer.join()
