@@ -209,7 +209,8 @@ class Query(Message, frozen=True):
 class SlotState(Message, frozen=True):
     """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
 
-    `complete`: the result is here. `trouble`: between which switches it is stuck, if so.
+    `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
+    switch knows nothing of it.
     """
 
     left: RankSet

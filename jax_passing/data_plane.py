@@ -114,7 +114,8 @@ class DataPlane(Protocol):
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on."""
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion: ...
+    def slot_version(self, slot: int, version: int) -> SlotVersion | None:
+        """None if nobody can look into this device's slots."""
 
     def check(self) -> str:
         """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time."""

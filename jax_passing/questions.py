@@ -42,11 +42,13 @@ class Questions:
         finally:
             del self._pending[number]
 
-    def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int) -> tuple[int, bool]:
-        """Which workers have contributed to this sequence here, and whether the result is here."""
+    def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int) -> tuple[int, bool] | None:
+        """Which workers have contributed to this sequence here, and whether the result is here. None: who knows."""
         if epoch.slot_first is None or epoch.plan is None or slot >= epoch.plan.slot_count:
             return 0, False  # over meanwhile, or not the job's
         held = self._data_plane.slot_version(epoch.slot_first + slot, version)
+        if held is None:
+            return None
         everybody = (1 << len(epoch.members)) - 1
         if held.empty:
             return 0, False
@@ -58,7 +60,10 @@ class Questions:
     async def answer(self, epoch: Epoch, ask: messages.Ask, asker: "Member | Uplink | None") -> messages.Answer:
         """Everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know of all."""
         place = ask.slot, ask.version, ask.sequence
-        bits, complete = self._bits(epoch, *place)
+        known = self._bits(epoch, *place)
+        if known is None:  # accuse nobody: `received` says that the asker's packets may have come
+            return messages.Answer(ask.id, missing=(), received=True, complete=False, trouble=_unreadable(epoch))
+        bits, complete = known
         workers = epoch.workers()
         missing: set[int] = set()
         racks: list[Member] = []
@@ -103,19 +108,28 @@ class Questions:
     async def slot_state(self, epoch: Epoch, slot: int, version: int) -> messages.SlotState:
         """For a host, about a slot of its job."""
         first = epoch.slot_first
-        held = None if first is None else self._data_plane.slot_version(slot, version)
-        if first is None or held is None or held.empty:  # of which chunk should others be asked?
-            return messages.SlotState(left=tuple(sorted(epoch.left)), missing=tuple(sorted(epoch.joined())))
+        left = tuple(sorted(epoch.left))
+        if first is None:
+            return messages.SlotState(left=left, missing=tuple(sorted(epoch.joined())))
+        held = self._data_plane.slot_version(slot, version)
+        if held is None:
+            return messages.SlotState(left=left, trouble=_unreadable(epoch))
+        if held.empty:  # of which chunk should others be asked?
+            return messages.SlotState(left=left, missing=tuple(sorted(epoch.joined())))
         ask = messages.Ask(0, slot - first, version, held.sequence, PATIENCE_S)
         answer = await self.answer(epoch, ask, None)
         return messages.SlotState(
-            left=tuple(sorted(epoch.left)),
+            left=left,
             empty=False,
             sequence=held.sequence,
             complete=held.complete,
             missing=answer.missing,
             trouble=answer.trouble,
         )
+
+
+def _unreadable(epoch: Epoch) -> str:
+    return f"The switch at {epoch.own_name} has no way to tell who is missing there."
 
 
 def _stuck(source: str, destination: str) -> str:

@@ -24,6 +24,9 @@ def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tu
     if stall.waits_for_order:
         missing: tuple[int, ...] = (0,)
         text = "It waits for rank 0, which decides the order of sums and hasn't started this one."
+    elif state.empty and state.trouble:
+        missing = ()
+        text = state.trouble
     elif state.empty or state.sequence != stall.sequence:
         missing = state.missing
         text = f"The switch at {switch} has this chunk from no rank, not even this one: does UDP reach its data port?"

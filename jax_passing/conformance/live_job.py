@@ -147,6 +147,8 @@ class LiveJob:
 
     def state(self, slot: int, version: int) -> State:
         told = self._ask(messages.Query(slot, version), messages.SlotState)
+        if told.empty and told.trouble:
+            raise DeviceError(f"the state of slots can't be compared: {told.trouble}")
         if told.empty:
             return State()
         missing = sum(1 << self._ranks.index(rank) for rank in told.missing)

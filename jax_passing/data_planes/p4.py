@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax_passing.data_plane import Group, JobSlots, SlotVersion
 from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
-from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError
+from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -153,7 +153,13 @@ class P4DataPlane:
                 return known
         number = ip_number(address)
         cell = number % NEIGHBOURS
-        ip, mac, port = (self._pipeline.register(f"neighbours.{what}", cell) for what in ("ip", "mac", "port"))
+        try:
+            ip, mac, port = (self._pipeline.register(f"neighbours.{what}", cell) for what in ("ip", "mac", "port"))
+        except UnreadableError as error:
+            raise ValueError(
+                f"the device's runtime server can't tell where {address} is, so it must be listed among the neighbours "
+                f"in the device file ({error})"
+            ) from error
         if ip != number:
             raise ValueError(
                 f"the device has seen no packet of {address}: let hosts reach the control plane through the device, or "
@@ -177,7 +183,13 @@ class P4DataPlane:
         jobs = (added.slots for added in self._jobs.values())
         return next((job for job in jobs if 0 <= slot - job.slot_first < job.slot_count), None)
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion:
+    def slot_version(self, slot: int, version: int) -> SlotVersion | None:
+        try:
+            return self._slot_version(slot, version)
+        except UnreadableError:
+            return None
+
+    def _slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version
         owner = self._owner(slot)
         if owner is None or self._pipeline.register("slot_check.admission", index) != self._jobs[owner.job].admission:

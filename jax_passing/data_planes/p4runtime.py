@@ -1,8 +1,8 @@
 """A switch with a P4Runtime server (p4.org's gRPC API): Tofino's agents, bmv2's simple_switch_grpc."""
 
 import queue
-import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from jax_passing.data_planes import protobuf
 from jax_passing.data_planes.device import Device
 from jax_passing.data_planes.p4info import P4Info, Part, Thing
-from jax_passing.data_planes.pipeline import Entry, PipelineError
+from jax_passing.data_planes.pipeline import Entry, PipelineError, UnreadableError
 from jax_passing.data_planes.protobuf import encode
 
 try:
@@ -20,6 +20,7 @@ except ImportError:
 
 TIMEOUT_S = 2.0
 PIPELINE_TIMEOUT_S = 60.0  # a device may compile the program
+RECONNECT_MS = 1000  # by itself gRPC would wait up to two minutes for a device that is restarted
 INSERT, DELETE = 1, 3
 VERIFY_AND_COMMIT = 3
 # Which of an entity's kinds it is.
@@ -50,8 +51,8 @@ class P4Runtime:
         self.lanes = device.lanes
         self._groups: dict[int, bytes] = {}
         # The highest election id controls the device: later controllers win over earlier ones.
-        self._election = encode((1, secrets.randbits(63)), (2, 1))
-        self._channel = grpc.insecure_channel(device.runtime)
+        self._election = encode((1, time.time_ns()), (2, 1))
+        self._channel = grpc.insecure_channel(device.runtime, options=[("grpc.max_reconnect_backoff_ms", RECONNECT_MS)])
         self._stream: Any = None
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
@@ -177,13 +178,20 @@ class P4Runtime:
 
     def register(self, name: str, index: int) -> int:
         register = self._info.register(name)
-        for entity in self._read(encode((REGISTER, encode((1, register.number), (2, encode((1, index))))))):
+        try:
+            entities = list(self._read(encode((REGISTER, encode((1, register.number), (2, encode((1, index))))))))
+        except PipelineError as error:
+            cause = error.__cause__
+            if isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise UnreadableError(str(error)) from cause
+            raise
+        for entity in entities:
             cell = protobuf.decode(protobuf.data(entity, REGISTER))
             value = protobuf.decode(protobuf.data(cell, 3))
             if 5 in value:  # a struct: its first member
                 value = protobuf.messages(protobuf.decode(protobuf.data(value, 5)), 1)[0]
             return int.from_bytes(protobuf.data(value, 1), "big")
-        raise PipelineError(f"{self._name} doesn't tell what the register {name} holds")
+        raise UnreadableError(f"{self._name} doesn't tell what the register {name} holds")
 
     def close(self) -> None:
         self._end_stream()

@@ -9,6 +9,10 @@ class PipelineError(Exception):
     """The device can't be reached, or refused what was asked."""
 
 
+class UnreadableError(PipelineError):
+    """Its runtime server has no way to tell what registers hold."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row of a table. Names of tables, keys, actions and parameters are the program's, their last part where they
@@ -58,6 +62,7 @@ class Pipeline(Protocol):
     def counter(self, name: str) -> Sequence[int]:
         """Packets, by index."""
 
-    def register(self, name: str, index: int) -> int: ...
+    def register(self, name: str, index: int) -> int:
+        """Raises UnreadableError, too."""
 
     def close(self) -> None: ...

@@ -30,7 +30,7 @@ class TofinoDataPlane(P4DataPlane):
                 return known
         raise ValueError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion:
+    def _slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version
         owner = self._owner(slot)
         if owner is None or self._pipeline.register("owner", index) != owner.job << 16 | owner.epoch:

@@ -20,7 +20,8 @@ from .conftest import PROGRAMS, Process
 NETWORK = "10.86.0"
 DEVICE, CONTROL = f"{NETWORK}.254", f"{NETWORK}.253"
 MANAGEMENT = "10.87.0"
-THRIFT = 9090
+# Its runtime server: of simple_switch, or of simple_switch_grpc.
+THRIFT, GRPC = 9090, 9559
 PORT = 7171
 BAD_LINK = Path(__file__).parents[1] / "support" / "bad_link.py"
 # Frames must be what a network card would send: whole, one packet each, with their checksums.
@@ -28,12 +29,18 @@ OFFLOADS = ["tx", "off", "rx", "off", "gso", "off", "gro", "off", "tso", "off"]
 
 
 class Bmv2Network:
-    """`faults`: (loss, duplicate, delay) of each host's link, probabilities each way."""
+    """`faults`: (loss, duplicate, delay) of each host's link, probabilities each way. `data_plane`: bmv2, p4runtime."""
 
     def __init__(
-        self, folder: Path, program: Path, hosts: int, faults: tuple[float, float, float] | None = None
+        self,
+        folder: Path,
+        program: Path,
+        hosts: int,
+        faults: tuple[float, float, float] | None = None,
+        data_plane: str = "bmv2",
     ) -> None:
         self.folder, self.program, self.hosts, self.faults = folder, program, hosts, faults
+        self.data_plane = data_plane
         self.processes: list[Process] = []
         self._names = ["device", "control", *(["wire"] if faults else []), *map(str, range(hosts))]
 
@@ -90,35 +97,50 @@ class Bmv2Network:
         self.run("ip", "-n", self.namespace(name), "address", "add", f"{address}/24", "dev", device)
 
     def start_device(self) -> Process:
-        simple_switch = p4_tools.find("simple_switch", "PASSING_BMV2")
         ports = [word for port in range(self.hosts + 1) for word in ("-i", f"{port}@port{port}")]
-        command = [simple_switch, *ports, "--thrift-port", str(THRIFT)]
-        if "--notifications-addr" in subprocess.run([simple_switch, "--help"], capture_output=True, text=True).stdout:
-            command += ["--notifications-addr", f"ipc://{self.folder}/notifications.ipc"]
-        device = self.start("device", [*command, str(self.program)])
+        if self.data_plane == "bmv2":
+            runtime = THRIFT
+            simple_switch = p4_tools.find("simple_switch", "PASSING_BMV2")
+            flags = [*self._notifications(simple_switch), str(self.program)]
+        else:  # starts without a program: the control plane brings it
+            runtime = GRPC
+            simple_switch = p4_tools.find("simple_switch_grpc", "PASSING_BMV2_GRPC")
+            flags = ["--no-p4", *self._notifications(simple_switch)]
+            flags += ["--", "--grpc-server-addr", f"{MANAGEMENT}.1:{GRPC}"]
+        device = self.start("device", [simple_switch, *ports, "--thrift-port", str(THRIFT), *flags])
         until = time.monotonic() + 20
-        while f":{THRIFT} " not in self.run("ss", "-ltn", inside="device"):
-            assert time.monotonic() < until, f"no Thrift server:\n{device.text}"
+        while f":{runtime} " not in self.run("ss", "-ltn", inside="device"):
+            assert time.monotonic() < until, f"no runtime server:\n{device.text}"
             time.sleep(0.05)
         return device
 
-    def start_switch(self, *flags: str) -> Process:
+    def _notifications(self, simple_switch: str) -> list[str]:
+        """Builds with nanomsg have one socket for all switches of the machine, if it isn't named."""
+        options = subprocess.run([simple_switch, "--help"], capture_output=True, text=True).stdout
+        named = "--notifications-addr" in options
+        return ["--notifications-addr", f"ipc://{self.folder}/notifications.ipc"] if named else []
+
+    def _device_file(self) -> Path:
+        runtime = THRIFT if self.data_plane == "bmv2" else GRPC
+        lines = [f'runtime = "{MANAGEMENT}.1:{runtime}"', f'address = "{DEVICE}"', 'mac = "02:00:00:00:00:fe"']
+        lines.append(f"ports = {json.dumps(list(range(self.hosts + 1)))}")
+        if self.data_plane == "p4runtime":
+            p4info = self.program.with_suffix(".p4info.bin")
+            lines += [f'program = "{self.program}"', f'p4info = "{p4info}"', "lanes = 64"]
+            for host in range(self.hosts):  # the server doesn't read the registers where the program notes them
+                mac = self.run("cat", "/sys/class/net/eth0/address", inside=str(host)).strip()
+                lines += ["[[neighbours]]", f'address = "{self.address(host)}"', f'mac = "{mac}"', f"port = {host}"]
         file = self.folder / "device.toml"
-        file.write_text(
-            f'runtime = "{MANAGEMENT}.1:{THRIFT}"\naddress = "{DEVICE}"\nmac = "02:00:00:00:00:fe"\n'
-            f"ports = {json.dumps(list(range(self.hosts + 1)))}\n"
-        )
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "jax_passing.cli",
-            "switch",
-            "--listen",
-            f"{CONTROL}:{PORT}",
-            "--verbose",
-        ]
-        switch = self.start("control", [*command, "--data-plane", "bmv2", "--device", str(file), *flags])
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    def start_switch(self, *flags: str) -> Process:
+        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--verbose"]
+        command += ["--listen", f"{CONTROL}:{PORT}", "--data-plane", self.data_plane]
+        command += ["--device", str(self._device_file())]
+        if self.data_plane == "p4runtime":
+            command += ["--slots-per-job", "32"]  # as much as the capture ring of a port holds
+        switch = self.start("control", [*command, *flags])
         switch.wait_for("listening on", 30)
         return switch
 

@@ -1,4 +1,7 @@
-"""Hosts through the P4 program on bmv2: the bits of the C++ switch, whatever happens to packets and to the device."""
+"""Hosts through the P4 program on bmv2: the bits of the C++ switch, whatever happens to packets and to the device.
+
+Through simple_switch's Thrift server, and again, where it may differ, through simple_switch_grpc's P4Runtime server.
+"""
 
 import os
 import re
@@ -20,6 +23,7 @@ LANES = 64
 TRAIN = Path(__file__).parents[2] / "examples" / "train_digits.py"
 FORGE = Path(__file__).parents[1] / "support" / "forge.py"
 FAULTS = (0.01, 0.01, 0.1)
+BOTH = pytest.mark.parametrize("data_plane", ["bmv2", "p4runtime"])
 
 
 def _missing() -> str | None:
@@ -39,7 +43,9 @@ pytestmark = [
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
     path = tmp_path_factory.mktemp("p4") / "passing.json"
-    p4_tools.compile_program(compiler, p4_tools.V1MODEL, "--arch", "v1model", f"-DLANES={LANES}", "-o", str(path))
+    options = ["--arch", "v1model", f"-DLANES={LANES}", "-o", str(path)]
+    options += ["--p4runtime-files", str(path.with_suffix(".p4info.bin"))]
+    p4_tools.compile_program(compiler, p4_tools.V1MODEL, *options)
     return path
 
 
@@ -47,8 +53,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(tmp_path: Path, program: Path) -> Iterator[Callable[..., Bmv2Network]]:
     networks = []
 
-    def run(hosts: int = 2, faults: tuple[float, float, float] | None = None) -> Bmv2Network:
-        networks.append(Bmv2Network(tmp_path, program, hosts, faults))
+    def run(hosts: int = 2, faults: tuple[float, float, float] | None = None, data_plane: str = "bmv2") -> Bmv2Network:
+        if data_plane == "p4runtime":
+            pytest.importorskip("grpc", reason="no grpcio")
+        networks.append(Bmv2Network(tmp_path, program, hosts, faults, data_plane))
         networks[-1].build()
         networks[-1].start_device()
         return networks[-1]
@@ -69,10 +77,11 @@ def digest(processes: "list[Process]") -> str:
     return found
 
 
+@BOTH
 def test_every_dtype_and_transform_has_the_bits_of_the_software_switch(
-    build: Callable[..., Bmv2Network], cluster: "Cluster"
+    build: Callable[..., Bmv2Network], cluster: "Cluster", data_plane: str
 ) -> None:
-    network = build()
+    network = build(data_plane=data_plane)
     switch = network.start_switch()
     through_p4 = digest(network.start_hosts("sums.py"))
     counted = counters(switch)
@@ -81,10 +90,11 @@ def test_every_dtype_and_transform_has_the_bits_of_the_software_switch(
     assert digest(cluster.start("sums.py", devices=1)) == through_p4
 
 
+@BOTH
 def test_loss_and_reordering_and_repetition_change_no_bit(
-    build: Callable[..., Bmv2Network], cluster: "Cluster"
+    build: Callable[..., Bmv2Network], cluster: "Cluster", data_plane: str
 ) -> None:
-    network = build(faults=FAULTS)
+    network = build(faults=FAULTS, data_plane=data_plane)
     switch = network.start_switch()
     through_p4 = digest(network.start_hosts("sums.py"))
     counted = counters(switch)
@@ -139,8 +149,9 @@ def test_forged_packets_change_nothing(build: Callable[..., Bmv2Network]) -> Non
     assert min(counted.get(verdict, 0) for verdict in refused.split()) > 10, counted
 
 
-def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network]) -> None:
-    network = build()
+@BOTH
+def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network], data_plane: str) -> None:
+    network = build(data_plane=data_plane)
     switch = network.start_switch()
     device = network.processes[0]
     hosts = network.start_hosts("endless.py", "20", NEXT_SWITCH=f"{CONTROL}:{PORT}")

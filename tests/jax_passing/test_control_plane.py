@@ -68,7 +68,17 @@ async def test_what_the_data_plane_can_do(switch):
 
 
 @scenario()
-async def test_a_device_that_does_not_say_what_its_slots_hold(switch):
+async def test_a_device_whose_slots_nobody_can_look_into(switch):
+    hosts, welcome = await switch.job()
+    switch.data_plane.held = None
+    hosts[0].send(messages.Query(welcome.slot_first, 0))
+    told = await hosts[0].receive()
+    assert (told.empty, told.missing) == (True, ())
+    assert "no way to tell who is missing" in told.trouble
+
+
+@scenario()
+async def test_a_device_that_fails_to_say_what_its_slots_hold(switch):
     hosts, welcome = await switch.job()
 
     def refuse(slot, version):

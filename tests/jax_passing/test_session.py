@@ -245,6 +245,7 @@ class Stall:
     [
         (None, False, "The switch at b:2 doesn't answer", ()),
         (SlotState(left=(), empty=True, missing=(0, 1, 2)), False, "from no rank, not even this one", ()),
+        (SlotState(left=(2,), trouble="No way to tell."), False, "No way to tell.", ()),
         (SlotState(left=(), empty=False, sequence=8, missing=()), False, "from no rank", ()),
         (SlotState(left=(), empty=False, sequence=9, complete=True), False, "answers don't arrive", ()),
         (SlotState(left=(), empty=False, sequence=9, missing=(1, 2)), False, "Missing: ranks 1, 2.", ()),

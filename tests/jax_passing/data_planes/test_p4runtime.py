@@ -1,14 +1,16 @@
 """P4Runtime over gRPC: a server in this process that keeps what it is told, as the API's specification says."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from jax_passing.data_plane import JobSlots
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.p4 import VERDICTS, P4DataPlane
 from jax_passing.data_planes.p4runtime import P4Runtime
-from jax_passing.data_planes.pipeline import Entry, PipelineError
+from jax_passing.data_planes.pipeline import Entry, PipelineError, UnreadableError
 from jax_passing.data_planes.protobuf import data, decode, encode, messages, number
 
 grpc = pytest.importorskip("grpc", reason="no grpcio")
@@ -35,7 +37,13 @@ ACTIONS = {
     "Ingress.job_check.set_worker": {"worker_bit": 64, "ip": 32, "udp_port": 16},
     "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
 }
-REGISTERS = ("slot_check.admission", "slot_check.sequence", "slot_check.bitmap_low", "slot_check.bitmap_high")
+REGISTERS = (
+    "slot_check.admission",
+    "slot_check.sequence",
+    "slot_check.bitmap_low",
+    "slot_check.bitmap_high",
+    "neighbours.ip",
+)
 
 
 def things(names, first):
@@ -201,8 +209,18 @@ def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, de
     held = plane.slot_version(8, 1)
     assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
     server.registers = {}
-    with pytest.raises(PipelineError, match="UNIMPLEMENTED no registers here"):
-        plane.slot_version(8, 1)
+    assert plane.slot_version(8, 1) is None
+    with pytest.raises(UnreadableError, match="UNIMPLEMENTED no registers here"):
+        pipeline.register("slot_check.admission", 17)
+
+
+def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    before = dict(server.entries)
+    with pytest.raises(ValueError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
+        plane.add_job(replace(JOB, addresses=(*JOB.addresses, ("10.0.0.3", 1003))))
+    assert server.entries == before
+    plane.add_job(JOB)  # served as before
 
 
 def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
@@ -232,15 +250,13 @@ def test_what_the_server_refuses_is_told(server, device, pipeline):
 
 
 def test_a_device_file_that_lacks_something(device, tmp_path):
-    from msgspec.structs import replace
-
     for changes, message in (
         ({"lanes": None}, "has no program, p4info or lanes"),
         ({"p4info": str(tmp_path / "x")}, "can't read the binary P4Info"),
         ({"program": str(tmp_path / "x")}, "can't read the program"),
     ):
         with pytest.raises(PipelineError, match=message):
-            P4Runtime(replace(device, **changes))
+            P4Runtime(structs.replace(device, **changes))
     (tmp_path / "p4info").write_bytes(b"tables {")
     with pytest.raises(PipelineError, match="can't read the binary P4Info"):
         P4Runtime(device)
