@@ -59,6 +59,7 @@ class ControlPlane:
         self._questions = Questions(data_plane)
         uplink_for = None if parent is None else self._uplink_for
         self._tasks: set[asyncio.Task[None]] = set()
+        self._check_raised = ""
         spawn = partial(keep, self._tasks)
         self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=spawn, uplink_for=uplink_for)
         self._connections: set[StreamConnection] = set()
@@ -244,7 +245,7 @@ class ControlPlane:
         """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
         while True:
             await asyncio.sleep(min(self._lease_s / 10, 0.1))
-            if lost := self._data_plane.check():
+            if lost := self._check_data_plane():
                 self._fail_running(
                     f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on "
                     "every host."
@@ -257,6 +258,17 @@ class ControlPlane:
                 for member in list(epoch.members):
                     if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
                         self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+
+    def _check_data_plane(self) -> str:
+        """Why the jobs that it had are gone; else empty."""
+        try:
+            lost, self._check_raised = self._data_plane.check(), ""
+        except Exception as error:  # whatever the device's driver raises; it is asked again
+            lost = f"{type(error).__name__}: {error}"
+            if lost != self._check_raised:
+                log.exception("the data plane's check failed")
+            self._check_raised = lost
+        return lost
 
     def _fail_running(self, message: str) -> None:
         for epoch in self._jobs.epochs():

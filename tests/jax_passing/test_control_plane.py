@@ -105,6 +105,25 @@ async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
     assert welcome.epoch == 2
 
 
+@scenario()
+async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
+    def check():
+        raise RuntimeError("an answer without a number")
+
+    hosts, _ = await switch.job()
+    good, switch.data_plane.check = switch.data_plane.check, check
+    for host in hosts:
+        failed = await host.receive()
+        assert isinstance(failed, messages.Failed)
+        assert failed.kind == "SwitchLostError"
+        assert "RuntimeError: an answer without a number" in failed.message
+    switch.data_plane.check = good
+    await asyncio.sleep(0.15)
+    await switch.job()
+    switch.data_plane.lost = "its tables are empty"
+    assert isinstance(await switch.hosts[-1].receive(), messages.Failed)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
