@@ -51,6 +51,38 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
         return parse_address(self.runtime)
 
 
+def _check(device: Device) -> None:
+    """What types can't say. Raises ValueError."""
+    if device.runtime_address[1] == 0:
+        raise ValueError(f"runtime: expected a port from 1 to 65535; got {device.runtime!r}")
+    if len(set(device.ports)) < len(device.ports):
+        raise ValueError(f"ports: expected each one once; got {list(device.ports)}")
+    _check_place(device.address, device.mac)
+    addresses = {device.address}
+    ports: dict[int, int] = {}  # by MAC address
+    for known in device.neighbours:
+        _check_place(known.address, known.mac)
+        if known.address in addresses:
+            raise ValueError(f"{known.address} is there twice: as the device's own or a neighbour's")
+        addresses.add(known.address)
+        if known.port not in device.ports:
+            raise ValueError(f"the neighbour {known.address} is at port {known.port}, which isn't in ports")
+        mac = mac_number(known.mac)
+        if mac == mac_number(device.mac):
+            raise ValueError(f"the neighbour {known.address} has the device's own MAC address {known.mac}")
+        if ports.setdefault(mac, known.port) != known.port:  # at one port: hosts behind a router
+            raise ValueError(f"the MAC address {known.mac} is at two ports, {ports[mac]} and {known.port}")
+
+
+def _check_place(address: str, mac: str) -> None:
+    ip = ipaddress.IPv4Address(address)
+    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # reserved: broadcast as well
+        raise ValueError(f"{address!r} is no machine's IPv4 address")
+    number = mac_number(mac)
+    if number == 0 or number >> 40 & 1:  # the lowest bit of the first byte: a group, or all
+        raise ValueError(f"{mac!r} is no machine's MAC address")
+
+
 def read_device(path: str | Path) -> Device:
     """Reads DEVICE.toml; paths in it count from its folder. Raises ConfigError."""
     raw: dict[str, Any] = read_toml(path, "--device")
@@ -60,11 +92,7 @@ def read_device(path: str | Path) -> Device:
             raw[key] = str(folder / raw[key])
     try:
         device = msgspec.convert(raw, Device)
-        places = [(known.address, known.mac) for known in device.neighbours]
-        for address, mac in [(device.address, device.mac), *places]:
-            ip_number(address)
-            mac_number(mac)
-        _ = device.runtime_address
+        _check(device)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"Bad device file {path}: {error}. docs/data_planes.md shows one.") from error
     return device

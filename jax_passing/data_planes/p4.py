@@ -74,8 +74,8 @@ class P4DataPlane:
         device, pipeline = self._device, self._pipeline
         pipeline.attach()
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
-        for known in device.neighbours:
-            pipeline.insert(Entry("forward", {"mac": mac_number(known.mac)}, "to_port", {"port": known.port}))
+        for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
+            pipeline.insert(Entry("forward", {"mac": mac}, "to_port", {"port": port}))
         own = {"mac": mac_number(device.mac)}
         pipeline.insert(Entry("own_address", {"ip": ip_number(device.address)}, "set_own_mac", own))
         self._problem = ""

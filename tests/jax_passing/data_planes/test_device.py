@@ -13,6 +13,8 @@ ports = [0, 1]
 program = "passing.json"
 neighbours = [{ address = "10.0.0.1", mac = "02:00:00:00:00:01", port = 0 }]
 """
+# Of the host that is a neighbour already, at another port.
+SECOND = '{ address = "10.0.0.1", mac = "02:00:00:00:00:01", port = 1 }'
 
 
 def test_what_stands_in_it(tmp_path):
@@ -37,6 +39,19 @@ def test_what_stands_in_it(tmp_path):
         ('mac = "02:00:00:00:00:01"', 'mac = ""', "'' is no MAC address"),
         ("port = 0 }", "slot = 0 }", "slot"),
         ("program", "programme", "programme"),
+        ("127.0.0.1:9090", "127.0.0.1:0", "runtime: expected a port from 1 to 65535"),
+        ("ports = [0, 1]", "ports = [0, 1, 0]", "ports: expected each one once"),
+        ("10.0.0.254", "0.0.0.0", "'0.0.0.0' is no machine's IPv4 address"),
+        ("10.0.0.254", "255.255.255.255", "'255.255.255.255' is no machine's IPv4 address"),
+        ("10.0.0.1", "224.0.0.1", "'224.0.0.1' is no machine's IPv4 address"),
+        ("10.0.0.1", "10.0.0.254", "10.0.0.254 is there twice"),
+        ("02:00:00:00:00:01", "02:00:00:00:00:FE", "the device's own MAC address"),
+        ("02:00:00:00:00:fe", "ff:ff:ff:ff:ff:ff", "'ff:ff:ff:ff:ff:ff' is no machine's MAC address"),
+        ("02:00:00:00:00:01", "01:00:5e:00:00:01", "'01:00:5e:00:00:01' is no machine's MAC address"),
+        ("02:00:00:00:00:01", "00:00:00:00:00:00", "'00:00:00:00:00:00' is no machine's MAC address"),
+        ("port = 0 }", "port = 7 }", "10.0.0.1 is at port 7, which isn't in ports"),
+        (" }]", f" }}, {SECOND}]", "10.0.0.1 is there twice"),
+        (" }]", f" }}, {SECOND.replace('.1', '.2', 1)}]", "is at two ports, 0 and 1"),
     ],
 )
 def test_mistakes_are_named(tmp_path, old, new, message):
@@ -46,6 +61,13 @@ def test_mistakes_are_named(tmp_path, old, new, message):
     with pytest.raises(ConfigError, match="Bad device file.*device.toml") as caught:
         read_device(file)
     assert message in str(caught.value)
+
+
+def test_two_hosts_behind_one_router(tmp_path):
+    file = tmp_path / "device.toml"
+    second = SECOND.replace("10.0.0.1", "10.0.0.2").replace("port = 1", "port = 0")
+    file.write_text(GOOD.replace(" }]", f" }}, {second}]"))
+    assert [known.address for known in read_device(file).neighbours] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_it_may_be_missing(tmp_path):

@@ -1,6 +1,7 @@
 """What the P4 program's tables are told, on a device that keeps it in memory and may be lost at any time."""
 
 import pytest
+from msgspec import structs
 
 from jax_passing.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.data_planes import p4
@@ -104,6 +105,12 @@ def test_what_it_is(data_plane, device):
     }
     assert device.groups == {1: [(0, 0), (1, 0), (2, 0)]}
     assert data_plane.check() == ""
+
+
+def test_hosts_behind_one_router_share_its_row(device):
+    behind = tuple(Neighbour(f"10.1.0.{host}", "02:00:00:00:00:09", 2) for host in (1, 2))
+    p4.P4DataPlane(structs.replace(DEVICE, neighbours=behind), device)
+    assert device.tables["forward"] == {(MAC + 9,): ("to_port", {"port": 2})}
 
 
 def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
