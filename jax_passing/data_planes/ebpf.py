@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jax_passing import _native
+from jax_passing import _native, data_plane
 from jax_passing.data_plane import Group, JobSlots, SlotVersion
 from jax_passing.data_planes import libbpf
 from jax_passing.data_planes.results_sender import ResultsSender
@@ -25,10 +25,7 @@ _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
 _SLOT = struct.Struct("=IHHQQIBBBBH6x")
 _NO_GROUP = ("0.0.0.0", 0)
 _SLOT_BYTES = _SLOT.size + 4 * 360
-VERDICTS = (
-    *("added", "complete", "resend", "duplicate", "stale", "malformed", "foreign_job", "foreign_epoch"),
-    *("foreign_worker", "foreign_source", "foreign_slot", "not_contribution", "mismatch"),
-)
+VERDICTS = data_plane.VERDICTS[: data_plane.VERDICTS.index("forwarded")]  # it has no parent
 _COUNTERS = (
     *("packets_received", "bytes_received", "packets_sent", "bytes_sent", "results_multicast"),
     *("packets_unsent", "results_handed_up"),

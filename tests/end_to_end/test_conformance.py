@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import ebpf_here
 import p4_tools
 import pytest
 
@@ -73,6 +74,8 @@ def check(test: Process) -> None:
 
 @pytest.mark.parametrize("flags", [["--data-plane", "software"], ["--data-plane", "ebpf", "--device", "port0"]])
 def test_between_two_machines(pair, flags):
+    if "ebpf" in flags and (why := ebpf_here.missing()):
+        pytest.skip(why)
     switch = pair.start("switch", "switch", "--listen", f"{SWITCH}:7171", *flags)
     switch.wait_for("listening on", 30)
     check(pair.start("host", *conformance(f"{SWITCH}:7171")))

@@ -18,9 +18,6 @@ enum class Verdict : uint8_t {
   kAdded,            // counted, the slot still waits for other workers
   kComplete,         // the last worker: the result goes to all
   kResend,           // complete already, and this worker asks again: the result goes to it
-  kForwarded,        // the last worker of a job with a parent: the sum goes up
-  kForwardedAgain,   // a worker asks again, and the parent hasn't answered: the sum goes up once more
-  kAnswered,         // the parent's result: it goes to all workers
   kDuplicate,        // already counted, not complete, or the parent's result once more: nothing to send
   kStale,            // an older sequence than the slot version holds; of a parent's result, any other
   kMalformed,        // wire::Decode refused it
@@ -31,6 +28,9 @@ enum class Verdict : uint8_t {
   kForeignSlot,      // slot outside the job's partition
   kNotContribution,  // a probe, or a result that is no parent's
   kMismatch,         // element count or lane format unlike the other workers'
+  kForwarded,        // the last worker of a job with a parent: the sum goes up
+  kForwardedAgain,   // a worker asks again, and the parent hasn't answered: the sum goes up once more
+  kAnswered,         // the parent's result: it goes to all workers
 };
 inline constexpr int kVerdictCount = 16;
 const char* Name(Verdict verdict);

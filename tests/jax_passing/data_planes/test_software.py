@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jax_passing import _native
-from jax_passing.data_plane import DataPlane, JobSlots, Parent, SlotVersion
+from jax_passing.data_plane import VERDICTS, DataPlane, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes.software import GROUPS, SoftwareDataPlane
 
 
@@ -38,6 +38,7 @@ def job_of(ranks, **changes):
 def test_it_is_a_data_plane(data_plane: DataPlane):
     assert data_plane.host == ""
     assert 0 < data_plane.port < 65536
+    assert tuple(name for name in data_plane.stats() if name in VERDICTS) == VERDICTS  # also their numbers in C++
     assert (data_plane.slot_total, data_plane.lanes_per_chunk) == (16, 360)
     assert (data_plane.whole_chunks, data_plane.worker_limit) == (False, 64)
     assert data_plane.stats()["packets_received"] == 0
