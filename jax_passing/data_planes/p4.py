@@ -6,31 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_plane import VERDICTS, Group, JobSlots, SlotVersion
 from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
 from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
 
 log = logging.getLogger("jax_passing.switch")
 
-# p4/types.p4: the counter's index, and what the software data plane calls it.
-VERDICTS = (
-    "added",
-    "complete",
-    "resend",
-    "duplicate",
-    "stale",
-    "malformed",
-    "foreign_job",
-    "foreign_epoch",
-    "foreign_worker",
-    "foreign_source",
-    "foreign_slot",
-    "not_contribution",
-    "mismatch",
-    "forwarded",
-    "forwarded_again",
-    "answered",
-)
 ALL_PORTS = 1  # the multicast group to which the program floods
 GROUP_MAX = 0xFFFF
 ADMISSION_MAX = 0xFFFFFFFF

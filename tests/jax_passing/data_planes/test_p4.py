@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from jax_passing.data_plane import JobSlots, Parent, SlotVersion
+from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes import p4
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.pipeline import PipelineError
@@ -21,7 +21,7 @@ class Memory:
         self.restart()
 
     def restart(self):
-        self.tables, self.groups, self.registers, self.verdicts = {}, {}, {}, [0] * len(p4.VERDICTS)
+        self.tables, self.groups, self.registers, self.verdicts = {}, {}, {}, [0] * len(VERDICTS)
 
     def _touch(self):
         if self.refuses_after is not None:
@@ -205,7 +205,7 @@ def test_a_restart_without_jobs_is_nobodys_loss(data_plane, device):
 
 def test_an_outage(data_plane, device):
     data_plane.add_job(JOB)
-    device.verdicts = list(range(len(p4.VERDICTS)))
+    device.verdicts = list(range(len(VERDICTS)))
     assert data_plane.stats()["answered"] == 15
     device.refuses_after = 0
     assert data_plane.check() == "it is off"

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from jax_passing.data_plane import JobSlots
+from jax_passing.data_plane import VERDICTS, JobSlots
 from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.p4 import VERDICTS, P4DataPlane
+from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.p4runtime import P4Runtime
 from jax_passing.data_planes.pipeline import Entry, PipelineError, UnreadableError
 from jax_passing.data_planes.protobuf import data, decode, encode, messages, number

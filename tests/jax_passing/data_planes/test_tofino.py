@@ -2,10 +2,9 @@
 
 import pytest
 
-from jax_passing.data_plane import JobSlots, Parent, SlotVersion
+from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes import admission
 from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.p4 import VERDICTS
 from jax_passing.data_planes.tofino import TofinoDataPlane
 
 MAC = 0x020000000000
