@@ -10,7 +10,7 @@
 #include "lane_header.p4"
 #include "../headers.p4"
 #include "metadata.p4"
-#include "../parser.p4"
+#include "parser.p4"
 
 #include "own_address.p4"
 #include "admission.p4"
@@ -90,14 +90,19 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
         meta.copy.setInvalid();
         own_address.apply(hdr, meta);
 
-        if (hdr.lanes.isValid()) {
-            admission.apply(hdr, meta);
+        // What the parser left to say of the header. Else the verdict stays what it was at first: malformed.
+        if (hdr.lanes.isValid() && hdr.passing.version[7:1] == 0 && hdr.passing.element_count == LANES &&
+            hdr.ipv4.total_bytes == IPV4_BYTES) {
+            if (hdr.passing.lane_format == lane_format_t.SUM_INT32 ||
+                hdr.passing.lane_format == lane_format_t.MAX_INT32) {
+                admission.apply(hdr, meta);
+            }
             if (meta.accepted == 1) { slot_check.apply(hdr, meta); }
             lanes.apply(hdr, meta);
         }
 
         if (meta.to_us == 1) {
-            if (hdr.passing.isValid()) {
+            if (hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT) {
                 if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
                 next_step.apply(hdr, meta, arrival, departure, manager);
             } else if (hdr.arp.isValid() && hdr.arp.operation == ARP_REQUEST) {

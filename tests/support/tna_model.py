@@ -9,7 +9,7 @@ from p4_syntax import Bits, Parser, Record, Value, preprocessed
 
 from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Job, Limits
-from jax_passing.conformance.packet import HEADER, MalformedError, decode
+from jax_passing.conformance.packet import CONTRIBUTION, HEADER, MAGIC, PROBE, PROTOCOL_VERSION, RESULT
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent
 from jax_passing.data_planes import admission
 from jax_passing.data_planes.device import ip_number
@@ -104,15 +104,16 @@ class Tofino:
         headers["udp"].fields["dst_port"].number = UDP_PORT
         for name, number in zip(FIELDS, HEADER.unpack_from(data), strict=True):
             headers["passing"].fields[name].number = number
-        try:
-            lanes = decode(data).lanes
-        except MalformedError:
+        headers["udp"].fields["udp_bytes"].number = 8 + len(data)
+        headers["ipv4"].fields["total_bytes"].number = 28 + len(data)
+        magic, protocol, kind, flags = data[:4]
+        if len(data) != HEADER.size + 4 * LANES or (magic, protocol) != (MAGIC, PROTOCOL_VERSION):
             return
-        if len(lanes) != LANES:
+        if kind not in (CONTRIBUTION, RESULT, PROBE) or flags > 7:
             return
         headers["lanes"].valid = True
-        for place, lane in zip(headers["lanes"].fields.values(), lanes, strict=True):
-            place.number = place.type.wrap(lane)
+        for index, place in enumerate(headers["lanes"].fields.values()):
+            place.number = place.type.wrap(int.from_bytes(data[HEADER.size + 4 * index :][:4]))
 
     def _pass(self, hdr: Record, meta: Record) -> list[tuple[object, bytes]]:
         again = meta.fields["recirculation"]

@@ -1,0 +1,62 @@
+// From Ethernet to the lanes. The parser of a Tofino compares four bytes at a time, as they go by: what it can't say of the
+// header is left to the first stage.
+#ifndef P4_TNA_PARSER_P4_
+#define P4_TNA_PARSER_P4_
+
+#include "../headers.p4"
+
+parser HostPacket(packet_in packet, out headers_t hdr) {
+    state start {
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type) {
+            ETHERTYPE_ARP: arp;
+            ETHERTYPE_IPV4: ipv4;
+            default: accept;
+        }
+    }
+
+    state arp {
+        packet.extract(hdr.arp);
+        transition accept;
+    }
+
+    state ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.ip_version, hdr.ipv4.header_words, hdr.ipv4.more_fragments,
+                          hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (4, 5, 0, 0, IP_PROTOCOL_ICMP): icmp;
+            (4, 5, 0, 0, IP_PROTOCOL_UDP): udp;
+            default: accept;
+        }
+    }
+
+    state icmp {
+        packet.extract(hdr.icmp);
+        transition accept;
+    }
+
+    state udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port, hdr.udp.udp_bytes) {
+            (PASSING_PORT, UDP_BYTES): passing;
+            default: accept;
+        }
+    }
+
+    state passing {
+        packet.extract(hdr.passing);
+        transition select(hdr.passing.magic, hdr.passing.protocol, hdr.passing.type, hdr.passing.flags) {
+            (MAGIC, PROTOCOL, packet_type_t.CONTRIBUTION, 0 &&& NOT_FLAGS): lanes;
+            (MAGIC, PROTOCOL, packet_type_t.RESULT, 0 &&& NOT_FLAGS): lanes;
+            (MAGIC, PROTOCOL, packet_type_t.PROBE, 0 &&& NOT_FLAGS): lanes;
+            default: accept;
+        }
+    }
+
+    state lanes {
+        packet.extract(hdr.lanes);
+        transition accept;
+    }
+}
+
+#endif  // P4_TNA_PARSER_P4_

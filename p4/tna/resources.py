@@ -1,0 +1,51 @@
+"""What the program takes of the chip, by the logs that the compiler left in FOLDER. Usage: resources.py FOLDER"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+
+def main(folder: Path) -> None:
+    logs = folder / "pipe" / "logs"
+    resources = json.loads((logs / "resources.json").read_text())["resources"]
+    stages = resources["mau"]["mau_stages"]
+    totals: Counter[str] = Counter()
+    capacity: Counter[str] = Counter()
+    used_stages = 0
+    print("stage  tables  SRAM  TCAM  stateful ALUs")
+    for stage in stages:
+        taken = {
+            "tables": len(stage["logical_tables"]["ids"]),
+            "SRAM blocks": len(stage["rams"]["srams"]),
+            "TCAM blocks": len(stage["tcams"]["tcams"]),
+            "stateful ALUs": len(stage["meter_alus"]["meters"]),
+        }
+        capacity += {
+            "tables": stage["logical_tables"]["size"],
+            "SRAM blocks": stage["rams"]["nColumns"] * stage["rams"]["nRows"],
+            "TCAM blocks": stage["tcams"]["nColumns"] * stage["tcams"]["nRows"],
+            "stateful ALUs": stage["meter_alus"]["nAlus"],
+        }
+        totals += taken
+        used_stages += taken["tables"] > 0
+        print("{:5}".format(stage["stage_number"]), *(f"{number:7}" for number in taken.values()))
+    print(f"stages: {used_stages} of {len(stages)}")
+    for what, number in totals.items():
+        print(f"{what}: {number} of {capacity[what]}")
+
+    taken = Counter((each["container_type"], each["bit_width"]) for each in _containers(logs))
+    for kind, groups in resources["phv_containers"].items():
+        for group in groups:
+            width, units = group["width"], group["units"]
+            print(f"PHV containers, {kind}, {width} bits: {taken[kind, width]} of {units}")
+
+
+def _containers(logs: Path) -> list[dict]:
+    """Those in use, each once."""
+    containers = json.loads((logs / "phv.json").read_text())["containers"]
+    return list({each["phv_number"]: each for each in containers}.values())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
