@@ -55,6 +55,7 @@ class P4Runtime:
         self._channel = grpc.insecure_channel(device.runtime, options=[("grpc.max_reconnect_backoff_ms", RECONNECT_MS)])
         self._stream: Any = None
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
     @property
     def register_cells(self) -> int:
@@ -75,8 +76,8 @@ class P4Runtime:
         """A stream that stays open says who controls the device."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         requests.put(encode((1, encode((1, self._device_id), (3, self._election)))))
-        self._requests = requests
         answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        self._requests, self._answers = requests, answers
         call = self._channel.stream_stream("/p4.v1.P4Runtime/StreamChannel")(iter(requests.get, None))
         self._stream = call
 
@@ -92,9 +93,16 @@ class P4Runtime:
             answer = answers.get(timeout=TIMEOUT_S)
         except queue.Empty:
             raise PipelineError(f"no answer from the P4Runtime server at {self._name}") from None
+        self._check_controls(answer)
+
+    def _check_controls(self, answer: bytes | Exception) -> None:
+        """`answer`: of the stream."""
         if isinstance(answer, Exception):
             raise self._error("StreamChannel", answer)
-        arbitration = protobuf.decode(protobuf.data(protobuf.decode(answer), 1))
+        message = protobuf.decode(answer)
+        if 1 not in message:
+            return  # not about who controls the device
+        arbitration = protobuf.decode(protobuf.data(message, 1))
         status = protobuf.decode(protobuf.data(arbitration, 4))
         if protobuf.number(status, 1) != 0:
             raise PipelineError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
@@ -156,6 +164,9 @@ class P4Runtime:
         self._write(DELETE, encode((TABLE, encode((1, table.number), *self._match(table, entry)))))
 
     def entry_count(self, table: str) -> int:
+        """Raises PipelineError, too, once another controller has taken the device over, whose entries would count."""
+        while not self._answers.empty():
+            self._check_controls(self._answers.get())
         return sum(1 for _ in self._read(encode((TABLE, encode((1, self._info.table(table).number))))))
 
     def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:

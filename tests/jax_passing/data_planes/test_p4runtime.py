@@ -1,5 +1,6 @@
 """P4Runtime over gRPC: a server in this process that keeps what it is told, as the API's specification says."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -240,6 +241,19 @@ def test_another_controller(server, device, pipeline):
     server.refuses = True
     with pytest.raises(PipelineError, match="has another controller: another one"):
         pipeline.attach()
+
+
+def test_another_controller_that_comes_later(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.refuses = True
+    pipeline._requests.put(encode((1, encode((1, 3), (3, pipeline._election)))))  # the answer is that of a loser
+    until = time.monotonic() + 10
+    while not (problem := plane.check()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "has another controller: another one" in problem
+    assert plane.check() == ""  # told once; it is tried again
 
 
 def test_what_the_server_refuses_is_told(server, device, pipeline):
