@@ -1,6 +1,7 @@
 """Settings: arguments over JAX_PASSING_* variables over a TOML file, each checked and traced to its source."""
 
 import difflib
+import ipaddress
 import math
 import os
 import re
@@ -45,9 +46,35 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = str(text).strip().rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     named = re.fullmatch(r"[\w.%:-]+", host) is not None  # a name, IPv4, or IPv6 with its interface
-    if not colon or not named or not port.isdecimal() or int(port) > 65535:
+    if not colon or not named or not _may_resolve(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError("expected HOST:PORT, for example 10.0.0.1:7171")
     return host, int(port)
+
+
+def _may_resolve(host: str) -> bool:
+    """What isn't so, for example "a..b", makes the resolver raise UnicodeError, not OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def unicast_address(host: str) -> str:
+    """The same, if it is the IP address of one machine: to ask DNS would stop everything else in an event loop.
+
+    Raises:
+      ValueError: it is a name, or packets to it would go to many.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host[:80]!r} is no IP address") from None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    plain = mapped or address
+    if plain.is_multicast or plain.is_unspecified or plain == ipaddress.IPv4Address("255.255.255.255"):
+        raise ValueError(f"{host} isn't the IP address of one machine")
+    return host
 
 
 def address_text(host: str, port: int) -> str:

@@ -44,7 +44,7 @@ class Hello(Message, frozen=True):
     """Switch, first: who it is, and where packets go."""
 
     protocol_version: int
-    data_host: str  # empty: the host of this connection
+    data_host: str  # for racks' switches an IP address; empty: the host of this connection
     data_port: Port
     instance: Name  # tells this switch from any other, whatever its addresses
 
@@ -71,8 +71,8 @@ class Join(Message, frozen=True):
 
 
 class RackJoin(Message, frozen=True):
-    """A rack's switch, first. `name`: its address, for people. `data_host`: where its packets come from; empty: the
-    host of this connection."""
+    """A rack's switch, first. `name`: its address, for people. `data_host`: the IP address that its packets come from;
+    empty: that of this connection."""
 
     protocol_version: int
     job: Name

@@ -17,7 +17,7 @@ import msgspec
 from jax_passing import control_messages as messages
 from jax_passing.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
 from jax_passing.background import keep
-from jax_passing.config import RANKS_MAX
+from jax_passing.config import RANKS_MAX, unicast_address
 from jax_passing.data_plane import DataPlane
 from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import JoinError, SwitchLostError, is_kind
@@ -36,6 +36,16 @@ QUESTIONS_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for
 
 def _is_over(member: Member) -> bool:
     return member.epoch is not None and member.epoch.state is State.OVER
+
+
+def _packets_of(join: messages.RackJoin, connection: StreamConnection) -> tuple[str, int]:
+    """The address that they come from. Raises RefusalError."""
+    try:
+        return unicast_address(join.data_host) if join.data_host else connection.host, join.udp_port
+    except ValueError as error:
+        raise RefusalError(
+            f"The switch at {join.name} can't send packets from there: {error}. Start it with an address of its own."
+        ) from error
 
 
 class ControlPlane:
@@ -131,8 +141,7 @@ class ControlPlane:
         check_version(join.protocol_version)
         now = time.monotonic()
         if isinstance(join, messages.RackJoin):
-            address = join.data_host or connection.host, join.udp_port
-            return Member(connection, join.instance, address, now, rack=join.name)
+            return Member(connection, join.instance, _packets_of(join, connection), now, rack=join.name)
         member = Member(connection, join.instance, (connection.host, join.udp_port), now, switches=join.switches)
         self._jobs.admit(join.job, rank_of_host(join, connection.host, self._abilities()), member)
         return member

@@ -11,7 +11,7 @@ from jax_passing import _native
 from jax_passing import control_messages as messages
 from jax_passing.admission import least
 from jax_passing.background import keep
-from jax_passing.config import address_text
+from jax_passing.config import address_text, unicast_address
 from jax_passing.data_plane import DataPlane
 from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import is_kind
@@ -110,7 +110,7 @@ class Uplink:
                 self._problem = "it closed the connection"
             except TimeoutError:
                 self._problem = "it was silent for too long"
-            except (OSError, msgspec.DecodeError) as error:
+            except (OSError, ValueError, msgspec.DecodeError) as error:
                 self._problem = str(error)
             self._disconnect()
             if self._is_over():
@@ -146,7 +146,8 @@ class Uplink:
         return None if line is None else messages.decode_from_parent(line)
 
     def _join(self, connection: StreamConnection, hello: messages.Hello) -> None:
-        self.data_address = hello.data_host or connection.host, hello.data_port
+        host = unicast_address(hello.data_host) if hello.data_host else connection.host
+        self.data_address = host, hello.data_port
         self.socket = self._data_plane.socket_to(*self.data_address)
         own = self._data_plane
         connection.send(

@@ -136,6 +136,25 @@ def test_addresses(text, address):
     assert config.parse_address(text) == address
 
 
+@pytest.mark.parametrize("text", ["a..b:1", ".a:1", "a" * 64 + ":1"])
+def test_names_that_no_resolver_takes(text):
+    with pytest.raises(ValueError, match="expected HOST:PORT"):
+        config.parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_addresses_of_one_machine(host):
+    assert config.unicast_address(host) == host
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost", "1.2.3", "0.0.0.0", "::", "239.1.2.3", "ff02::1", "255.255.255.255", "::ffff:0.0.0.0"]
+)
+def test_addresses_of_none_or_many(host):
+    with pytest.raises(ValueError, match="IP address"):
+        config.unicast_address(host)
+
+
 def test_several_switches(toml):
     several = (("a", 1), ("::1", 2), ("c", 3))
     rest = {"rank": 0, "world_size": 1}

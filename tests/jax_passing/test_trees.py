@@ -594,6 +594,44 @@ async def test_a_parent_that_isnt_a_switch(tree, root, rack):
     server.close()
 
 
+@pytest.mark.parametrize("host", ["localhost", "239.1.2.3", "0.0.0.0"])
+def test_packets_of_a_rack_come_from_the_ip_address_of_one_machine(host):
+    @scenario(racks=0)
+    async def run(tree, root):
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242, host))
+        assert "The switch at far:1 can't send packets from there" in await rack.refusal()
+
+    run()
+
+
+@pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
+def test_a_parent_whose_packets_come_from_no_ip_address_of_one_machine(data_host):
+    async def parent(_, writer):
+        writer.write(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, data_host, 4242, "p")))
+
+    @scenario(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        refused = await (await rack.join(0, 2, join_deadline_s=0.5)).receive()
+        assert refused.kind == "SwitchUnreachableError"
+        assert "IP address" in refused.message
+        server.close()
+
+    run()
+
+
+@scenario(racks=1)
+async def test_a_parents_name_that_no_resolver_takes(tree, root, rack):
+    rack.plane._parent = ("a..b", 7171)
+    refused = await (await rack.join(0, 2, join_deadline_s=0.5)).receive()
+    assert refused.kind == "SwitchUnreachableError"
+    assert "label empty or too long" in refused.message
+    rack.plane._parent = root.address
+    await job(rack)
+
+
 numbers = st.integers(0, 3)
 foreign_messages = st.one_of(
     st.builds(messages.Left, ranks=st.lists(numbers, max_size=3).map(tuple)),

@@ -27,7 +27,7 @@ namespace {
 using HostPort = std::pair<std::string, uint16_t>;
 using Parent = std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, HostPort>;
 
-Address Resolved(const HostPort& address) { return ResolveAddress(address.first, address.second); }
+Address Resolved(const HostPort& address) { return NumericAddress(address.first, address.second); }
 
 std::span<const uint8_t> Span(const nb::bytes& bytes) {
   return {static_cast<const uint8_t*>(bytes.data()), bytes.size()};

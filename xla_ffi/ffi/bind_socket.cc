@@ -37,7 +37,7 @@ void BindSocket(nb::module_& m) {
              uint32_t nonce) {
             if (!self.socket) throw std::invalid_argument("the socket has been handed on");
             self.group.reset();
-            self.group = self.socket->JoinGroup(ResolveAddress(address, port));
+            self.group = self.socket->JoinGroup(NumericAddress(address, port));
             self.listener.emplace(wire::ProbeName{.job = job, .epoch = epoch, .nonce = nonce});
           },
           "address"_a, "port"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)

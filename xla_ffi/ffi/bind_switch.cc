@@ -38,7 +38,7 @@ using HostPort = std::pair<std::string, uint16_t>;
 using Group = std::pair<HostPort, std::string>;
 
 MulticastGroup Resolved(const Group& group) {
-  return {.group = ResolveAddress(group.first.first, group.first.second), .from = ResolveAddress(group.second, 0)};
+  return {.group = NumericAddress(group.first.first, group.first.second), .from = NumericAddress(group.second, 0)};
 }
 
 // The job at the parent, and the way there.
@@ -77,7 +77,7 @@ void BindSwitch(nb::module_& m) {
              const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent) {
             JobSlots slots{
                 .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
-            for (const auto& [host, port] : addresses) slots.addresses.push_back(ResolveAddress(host, port));
+            for (const auto& [host, port] : addresses) slots.addresses.push_back(NumericAddress(host, port));
             std::optional<Uplink> uplink;
             if (parent != nullptr) {
               auto [socket, parent_group] = parent->socket->Take();

@@ -96,13 +96,11 @@ bool RefusesSegmentation(int error) {
   return error == EIO || error == EINVAL || error == ENOPROTOOPT || error == EOPNOTSUPP || error == EMSGSIZE;
 }
 
-}  // namespace
-
-Address ResolveAddress(const std::string& host, uint16_t port) {
+Address FirstAddress(const std::string& host, uint16_t port, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
@@ -114,6 +112,12 @@ Address ResolveAddress(const std::string& host, uint16_t port) {
   freeaddrinfo(found);
   return FromSockaddr(storage);
 }
+
+}  // namespace
+
+Address ResolveAddress(const std::string& host, uint16_t port) { return FirstAddress(host, port, 0); }
+
+Address NumericAddress(const std::string& host, uint16_t port) { return FirstAddress(host, port, AI_NUMERICHOST); }
 
 void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs) {
   runs.clear();

@@ -18,6 +18,9 @@ namespace passing {
 // Resolves a host name or a literal to the first address found. Throws std::system_error.
 Address ResolveAddress(const std::string& host, uint16_t port);
 
+// The same of a literal alone: a name, which somebody else may have given, would make the caller wait for DNS.
+Address NumericAddress(const std::string& host, uint16_t port);
+
 // Datagrams that the kernel cuts from one buffer: all `segment_bytes` long, the last may be shorter.
 struct DatagramRun {
   size_t offset = 0;

@@ -250,6 +250,8 @@ TEST(UdpSocket, joinGroup_throwsWhereThereIsNone) {
 
 TEST(UdpSocket, throwsWhenItCannot) {
   EXPECT_THROW(ResolveAddress("no-such-host.invalid", 1), std::system_error);
+  EXPECT_THROW(NumericAddress("localhost", 1), std::system_error);
+  EXPECT_EQ(NumericAddress("127.0.0.1", 7), ResolveAddress("127.0.0.1", 7));
   UdpSocket taken = UdpSocket::BoundTo("127.0.0.1", 0);
   EXPECT_THROW(UdpSocket::BoundTo("127.0.0.1", taken.port()), std::system_error);
 }
