@@ -44,6 +44,11 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
     if join.world_size > RANKS_MAX:
         raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
     _check_rank(join.rank, join.world_size)
+    if messages.STRIPE_MARK in join.job:
+        raise RefusalError(
+            f"The job's name {join.job!r} has {messages.STRIPE_MARK!r} in it: so switches name the stripes of a job. "
+            "Choose another one (JAX_PASSING_JOB)."
+        )
     return messages.RankJoin(
         rank=join.rank,
         world_size=join.world_size,

@@ -18,6 +18,7 @@ from jax_passing.config import RANKS_MAX, SHARDS_MAX
 PROTOCOL_VERSION = 1
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
+STRIPE_MARK = "/stripe "  # in names of jobs that switches give; hosts may not
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
 # Base64 takes 4 bytes for 3; the rest of the line is short.
@@ -31,7 +32,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and ou
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
-Lanes = Annotated[int, Meta(ge=1, le=65535)]
+Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
@@ -50,7 +51,8 @@ class Hello(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own.
+    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own: it is
+    random, and switches tell it to their parents only.
 
     `switches`: the instances of all that the job is striped over, this one among them, in the order of its stripes.
     `link_gbit`: the rate of its link, if it knows it. `strategy`: the session's default; `devices`: of this host that
@@ -72,7 +74,7 @@ class Join(Message, frozen=True):
 
 class RackJoin(Message, frozen=True):
     """A rack's switch, first. `name`: its address, for people. `data_host`: the IP address that its packets come from;
-    empty: that of this connection."""
+    empty: that of this connection. `instance` is as a host's, not the one of its Hello, which anybody may read."""
 
     protocol_version: int
     job: Name

@@ -61,7 +61,7 @@ class ControlPlane:
         parent: tuple[str, int] | None = None,
     ):
         self._data_plane = data_plane
-        self._instance = uuid.uuid4().hex
+        self._instance, self._secret = uuid.uuid4().hex, uuid.uuid4().hex
         self._lease_s = lease_s
         self._parent = parent
         self._slots_per_job = slots_per_job
@@ -87,7 +87,7 @@ class ControlPlane:
 
     def _uplink_for(self, epoch: Epoch) -> Uplink:
         assert self._parent is not None
-        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._instance)
+        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._instance, self._secret)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one host; the handler of a TCP server whose `limit` is RELAY_LINE_BYTES_MAX."""

@@ -45,13 +45,16 @@ class Uplink:
         questions: "Questions",
         data_plane: DataPlane,
         instance: str,
+        secret: str,
     ):
+        """`instance`: of our switch, as all may know it; `secret`: as only the parent may."""
         self._parent = parent
         self._epoch = epoch
         self._jobs = jobs
         self._questions = questions
         self._data_plane = data_plane
         self._instance = instance
+        self._secret = secret
         self.name = address_text(*parent)
         self.data_address = ("", 0)
         self.socket: _native.UdpSocket | None = None
@@ -154,7 +157,7 @@ class Uplink:
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
                 job=self._name_of_job(),
-                instance=self._instance,
+                instance=self._secret,
                 name=self._epoch.own_name,
                 udp_port=own.port if self.socket is None else self.socket.port,
                 data_host=own.host if self.socket is None else "",
@@ -170,7 +173,7 @@ class Uplink:
         """At the parent. Stripes of one job may meet at one parent, each for itself; the first has the job's name."""
         switches = next((member.switches for member in self._epoch.members if not member.rack), ())
         stripe = switches.index(self._instance) if self._instance in switches else 0
-        return f"{self._epoch.job.name}/stripe {stripe}" if stripe else self._epoch.job.name
+        return f"{self._epoch.job.name}{messages.STRIPE_MARK}{stripe}" if stripe else self._epoch.job.name
 
     def _on_message(self, message: messages.FromParent) -> None:
         epoch, jobs = self._epoch, self._jobs

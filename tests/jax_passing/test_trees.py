@@ -236,6 +236,12 @@ async def test_stripes_of_a_job_meet_each_for_itself(tree, root, one, two):
     assert numbers[one] == numbers[racks[1][0]] != numbers[two] == numbers[racks[1][1]]
 
 
+@scenario(racks=1)
+async def test_a_job_named_like_a_stripe_is_refused(tree, root, rack):
+    for switch in (root, rack):
+        assert "Choose another one" in await (await switch.join(0, 2, job="x/stripe 1")).refusal()
+
+
 @scenario(racks=0)
 async def test_parents_in_a_circle_are_refused(tree, root):
     rack = await tree.add(root)
@@ -512,6 +518,18 @@ async def spoken(root):
     return first, rack
 
 
+@scenario()
+async def test_what_a_switch_tells_everybody_lets_nobody_take_its_place(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    other = await root.connect()
+    other.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", right.instance, "far:1", 4242))
+    other.send(messages.RankJoin(2, 4, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)))
+    assert "is running (epoch 1) and rank 2 is in it" in (await other.receive()).message
+    for host in hosts:
+        host.send(messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+
+
 @scenario(racks=0, lease_s=0.4)
 async def test_a_silent_rack_is_lost_when_its_lease_ends(tree, root):
     first, _ = await spoken(root)
@@ -691,6 +709,7 @@ BAD_LINES = [
     messages.Left((0,)),
     messages.Fail("KeyboardInterrupt", ""),
     messages.RankJoin(1, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)),
+    messages.RankJoin(0, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 2, False, ("r",)),
     messages.Fail("HostLostError", "", (77,)),
     messages.Leave(),
     messages.Bye(),
