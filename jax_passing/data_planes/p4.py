@@ -47,13 +47,19 @@ class P4DataPlane:
         self._problem = ""  # why the device has to be taken over anew
         self._next_check = 0.0
         self._stats = dict.fromkeys(VERDICTS, 0)
-        self._attach()
-        self.lanes_per_chunk = pipeline.lanes
+        self.lanes_per_chunk = pipeline.lanes  # this and slots: what hosts are told, for good
         self.slot_total = pipeline.register_cells // 2
+        self._attach()
 
     def _attach(self) -> None:
         device, pipeline = self._device, self._pipeline
         pipeline.attach()
+        lanes, slots = pipeline.lanes, pipeline.register_cells // 2
+        if (lanes, slots) != (self.lanes_per_chunk, self.slot_total):
+            raise PipelineError(
+                f"it runs another build of the program, with {lanes} lanes and {slots} slots instead of "
+                f"{self.lanes_per_chunk} and {self.slot_total}: load the first one again, or restart this switch"
+            )
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
         for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
             pipeline.insert(Entry("forward", {"mac": mac}, "to_port", {"port": port}))
@@ -200,6 +206,8 @@ class P4DataPlane:
         try:
             self._attach()
         except PipelineError as error:
+            if str(error) != self._problem:
+                log.warning("can't serve the device at %s: %s", self._device.runtime, error)
             self._problem = str(error)
             self._next_check = time.monotonic() + CHECK_AGAIN_S
         else:

@@ -203,6 +203,24 @@ def test_a_restart_without_jobs_is_nobodys_loss(data_plane, device):
     assert device.tables["own_address"]
 
 
+@pytest.mark.parametrize("change", [{"lanes": 8}, {"register_cells": 32}], ids=str)
+def test_a_restart_with_another_build_is_no_replacement(data_plane, device, change):
+    data_plane.add_job(JOB)
+    first = {name: getattr(device, name) for name in change}
+    learned = device.registers
+    device.restart()
+    vars(device).update(change)
+    assert "it was restarted" in data_plane.check()
+    assert data_plane.check() == ""
+    with pytest.raises(PipelineError, match="runs another build of the program, with"):
+        data_plane.add_job(JOB)
+    assert (data_plane.lanes_per_chunk, data_plane.slot_total) == (64, 32)
+    vars(device).update(first)
+    device.registers = learned
+    assert data_plane.check() == ""
+    data_plane.add_job(JOB)
+
+
 def test_an_outage(data_plane, device):
     data_plane.add_job(JOB)
     device.verdicts = list(range(len(VERDICTS)))
