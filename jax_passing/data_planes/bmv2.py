@@ -129,6 +129,8 @@ class Bmv2:
             self._replication("bm_mc_node_associate", handle, nodes[-1])
 
     def delete_group(self, group: int) -> None:
+        if group not in self._groups:
+            return
         handle, nodes = self._groups.pop(group)
         for node in nodes:  # first: a node that still knows a group which is gone brings the server down
             self._replication("bm_mc_node_destroy", node)

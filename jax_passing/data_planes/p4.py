@@ -12,6 +12,7 @@ from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, Unr
 
 log = logging.getLogger("jax_passing.switch")
 
+JOBS_MAX = 1024  # p4/types.p4
 ALL_PORTS = 1  # the multicast group to which the program floods
 GROUP_MAX = 0xFFFF
 ADMISSION_MAX = 0xFFFFFFFF
@@ -83,23 +84,43 @@ class P4DataPlane:
         return True
 
     def add_job(self, job: JobSlots) -> None:
-        """Raises ValueError if a worker's place in the network isn't known."""
+        """All of it or nothing. Raises PipelineError if the device refuses it, and ValueError if a worker's place in
+        the network isn't known."""
         if self._problem:
             raise PipelineError(f"the device was lost: {self._problem}")
         assert job.job not in self._jobs, job
+        if len(self._jobs) == JOBS_MAX:
+            raise PipelineError(f"its tables have room for {JOBS_MAX} jobs, which are running: wait for one to end")
         self._admission = self._admission % ADMISSION_MAX + 1
         taken = {added.group for added in self._jobs.values()}
         group = next(number for number in range(ALL_PORTS + 1, GROUP_MAX + 1) if number not in taken)
         ways = [self._neighbour(address) for address, _ in job.addresses]
         added = _Added(job, self._admission, group, tuple(self._entries(job, ways, group)))
-        self._jobs[job.job] = added
+        entered: list[Entry] = []
         try:
             self._pipeline.insert_group(group, [(way.port, worker) for worker, way in enumerate(ways)])
             for entry in added.entries:
+                entered.append(entry)
                 self._pipeline.insert(entry)
-        except PipelineError as error:
-            self._problem = str(error)  # it is in no state that we know
+        except Exception:
+            self._take_back(group, entered)
             raise
+        self._jobs[job.job] = added
+
+    def _take_back(self, group: int, entered: list[Entry]) -> None:
+        """Where the last row of `entered`, or else the group, failed: the device doesn't have it, or not for sure."""
+        try:
+            for entry in reversed(entered[:-1]):
+                self._pipeline.delete(entry)
+            self._pipeline.delete_group(group)
+            if entered:
+                table = entered[-1].table
+                rows = [entry for added in self._jobs.values() for entry in added.entries if entry.table == table]
+                if (held := self._pipeline.entry_count(table)) != len(rows):
+                    raise PipelineError(f"its table {table} has {held} rows instead of {len(rows)}")
+        except Exception as error:
+            log.exception("a job that failed can't be taken back")
+            self._problem = str(error)  # it is in no state that we know
 
     def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
         number = {"job": job.job}

@@ -176,7 +176,8 @@ class P4Runtime:
         self._groups[group] = entity
 
     def delete_group(self, group: int) -> None:
-        self._write(DELETE, self._groups.pop(group))
+        if group in self._groups:
+            self._write(DELETE, self._groups.pop(group))
 
     def counter(self, name: str) -> list[int]:
         counter = self._info.counter(name)

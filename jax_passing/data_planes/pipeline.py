@@ -57,7 +57,8 @@ class Pipeline(Protocol):
     def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Packets to this multicast group are copied to each (port, replication number)."""
 
-    def delete_group(self, group: int) -> None: ...
+    def delete_group(self, group: int) -> None:
+        """What there is of it, if it couldn't be inserted."""
 
     def counter(self, name: str) -> Sequence[int]:
         """Packets, by index."""

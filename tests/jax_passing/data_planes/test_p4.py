@@ -1,5 +1,9 @@
 """What the P4 program's tables are told, on a device that keeps it in memory and may be lost at any time."""
 
+import copy
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
@@ -18,6 +22,7 @@ class Memory:
 
     def __init__(self):
         self.refuses_after = None  # calls
+        self.refused = {}  # once: what is raised for the next row of a table, or for the group
         self.restart()
 
     def restart(self):
@@ -35,6 +40,8 @@ class Memory:
 
     def insert(self, entry):
         self._touch()
+        if error := self.refused.pop(entry.table, None):
+            raise error
         rows = self.tables.setdefault(entry.table, {})
         key = tuple(entry.match.values())
         assert key not in rows, entry
@@ -51,11 +58,13 @@ class Memory:
     def insert_group(self, group, replicas):
         self._touch()
         assert group not in self.groups
+        if error := self.refused.pop("group", None):
+            raise error
         self.groups[group] = list(replicas)
 
     def delete_group(self, group):
         self._touch()
-        del self.groups[group]
+        self.groups.pop(group, None)
 
     def counter(self, name):
         assert name == "verdicts"
@@ -251,6 +260,50 @@ def test_a_join_that_fails_halfway_costs_the_other_jobs_but_no_later_one(data_pl
     for job in (JOB, other):
         data_plane.add_job(job)
     assert data_plane.check() == ""
+
+
+@pytest.mark.parametrize("error", [PipelineError("table full"), OverflowError("too big")], ids=repr)
+@pytest.mark.parametrize("where", ["group", "receiver", "worker", "parent", "job"])
+def test_a_job_that_is_refused_leaves_nothing_and_others_run(data_plane, device, where, error):
+    other = JobSlots(8, 1, 16, 4, JOB.addresses)
+    data_plane.add_job(other)
+    before = copy.deepcopy((device.tables, device.groups))
+    parent = Parent(job=9, epoch=5, slot_first=16, worker=1, address=("10.0.0.2", 7171))
+    job = replace(JOB, parent=parent)
+    for _ in range(2):  # and it may be tried again
+        device.refused = {where: error}
+        with pytest.raises(type(error), match=str(error)):
+            data_plane.add_job(job)
+        assert {name: rows for name, rows in device.tables.items() if rows} == before[0]
+        assert device.groups == before[1]
+    data_plane.remove_job(7)  # nothing
+    data_plane.add_job(job)
+    assert data_plane.check() == ""
+
+
+def test_a_row_that_is_there_though_its_insertion_failed(data_plane, device):
+    data_plane.add_job(JobSlots(8, 1, 16, 4, JOB.addresses))
+    device.tables["job"][7,] = ("set_job", {})
+    device.refused = {"job": PipelineError("no answer")}
+    with pytest.raises(PipelineError, match="no answer"):
+        data_plane.add_job(JOB)
+    assert data_plane.check() == "its table job has 2 rows instead of 1"
+    data_plane.add_job(JOB)
+
+
+def test_more_jobs_than_the_tables_hold(data_plane, device, monkeypatch):
+    source = Path(__file__).parents[3] / "p4" / "types.p4"
+    assert f"#define JOBS_MAX {p4.JOBS_MAX}\n" in source.read_text()
+    monkeypatch.setattr(p4, "JOBS_MAX", 2)
+    for number in (1, 2):
+        data_plane.add_job(replace(JOB, job=number, slot_first=4 * number))
+    before = copy.deepcopy((device.tables, device.groups))
+    with pytest.raises(PipelineError, match="its tables have room for 2 jobs, which are running"):
+        data_plane.add_job(replace(JOB, job=3, slot_first=12))
+    assert (device.tables, device.groups) == before
+    assert data_plane.check() == ""
+    data_plane.remove_job(1)
+    data_plane.add_job(replace(JOB, job=3, slot_first=12))
 
 
 @pytest.mark.parametrize("calls", range(6))
