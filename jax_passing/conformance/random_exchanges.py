@@ -68,7 +68,8 @@ class _Maker:
             lane_format = SUM + MAX - lane_format
         if rng.random() < 0.03:
             count = rng.randint(1, limits.lanes_per_chunk)
-        late = rng.choice([1, 1, 2, WORD // 2 - 1, WORD // 2, WORD // 2 + 1]) if rng.random() < 0.05 else 0
+        lags = [1, 1, 2, WORD // 2 - 1, WORD // 2, WORD // 2 + 1, rng.randrange(WORD)]
+        late = rng.choice(lags) if rng.random() < 0.05 else 0
         return Packet(
             type=CONTRIBUTION,
             flags=rng.choice([0, 0, 0, 1, 2, 4, rng.randrange(8)]),

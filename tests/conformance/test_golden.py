@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from jax_passing import _native
-from jax_passing.conformance import golden, random_exchanges
+from jax_passing.conformance import golden, model, random_exchanges
 from jax_passing.conformance.exchange import Played, answered_by_model, difference, final_states, state_difference
 from jax_passing.conformance.model import VERDICTS, Limits, State, is_newer
 from jax_passing.conformance.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
@@ -77,6 +77,21 @@ def test_newer_is_serial_number_arithmetic():
     assert is_newer(2**31, 0)
     assert is_newer(0, 2**31)
     assert not is_newer(2**31 + 1, 0)
+
+
+FAR = {"2^30": range(2**30, 2**30 + 1), "between": range(2**30 + 1, 2**31 - 2), "end": range(2**31 - 2, 2**31 - 1)}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_what_is_far_ahead_is_tested(monkeypatch, name):
+    """If it were stale, cases would fail."""
+    wrong = FAR[name]
+    cases = random_exchanges.exchanges(Limits(), seed=0, count=6) if name == "between" else CASES
+    newer = model.is_newer
+    monkeypatch.setattr(
+        model, "is_newer", lambda sequence, held: (sequence - held) % 2**32 not in wrong and newer(sequence, held)
+    )
+    assert any(answered_by_model(case, Limits()) != case for case in cases)
 
 
 def test_a_difference_is_told():
