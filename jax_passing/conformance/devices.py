@@ -18,6 +18,9 @@ class Device(Protocol):
     def play(self, exchange: Exchange) -> Played:
         """Sends the packets of an applicable exchange. Raises DeviceError if the device can't be used any more."""
 
+    def rest(self) -> str:
+        """What comes for a while after all exchanges, when nothing must; empty if nothing does."""
+
     def close(self) -> None: ...
 
 
@@ -70,6 +73,9 @@ class SlotPool:
         for number in jobs:
             pool.remove_job(number)
         return Played(received, verdicts=verdicts, states=states)
+
+    def rest(self) -> str:
+        return ""  # it answers when it is called, never later
 
     def close(self) -> None:
         pass

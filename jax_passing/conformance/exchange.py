@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from jax_passing.conformance.model import Job, Limits, Parent, State, Switch
@@ -143,6 +143,8 @@ class Played:
       verdicts: of each step, if the device can tell.
       counts: how often it came to a verdict, for those that it counts, if it can tell.
       states: what slot versions hold in the end, if it can tell.
+      strays: what came from elsewhere than the device, for people.
+      not_compared: what the device can't tell, and why, for people.
       translate: a packet of the exchange, for these addresses, with the device's own numbers.
     """
 
@@ -150,6 +152,8 @@ class Played:
     verdicts: Sequence[str] | None = None
     counts: Mapping[str, int] | None = None
     states: Mapping[Place, State] | None = None
+    strays: Sequence[str] = ()
+    not_compared: Mapping[str, str] = field(default_factory=dict)
     translate: Callable[[bytes, Sequence[str]], bytes] = lambda packet, to: packet
 
 
@@ -173,6 +177,8 @@ def difference(exchange: Exchange, played: Played) -> str:
         expected = [(index, step) for index, step in answers if address in step.to]
         if text := _first_unlike(address, expected, played.received.get(address, [])):
             return text
+    for stray in played.strays:
+        return f"there came {stray}"
     expected_counts = Counter(step.verdict for step in steps)
     unlike = {name: count for name, count in (played.counts or {}).items() if count != expected_counts[name]}
     if unlike:

@@ -1,5 +1,6 @@
 """A live switch as a device under test: over UDP and its control connections, from one machine."""
 
+import time
 from collections import Counter
 
 import msgspec
@@ -7,13 +8,14 @@ import msgspec
 from jax_passing import control_messages as messages
 from jax_passing.config import address_text
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
+from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
 from jax_passing.conformance.live_job import LiveJob, RefusedError
 from jax_passing.conformance.model import VERDICTS, Job, Limits, State
 from jax_passing.conformance.packet import RESULT
 from jax_passing.conformance.parent_role import ParentRole
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
+QUIET_S = 1.0
 NO_JOB = 40_000  # a number that no switch has got to
 
 
@@ -53,20 +55,31 @@ class LiveSwitch:
     def play(self, exchange: Exchange) -> Played:
         try:
             slots = self._prepare(exchange)
+            jobs = [self._stranger, *self._jobs.values()]
+            repeated = sum(job.repeated for job in jobs)
             counted = Counter(self._stranger.counters())
             received = self._send(exchange, slots)
             now = self._stranger.counters()
             states = self._states(exchange, slots)
         except (OSError, msgspec.DecodeError) as error:
             raise DeviceError(f"it doesn't answer any more: {error}") from error
-        jobs = [self._stranger, *self._jobs.values()]
         for job in jobs:
             counted += job.fenced
         counts = {name: now[name] - counted[name] for name in VERDICTS if name in now}
+        not_compared = {}
+        if sum(job.repeated for job in jobs) > repeated:
+            counts = {}
+            not_compared["how often it came to each verdict"] = "packets were lost, and repeated"
+        for verdict in {step.verdict for step in exchange.steps} - now.keys():
+            not_compared[f"how often it came to {verdict}"] = "it doesn't count that"
+        for unknown in (state for state in states.values() if isinstance(state, str)):
+            not_compared["what its slots hold"] = unknown
         return Played(
             received,
-            counts=None if any(job.lossy for job in jobs) else counts,
-            states=states,
+            strays=[stray for job in jobs if (stray := job.take_stray())],
+            counts=counts,
+            states={place: state for place, state in states.items() if isinstance(state, State)},
+            not_compared=not_compared,
             translate=lambda packet, to: self._translated(packet, exchange, slots, upwards=to == ("P",)),
         )
 
@@ -86,7 +99,6 @@ class LiveSwitch:
             slots[name] = free
         for live in (self._stranger, *self._jobs.values()):
             live.keep_alive()
-            live.lossy = False
             live.fenced.clear()
         return slots
 
@@ -113,7 +125,7 @@ class LiveSwitch:
                     self._fence(address, received)
         return received
 
-    def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State]:
+    def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State | str]:
         """Of those slot versions that packets were sent to: a question takes longer than a packet."""
         addressed = {(int.from_bytes(step.packet[10:12]), version) for step in exchange.steps for version in (0, 1)}
         return {
@@ -157,6 +169,23 @@ class LiveSwitch:
         # It must stay nobody's.
         taken = {live.welcome.job_id for live in (self._stranger, *self._jobs.values())}
         return _renumbered(packet, NO_JOB + number if number in taken else number, epoch, slot)
+
+    def rest(self) -> str:
+        jobs = [self._stranger, *self._jobs.values()]
+        until = time.monotonic() + QUIET_S
+        try:
+            while time.monotonic() < until:
+                for job in jobs:
+                    job.keep_alive()
+                time.sleep(QUIET_S / 20)
+            for job in jobs:
+                if packet := job.unread():
+                    return f"within {QUIET_S:g} s came {shown(packet)}"
+                if stray := job.take_stray():
+                    return f"within {QUIET_S:g} s came {stray}"
+        except OSError as error:
+            raise DeviceError(f"it doesn't answer any more: {error}") from error
+        return ""
 
     def close(self) -> None:
         for job in (self._stranger, *self._jobs.values()):

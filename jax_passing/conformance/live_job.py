@@ -1,7 +1,6 @@
 """A job at a live switch, all of whose workers, and its parent if it has one, are sockets of this process."""
 
 import itertools
-import socket
 import time
 import uuid
 from collections import Counter, deque
@@ -13,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.conformance.data_socket import DataSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT
 from jax_passing.conformance.model import Parent, State
@@ -23,8 +23,9 @@ from jax_passing.control_connection import ControlConnection, connect
 JOIN_S = 20.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
 ATTEMPTS = 15
-PACKET_BYTES_MAX = 65536
-
+UNREAD_S = 0.001  # a packet that has come is read by then
+PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes would take all memory
+LEAVE_S = 5.0
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -40,10 +41,8 @@ class _Worker:
         self.control, hello = connect(address, JOIN_S)
         self.control.set_timeout(JOIN_S)
         self.instance = hello.instance
-        family = socket.AF_INET6 if ":" in self.control.own_host else socket.AF_INET
-        self.udp = socket.socket(family, socket.SOCK_DGRAM)
-        self.udp.bind((self.control.own_host, 0))
-        self.udp.connect((hello.data_host or self.control.switch_host, hello.data_port))  # takes no other's packets
+        self.udp = DataSocket(self.control.own_host)
+        self.udp.set_switch(hello.data_host or self.control.switch_host, hello.data_port)
 
     def close(self) -> None:
         self.udp.close()
@@ -51,9 +50,31 @@ class _Worker:
         self.control.close()
 
 
-def _welcome(control: ControlConnection) -> messages.Welcome:
+def _receive(control: ControlConnection, until: float) -> messages.FromSwitch:
+    """The next message. Raises TimeoutError at `until`, even if messages come all the time."""
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("it sends other messages than the one that is waited for")
+    control.set_timeout(left_s)
+    try:
+        return control.receive()
+    finally:
+        control.set_timeout(JOIN_S)
+
+
+def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -> M:
+    """The answer, of this kind; heartbeats may come before."""
+    control.send(question)
+    until = time.monotonic() + JOIN_S
+    while not isinstance(answer := _receive(control, until), kind):
+        if not isinstance(answer, messages.Heartbeat):
+            raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
+    return answer
+
+
+def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
     while True:
-        match control.receive():
+        match _receive(control, until):
             case messages.GroupOffer(nonce=nonce):
                 control.send(messages.GroupReady(nonce, "a conformance test takes results one by one"))
             case messages.Refused(message=message) | messages.Failed(message=message):
@@ -62,6 +83,21 @@ def _welcome(control: ControlConnection) -> messages.Welcome:
                 return welcome
             case answer:
                 raise DeviceError(f"the switch answered {type(answer).__name__} to a join")
+
+
+def _check(welcomes: list[messages.Welcome]) -> None:
+    """They are the same to all but for the worker's number, and agree to no group: all were declined."""
+    numbers = [welcome.worker for welcome in welcomes]
+    if sorted(numbers) != list(range(len(welcomes))):
+        raise DeviceError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")
+    first = welcomes[0]
+    for rank, welcome in enumerate(welcomes):
+        for name in welcome.__struct_fields__:
+            ours, other = getattr(first, name), getattr(welcome, name)
+            if name != "worker" and ours != other:
+                raise DeviceError(f"{name} is {ours} in its welcome to rank 0, {other} in that to rank {rank}")
+    if first.multicast:
+        raise DeviceError("it welcomes workers to a multicast group that they have declined")
 
 
 class LiveJob:
@@ -74,13 +110,13 @@ class LiveJob:
     Attributes:
       workers: how many.
       fenced: verdicts that the switch has come to because of fences.
-      lossy: a fence had to be repeated, so `fenced` is uncertain.
+      repeated: how often a fence had to be repeated, which makes `fenced` uncertain.
     """
 
     def __init__(self, address: tuple[str, int], workers: int, parent: ParentRole | None = None):
         self.workers = workers
         self.fenced: Counter[str] = Counter()
-        self.lossy = False
+        self.repeated = 0
         self._workers: list[_Worker] = []
         self._name = f"conformance {uuid.uuid4().hex}"
         try:
@@ -104,12 +140,14 @@ class LiveJob:
                 rank=rank,
                 world_size=self.workers,
                 switches=(worker.instance,),
-                udp_port=worker.udp.getsockname()[1],
+                udp_port=worker.udp.port,
                 instance=uuid.uuid4().hex,
                 join_deadline_s=JOIN_S,
             )
             worker.control.send(join)
-        welcomes = [_welcome(worker.control) for worker in self._workers]
+        until = time.monotonic() + JOIN_S + ANSWER_S  # the switch has given up before, and said why
+        welcomes = [_welcome(worker.control, until) for worker in self._workers]
+        _check(welcomes)
         order = sorted(range(self.workers), key=lambda rank: welcomes[rank].worker)
         self._workers = [self._workers[rank] for rank in order]
         self._ranks = order
@@ -133,22 +171,15 @@ class LiveJob:
             for worker in self._workers:
                 worker.control.send(messages.Heartbeat())
 
-    def _ask(self, question: messages.Message, kind: type[M]) -> M:
-        control = self._workers[0].control
-        control.send(question)
-        while not isinstance(answer := control.receive(), kind):
-            if not isinstance(answer, messages.Heartbeat):
-                raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
-        return answer
-
     def counters(self) -> dict[str, int]:
         """The switch's, of all its jobs."""
-        return self._ask(messages.CountersQuery(), messages.Counters).values
+        return ask(self._workers[0].control, messages.CountersQuery(), messages.Counters).values
 
-    def state(self, slot: int, version: int) -> State:
-        told = self._ask(messages.Query(slot, version), messages.SlotState)
+    def state(self, slot: int, version: int) -> State | str:
+        """Or why the switch doesn't know it."""
+        told = ask(self._workers[0].control, messages.Query(slot, version), messages.SlotState)
         if told.empty and told.trouble:
-            raise DeviceError(f"the state of slots can't be compared: {told.trouble}")
+            return told.trouble
         if told.empty:
             return State()
         missing = sum(1 << self._ranks.index(rank) for rank in told.missing)
@@ -221,31 +252,54 @@ class LiveJob:
         lanes = tuple(lane * self.workers for lane in sent.lanes)
         return replace(sent, job=numbers.job, epoch=numbers.epoch, worker=numbers.worker, slot=slot, lanes=lanes)
 
-    def _until(self, udp: socket.socket, wanted: bytes, ask_again: Callable[[], None]) -> list[bytes]:
+    def _until(self, udp: DataSocket, wanted: bytes, ask_again: Callable[[], None]) -> list[bytes]:
         """What comes before `wanted`."""
-        received = []
-        udp.settimeout(ANSWER_S)
+        received: list[bytes] = []
         for _ in range(ATTEMPTS):
+            until = time.monotonic() + ANSWER_S
             with suppress(TimeoutError):
-                while (packet := udp.recv(PACKET_BYTES_MAX)) != wanted:
+                while (packet := udp.receive(until)) != wanted:
                     if packet not in self._ours:
                         received.append(packet)
+                    if len(received) > PACKETS_MAX:
+                        raise DeviceError(f"it floods a worker: {len(received)} packets that must not come")
                 return received
-            self.lossy = True
+            self.repeated += 1
             ask_again()
         raise DeviceError(
             f"a worker asked {ATTEMPTS} times for a complete result, and didn't get it; without that, silence can't be "
             "told from packets under way"
         )
 
+    def _sockets(self) -> list[DataSocket]:
+        return [*(worker.udp for worker in self._workers), *([self.parent.udp] if self.parent else [])]
+
+    def take_stray(self) -> str:
+        """What has come from elsewhere than the switch since the last call."""
+        strays = [udp.stray for udp in self._sockets()]
+        for udp in self._sockets():
+            udp.stray = ""
+        return next(filter(None, strays), "")
+
+    def unread(self) -> bytes:
+        """A packet that came since all fences were passed; empty if none did."""
+        for udp in self._sockets():
+            until = time.monotonic() + UNREAD_S
+            with suppress(TimeoutError):
+                packet = udp.receive(until)
+                while self.repeated and packet in self._ours:  # both were answered
+                    packet = udp.receive(until)
+                return packet
+        return b""
+
     def close(self) -> None:
         """Leaves the job, so that the switch has its slots again."""
+        until = time.monotonic() + LEAVE_S
         for worker in self._workers:
             with suppress(OSError):
                 worker.control.send(messages.Leave())
         for worker in self._workers:
             with suppress(OSError, msgspec.DecodeError):
-                worker.control.set_timeout(ANSWER_S)
-                while not isinstance(worker.control.receive(), messages.Bye):
+                while not isinstance(_receive(worker.control, until), messages.Bye):
                     pass
             worker.close()

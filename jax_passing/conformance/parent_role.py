@@ -5,13 +5,14 @@ import logging
 import socket
 import threading
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from jax_passing import control_messages as messages
+from jax_passing.conformance.data_socket import DataSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import PARENTS
 from jax_passing.conformance.model import Parent
@@ -31,7 +32,7 @@ class ParentEnd:
     """Our end of one job: its numbers here, and the socket that the switch sends its sums to."""
 
     numbers: Parent
-    udp: socket.socket
+    udp: DataSocket
 
 
 class ParentRole:
@@ -61,17 +62,16 @@ class ParentRole:
 
     def _serve(self, connection: socket.socket) -> None:
         own, peer = connection.getsockname()[0], connection.getpeername()[0]
-        with connection, socket.socket(connection.family, socket.SOCK_DGRAM) as udp:
-            udp.bind((own, 0))
+        with connection, closing(DataSocket(own)) as udp:
             try:
                 self._converse(_Line(connection), udp, peer)
             except (OSError, msgspec.DecodeError) as error:
                 log.info("connection of the switch under test: %s", error)
 
-    def _converse(self, line: "_Line", udp: socket.socket, peer: str) -> None:
-        line.send(messages.Hello(messages.PROTOCOL_VERSION, "", udp.getsockname()[1], uuid.uuid4().hex))
+    def _converse(self, line: "_Line", udp: DataSocket, peer: str) -> None:
+        line.send(messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex))
         rack = line.expect(messages.RackJoin)
-        udp.connect((rack.data_host or peer, rack.udp_port))
+        udp.set_switch(rack.data_host or peer, rack.udp_port)
         joins = [line.expect(messages.RankJoin)]
         while len(joins) < joins[0].world_size:
             joins.append(line.expect(messages.RankJoin))

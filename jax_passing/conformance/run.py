@@ -1,7 +1,8 @@
 """Plays all cases on a device and says what came of them, for people."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.progress import track
@@ -15,11 +16,12 @@ from jax_passing.conformance.model import Limits
 
 @dataclass(frozen=True)
 class Outcome:
-    """`failure`, `not_applicable`: why, or empty."""
+    """`failure`, `not_applicable`: why, or empty. `not_compared`: what, and why."""
 
     exchange: Exchange
     failure: str = ""
     not_applicable: str = ""
+    not_compared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def word(self) -> str:
@@ -37,12 +39,17 @@ def outcome(device: Device, exchange: Exchange) -> Outcome:
     fitted = exchange.fitted(device.limits)
     played = device.play(fitted)
     states = final_states(fitted, device.limits)
-    return Outcome(exchange, failure=difference(fitted, played) or state_difference(states, played))
+    failure = difference(fitted, played) or state_difference(states, played)
+    return Outcome(exchange, failure, not_compared=played.not_compared)
+
+
+REST = Exchange("silence", "after all, nothing more comes", jobs=(), steps=())
 
 
 def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
     for exchange in track(exchanges, "testing", console=console, transient=True, disable=not console.is_terminal):
         yield outcome(device, exchange)
+    yield Outcome(REST, device.rest())
 
 
 def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
@@ -61,6 +68,9 @@ def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
     for one in done:
         if one.failure:
             console.print(f"[red]failed[/]: {one.exchange.section}, {one.exchange.description}\n  {one.failure}")
+    missing = Counter(item for one in done for item in one.not_compared.items())
+    for (what, why), times in sorted(missing.items()):
+        console.print(f"[yellow]not compared[/] in {times} cases: {what}; {why}")
     words = [one.word for one in done]
     console.print(", ".join(f"{words.count(word)} {word}" for word in ("passed", "failed", "not applicable")))
     return "failed" not in words

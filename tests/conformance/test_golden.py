@@ -103,6 +103,7 @@ def test_a_difference_is_told():
     assert "A1 expects" in difference(case, Played({"A0": [last.out]}))
     assert "expects nothing more" in difference(case, Played({**right, "X": [last.out]}))
     assert "got 9a010100" in difference(case, Played({**right, "A0": [first.packet]}))
+    assert "there came news" in difference(case, Played(right, strays=["news"]))
     assert "stale 1 times, not 0" in difference(case, Played(right, counts={"stale": 1}))
     states = final_states(case, Limits())
     assert states[9, 0] == State(False, 9, 0b11, True)

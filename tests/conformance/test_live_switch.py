@@ -1,28 +1,35 @@
 """Switches behind UDP and a control connection, as `jax-passing conformance` tests any switch."""
 
+import io
 import itertools
 import socket
-from contextlib import closing
+import threading
+import time
+from contextlib import closing, suppress
 from dataclasses import replace
 
+import msgspec
 import pytest
 from in_process import SwitchThread
 from model_switch import ModelDataPlane, ModelSwitch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from jax_passing import cli
+from jax_passing import control_messages as messages
 from jax_passing.config import parse_address
 from jax_passing.conformance import golden, live_job, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import VERDICTS, Limits
 from jax_passing.conformance.packet import decode
+from jax_passing.control_connection import ControlConnection
 
 
 def failures(address, seeds=20, parent_at=None):
     """By case; and how many were not applicable."""
     with closing(LiveSwitch(address, parent_at)) as device:
-        done = [run.outcome(device, exchange) for exchange in run.cases(device.limits, 0, seeds)]
+        done = list(run.outcomes(device, run.cases(device.limits, 0, seeds), Console(file=io.StringIO())))
     return {one.exchange.description: one.failure for one in done if one.failure}, sum(
         bool(one.not_applicable) for one in done
     )
@@ -135,3 +142,138 @@ def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
         pytest.raises(DeviceError, match="silence can't be told"),
     ):
         LiveSwitch(switch.address)
+
+
+def few_cases(monkeypatch):
+    monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: golden.read()[:3])
+
+
+def test_packets_from_another_port_are_found(monkeypatch):
+    few_cases(monkeypatch)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+
+        def from_elsewhere(to, out):
+            other.sendto(out, to[0])
+            return to, out
+
+        with closing(ModelSwitch(fault=Fault("complete", from_elsewhere))) as switch:
+            failed, _ = failures(switch.address)
+    assert "; the switch sends from 127.0.0.1:" in failed["a job of one worker: each contribution is its own result"]
+
+
+def test_results_that_come_again_later_are_found(monkeypatch):
+    few_cases(monkeypatch)
+    send = ModelDataPlane.send
+
+    def again(switch, to, out):
+        with suppress(OSError):  # closed meanwhile
+            send(switch, to, out)
+
+    def twice(switch, to, out):
+        send(switch, to, out)
+        threading.Timer(0.3, again, (switch, to, out)).start()
+
+    monkeypatch.setattr(ModelDataPlane, "send", twice)
+    with closing(ModelSwitch()) as switch:
+        failed, _ = failures(switch.address)
+    assert "within 1 s came 9a0102" in failed[run.REST.description]
+
+
+def told(switch):
+    output = io.StringIO()
+    with closing(LiveSwitch(switch.address)) as device:
+        assert run.report(device, 0, 0, Console(file=output, width=200))
+    return output.getvalue()
+
+
+def test_what_isnt_compared_is_told(monkeypatch):
+    few_cases(monkeypatch)
+    with closing(ModelSwitch()) as switch:
+        assert "not compared" not in told(switch)
+    monkeypatch.setattr(ModelDataPlane, "stats", lambda self: {"added": self._counts["added"]})
+    monkeypatch.setattr(ModelDataPlane, "slot_version", lambda self, slot, version: None)
+    with closing(ModelSwitch()) as switch:
+        text = told(switch)
+    assert "not compared in 3 cases: how often it came to complete; it doesn't count that" in text
+    assert "not compared in 3 cases: what its slots hold; The switch at" in text
+    assert "how often it came to added" not in text
+
+
+WELCOMES = {
+    "lanes_per_chunk is 360 in its welcome to rank 0, 8 in that to rank 1": {"lanes_per_chunk": 8},
+    "it numbers its 2 workers 0, 2": {"worker": 2},
+}
+
+
+@pytest.mark.parametrize("text", WELCOMES)
+def test_welcomes_that_contradict_each_other_are_found(monkeypatch, text):
+    few_cases(monkeypatch)
+    encode = messages.encode
+
+    def wrong(message):
+        if isinstance(message, messages.Welcome) and message.worker == 1:
+            message = msgspec.structs.replace(message, **WELCOMES[text])
+        return encode(message)
+
+    monkeypatch.setattr(messages, "encode", wrong)
+    with closing(ModelSwitch()) as switch, pytest.raises(DeviceError, match=text):
+        failures(switch.address)
+
+
+@pytest.mark.parametrize("words", [b"x" * 100, b"echo"], ids=["junk", "what was sent"])
+def test_a_switch_that_floods_cant_be_tested(monkeypatch, words):
+    monkeypatch.setattr(live_job, "ANSWER_S", 0.2)
+    over = threading.Event()
+
+    def flood(switch, to, out):
+        while not over.wait(0.0001):
+            switch._socket.sendto(out if words == b"echo" else words, to)
+
+    def serve(switch):
+        seen = set()
+        while (received := switch._socket.recvfrom(65536))[0] != b"close":
+            if received[1] not in seen:
+                threading.Thread(target=flood, args=(switch, received[1], received[0])).start()
+            seen.add(received[1])
+
+    monkeypatch.setattr(ModelDataPlane, "_serve", serve)
+    with closing(ModelSwitch()) as switch:
+        try:
+            with pytest.raises(DeviceError, match="it floods a worker"):
+                LiveSwitch(switch.address)
+        finally:
+            over.set()
+
+
+FLOODS = {
+    "heartbeats": (messages.Heartbeat(), lambda control: live_job.ask(control, messages.CountersQuery(), str)),
+    "groups": (
+        messages.GroupOffer("239.1.2.3", 1, 1, 1, 0),
+        lambda control: live_job._welcome(control, time.monotonic() + 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_no_answer_is_waited_for_without_end(monkeypatch, name):
+    monkeypatch.setattr(live_job, "JOIN_S", 0.5)
+    message, wait = FLOODS[name]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+
+        def flood():
+            with theirs, suppress(OSError):
+                while True:
+                    theirs.sendall(messages.encode(message))
+                    theirs.setblocking(False)
+                    with suppress(BlockingIOError):
+                        theirs.recv(65536)
+                    theirs.setblocking(True)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        with pytest.raises(TimeoutError, match="other messages"):
+            wait(ControlConnection(ours))
+        ours.close()
+        thread.join(10)
+        assert not thread.is_alive()

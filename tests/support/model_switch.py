@@ -36,9 +36,11 @@ class ModelDataPlane:
             with self._lock:
                 answer = self._switch.on_packet(*received)
                 self._counts[answer.verdict] += 1
-            to, packet = self._fault(answer.verdict, answer.to, answer.packet)
-            for address in to:
-                self._socket.sendto(packet, address)
+            self.send(*self._fault(answer.verdict, answer.to, answer.packet))
+
+    def send(self, to, packet):
+        for address in to:
+            self._socket.sendto(packet, address)
 
     def group(self, job, own_address):
         return None
