@@ -126,7 +126,10 @@ class DataPlane(Protocol):
         """None if nobody can look into this device's slots."""
 
     def check(self) -> str:
-        """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time."""
+        """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time.
+
+        Whatever it raises counts as such a reason.
+        """
 
     def stats(self) -> Mapping[str, int]:
         """Counters for the log."""

@@ -1,6 +1,7 @@
 """The data plane in the kernel: a tc program at the ingress of the switch's ports (xla_ffi/ebpf)."""
 
 import ipaddress
+import logging
 import os
 import socket
 import struct
@@ -14,6 +15,8 @@ from jax_passing.data_planes import libbpf
 from jax_passing.data_planes.results_sender import ResultsSender
 from jax_passing.data_planes.software import group_of
 from jax_passing.errors import ConfigError
+
+log = logging.getLogger("jax_passing.switch")
 
 OBJECT = Path(__file__).with_name("switch.bpf.o")
 
@@ -34,11 +37,10 @@ _COUNTERS = (
 
 
 def _index(device: str) -> int:
-    try:
+    """0 if there is no such network device."""
+    with suppress(OSError):
         return socket.if_nametoindex(device)
-    except OSError as error:
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        raise ConfigError(f"No network device {device!r} here; there are {known} (--device).") from error
+    return 0
 
 
 class EbpfDataPlane:
@@ -68,7 +70,12 @@ class EbpfDataPlane:
         self._jobs: dict[int, range] = {}  # and their slots
         own = _own_address(host)
         indices = {name: _index(name) for name in devices}
+        for name, index in indices.items():
+            if index == 0:
+                known = ", ".join(known for _, known in socket.if_nameindex())
+                raise ConfigError(f"No network device {name!r} here; there are {known} (--device).")
         self._multicast = multicast and len(indices) == 1
+        self._links: dict[str, int | None] = {}  # of the devices; None: it is gone
         if not OBJECT.exists():
             raise ConfigError(
                 "This installation of jax_passing has no eBPF program: it was built without clang. Install that "
@@ -79,13 +86,11 @@ class EbpfDataPlane:
         self._program: libbpf.Program | None = None
         self._handed_up: libbpf.RingReader | None = None
         try:
-            self._program = load(
-                struct.pack("=4sHxxI", own.packed, socket.htons(self.port), min(indices.values())), slot_total
-            )
+            self._program = load(struct.pack("=4sHxx", own.packed, socket.htons(self.port)), slot_total)
             self._handed_up = libbpf.RingReader(self._program.map("handed_up"), self._sender.send)
             for name, index in indices.items():
                 try:
-                    self._program.attach_to_ingress(index)
+                    self._links[name] = self._program.attach_to_ingress(index)
                 except OSError as error:
                     raise ConfigError(
                         f"The kernel attaches no eBPF program to {name}: {error}. This needs Linux 6.6 or newer (tcx); "
@@ -160,7 +165,24 @@ class EbpfDataPlane:
         return SlotVersion(not held, sequence, bitmap, bool(complete)) if held else SlotVersion(True, 0, 0, False)
 
     def check(self) -> str:
-        return ""  # the kernel loses nothing
+        """The kernel loses nothing, but devices may go, and come back as others.
+
+        Raises OSError if one of these doesn't take the program.
+        """
+        assert self._program is not None
+        lost = []
+        for name, link in self._links.items():
+            index = _index(name)
+            if link is not None and (index == 0 or self._program.device_of(link) != index):
+                lost.append(f"the network device {name} " + ("was replaced" if index else "is gone"))
+                log.warning("%s: no packets are taken from it", lost[-1])
+                self._links[name] = None
+                self._program.detach(link)
+        for name, link in self._links.items():
+            if link is None and (index := _index(name)):
+                self._links[name] = self._program.attach_to_ingress(index)
+                log.warning("packets are taken from the network device %s again", name)
+        return ", and ".join(lost)
 
     def stats(self) -> Mapping[str, int]:
         assert self._program is not None

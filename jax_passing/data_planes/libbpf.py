@@ -6,6 +6,7 @@ kernel removes all of it when the process ends, however it ends.
 
 import ctypes
 import os
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from typing import Any
 
 TCX_INGRESS = 46  # enum bpf_attach_type of linux/bpf.h
 _RING_POLL_MS = 100
+# struct bpf_link_info, as far as a tcx link fills it: the device stands after three 32-bit numbers and a gap.
+_LINK_INFO_BYTES, _LINK_INFO_DEVICE_AT = 24, 16
 LOCKED = 4  # BPF_F_LOCK: under the spin lock that stands in the value
 
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
@@ -44,6 +47,7 @@ def library() -> ctypes.CDLL:
         ("bpf_map_delete_elem", c_int, (c_int, c_char_p)),
         ("bpf_map_update_batch", c_int, (c_int, c_char_p, c_char_p, POINTER(c_uint32), POINTER(_BatchOptions))),
         ("bpf_link_create", c_int, (c_int, c_int, c_int, c_void_p)),
+        ("bpf_obj_get_info_by_fd", c_int, (c_int, c_char_p, POINTER(c_uint32))),
         ("libbpf_num_possible_cpus", c_int, ()),
         ("ring_buffer__new", c_void_p, (c_int, _RECORD, c_void_p, c_void_p)),
         ("ring_buffer__poll", c_int, (c_void_p, c_int)),
@@ -138,7 +142,7 @@ class Program:
 
     def __init__(self, path: Path, program: str, *, constants: bytes, max_entries: dict[str, int]):
         self._libbpf = library()
-        self._links: list[int] = []
+        self._links: set[int] = set()
         self._object = None
         said: list[str] = []
         listener = _PRINT(_collect(said))
@@ -175,10 +179,27 @@ class Program:
     def map(self, name: str) -> Map:
         return Map(self._libbpf, self._find_map(name))
 
-    def attach_to_ingress(self, device: int) -> None:
-        """Of the network device with this index, until `close`. Needs Linux 6.6. Raises OSError."""
-        link = self._libbpf.bpf_link_create(self._fd, device, TCX_INGRESS, None)
-        self._links.append(_checked(link, "bpf_link_create"))
+    def attach_to_ingress(self, device: int) -> int:
+        """Of the network device with this index, until `detach` or `close`; returns the link. Needs Linux 6.6.
+
+        Raises OSError.
+        """
+        link = _checked(self._libbpf.bpf_link_create(self._fd, device, TCX_INGRESS, None), "bpf_link_create")
+        self._links.add(link)
+        return link
+
+    def device_of(self, link: int) -> int:
+        """Its index; 0 if it has gone, or the program was taken off it."""
+        info = ctypes.create_string_buffer(_LINK_INFO_BYTES)
+        size = c_uint32(_LINK_INFO_BYTES)
+        _checked(self._libbpf.bpf_obj_get_info_by_fd(link, info, byref(size)), "bpf_obj_get_info_by_fd")
+        (index,) = struct.unpack_from("=I", info, _LINK_INFO_DEVICE_AT)
+        assert isinstance(index, int)
+        return index
+
+    def detach(self, link: int) -> None:
+        self._links.remove(link)
+        os.close(link)
 
     def close(self) -> None:
         for link in self._links:

@@ -38,8 +38,8 @@ class ResultsSender:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # nobody reads
             with suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SOCKET_BUFFER_BYTES)
+            # Linux sends to groups from the device that has this address just then, where IP_MULTICAST_IF would fix it.
             self._socket.bind((host, port))
-            self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))
         except BaseException:
             self._socket.close()
             raise

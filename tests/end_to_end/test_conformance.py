@@ -7,6 +7,7 @@ import sys
 import ebpf_here
 import p4_tools
 import pytest
+from ebpf_here import missing
 
 from .bmv2_network import CONTROL, PORT, Bmv2Network
 from .conftest import Process
@@ -72,7 +73,13 @@ def check(test: Process) -> None:
     assert ", 0 failed, " in test.text
 
 
-@pytest.mark.parametrize("flags", [["--data-plane", "software"], ["--data-plane", "ebpf", "--device", "port0"]])
+EBPF = pytest.mark.skipif(missing() is not None, reason=f"no eBPF here: {missing()}")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--data-plane", "software"], pytest.param(["--data-plane", "ebpf", "--device", "port0"], marks=EBPF)],
+)
 def test_between_two_machines(pair, flags):
     if "ebpf" in flags and (why := ebpf_here.missing()):
         pytest.skip(why)

@@ -3,7 +3,7 @@
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from bridge_network import BridgeNetwork
@@ -32,12 +32,15 @@ class Cluster:
     def start_ebpf(self, *flags: str) -> Process:
         return self.start_switch("--data-plane", "ebpf", "--device", "bridge", *flags)
 
-    def start_hosts(self, program: str, job: str = "job", devices: int = 2) -> list[Process]:
+    def start_hosts(
+        self, program: str, *arguments: str, job: str = "job", devices: int = 2, places: Sequence[str] = ()
+    ) -> list[Process]:
+        """`places`: of each rank its switch, if it isn't the one."""
         started = [
             Process(
-                self.network.command(rank, [sys.executable, str(PROGRAMS / program)]),
+                self.network.command(rank, [sys.executable, str(PROGRAMS / program), *arguments]),
                 {
-                    "JAX_PASSING_SWITCH": f"{self.network.switch_address}:7171",
+                    "JAX_PASSING_SWITCH": f"{(places or [self.network.switch_address] * HOSTS)[rank]}:7171",
                     "JAX_PASSING_JOB": job,
                     "JAX_PASSING_RANK": str(rank),
                     "JAX_PASSING_WORLD_SIZE": str(HOSTS),
@@ -112,3 +115,35 @@ def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None
     assert counted["epochs_started"] == 2
     assert "results_multicast" not in counted
     assert counted["packets_sent"] == HOSTS * counted["complete"] + counted.get("resend", 0)
+
+
+@pytest.mark.slow
+def test_a_bridge_that_is_made_again(cluster: Cluster) -> None:
+    cluster.start_ebpf()
+    running = cluster.start_hosts("endless.py", "20", devices=1)
+    for host in running:
+        host.wait_for("running as process", 100)
+    cluster.network.delete_bridge()
+    cluster.network.add_bridge()
+    for host in running:
+        host.wait_for(r"^raised SwitchLostError after .* the network device bridge (was replaced|is gone)", 30)
+        host.wait_for("went on with 1.0", 60)
+    cluster.digest(cluster.start_hosts("once.py", job="another", devices=1))
+
+
+@pytest.mark.slow
+def test_racks_below_it_and_a_host_beside_them(cluster: Cluster) -> None:
+    switch = cluster.start_ebpf()
+    network = cluster.network
+    for rack in range(HOSTS - 1):
+        listen = f"{network.address(rack)}:7171"
+        parent = ["--parent", f"{network.switch_address}:7171"]
+        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen, *parent]
+        started = Process(network.command(rack, command), {})
+        cluster.processes.append(started)
+        started.wait_for("listening on", 30)
+    places = [network.address(0), network.address(1), network.switch_address]
+    tree = cluster.digest(cluster.start_hosts("sums.py", devices=1, places=places))
+    flat = cluster.digest(cluster.start_hosts("sums.py", devices=1))
+    assert tree == flat
+    assert counters(switch)["epochs_started"] == 2

@@ -43,17 +43,24 @@ class BridgeNetwork:
                     timeout=30,
                 )
                 _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", self.switch, "link", "add", "name", "bridge", "address", SWITCH_MAC, "type", "bridge")
-            self._up(self.switch, "bridge", self.switch_address)
             for host in self.hosts:
                 names = ("name", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", self.namespace(host))
                 _ip("-n", self.switch, "link", "add", *names)
-                _ip("-n", self.switch, "link", "set", f"port{host}", "master", "bridge", "up")
                 self._up(self.namespace(host), "eth0", self.address(host))
+            self.add_bridge()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def add_bridge(self) -> None:
+        _ip("-n", self.switch, "link", "add", "name", "bridge", "address", SWITCH_MAC, "type", "bridge")
+        self._up(self.switch, "bridge", self.switch_address)
+        for host in self.hosts:
+            _ip("-n", self.switch, "link", "set", f"port{host}", "master", "bridge", "up")
+
+    def delete_bridge(self) -> None:
+        _ip("-n", self.switch, "link", "delete", "bridge")
 
     def _up(self, namespace: str, device: str, address: str) -> None:
         _ip("-n", namespace, "address", "add", f"{address}/24", "dev", device)

@@ -16,7 +16,7 @@ def missing() -> str | None:
     if not ebpf.OBJECT.exists():
         return "jax_passing was built without clang and libbpf-dev"
     try:
-        program = ebpf.load(bytes(12), 1)
+        program = ebpf.load(bytes(8), 1)
         program.attach_to_ingress(socket.if_nametoindex("lo"))
         program.close()
     except (ConfigError, OSError) as error:

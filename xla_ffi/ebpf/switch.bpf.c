@@ -10,12 +10,11 @@
 #define DROP 2
 #define REDIRECT 7
 
-// Set before the program is loaded: the address of the switch, and the device behind which groups are.
+// The address of the switch, set before the program is loaded.
 const volatile struct {
   __be32 ip;
   __be16 port;
   __u16 padding;
-  __u32 group_device;
 } own;
 
 // How to reach a worker: learned from its packets.
@@ -207,14 +206,11 @@ __noinline int send(struct __sk_buff* skb, __u32 number, __u32 to, __u32 bytes, 
   struct scratch* scratch = my_scratch();
   struct job* job = bpf_map_lookup_elem(&jobs, &number);
   if (scratch == NULL || job == NULL) return DROP;
-  // All workers know the switch by the same addresses if there is a group.
+  // If there is a group, all workers are behind one device and know the switch by the same addresses.
   const struct route* route = &job->workers[to == EVERY_WORKER ? 0 : to & (MAX_WORKERS - 1)].route;
   struct frame frame = route->frame;
-  __u32 device = route->device;
-  if (to == EVERY_WORKER) {
-    set_group(&frame, job->group, job->group_port);
-    device = own.group_device;
-  }
+  const __u32 device = route->device;
+  if (to == EVERY_WORKER) set_group(&frame, job->group, job->group_port);
   if (device == 0) return DROP;
   set_length(&frame, bytes, scratch->partial);
   if (bpf_skb_store_bytes(skb, 0, (char*)&frame + FRAME_PADDING, FRAME_BYTES, BPF_F_INVALIDATE_HASH) < 0) return DROP;

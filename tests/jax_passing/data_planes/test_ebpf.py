@@ -391,6 +391,55 @@ def _gone(things: set[tuple[str, int]]) -> bool:
     return not left
 
 
+@pytest.mark.parametrize("absent_at_a_check", [True, False])
+def test_a_device_that_is_made_again_is_taken_up_again(network, plane, workers, absent_at_a_check):
+    """And groups are reached through the new one, by the kernel and by the process."""
+
+    def check() -> str:
+        with inside(network.switch):
+            return plane.check()
+
+    def add_up(**changes: int) -> None:
+        for worker, host in enumerate(workers):
+            host.send(packet(worker, **changes))
+
+    plane.add_job(job_of(workers))
+    add_up()
+    assert [host.recv(2048)[2] for host in workers] == [2] * HOSTS
+    assert check() == ""
+    network.delete_bridge()
+    if absent_at_a_check:
+        assert check() == "the network device bridge is gone"
+        assert check() == ""
+    network.add_bridge()
+    assert check() == ("" if absent_at_a_check else "the network device bridge was replaced")
+    assert check() == ""
+    assert _attached(network) == 1
+
+    with inside(network.switch):
+        group = plane.group(7, network.switch_address)
+    with inside(network.namespace(0)):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listener.settimeout(5)
+        listener.bind((group.address, group.port))
+        member = socket.inet_aton(group.address) + socket.inet_aton(network.address(0))
+        listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+    plane.probe(group, 7, 4, 1)
+    assert listener.recv(2048)[2] == 3
+    while not silent(listener):
+        pass
+    plane.add_job(job_of(workers, epoch=4, group=group))
+    add_up(epoch=4)
+    assert listener.recv(2048)[2] == 2
+    # Overlapping super-packets: the process sends the result.
+    send_together(workers[0], [packet(0, epoch=4, slot=65), packet(0, epoch=4, slot=66)])
+    send_together(workers[1], [packet(1, epoch=4, slot=65), packet(1, epoch=4, slot=66)])
+    send_together(workers[2], [packet(2, epoch=4, slot=65), packet(2, epoch=4, slot=67)])
+    assert listener.recv(2048)[2] == 2
+    assert plane.stats()["results_handed_up"] == 1
+    listener.close()
+
+
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_nothing_is_left_behind(network, how):
     before = _loaded()
@@ -430,7 +479,7 @@ def test_settings_that_cant_be_are_explained(network):
 
 
 def test_who_isnt_root_is_told_so():
-    program = "from jax_passing.data_planes import ebpf; ebpf.load(bytes(12), 1)"
+    program = "from jax_passing.data_planes import ebpf; ebpf.load(bytes(8), 1)"
     command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-P", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "ConfigError: No eBPF program may be loaded here" in done.stderr, done.stderr
