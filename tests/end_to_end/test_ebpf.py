@@ -143,7 +143,7 @@ def test_racks_below_it_and_a_host_beside_them(cluster: Cluster) -> None:
         cluster.processes.append(started)
         started.wait_for("listening on", 30)
     places = [network.address(0), network.address(1), network.switch_address]
-    tree = cluster.digest(cluster.start_hosts("sums.py", devices=1, places=places))
-    flat = cluster.digest(cluster.start_hosts("sums.py", devices=1))
+    tree = cluster.digest(cluster.start_hosts("once.py", devices=1, places=places))
+    flat = cluster.digest(cluster.start_hosts("once.py", devices=1))
     assert tree == flat
     assert counters(switch)["epochs_started"] == 2
