@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from jax_passing.config import RANKS_MAX, SHARDS_MAX
+from jax_passing.config import RANKS_MAX, SHARDS_MAX, WORKERS_MAX
 
 PROTOCOL_VERSION = 1
 HEARTBEATS_PER_LEASE = 6  # a few may come late
@@ -173,15 +173,15 @@ class Welcome(Message, frozen=True):
     the switch stands, None if it has a port for each host.
     """
 
-    job_id: int
-    epoch: int
-    slot_first: int
-    slot_count: int
-    worker: int
-    lanes_per_chunk: int
+    job_id: Id
+    epoch: Id
+    slot_first: Annotated[int, Meta(ge=0, lt=1 << 16)]
+    slot_count: SlotCount
+    worker: Annotated[int, Meta(ge=0, lt=WORKERS_MAX)]
+    lanes_per_chunk: Lanes
     lease_s: Seconds
     whole_chunks: bool = False
-    worker_limit: int = 64  # how many a job may have at this switch
+    worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
     multicast: bool = False
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
