@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class ControlPlane:
         spawn = partial(keep, self._tasks)
         self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=spawn, uplink_for=uplink_for)
         self._connections: set[StreamConnection] = set()
+        self._members: set[Member] = set()
         self._counts: Counter[str] = Counter()
 
     def _abilities(self) -> Abilities:
@@ -126,13 +127,20 @@ class ControlPlane:
             connection.send(messages.Refused(JoinError.__name__, str(refusal)))
             return
         reason = "closed its connection"
+        self._members.add(member)
         try:
-            while not _is_over(member) and (line := await read_line(reader)) is not None:
+            while not _is_over(member) and not connection.gave_up and (line := await read_line(reader)) is not None:
                 self._on_line(join.job, member, line)
+                await asyncio.sleep(0)  # read_line doesn't wait for lines that are here: others have their turn
         except msgspec.DecodeError:
             reason = "sent a message that the switch doesn't understand"
             raise
         finally:
+            self._members.discard(member)
+            for question in member.questions:
+                question.cancel()
+            if connection.gave_up:
+                reason = "asks and doesn't read the answers"
             if member.epoch is not None:
                 self._jobs.lose(member.epoch, member, reason)
 
@@ -154,7 +162,7 @@ class ControlPlane:
         epoch = member.epoch
         match message:
             case messages.Heartbeat():
-                member.connection.send(message)
+                member.connection.answer(message)
             case messages.RankJoin() if member.rack:
                 self._on_rank(job, member, message)
             case messages.Refused() if member.rack:
@@ -177,19 +185,19 @@ class ControlPlane:
             self._jobs.admit(job, rank_of_rack(join, self._abilities()), member)
         except RefusalError as refusal:
             log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
-            member.connection.send(messages.Refused(JoinError.__name__, str(refusal), join.rank))
+            member.connection.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
             case messages.Query(slot, version) if epoch.state is State.RUNNING:
                 if slot is None:
-                    member.connection.send(messages.SlotState(left=tuple(sorted(epoch.left))))
+                    member.connection.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
                 else:
                     if not epoch.has_slot(slot):
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
-                    self._reply(member, self._questions.slot_state(epoch, slot, version))
+                    self._reply(member, partial(self._questions.slot_state, epoch, slot, version))
             case messages.CountersQuery() if epoch.state is State.RUNNING:
-                member.connection.send(messages.Counters(dict(self._data_plane.stats())))
+                member.connection.answer(messages.Counters(dict(self._data_plane.stats())))
             case messages.Leave() if epoch.state is State.RUNNING:
                 self._jobs.leave(epoch, (member.rank,), member)
             case messages.Fail(kind, text, ranks):
@@ -206,7 +214,7 @@ class ControlPlane:
             case messages.Prepared(attempt):
                 self._jobs.starts.prepared(epoch, member, attempt)
             case messages.Ask() if epoch.state is State.RUNNING:
-                self._reply(member, self._questions.answer(epoch, message, member))
+                self._reply(member, partial(self._questions.answer, epoch, message, member))
             case messages.Left(ranks) if epoch.state is State.RUNNING and member.ranks.keys() >= set(ranks):
                 self._jobs.leave(epoch, ranks, member)
             case messages.Fail(kind, text) if epoch.state is State.PREPARING and is_kind(kind):
@@ -233,22 +241,18 @@ class ControlPlane:
         if epoch.state is State.RUNNING:
             self._jobs.fail(epoch, failed, reporter=member)
 
-    def _reply(self, member: Member, work: Coroutine[Any, Any, messages.Message]) -> None:
+    def _reply(self, member: Member, work: Callable[[], Coroutine[Any, Any, messages.Message]]) -> None:
         """To a question that other switches may have to be asked."""
 
         async def reply() -> None:
             try:
-                member.connection.send(await work)
+                member.connection.answer(await work())
             except Exception:  # whatever the device's driver raises
                 log.exception("no answer to a question of %s", member)
-            finally:
-                member.questions -= 1
 
-        if member.questions >= QUESTIONS_MAX:
-            work.close()
+        if len(member.questions) >= QUESTIONS_MAX:
             raise msgspec.DecodeError("too many questions at once")
-        member.questions += 1
-        keep(self._tasks, reply())
+        keep(member.questions, reply())
 
     async def watch(self) -> None:
         """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
@@ -260,6 +264,10 @@ class ControlPlane:
                     "every host."
                 )
             now = time.monotonic()
+            for member in self._members:
+                if member.epoch is None and now - member.alone_since > FIRST_MESSAGE_S:
+                    log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
+                    member.connection.give_up()
             for epoch in self._jobs.epochs():
                 self._jobs.end_waits(epoch, now)
                 if epoch.uplink is not None and epoch.state is State.RUNNING:

@@ -1,6 +1,8 @@
 """What a switch knows of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
+import asyncio
 import enum
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +33,12 @@ class Connection(Protocol):
     def send(self, message: messages.Message) -> bool:
         """Never waits. False if the member has stopped reading."""
 
+    def answer(self, message: messages.Message) -> None:
+        """Sends what the member has asked for. Gives up one that doesn't read it."""
+
+    def give_up(self) -> None:
+        """Closes at once: what wasn't sent yet is lost."""
+
     def close(self) -> None:
         """After what was sent."""
 
@@ -52,7 +60,8 @@ class Member:
     ranks: dict[int, messages.RankJoin] = field(default_factory=dict)
     join_until: dict[int, float] = field(default_factory=dict)  # by rank
     prepared: bool = False
-    questions: int = 0  # of its that are being answered
+    questions: set[asyncio.Task[None]] = field(default_factory=set)  # of its that are being answered
+    alone_since: float = field(default_factory=time.monotonic)  # without an epoch
 
     @property
     def rank(self) -> int:

@@ -189,7 +189,7 @@ class JobTable:
             epoch.uplink.send(messages.RankGone(rank))
         if not member.ranks:
             epoch.members.remove(member)
-            member.epoch = None
+            member.epoch, member.alone_since = None, time.monotonic()
         if epoch.state is State.PREPARING:
             self.starts.step_back(epoch)
         if not epoch.members:

@@ -78,7 +78,8 @@ class Questions:
         whom: list[Connection | Uplink] = [rack.connection for rack in racks]
         if uplink is not None:
             whom.append(uplink)
-        answers = await asyncio.gather(*(self._ask(each, *place, ask.patience_s) for each in whom))
+        patience_s = min(ask.patience_s, PATIENCE_S)
+        answers = await asyncio.gather(*(self._ask(each, *place, patience_s) for each in whom))
         troubles: list[str] = []
         for rack, said in zip(racks, answers, strict=False):
             if said is None:

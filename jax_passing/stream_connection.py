@@ -20,10 +20,15 @@ def _plain(host: str) -> str:
 
 
 class StreamConnection:
-    """Its sending end; see epochs.Connection."""
+    """Its sending end; see epochs.Connection.
+
+    Attributes:
+      gave_up: the peer asks and doesn't read the answers, or has nothing to say.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter):
         self.writer = writer
+        self.gave_up = False
         # No name: gone before we looked.
         peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
         own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
@@ -35,6 +40,16 @@ class StreamConnection:
             return True
         self.writer.write(messages.encode(message))
         return self.writer.transport.get_write_buffer_size() <= UNSENT_BYTES_MAX
+
+    def answer(self, message: messages.Message) -> None:
+        """Sends what the peer has asked for. Gives up one that doesn't read it."""
+        if not self.send(message):
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Closes at once: what wasn't sent yet is lost."""
+        self.gave_up = True
+        self.writer.transport.abort()
 
     def close(self) -> None:
         self.writer.close()

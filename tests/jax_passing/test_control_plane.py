@@ -409,6 +409,37 @@ async def test_rank_0_is_relayed_to_all_others_in_order(switch):
 
 
 @scenario()
+async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
+    switch.data_plane.stats = lambda: {"x" * 60_000: 1}
+    hosts, _ = await switch.job(2)
+    hosts[0].send(*[messages.CountersQuery()] * 1000)
+    failed = await hosts[1].receive()
+    assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+    assert "asks and doesn't read the answers" in failed.message
+    assert not switch.plane._connections
+
+
+@scenario()
+async def test_a_host_that_says_much_lets_others_speak(switch):
+    hosts, _ = await switch.job(1)
+    lines, lines_at_once = 0, []
+    on_line = switch.plane._on_line
+
+    def count(*args):
+        nonlocal lines
+        lines += 1
+        on_line(*args)
+
+    switch.plane._on_line = count
+    hosts[0].send(messages.encode(messages.Heartbeat()) * 5000)
+    while lines < 5000:
+        before = lines
+        await asyncio.sleep(0)
+        lines_at_once.append(lines - before)
+    assert max(lines_at_once) < 10
+
+
+@scenario()
 async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
     hosts, _ = await switch.job(3)
     for _ in range(64):

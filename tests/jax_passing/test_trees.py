@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
+from jax_passing import control_plane, questions
 from jax_passing.data_plane import Group, SlotVersion
 from jax_passing.epochs import State
 from jax_passing.slot_partition import SlotPartition
@@ -528,6 +529,63 @@ async def test_what_a_switch_tells_everybody_lets_nobody_take_its_place(tree, ro
     for host in hosts:
         host.send(messages.Heartbeat())
         assert await host.receive() == messages.Heartbeat()
+
+
+def rack_says(rank, world_size=2):
+    return messages.RankJoin(rank, world_size, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",))
+
+
+@pytest.mark.parametrize("several", [(), (rack_says(0), messages.RankGone(0))], ids=["never", "no longer"])
+def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
+    monkeypatch.setattr(control_plane, "FIRST_MESSAGE_S", 0.2)
+
+    @scenario(racks=0)
+    async def run(tree, root):
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), *several)
+        with contextlib.suppress(ConnectionError):
+            assert await rack.receive() is None
+        await until(lambda: not root.plane._connections)
+
+    run()
+
+
+async def two_spoken(root):
+    """A job of two racks, for which the test speaks."""
+    racks = []
+    for rank in range(2):
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", f"r{rank}", f"far:{rank}", 4242), rack_says(rank))
+        racks.append(rack)
+    for rack in racks:
+        await rack.reader.readline()
+        rack.send(messages.Prepared(1))
+    for rack in racks:
+        assert isinstance(await rack.receive(), messages.Welcome)
+    root.data_plane.held = held(0b00)
+    return racks
+
+
+@scenario(racks=0)
+async def test_nobody_waits_longer_for_an_answer_because_a_rack_says_so(tree, root):
+    asking, _ = await two_spoken(root)
+    asking.send(messages.Ask(7, 0, 0, 5, 3600.0))
+    answer = messages.decode_from_parent(await asyncio.wait_for(asking.reader.readline(), 10))
+    assert (answer.id, answer.missing, answer.trouble) == (7, (1,), "The switch at far:1 doesn't answer.")
+
+
+def test_questions_of_a_rack_end_when_it_goes(monkeypatch):
+    monkeypatch.setattr(questions, "PATIENCE_S", 3600.0)
+
+    @scenario(racks=0)
+    async def run(tree, root):
+        asking, _ = await two_spoken(root)
+        asking.send(messages.Ask(7, 0, 0, 5, 3600.0))
+        await until(lambda: root.plane._questions._pending)
+        asking.writer.close()
+        await until(lambda: not root.plane._questions._pending)
+
+    run()
 
 
 @scenario(racks=0, lease_s=0.4)
