@@ -34,7 +34,6 @@ control Neighbours(in headers_t hdr, in standard_metadata_t standard) {
             ip.write(index, seen.ip);
             mac.write(index, seen.mac);
             port.write(index, seen.port);
-            digest<neighbour_t>(1, seen);
         }
     }
 }
