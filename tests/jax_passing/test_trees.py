@@ -588,6 +588,59 @@ def test_questions_of_a_rack_end_when_it_goes(monkeypatch):
     run()
 
 
+async def hear(hosts):
+    """The group that their switch offers."""
+    for host in hosts:
+        offer = messages.decode_from_parent(await host.reader.readline())
+        assert isinstance(offer, messages.GroupOffer), offer
+        host.send(messages.GroupReady(offer.nonce), messages.GroupHeard(offer.nonce))
+
+
+@scenario()
+async def test_a_host_that_hears_the_group_no_longer_is_its_racks_concern(tree, root, left, right):
+    for rack in (left, right):
+        rack.data_plane.offered = GROUP
+    hosts = await join_all(left, right)
+    await hear(hosts)
+    assert [(await host.receive()).multicast for host in hosts] == [True] * 4
+    hosts[3].send(messages.GroupLost(), messages.Heartbeat())
+    assert await hosts[3].receive() == messages.Heartbeat()  # the job goes on
+    assert [switch.data_plane.stopped for switch in (root, left, right)] == [[], [], [1]]
+
+
+@scenario(racks=0)
+async def test_a_parents_group_that_a_rack_hears_no_longer(tree, root):
+    root.data_plane.offered = GROUP
+    first = await root.join(0, 2)
+    rack = await root.connect()
+    rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), rack_says(1))
+    assert isinstance(messages.decode_from_parent(await rack.reader.readline()), messages.Prepare)
+    await hear([first, rack])
+    rack.send(messages.Prepared(1))
+    assert [(await member.receive()).multicast for member in (first, rack)] == [True, True]
+    rack.send(messages.GroupLost(), messages.Heartbeat())
+    assert await rack.receive() == messages.Heartbeat()
+    assert root.data_plane.stopped == [1]
+    assert root.plane.stats()["groups_lost"] == 1
+
+
+@scenario()
+async def test_a_racks_switch_restarts_while_a_job_runs(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    address = right.address
+    await kill(right)
+    await right.server.wait_closed()
+    again = await tree.add(root)
+    server = await asyncio.start_server(again.plane.serve, *address, limit=messages.RELAY_LINE_BYTES_MAX)
+    again.address = address  # its hosts find it where it was
+    assert (await hosts[0].receive()).kind == "HostLostError"
+    hosts, _ = await job(left, again)
+    hosts[0].send(messages.Relay(b"order"))
+    for host in hosts[1:]:
+        assert await host.receive() == messages.Relay(b"order")
+    server.close()
+
+
 @scenario(racks=0, lease_s=0.4)
 async def test_a_silent_rack_is_lost_when_its_lease_ends(tree, root):
     first, _ = await spoken(root)
