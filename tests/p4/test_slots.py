@@ -9,6 +9,8 @@ import pytest
 from frames import CONTRIBUTION, EVERY_WORKER, IPV4, MAX, PROBE, RESULT, SUM, UDP, ethernet, ipv4, passing, udp
 
 from jax_passing.data_plane import JobSlots, Parent
+from jax_passing.data_planes import p4
+from jax_passing.data_planes.pipeline import PipelineError
 
 HOSTS = p4_network.HOSTS
 JOB, EPOCH, SLOT_FIRST, SLOT_COUNT = 7, 3, 64, 32
@@ -141,6 +143,32 @@ def test_malformed_length(switch, job, what):
     data, header = LENGTHS[what]
     assert verdict_of(switch, lambda: switch.ports[0].send(frame(switch, 0, data, **header))) == "malformed"
     assert switch.data_plane.slot_version(SLOT_FIRST, 0).empty
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (OverflowError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1 << 16),))),
+        (OverflowError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),), parent=Parent(1 << 16, 1, 0, 0, (HOSTS[1][1], 1)))),
+        (PipelineError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),), parent=Parent(9, 1, 0, 0, (HOSTS[1][1], 1)))),
+    ],
+    ids=["port", "parent", "parent of two jobs"],
+)
+def test_a_job_that_is_refused_costs_no_other(switch, job, error, refused, monkeypatch):
+    monkeypatch.setattr(p4, "CHECK_S", 0.0)
+    plane = switch.data_plane
+    other = JobSlots(9, 1, 32, 32, ((HOSTS[0][1], 1),), parent=Parent(9, 1, 0, 0, (HOSTS[1][1], 1)))
+    plane.add_job(other)
+    try:
+        for _ in range(2):
+            with pytest.raises(error):
+                plane.add_job(refused)
+            assert plane.check() == ""
+        plane.add_job(JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),)))
+        plane.remove_job(8)
+        assert verdict_of(switch, lambda: send(switch, 0, [1] * switch.lanes)) == "added"
+    finally:
+        plane.remove_job(9)
 
 
 def test_bytes_behind_the_ip_packet_are_cut_off(switch):

@@ -263,6 +263,26 @@ def test_what_the_server_refuses_is_told(server, device, pipeline):
         plane.add_job(JOB)
 
 
+def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.groups[3] = []  # not ours
+    before = dict(server.entries), dict(server.groups)
+    other = replace(JOB, job=8, slot_first=16)
+    with pytest.raises(PipelineError, match="Write: ALREADY_EXISTS"):
+        plane.add_job(other)
+    assert (server.entries, server.groups) == before
+    assert plane.check() == ""
+    del server.groups[3]
+    plane.add_job(other)
+
+
+def test_later_controllers_have_higher_elections(device):
+    first, second = (number(decode(P4Runtime(device)._election), 1) for _ in range(2))
+    assert 0 < first < second < 1 << 63
+
+
 def test_a_device_file_that_lacks_something(device, tmp_path):
     for changes, message in (
         ({"lanes": None}, "has no program, p4info or lanes"),
