@@ -69,7 +69,7 @@ class LiveSwitch:
         not_compared = {}
         if sum(job.repeated for job in jobs) > repeated:
             counts = {}
-            not_compared["how often it came to each verdict"] = "packets were lost, and repeated"
+            not_compared["how often it came to each verdict"] = "an answer was late or lost, and asked for again"
         for verdict in {step.verdict for step in exchange.steps} - now.keys():
             not_compared[f"how often it came to {verdict}"] = "it doesn't count that"
         for unknown in (state for state in states.values() if isinstance(state, str)):
