@@ -4,6 +4,7 @@ import os
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import hypothesis
 import jax
 import pytest
 
@@ -11,6 +12,10 @@ import jax_passing
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No test is about speed: an example may take as long as a busy machine needs.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture

@@ -655,7 +655,7 @@ lines = st.binary(max_size=64).map(lambda data: data.replace(b"\n", b"") + b"\n"
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(lines, max_size=8), st.booleans())
 def test_random_lines_never_stop_the_switch(several, joined):
     @scenario()

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_passing import _native
@@ -60,7 +60,6 @@ def rational(x: np.generic) -> Fraction:
     return Fraction(float(x))
 
 
-@settings(deadline=None)
 @given(ranks_of_floats())
 def test_sum_is_within_its_bound(case):
     name, ranks = case
@@ -93,7 +92,6 @@ def test_sum_is_within_its_bound(case):
                 assert error < other or (error == other and not value.view(f"u{dtype.itemsize}") & 1)
 
 
-@settings(deadline=None)
 @given(ranks_of_floats(), st.randoms())
 def test_order_of_ranks_does_not_matter(case, random):
     name, ranks = case
@@ -102,7 +100,6 @@ def test_order_of_ranks_does_not_matter(case, random):
     assert sum_over_ranks(name, ranks[order]) == sum_over_ranks(name, ranks)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_integers_wrap(data):
     dtype = np.dtype(data.draw(st.sampled_from(INTEGERS)))
@@ -116,7 +113,6 @@ def test_integers_wrap(data):
     np.testing.assert_array_equal(np.frombuffer(decoded, dtype), ranks.sum(axis=0, dtype=dtype))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
 def test_non_finite_elements_set_their_flags(elements):
     x = np.array(elements, np.float32)

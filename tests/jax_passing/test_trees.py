@@ -777,7 +777,7 @@ foreign_messages = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_rack_says_stops_its_parent(several):
     @scenario(racks=0)
@@ -791,7 +791,7 @@ def test_nothing_that_a_rack_says_stops_its_parent(several):
     run()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_parent_says_stops_a_rack(several):
     async def parent(reader, writer):
