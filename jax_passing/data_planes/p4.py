@@ -64,9 +64,13 @@ class P4DataPlane:
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
         for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
             pipeline.insert(Entry("forward", {"mac": mac}, "to_port", {"port": port}))
-        own = {"mac": mac_number(device.mac)}
-        pipeline.insert(Entry("own_address", {"ip": ip_number(device.address)}, "set_own_mac", own))
+        for entry in self._own_entries():
+            pipeline.insert(entry)
         self._problem = ""
+
+    def _own_entries(self) -> list[Entry]:
+        own = {"mac": mac_number(self._device.mac)}
+        return [Entry("own_address", {"ip": ip_number(self._device.address)}, "set_own_mac", own)]
 
     def group(self, job: int, own_address: str) -> Group | None:
         return None

@@ -6,12 +6,22 @@ from jax_passing.data_planes.device import Neighbour, ip_number, mac_number
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import Entry
 
+ARP_REQUEST = 1
+
 
 class TofinoDataPlane(P4DataPlane):
     """Registers know a slot's job and epoch, not its admission: a job comes back with another epoch, and whoever takes
     the device over loads the program anew, which clears them."""
 
     worker_limit = admission.WORKER_LIMIT
+
+    def _own_entries(self) -> list[Entry]:
+        own = {"ip": ip_number(self._device.address)}
+        answer = {"own_mac": mac_number(self._device.mac)}
+        return [
+            Entry("own_address", own, "set_ours"),
+            Entry("question", {**own, "operation": ARP_REQUEST}, "answer_arp", answer),
+        ]
 
     def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
         entries = self._receivers(job, ways)

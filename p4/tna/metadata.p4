@@ -66,7 +66,6 @@ struct metadata_t {
     copy_h copy;
     pass_t pass;
     verdict_t verdict;
-    mac_t own_mac;
     bit<1> to_us;
     bit<1> forward;    // to the one port that the destination's MAC address leads to
     bit<1> accepted;   // no check of the job refused it

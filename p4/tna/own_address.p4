@@ -11,52 +11,56 @@ const bit<8> ECHO_REPLY = 0;
 
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
-    ip_t target = 0;
-
-    action set_own_mac(mac_t mac) {
-        meta.own_mac = mac;
-        meta.to_us = 1;
-    }
+    action set_ours() { meta.to_us = 1; }
     table own_address {
-        key = { target: exact @name("ip"); }
-        actions = { set_own_mac; @defaultonly NoAction; }
+        key = { hdr.ipv4.dst_ip: exact @name("ip"); }
+        actions = { set_ours; @defaultonly NoAction; }
         const default_action = NoAction;
         size = 16;
     }
 
-    apply {
-        if (hdr.arp.isValid()) {
-            target = hdr.arp.target_ip;
-        } else if (hdr.ipv4.isValid()) {
-            target = hdr.ipv4.dst_ip;
-        }
-        own_address.apply();
-    }
+    apply { own_address.apply(); }
 }
 
 // Answers go out where the question came in: the sender's MAC address leads there.
-control AnswerArp(inout headers_t hdr, in metadata_t meta) {
-    apply {
+control AnswerArp(inout headers_t hdr) {
+    action answer_arp(mac_t own_mac) {
+        ip_t own_ip = hdr.arp.target_ip;
         hdr.ethernet.dst_mac = hdr.arp.sender_mac;
-        hdr.ethernet.src_mac = meta.own_mac;
+        hdr.ethernet.src_mac = own_mac;
         hdr.arp.operation = ARP_REPLY;
         hdr.arp.target_mac = hdr.arp.sender_mac;
-        hdr.arp.sender_mac = meta.own_mac;
-        ip_t own_ip = hdr.arp.target_ip;
         hdr.arp.target_ip = hdr.arp.sender_ip;
+        hdr.arp.sender_mac = own_mac;
         hdr.arp.sender_ip = own_ip;
     }
+    table question {
+        key = {
+            hdr.arp.target_ip: exact @name("ip");
+            hdr.arp.operation: exact @name("operation");
+        }
+        actions = { answer_arp; @defaultonly NoAction; }
+        const default_action = NoAction;
+        size = 16;
+    }
+
+    apply { question.apply(); }
 }
 
-control AnswerPing(inout headers_t hdr, in metadata_t meta) {
-    apply {
-        hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
-        hdr.ethernet.src_mac = meta.own_mac;
+control AnswerPing(inout headers_t hdr) {
+    action turn_round() {
+        mac_t own_mac = hdr.ethernet.dst_mac;
         ip_t own_ip = hdr.ipv4.dst_ip;
+        hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
+        hdr.ethernet.src_mac = own_mac;
         hdr.ipv4.dst_ip = hdr.ipv4.src_ip;
         hdr.ipv4.src_ip = own_ip;
         hdr.ipv4.ttl = 64;
         hdr.icmp.type = ECHO_REPLY;
+    }
+
+    apply {
+        turn_round();
         // The checksum without the request's type (RFC 1624): 0x0800 more, the carry comes back in.
         if (hdr.icmp.checksum[15:11] == 0x1F) {
             hdr.icmp.checksum = hdr.icmp.checksum + 0x0801;

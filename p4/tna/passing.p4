@@ -33,7 +33,6 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     state start {
         packet.extract(arrival);
         packet.advance(PORT_METADATA_SIZE);
-        meta.own_mac = 0;
         meta.to_us = 0;
         meta.forward = 1;
         meta.accepted = 0;
@@ -88,7 +87,11 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
     apply {
         meta.recirculation.setInvalid();
         meta.copy.setInvalid();
-        own_address.apply(hdr, meta);
+        if (hdr.arp.isValid()) {
+            answer_arp.apply(hdr);
+        } else if (hdr.ipv4.isValid()) {
+            own_address.apply(hdr, meta);
+        }
 
         // What the parser left to say of the header. Else the verdict stays what it was at first: malformed.
         if (hdr.lanes.isValid() && hdr.passing.version[7:1] == 0 && hdr.passing.element_count == LANES &&
@@ -105,10 +108,8 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
             if (hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT) {
                 if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
                 next_step.apply(hdr, meta, arrival, departure, manager);
-            } else if (hdr.arp.isValid() && hdr.arp.operation == ARP_REQUEST) {
-                answer_arp.apply(hdr, meta);
             } else if (hdr.icmp.isValid() && hdr.icmp.type == ECHO_REQUEST) {
-                answer_ping.apply(hdr, meta);
+                answer_ping.apply(hdr);
             } else {
                 departure.drop_ctl = 1;
             }

@@ -46,7 +46,7 @@ class Tofino:
         self._machine = Machine(parser)
         self._ingress, self._egress = parser.controls["PassingIngress"](), parser.controls["PassingEgress"]()
         own = self._ingress.members["own_address"].members["own_address"]
-        own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_own_mac", {"mac": OWN_MAC}))
+        own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_ours", {}))
         self._addresses: dict[tuple[int, int], object] = {}  # by IP address and UDP port
         self._waiting: list[tuple[Record, Record]] = []
 

@@ -64,6 +64,18 @@ def device():
     return Memory()
 
 
+def test_its_own_address(device):
+    TofinoDataPlane(DEVICE, device)
+    (own,) = device.of("own_address")
+    assert (own.match, own.action) == ({"ip": 0x0A0000FE}, "set_ours")
+    (question,) = device.of("question")
+    assert question.match == {"ip": 0x0A0000FE, "operation": 1}
+    assert question.parameters == {"own_mac": MAC + 0xFE}
+    assert {entry.match["mac"]: entry.parameters["port"] for entry in device.of("forward")} == {
+        MAC + port: port for port in (1, 2, 9)
+    }
+
+
 def test_a_job_comes_and_goes_without_a_trace(device):
     data_plane = TofinoDataPlane(DEVICE, device)
     before = list(device.entries)
