@@ -49,7 +49,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
             meta.pass: exact;
             meta.verdict: ternary;
         }
-        actions = { drop_it; pass_again; result_to_workers; result_to_sender; NoAction; }
+        actions = { drop_it; pass_again; result_to_workers; result_to_sender; }
         const entries = {
 #if ONE_WORD
             (pass_t.FIRST, verdict_t.COMPLETE): pass_again(pass_t.HIGH);
@@ -62,8 +62,6 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
             (pass_t.TRANSLATED, _): pass_again(pass_t.ANSWER);
             (LAST_PASS, verdict_t.COMPLETE): result_to_workers();
             (LAST_PASS, verdict_t.RESEND): result_to_sender();
-            (LAST_PASS, verdict_t.FORWARDED): NoAction();
-            (LAST_PASS, verdict_t.FORWARDED_AGAIN): NoAction();
             (pass_t.ANSWER, verdict_t.ANSWERED): result_to_workers();
         }
         const default_action = drop_it;
@@ -87,10 +85,11 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
 
     apply {
-        next_step.apply();
         if (meta.pass == LAST_PASS &&
             (meta.verdict == verdict_t.FORWARDED || meta.verdict == verdict_t.FORWARDED_AGAIN)) {
             parent.apply();
+        } else {
+            next_step.apply();
         }
     }
 }

@@ -101,9 +101,10 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
                 admission.apply(hdr, meta);
             }
             if (meta.accepted == 1) { slot_check.apply(hdr, meta); }
-            lanes.apply(hdr, meta);
         }
 
+        // On Tofino 1 a branch of the program ends before what follows it begins: so all branches come first, and the
+        // eight stages of lanes last, passed by every packet.
         if (meta.to_us == 1) {
             if (hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT) {
                 if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
@@ -114,6 +115,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
                 departure.drop_ctl = 1;
             }
         }
+        lanes.apply(hdr, meta);
         if (meta.forward == 1) { forward.apply(hdr, meta, arrival, manager); }
     }
 }

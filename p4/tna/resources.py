@@ -10,29 +10,24 @@ def main(folder: Path) -> None:
     logs = folder / "pipe" / "logs"
     resources = json.loads((logs / "resources.json").read_text())["resources"]
     stages = resources["mau"]["mau_stages"]
+    device_stages = json.loads((logs / "phv.json").read_text())["nStages"]
     totals: Counter[str] = Counter()
-    capacity: Counter[str] = Counter()
-    used_stages = 0
-    print("stage  tables  SRAM  TCAM  stateful ALUs")
+    print("stage  tables  SRAM  (registers')  TCAM  stateful ALUs")
     for stage in stages:
+        blocks = stage["rams"]["srams"]
+        registers = [block for block in blocks if any(use["used_for"] == "stateful_ram" for use in block["usages"])]
         taken = {
             "tables": len(stage["logical_tables"]["ids"]),
-            "SRAM blocks": len(stage["rams"]["srams"]),
+            "SRAM blocks": len(blocks),
+            "SRAM blocks of registers": len(registers),
             "TCAM blocks": len(stage["tcams"]["tcams"]),
             "stateful ALUs": len(stage["meter_alus"]["meters"]),
         }
-        capacity += {
-            "tables": stage["logical_tables"]["size"],
-            "SRAM blocks": stage["rams"]["nColumns"] * stage["rams"]["nRows"],
-            "TCAM blocks": stage["tcams"]["nColumns"] * stage["tcams"]["nRows"],
-            "stateful ALUs": stage["meter_alus"]["nAlus"],
-        }
         totals += taken
-        used_stages += taken["tables"] > 0
         print("{:5}".format(stage["stage_number"]), *(f"{number:7}" for number in taken.values()))
-    print(f"stages: {used_stages} of {len(stages)}")
+    print(f"stages: {len(stages)} of {device_stages}")
     for what, number in totals.items():
-        print(f"{what}: {number} of {capacity[what]}")
+        print(f"{what}: {number}")
 
     taken = Counter((each["container_type"], each["bit_width"]) for each in _containers(logs))
     for kind, groups in resources["phv_containers"].items():
