@@ -132,7 +132,7 @@ def test_by_multicast_where_all_hear_it_else_by_unicast_and_the_same_bits(networ
 
     network.carry_multicast(1, False)
     other_digest, log, counters = _sum(network)
-    assert re.search(r"each rank is sent its own results: the group 239\.\S+ doesn't reach rank 1\n", log)
+    assert re.search(r"each member is sent its own results: the group 239\.\S+ doesn't reach rank 1\n", log)
     assert "results by unicast" in log
     assert "results_multicast" not in counters
     assert counters["packets_sent"] == HOSTS * counters["complete"] + counters.get("resend", 0)
