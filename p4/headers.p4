@@ -10,6 +10,10 @@ const bit<16> ETHERTYPE_ARP = 0x0806;
 const bit<8> IP_PROTOCOL_ICMP = 1;
 const bit<8> IP_PROTOCOL_UDP = 17;
 const mac_t BROADCAST_MAC = 0xFFFFFFFFFFFF;
+const bit<16> ARP_REQUEST = 1;
+const bit<16> ARP_REPLY = 2;
+const bit<8> ECHO_REQUEST = 8;
+const bit<8> ECHO_REPLY = 0;
 
 header ethernet_h {
     mac_t dst_mac;
@@ -45,6 +49,11 @@ header ipv4_h {
     ip_t src_ip;
     ip_t dst_ip;
 }
+
+// All of the IPv4 header but its checksum.
+#define IPV4_FIELDS(ip) { ip.ip_version, ip.header_words, ip.traffic_class, ip.total_bytes, ip.identification, \
+                          ip.reserved, ip.dont_fragment, ip.more_fragments, ip.fragment_offset, ip.ttl, ip.protocol, \
+                          ip.src_ip, ip.dst_ip }
 
 header icmp_h {
     bit<8> type;

@@ -20,6 +20,7 @@
 #define VERSIONS (2 * SLOTS)  // register cells: one for each version of each slot
 #define WORKERS_MAX 64        // of one job here: bits of a bitmap
 #define JOBS_MAX 1024
+const bit<16> ALL_PORTS = 1;  // the multicast group of ordinary traffic
 
 // --- Protocol
 

@@ -5,8 +5,6 @@
 
 #include "metadata.p4"
 
-const bit<16> ALL_PORTS = 1;  // the multicast group
-
 control Forward(in headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
                 inout ingress_intrinsic_metadata_for_tm_t manager) {
     action to_port(bit<9> port) {

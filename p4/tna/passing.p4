@@ -20,10 +20,6 @@
 #include "forward.p4"
 #include "replication.p4"
 
-#define IPV4_FIELDS(ip) { ip.ip_version, ip.header_words, ip.traffic_class, ip.total_bytes, ip.identification, \
-                          ip.reserved, ip.dont_fragment, ip.more_fragments, ip.fragment_offset, ip.ttl, ip.protocol, \
-                          ip.src_ip, ip.dst_ip }
-
 // --- Ingress
 
 parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,

@@ -5,8 +5,6 @@
 #include "../headers.p4"
 #include "metadata.p4"
 
-const bit<16> ALL_PORTS = 1;  // the multicast group
-
 control Forward(in headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     action to_port(bit<9> port) { standard.egress_spec = port; }
     action flood() {

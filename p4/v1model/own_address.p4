@@ -5,11 +5,6 @@
 #include "../headers.p4"
 #include "metadata.p4"
 
-const bit<16> ARP_REQUEST = 1;
-const bit<16> ARP_REPLY = 2;
-const bit<8> ECHO_REQUEST = 8;
-const bit<8> ECHO_REPLY = 0;
-
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     ip_t target = 0;

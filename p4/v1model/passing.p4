@@ -5,27 +5,13 @@
 #include "lane_header.p4"
 #include "../headers.p4"
 #include "metadata.p4"
-#include "../parser.p4"
+#include "parser.p4"
 
 #include "neighbours.p4"
 #include "forward.p4"
 #include "own_address.p4"
 #include "aggregate.p4"
 #include "replication.p4"
-
-parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
-    HostPacket() host_packet;
-
-    state start {
-        host_packet.apply(packet, hdr);
-        transition accept;
-    }
-}
-
-// All of the IPv4 header but its checksum.
-#define IPV4_FIELDS(ip) { ip.ip_version, ip.header_words, ip.traffic_class, ip.total_bytes, ip.identification, \
-                          ip.reserved, ip.dont_fragment, ip.more_fragments, ip.fragment_offset, ip.ttl, ip.protocol, \
-                          ip.src_ip, ip.dst_ip }
 
 control CheckIpv4(inout headers_t hdr, inout metadata_t meta) {
     apply {

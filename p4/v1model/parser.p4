@@ -1,13 +1,14 @@
-// From Ethernet to the lanes, for every architecture's own parser to call.
+// From Ethernet to the lanes.
 //
 // What isn't understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic. Lanes are
 // extracted only from a well formed packet: so whoever sees them valid needs no other check of the header.
-#ifndef P4_PARSER_P4_
-#define P4_PARSER_P4_
+#ifndef P4_V1MODEL_PARSER_P4_
+#define P4_V1MODEL_PARSER_P4_
 
-#include "headers.p4"
+#include "../headers.p4"
+#include "metadata.p4"
 
-parser HostPacket(packet_in packet, out headers_t hdr) {
+parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     state start {
         packet.extract(hdr.ethernet);
         transition select(hdr.ethernet.ether_type) {
@@ -79,4 +80,4 @@ parser HostPacket(packet_in packet, out headers_t hdr) {
     }
 }
 
-#endif  // P4_PARSER_P4_
+#endif  // P4_V1MODEL_PARSER_P4_
