@@ -15,11 +15,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import p4_tools
-from frames import IPV4, MAX, SUM, UDP, ethernet, ipv4, passing, udp
+from frames import IPV4, UDP, ethernet, ipv4, passing, udp
 from p4_network import HOSTS
 from p4_switch import Switch
 
 from jax_passing.data_plane import JobSlots
+from jax_passing.wire import MAX, SUM
 
 SLOTS = 64
 SEQUENCE_AT = 14 + 20 + 8 + 12

@@ -15,7 +15,6 @@ from jax_passing.errors import ConfigError
 
 PREFIX = "JAX_PASSING_"
 RANKS_MAX = 1024  # of a job, over all switches of a tree
-WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
 SHARDS_MAX = 64  # one on every host
 STRATEGIES = ("passing", "flat", "native", "auto")
 

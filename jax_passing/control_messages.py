@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from jax_passing.config import RANKS_MAX, SHARDS_MAX, WORKERS_MAX
+from jax_passing.config import RANKS_MAX, SHARDS_MAX
+from jax_passing.wire import WORKERS_MAX
 
 PROTOCOL_VERSION = 1
 HEARTBEATS_PER_LEASE = 6  # a few may come late

@@ -3,8 +3,8 @@
 from rich.table import Table
 
 from jax_passing import planner
-from jax_passing.config import WORKERS_MAX
 from jax_passing.planner import Cluster, Prediction
+from jax_passing.wire import WORKERS_MAX
 
 
 def predictions(cluster: Cluster, elements: int) -> list[Prediction]:

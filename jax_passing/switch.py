@@ -24,10 +24,10 @@ from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.software import SoftwareDataPlane
 from jax_passing.data_planes.tofino import TofinoDataPlane
 from jax_passing.errors import ConfigError
+from jax_passing.wire import LANES_MAX, PORT
 
 log = logging.getLogger("jax_passing.switch")
 
-LANES_MAX = 360  # a packet of 1500 bytes holds them
 BACKLOG = 256
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
 
@@ -40,7 +40,7 @@ class SwitchSettings:
     behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
     `parent`: the switch one level up, where the sums of this one are added to others'; None at the root."""
 
-    listen: tuple[str, int] = ("0.0.0.0", 7171)
+    listen: tuple[str, int] = ("0.0.0.0", PORT)
     slot_total: int = 16384
     slots_per_job: int = 1024
     lanes_per_chunk: int = LANES_MAX

@@ -20,9 +20,7 @@ from scapy.fields import (
 from scapy.layers.inet import UDP
 from scapy.packet import Packet, bind_bottom_up, bind_layers
 
-from jax_passing.conformance import packet as wire
-
-PORTS = (7171, 7172)  # a switch's, and that of its multicast groups
+from jax_passing import wire
 
 
 class Passing(Packet):
@@ -31,7 +29,7 @@ class Passing(Packet):
     name = "PASSING"
     fields_desc = [  # noqa: RUF012  (scapy's way)
         XByteField("magic", wire.MAGIC),
-        ByteField("protocol", wire.PROTOCOL_VERSION),
+        ByteField("protocol", wire.PROTOCOL),
         ByteEnumField("type", wire.CONTRIBUTION, {1: "contribution", 2: "result", 3: "probe"}),
         FlagsField("flags", 0, 8, ["NaN", "+Inf", "-Inf"]),
         ShortField("job", 0),
@@ -56,7 +54,7 @@ class Passing(Packet):
         return Passing if payload[:1] == bytes([wire.MAGIC]) else super().guess_payload_class(payload)
 
 
-bind_layers(UDP, Passing, dport=PORTS[0])
-for _port in PORTS:
+bind_layers(UDP, Passing, dport=wire.PORT)
+for _port in (wire.PORT, wire.GROUP_PORT):
     bind_bottom_up(UDP, Passing, sport=_port)
     bind_bottom_up(UDP, Passing, dport=_port)

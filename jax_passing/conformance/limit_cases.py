@@ -2,7 +2,7 @@
 
 from jax_passing.conformance.exchange import Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.model import Limits
-from jax_passing.conformance.packet import LANES_MAX, MAX, SUM, Packet
+from jax_passing.wire import LANES_MAX, MAX, SUM, Packet
 
 
 def cases(limits: Limits) -> list[Exchange]:

@@ -10,9 +10,10 @@ from jax_passing.config import address_text
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
 from jax_passing.conformance.live_job import LiveJob, RefusedError
-from jax_passing.conformance.model import VERDICTS, Job, Limits, State
-from jax_passing.conformance.packet import RESULT
+from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
+from jax_passing.data_plane import VERDICTS
+from jax_passing.wire import RESULT
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0

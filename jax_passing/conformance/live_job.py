@@ -16,9 +16,9 @@ from jax_passing.conformance.data_socket import DataSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT
 from jax_passing.conformance.model import Parent, State
-from jax_passing.conformance.packet import EVERY_WORKER, RESULT, Packet
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.control_connection import ControlConnection, connect
+from jax_passing.wire import EVERY_WORKER, RESULT, Packet
 
 JOIN_S = 20.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet

@@ -6,37 +6,19 @@ It keeps every contribution and computes results from all of them, so that it sh
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from jax_passing.conformance.packet import (
+from jax_passing.wire import (
     CONTRIBUTION,
     EVERY_WORKER,
     LANES_MAX,
     RESULT,
     SUM,
+    WORKERS_MAX,
     MalformedError,
     Packet,
     decode,
 )
 
 Address = Hashable  # only compared
-
-VERDICTS = (
-    "malformed",
-    "foreign_job",
-    "foreign_epoch",
-    "foreign_worker",
-    "foreign_source",
-    "foreign_slot",
-    "not_contribution",
-    "stale",
-    "mismatch",
-    "duplicate",
-    "added",
-    "complete",
-    "resend",
-    "forwarded",
-    "forwarded_again",
-    "answered",
-)
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class Limits:
 
     lanes_per_chunk: int = LANES_MAX
     whole_chunks: bool = False
-    worker_limit: int = 64
+    worker_limit: int = WORKERS_MAX
     trees: bool | None = None
 
 

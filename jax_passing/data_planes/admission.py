@@ -5,18 +5,15 @@ The first row that holds names the verdict, so the order of the checks in docs/p
 
 from collections.abc import Mapping
 
-from jax_passing.data_plane import JobSlots
+from jax_passing.data_plane import VERDICTS, JobSlots
 from jax_passing.data_planes.device import ip_number
 from jax_passing.data_planes.pipeline import Entry
+from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT
 
 WORKER_LIMIT = 31  # bits of a register but one, which stands for the parent's answer
 PARENT_BIT = 1 << 31
 
-# p4/types.p4 and p4/tna/metadata.p4
-CONTRIBUTION, RESULT = 1, 2
-EVERY_WORKER = 0xFFFF
-FIRST_PASS, ANSWER_PASS = 0, 3
-FOREIGN_EPOCH, FOREIGN_WORKER, FOREIGN_SOURCE, FOREIGN_SLOT, NOT_CONTRIBUTION = 7, 8, 9, 10, 11
+FIRST_PASS, ANSWER_PASS = 0, 3  # p4/tna/metadata.p4
 
 _EXACT = 0xFFFFFFFF
 
@@ -32,19 +29,19 @@ def rows(job: JobSlots, own_address: str, group: int) -> list[Entry]:
     assert job.slot_first % job.slot_count == 0, job
     first = {"pass": _exactly(FIRST_PASS), "own_ip": _exactly(ip_number(own_address))}
     number = {**first, "job": _exactly(job.job)}
-    found = [_refuse(1, number, FOREIGN_EPOCH)]
+    found = [_refuse(1, number, "foreign_epoch")]
     number |= {"epoch": _exactly(job.epoch)}
-    found.append(_refuse(2, number, FOREIGN_WORKER))
+    found.append(_refuse(2, number, "foreign_worker"))
 
     everybody = (1 << len(job.addresses)) - 1 | (PARENT_BIT if job.parent is not None else 0)
     accepted = []
     for worker, address in enumerate(job.addresses):
         match = number | {"worker": _exactly(worker)}
-        found.append(_refuse(3, match, FOREIGN_SOURCE))
+        found.append(_refuse(3, match, "foreign_source"))
         match |= _from(address)
-        found.append(_refuse(4, match, FOREIGN_SLOT))
+        found.append(_refuse(4, match, "foreign_slot"))
         match |= _inside(job.slot_first, job.slot_count)
-        found.append(_refuse(5, match, NOT_CONTRIBUTION))
+        found.append(_refuse(5, match, "not_contribution"))
         match |= {"type": _exactly(CONTRIBUTION)}
         del match["pass"]  # later passes look the same
         bit = 1 << worker
@@ -60,13 +57,13 @@ def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]], group: int
     parent = job.parent
     assert parent is not None
     match = {**first, "type": _exactly(RESULT), "job": _exactly(parent.job)}
-    found = [_refuse(11, match, FOREIGN_EPOCH)]
+    found = [_refuse(11, match, "foreign_epoch")]
     match = match | {"epoch": _exactly(parent.epoch)}
-    found.append(_refuse(12, match, FOREIGN_WORKER))
+    found.append(_refuse(12, match, "foreign_worker"))
     match = match | {"worker": _exactly(EVERY_WORKER)}
-    found.append(_refuse(13, match, FOREIGN_SOURCE))
+    found.append(_refuse(13, match, "foreign_source"))
     match = match | _from(parent.address)
-    found.append(_refuse(14, match, FOREIGN_SLOT))
+    found.append(_refuse(14, match, "foreign_slot"))
     match = match | _inside(parent.slot_first, job.slot_count)
     shift = (job.slot_first - parent.slot_first) % (1 << 16)
     ours = {"job": job.job, "epoch": job.epoch, "slot_shift": shift}
@@ -88,8 +85,8 @@ def _inside(slot_first: int, slot_count: int) -> dict[str, tuple[int, int]]:
     return {"slot": (slot_first, _EXACT & ~(slot_count - 1))}
 
 
-def _refuse(priority: int, match: Mapping[str, tuple[int, int]], verdict: int) -> Entry:
-    return _row(priority, match, "refuse", {"verdict": verdict})
+def _refuse(priority: int, match: Mapping[str, tuple[int, int]], verdict: str) -> Entry:
+    return _row(priority, match, "refuse", {"verdict": VERDICTS.index(verdict)})
 
 
 def _row(priority: int, match: Mapping[str, tuple[int, int]], action: str, parameters: Mapping[str, int]) -> Entry:

@@ -10,8 +10,7 @@ from msgspec import Meta, Struct
 
 from jax_passing.config import parse_address, read_toml
 from jax_passing.errors import ConfigError
-
-UDP_PORT = 7171  # the program's own; a build may change it
+from jax_passing.wire import LANES_MAX, PORT
 
 Port = Annotated[int, Meta(ge=0, le=510)]
 
@@ -40,11 +39,11 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     mac: str  # its own
     ports: Annotated[tuple[Port, ...], Meta(min_length=1)]  # where hosts may be
     neighbours: tuple[Neighbour, ...] = ()
-    udp_port: Annotated[int, Meta(ge=1, le=65535)] = UDP_PORT
+    udp_port: Annotated[int, Meta(ge=1, le=65535)] = PORT  # the program's own; a build may change it
     device_id: Annotated[int, Meta(ge=0)] = 0  # p4runtime: the server's number for it
     program: str = ""  # p4runtime: what the compiler made for the device
     p4info: str = ""  # p4runtime: its description, binary
-    lanes: Annotated[int, Meta(ge=3, le=360)] | None = None  # p4runtime: of the program
+    lanes: Annotated[int, Meta(ge=3, le=LANES_MAX)] | None = None  # p4runtime: of the program
 
     @property
     def runtime_address(self) -> tuple[str, int]:

@@ -15,19 +15,19 @@ from jax_passing.data_planes import libbpf
 from jax_passing.data_planes.results_sender import ResultsSender
 from jax_passing.data_planes.software import group_of
 from jax_passing.errors import ConfigError
+from jax_passing.wire import LANES_MAX, WORKERS_MAX
 
 log = logging.getLogger("jax_passing.switch")
 
 OBJECT = Path(__file__).with_name("switch.bpf.o")
 
 # As in xla_ffi/ebpf: struct job with its workers, struct slot_version, struct counters.
-WORKERS_MAX = 64
 _JOB = struct.Struct("=IIII4sHxx")
 _WORKER = struct.Struct("=4sHxx48x")
 _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
 _SLOT = struct.Struct("=IHHQQIBBBBH6x")
 _NO_GROUP = ("0.0.0.0", 0)
-_SLOT_BYTES = _SLOT.size + 4 * 360
+_SLOT_BYTES = _SLOT.size + 4 * LANES_MAX
 VERDICTS = data_plane.VERDICTS[: data_plane.VERDICTS.index("forwarded")]  # it has no parent
 _COUNTERS = (
     *("packets_received", "bytes_received", "packets_sent", "bytes_sent", "results_multicast"),

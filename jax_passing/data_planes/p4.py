@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jax_passing.data_plane import VERDICTS, Group, JobSlots, SlotVersion
 from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
 from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
+from jax_passing.wire import WORKERS_MAX
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -35,7 +36,7 @@ class P4DataPlane:
     """A device that runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
 
     whole_chunks = True
-    worker_limit = 64
+    worker_limit = WORKERS_MAX
 
     def __init__(self, device: Device, pipeline: Pipeline):
         self._device = device

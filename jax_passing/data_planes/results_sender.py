@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-EVERY_WORKER = 0xFFFF
+from jax_passing.wire import EVERY_WORKER
+
 UDP_SEGMENT = 103  # linux/udp.h
 SEGMENTS_MAX = 64  # of a super-packet, in any kernel
 UDP_BYTES_MAX = 65507

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from jax_passing import _native
 from jax_passing.data_plane import Group, JobSlots, Parent, SlotVersion
+from jax_passing.wire import GROUP_PORT, WORKERS_MAX
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
-GROUP_PORT = 7172  # of all groups, so that a firewall can name it
 
 
 class SoftwareDataPlane:
@@ -16,7 +16,7 @@ class SoftwareDataPlane:
 
     host = ""
     whole_chunks = False
-    worker_limit = 64
+    worker_limit = WORKERS_MAX
 
     def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int, multicast: bool = True):
         self._native = _native.SoftwareDataPlane(host, port, slot_total)

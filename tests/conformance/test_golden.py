@@ -8,8 +8,9 @@ import pytest
 from jax_passing import _native
 from jax_passing.conformance import golden, model, random_exchanges
 from jax_passing.conformance.exchange import Played, answered_by_model, difference, final_states, state_difference
-from jax_passing.conformance.model import VERDICTS, Limits, State, is_newer
-from jax_passing.conformance.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
+from jax_passing.conformance.model import Limits, State, is_newer
+from jax_passing.data_plane import VERDICTS
+from jax_passing.wire import HEADER, LANES_MAX, MalformedError, Packet, decode
 
 CASES = golden.read()
 

@@ -21,9 +21,10 @@ from jax_passing.config import parse_address
 from jax_passing.conformance import golden, live_job, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
-from jax_passing.conformance.model import VERDICTS, Limits
-from jax_passing.conformance.packet import decode
+from jax_passing.conformance.model import Limits
 from jax_passing.control_connection import ControlConnection
+from jax_passing.data_plane import VERDICTS
+from jax_passing.wire import decode
 
 
 def failures(address, seeds=20, parent_at=None):

@@ -16,7 +16,7 @@ import pytest
 from in_process import SwitchThread
 
 from jax_passing.conformance import golden
-from jax_passing.conformance.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
+from jax_passing.wire import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 
 ROOT = Path(__file__).parents[2]
 DISSECTOR = ROOT / "tools/wireshark/passing.lua"

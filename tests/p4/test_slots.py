@@ -6,11 +6,12 @@ import random
 
 import p4_network
 import pytest
-from frames import CONTRIBUTION, EVERY_WORKER, IPV4, MAX, PROBE, RESULT, SUM, UDP, ethernet, ipv4, passing, udp
+from frames import IPV4, UDP, ethernet, ipv4, passing, udp
 
 from jax_passing.data_plane import JobSlots, Parent
 from jax_passing.data_planes import p4
 from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM
 
 HOSTS = p4_network.HOSTS
 JOB, EPOCH, SLOT_FIRST, SLOT_COUNT = 7, 3, 64, 32

@@ -8,7 +8,7 @@ import tna_model
 from jax_passing.conformance import golden, random_exchanges
 from jax_passing.conformance.exchange import difference
 from jax_passing.conformance.model import Job
-from jax_passing.conformance.packet import Packet, decode
+from jax_passing.wire import Packet, decode
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 

@@ -4,12 +4,11 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 
+from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PROTOCOL, SUM
+
 ARP, IPV4, IPV6, VLAN = 0x0806, 0x0800, 0x86DD, 0x8100
 ICMP, TCP, UDP = 1, 6, 17
 BROADCAST = "ff:ff:ff:ff:ff:ff"
-CONTRIBUTION, RESULT, PROBE = 1, 2, 3
-SUM, MAX = 1, 2
-EVERY_WORKER = 0xFFFF
 
 
 def mac(text: str) -> bytes:
@@ -73,8 +72,8 @@ def echo(kind: int, payload: bytes) -> bytes:
 def passing(
     lanes: Sequence[int],
     *,
-    magic: int = 0x9A,
-    protocol: int = 1,
+    magic: int = MAGIC,
+    protocol: int = PROTOCOL,
     kind: int = CONTRIBUTION,
     flags: int = 0,
     job: int = 1,
@@ -87,7 +86,5 @@ def passing(
     count: int | None = None,
 ) -> bytes:
     count = len(lanes) if count is None else count
-    head = struct.pack(
-        "!BBBBHHHHIBBH", magic, protocol, kind, flags, job, epoch, worker, slot, sequence, version, lane_format, count
-    )
+    head = HEADER.pack(magic, protocol, kind, flags, job, epoch, worker, slot, sequence, version, lane_format, count)
     return head + struct.pack(f"!{len(lanes)}I", *lanes)

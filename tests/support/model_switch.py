@@ -4,10 +4,10 @@ import asyncio
 import socket
 import threading
 
-from jax_passing.conformance.model import VERDICTS, Job, Limits, Switch
+from jax_passing.conformance.model import Job, Limits, Switch
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import SlotVersion
+from jax_passing.data_plane import VERDICTS, SlotVersion
 
 NO_LIMITS = Limits()
 

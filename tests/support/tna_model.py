@@ -9,10 +9,10 @@ from p4_syntax import Bits, Parser, Record, Value, preprocessed
 
 from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Job, Limits
-from jax_passing.conformance.packet import CONTRIBUTION, HEADER, MAGIC, PROBE, PROTOCOL_VERSION, RESULT
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent
 from jax_passing.data_planes import admission
 from jax_passing.data_planes.device import ip_number
+from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PROBE, PROTOCOL, RESULT
 
 PROGRAM = Path(__file__).parents[2] / "p4" / "tna" / "passing.p4"
 OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, 7171, 64
@@ -107,7 +107,7 @@ class Tofino:
         headers["udp"].fields["udp_bytes"].number = 8 + len(data)
         headers["ipv4"].fields["total_bytes"].number = 28 + len(data)
         magic, protocol, kind, flags = data[:4]
-        if len(data) != HEADER.size + 4 * LANES or (magic, protocol) != (MAGIC, PROTOCOL_VERSION):
+        if len(data) != HEADER.size + 4 * LANES or (magic, protocol) != (MAGIC, PROTOCOL):
             return
         if kind not in (CONTRIBUTION, RESULT, PROBE) or flags > 7:
             return

@@ -7,6 +7,7 @@ import pytest
 from jax_passing.data_plane import JobSlots, Parent
 from jax_passing.data_planes import admission
 from jax_passing.data_planes.device import ip_number
+from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT
 
 OWN = "10.0.0.254"
 GROUP = 5
@@ -35,12 +36,12 @@ def refused(verdict):
 def checked(packet):
     """The same by ifs. For packets to the switch itself, in their first pass."""
     above = next((job for job in JOBS if job.parent and job.parent.job == packet["job"]), None)
-    if packet["type"] == admission.RESULT and above is not None:
+    if packet["type"] == RESULT and above is not None:
         parent = above.parent
         offset = packet["slot"] - parent.slot_first
         if packet["epoch"] != parent.epoch:
             return refused(7)
-        if packet["worker"] != 0xFFFF:
+        if packet["worker"] != EVERY_WORKER:
             return refused(8)
         if (packet["ip"], packet["udp_port"]) != (ip_number(parent.address[0]), parent.address[1]):
             return refused(9)
@@ -61,7 +62,7 @@ def checked(packet):
         return refused(9)
     if not 0 <= packet["slot"] - job.slot_first < job.slot_count:
         return refused(10)
-    if packet["type"] != admission.CONTRIBUTION:
+    if packet["type"] != CONTRIBUTION:
         return refused(11)
     everybody = (1 << len(job.addresses)) - 1 | (1 << 31 if job.parent else 0)
     bit = 1 << packet["worker"]

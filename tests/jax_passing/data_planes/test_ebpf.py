@@ -18,10 +18,11 @@ from jax_passing import _native
 from jax_passing.data_plane import Group, JobSlots, SlotVersion
 from jax_passing.data_planes import ebpf, libbpf
 from jax_passing.errors import ConfigError
+from jax_passing.wire import HEADER, LANES_MAX, MAGIC, PROTOCOL
 
 HOSTS = 3
 UDP_SEGMENT = 103
-WHOLE = 20 + 4 * 360
+WHOLE = HEADER.size + 4 * LANES_MAX
 
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no eBPF here: {missing()}")
@@ -64,10 +65,10 @@ def pool_of(*jobs: JobSlots) -> _native.SlotPool:
 
 
 def packet(worker=0, slot=64, sequence=1, lanes=(1, 2, 3), **changes) -> bytes:
-    fields = {"magic": 0x9A, "protocol": 1, "type": 1, "flags": 0, "job": 7, "epoch": 3}
+    fields = {"magic": MAGIC, "protocol": PROTOCOL, "type": 1, "flags": 0, "job": 7, "epoch": 3}
     fields |= {"worker": worker, "slot": slot, "sequence": sequence, "version": 0, "format": 1, "count": len(lanes)}
     fields |= changes
-    return struct.pack("!BBBBHHHHIBBH", *fields.values()) + struct.pack(f"!{len(lanes)}I", *lanes)
+    return HEADER.pack(*fields.values()) + struct.pack(f"!{len(lanes)}I", *lanes)
 
 
 def send_together(host: socket.socket, packets: list[bytes]) -> None:

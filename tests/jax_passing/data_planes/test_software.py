@@ -10,6 +10,7 @@ import pytest
 from jax_passing import _native
 from jax_passing.data_plane import VERDICTS, DataPlane, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes.software import GROUPS, SoftwareDataPlane
+from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
 
 
 @pytest.fixture
@@ -74,17 +75,18 @@ def test_sums_go_up_and_results_come_down(data_plane, ranks):
         packet, child = above.recvfrom(2048)
         assert packet == packet_of(9, 4, 1, 65, 3 + 4)
         assert child == ("127.0.0.1", way.port)
-        above.sendto(packet_of(9, 4, 0xFFFF, 65, 10, kind=2), child)
+        above.sendto(packet_of(9, 4, EVERY_WORKER, 65, 10, kind=RESULT), child)
         for one in ranks:
-            assert one.recv(2048) == packet_of(7, 3, 0xFFFF, 9, 10, kind=2)
+            assert one.recv(2048) == packet_of(7, 3, EVERY_WORKER, 9, 10, kind=RESULT)
         stats = data_plane.stats()
         assert (stats["forwarded"], stats["answered"]) == (1, 1)
         with pytest.raises(ValueError, match="handed"):
             data_plane.add_job(job_of(ranks, parent=parent))
 
 
-def packet_of(job, epoch, worker, slot, lane, *, kind=1):
-    return struct.pack("!4B4HI2BHi", 0x9A, 1, kind, 0, job, epoch, worker, slot, 5, 0, 1, 1, lane)
+def packet_of(job, epoch, worker, slot, lane, *, kind=CONTRIBUTION):
+    packet = Packet(type=kind, job=job, epoch=epoch, worker=worker, slot=slot, sequence=5, lanes=(lane,))
+    return packet.encode()
 
 
 def test_garbage_is_counted_and_dropped(data_plane, ranks):

@@ -1,13 +1,15 @@
-"""The packet of docs/protocol.md, for the reference model and the tools. xla_ffi/wire/header.h is its twin in C++."""
+"""The packet of docs/protocol.md. Its twins are xla_ffi/wire/header.h in C++, p4/types.p4 and p4/headers.p4 in P4."""
 
 import struct
 from dataclasses import dataclass
 
-MAGIC, PROTOCOL_VERSION = 0x9A, 1
+MAGIC, PROTOCOL = 0x9A, 1
 CONTRIBUTION, RESULT, PROBE = 1, 2, 3
 NAN, POS_INF, NEG_INF = 1, 2, 4
 SUM, MAX = 1, 2
-LANES_MAX = 360
+LANES_MAX = 360  # so that a packet fits into an MTU of 1500
+WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
+PORT, GROUP_PORT = 7171, 7172  # UDP, unless another one is chosen: a switch's, and that of all its multicast groups
 EVERY_WORKER = 0xFFFF  # stands for the worker in a result
 
 # magic, protocol, type, flags, job, epoch, worker, slot, sequence, version, lane format, element count
@@ -38,7 +40,7 @@ class Packet:
         """Doesn't check: tests need bad packets."""
         header = HEADER.pack(
             MAGIC,
-            PROTOCOL_VERSION,
+            PROTOCOL,
             self.type,
             self.flags,
             self.job,
@@ -62,7 +64,7 @@ def decode(data: bytes) -> Packet:
     )
     checks = {
         "bad_magic": magic == MAGIC,
-        "bad_protocol_version": protocol == PROTOCOL_VERSION,
+        "bad_protocol_version": protocol == PROTOCOL,
         "bad_type": kind in (CONTRIBUTION, RESULT, PROBE),
         "bad_flags": flags & ~(NAN | POS_INF | NEG_INF) == 0,
         "bad_version": version in (0, 1),
