@@ -1,6 +1,6 @@
 """What the control plane asks of a data plane: whatever adds up packets. The back ends are in data_planes/.
 
-A data plane knows jobs by number and their slots by range; names, leases and admission are the control plane's. All
+A data plane knows jobs by number and their slots by range; names, leases and who may join are the control plane's. All
 calls come from one thread and return within microseconds to milliseconds.
 """
 

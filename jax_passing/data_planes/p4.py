@@ -16,7 +16,7 @@ log = logging.getLogger("jax_passing.switch")
 JOBS_MAX = 1024  # p4/types.p4
 ALL_PORTS = 1  # the multicast group to which the program floods
 GROUP_MAX = 0xFFFF
-ADMISSION_MAX = 0xFFFFFFFF
+OWNER_MAX = 0xFFFFFFFF
 NEIGHBOURS = 4096  # cells of the registers in which the program notes them
 CHECK_S = 0.5
 CHECK_AGAIN_S = 5.0  # while it can't be reached: a try may take seconds, and hosts that leave have to be heard
@@ -27,7 +27,7 @@ class _Added:
     """A job in the tables."""
 
     slots: JobSlots
-    admission: int
+    owner: int
     group: int
     entries: tuple[Entry, ...]  # in the order of insertion: the first packet is taken when the last one stands
 
@@ -44,8 +44,8 @@ class P4DataPlane:
         self.host = device.address
         self.port = device.udp_port
         self._jobs: dict[int, _Added] = {}
-        # Slots remember whose they were, perhaps from a control plane before this one.
-        self._admission = secrets.randbelow(ADMISSION_MAX)
+        # Slots remember their owners' numbers, perhaps those of a control plane before this one.
+        self._owner = secrets.randbelow(OWNER_MAX)
         self._problem = ""  # why the device has to be taken over anew
         self._next_check = 0.0
         self._stats = dict.fromkeys(VERDICTS, 0)
@@ -96,11 +96,11 @@ class P4DataPlane:
         assert job.job not in self._jobs, job
         if len(self._jobs) == JOBS_MAX:
             raise PipelineError(f"its tables have room for {JOBS_MAX} jobs, which are running: wait for one to end")
-        self._admission = self._admission % ADMISSION_MAX + 1
+        self._owner = self._owner % OWNER_MAX + 1
         taken = {added.group for added in self._jobs.values()}
         group = next(number for number in range(ALL_PORTS + 1, GROUP_MAX + 1) if number not in taken)
         ways = [self._neighbour(address) for address, _ in job.addresses]
-        added = _Added(job, self._admission, group, tuple(self._entries(job, ways, group)))
+        added = _Added(job, self._owner, group, tuple(self._entries(job, ways, group)))
         entered: list[Entry] = []
         try:
             self._pipeline.insert_group(group, [(way.port, worker) for worker, way in enumerate(ways)])
@@ -137,8 +137,8 @@ class P4DataPlane:
             entries += self._parent_entries(job)
         workers = (1 << len(job.addresses)) - 1
         share = {"slot_first": job.slot_first, "slot_count": job.slot_count}
-        admit = {"epoch": job.epoch, "admission": self._admission, **share, "workers": workers, "group": group}
-        return [*entries, Entry("job", number, "set_job", admit)]
+        numbers = {"epoch": job.epoch, "owner": self._owner, **share, "workers": workers, "group": group}
+        return [*entries, Entry("job", number, "set_job", numbers)]
 
     def _receivers(self, job: JobSlots, ways: list[Neighbour]) -> list[Entry]:
         entries = []
@@ -192,7 +192,7 @@ class P4DataPlane:
             self._problem = str(error)
             raise
 
-    def _owner(self, slot: int) -> JobSlots | None:
+    def _job_of(self, slot: int) -> JobSlots | None:
         jobs = (added.slots for added in self._jobs.values())
         return next((job for job in jobs if 0 <= slot - job.slot_first < job.slot_count), None)
 
@@ -204,14 +204,14 @@ class P4DataPlane:
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version
-        owner = self._owner(slot)
-        if owner is None or self._pipeline.register("slot_check.admission", index) != self._jobs[owner.job].admission:
+        job = self._job_of(slot)
+        if job is None or self._pipeline.register("slot_check.owner", index) != self._jobs[job.job].owner:
             return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
         parts = ("sequence", "bitmap_low", "bitmap_high")
         sequence, low, high = (self._pipeline.register(f"slot_check.{part}", index) for part in parts)
         bitmap = high << 32 | low
-        complete = bitmap == (1 << len(owner.addresses)) - 1
-        if complete and owner.parent is not None:
+        complete = bitmap == (1 << len(job.addresses)) - 1
+        if complete and job.parent is not None:
             complete = self._pipeline.register("slot_check.answered", index) == 1
         return SlotVersion(empty=False, sequence=sequence, bitmap=bitmap, complete=complete)
 

@@ -1,7 +1,7 @@
 """What p4/tna's tables say of a job: they are other ones than v1model's, for a Tofino's stages are few."""
 
 from jax_passing.data_plane import JobSlots, SlotVersion
-from jax_passing.data_planes import admission
+from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import Neighbour, ip_number, mac_number
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import Entry
@@ -10,10 +10,10 @@ ARP_REQUEST = 1
 
 
 class TofinoDataPlane(P4DataPlane):
-    """Registers know a slot's job and epoch, not its admission: a job comes back with another epoch, and whoever takes
-    the device over loads the program anew, which clears them."""
+    """The owner of slots is a job and its epoch, with no number for each use: a job comes back with another epoch, and
+    whoever takes the device over loads the program anew, which clears the registers."""
 
-    worker_limit = admission.WORKER_LIMIT
+    worker_limit = tofino_admission.WORKER_LIMIT
 
     def _own_entries(self) -> list[Entry]:
         own = {"ip": ip_number(self._device.address)}
@@ -32,7 +32,7 @@ class TofinoDataPlane(P4DataPlane):
             numbers = {"job": above.job, "epoch": above.epoch, "worker": above.worker, "slot_shift": shift}
             place = {"mac": mac_number(self._neighbour(address).mac), "ip": ip_number(address), "udp_port": udp_port}
             entries.append(Entry("parent", {"job": job.job}, "sum_to_parent", numbers | place))
-        return entries + admission.rows(job, self.host, group)
+        return entries + tofino_admission.rows(job, self.host, group)
 
     def _neighbour(self, address: str) -> Neighbour:
         for known in self._device.neighbours:
@@ -42,10 +42,10 @@ class TofinoDataPlane(P4DataPlane):
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version
-        owner = self._owner(slot)
-        if owner is None or self._pipeline.register("owner", index) != owner.job << 16 | owner.epoch:
+        job = self._job_of(slot)
+        if job is None or self._pipeline.register("owner", index) != job.job << 16 | job.epoch:
             return SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
         sequence = self._pipeline.register("sequence", index)
         missing = self._pipeline.register("missing_left", index)
-        added = ((1 << len(owner.addresses)) - 1) & ~missing
+        added = ((1 << len(job.addresses)) - 1) & ~missing
         return SlotVersion(empty=False, sequence=sequence, bitmap=added, complete=missing == 0)

@@ -13,10 +13,10 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     bit<16> right_epoch = 0;
     bit<16> slots_from = 0;
 
-    action set_job(bit<16> epoch, bit<32> admission, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
+    action set_job(bit<16> epoch, bit<32> owner, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
                    bit<16> group) {
         meta.job.epoch = epoch;
-        meta.job.admission = admission;
+        meta.job.owner = owner;
         meta.job.slot_first = slot_first;
         meta.job.slot_count = slot_count;
         meta.job.workers = workers;

@@ -8,7 +8,7 @@
 struct job_t {
     bit<16> number;     // here; a result of the parent bears the parent's number
     bit<16> epoch;
-    bit<32> admission;  // tells this use of the slots from all earlier ones; not 0
+    bit<32> owner;      // of the slots: tells this use of them from all earlier ones; not 0
     bit<16> slot_first;
     bit<16> slot_count;
     bitmap_t workers;   // all of them

@@ -13,15 +13,15 @@ enum bit<2> age_t {
 }
 
 control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
-    // What another admission left in a slot is void: so nothing has to be cleared when a job joins.
-    register<bit<32>>(VERSIONS) admission;
+    // Whose slot it is. What another owner left in it is void: so nothing has to be cleared when a job joins.
+    register<bit<32>>(VERSIONS) owner;
     register<bit<32>>(VERSIONS) sequence;
     register<bit<32>>(VERSIONS) bitmap_low;  // in halves: bmv2's server can tell no number above 2^63 - 1
     register<bit<32>>(VERSIONS) bitmap_high;
     register<bit<8>>(VERSIONS) lane_format;
     register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
 
-    bit<32> held_admission;
+    bit<32> held_owner;
     bit<32> held_sequence;
     bit<32> held_low;
     bit<32> held_high;
@@ -45,7 +45,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     action first(verdict_t verdict) {
         meta.verdict = verdict;
         meta.step = state_step_t.WRITE;
-        admission.write(index, meta.job.admission);
+        owner.write(index, meta.job.owner);
         sequence.write(index, hdr.passing.sequence);
         lane_format.write(index, (bit<8>)hdr.passing.lane_format);
         answered.write(index, 0);
@@ -101,7 +101,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     }
 
     apply {
-        admission.read(held_admission, index);
+        owner.read(held_owner, index);
         sequence.read(held_sequence, index);
         bitmap_low.read(held_low, index);
         bitmap_high.read(held_high, index);
@@ -111,7 +111,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         bitmap = held_high ++ held_low;
         // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
         bit<32> lead = held_sequence - hdr.passing.sequence;
-        if (held_admission != meta.job.admission || lead[31:31] == 1) {
+        if (held_owner != meta.job.owner || lead[31:31] == 1) {
             age = age_t.NEWER;
             bitmap = 0;
         } else if (lead == 0) {

@@ -10,7 +10,7 @@ from p4_syntax import Bits, Parser, Record, Value, preprocessed
 from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Job, Limits
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent
-from jax_passing.data_planes import admission
+from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import ip_number
 from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PROBE, PROTOCOL, RESULT
 
@@ -58,7 +58,7 @@ class Tofino:
             above = Parent(there.job, there.epoch, there.slot_first, there.worker, addresses[there.address])
         slots = JobSlots(job.number, job.epoch, job.slot_first, job.slot_count, tuple(own), parent=above)
         table = self._ingress.members["admission"].members["admission"]
-        for row in admission.rows(slots, OWN_IP, job.number + 1):
+        for row in tofino_admission.rows(slots, OWN_IP, job.number + 1):
             match = {key: (value, row.masks[key]) for key, value in row.match.items()}
             table.rows.append((row.priority, match, row.action, row.parameters))
         receiver = self._egress.members["replication"].members["receiver"]
@@ -171,7 +171,7 @@ class Tofino:
 class TofinoDevice:
     """Plays exchanges, each on a switch that was just started."""
 
-    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=admission.WORKER_LIMIT)
+    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=tofino_admission.WORKER_LIMIT)
 
     def __init__(self, target: int):
         self.name = f"p4/tna for Tofino {target}, interpreted"

@@ -125,8 +125,8 @@ def test_hosts_behind_one_router_share_its_row(device):
 def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
     before = {name: dict(rows) for name, rows in device.tables.items()}
     data_plane.add_job(JOB)
-    admission = device.tables["job"][7,][1].pop("admission")
-    assert 0 < admission < 1 << 32
+    owner = device.tables["job"][7,][1].pop("owner")
+    assert 0 < owner < 1 << 32
     share = {"epoch": 3, "slot_first": 8, "slot_count": 4, "workers": 0b11, "group": 2}
     assert device.tables["job"] == {(7,): ("set_job", share)}
     assert device.tables["worker"] == {
@@ -144,15 +144,15 @@ def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
     data_plane.remove_job(7)  # nothing
 
 
-def test_every_use_of_the_slots_has_its_own_admission(data_plane, device):
+def test_every_use_of_the_slots_has_an_owner_of_its_own(data_plane, device):
     seen = set()
     for _ in range(3):
         data_plane.add_job(JOB)
-        seen.add(device.tables["job"][7,][1]["admission"])
+        seen.add(device.tables["job"][7,][1]["owner"])
         data_plane.remove_job(7)
-    data_plane._admission = p4.ADMISSION_MAX
+    data_plane._owner = p4.OWNER_MAX
     data_plane.add_job(JOB)
-    seen.add(device.tables["job"][7,][1]["admission"])
+    seen.add(device.tables["job"][7,][1]["owner"])
     assert len(seen) == 4
     assert 0 not in seen
 
@@ -165,8 +165,8 @@ def test_a_job_with_a_parent(data_plane, device):
     assert device.tables["parent"] == {
         (7,): ("set_parent", {"job": 9, "epoch": 5, "worker": 1, "slot_first": 16} | place)
     }
-    admission = device.tables["job"][7,][1]["admission"]
-    device.registers |= {("slot_check.admission", 16): admission, ("slot_check.bitmap_low", 16): 1}
+    owner = device.tables["job"][7,][1]["owner"]
+    device.registers |= {("slot_check.owner", 16): owner, ("slot_check.bitmap_low", 16): 1}
     assert not data_plane.slot_version(8, 0).complete
     device.registers["slot_check.answered", 16] = 1
     assert data_plane.slot_version(8, 0).complete
@@ -178,7 +178,7 @@ def test_what_a_slot_version_holds(data_plane, device):
     data_plane.add_job(JOB)
     device.registers |= {("slot_check.sequence", 19): 77, ("slot_check.bitmap_low", 19): 0b10}
     assert data_plane.slot_version(9, 1) == empty  # an earlier job's
-    device.registers["slot_check.admission", 19] = device.tables["job"][7,][1]["admission"]
+    device.registers["slot_check.owner", 19] = device.tables["job"][7,][1]["owner"]
     assert data_plane.slot_version(9, 1) == SlotVersion(empty=False, sequence=77, bitmap=0b10, complete=False)
     device.registers["slot_check.bitmap_low", 19] = 0b11
     assert data_plane.slot_version(9, 1).complete

@@ -29,7 +29,7 @@ ACTIONS = {
     "Ingress.forward.to_port": {"port": 9},
     "Ingress.job_check.set_job": {
         "epoch": 16,
-        "admission": 32,
+        "owner": 32,
         "slot_first": 16,
         "slot_count": 16,
         "workers": 64,
@@ -39,7 +39,7 @@ ACTIONS = {
     "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
 }
 REGISTERS = (
-    "slot_check.admission",
+    "slot_check.owner",
     "slot_check.sequence",
     "slot_check.bitmap_low",
     "slot_check.bitmap_high",
@@ -205,14 +205,14 @@ def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline
 def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, device, pipeline):
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
-    admission = plane._jobs[7].admission
-    server.registers = {(300, 17): admission, (301, 17): 99, (302, 17): 2, (303, 17): 0}
+    owner = plane._jobs[7].owner
+    server.registers = {(300, 17): owner, (301, 17): 99, (302, 17): 2, (303, 17): 0}
     held = plane.slot_version(8, 1)
     assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
     server.registers = {}
     assert plane.slot_version(8, 1) is None
     with pytest.raises(UnreadableError, match="UNIMPLEMENTED no registers here"):
-        pipeline.register("slot_check.admission", 17)
+        pipeline.register("slot_check.owner", 17)
 
 
 def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(server, device, pipeline):

@@ -3,7 +3,7 @@
 import pytest
 
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
-from jax_passing.data_planes import admission
+from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.tofino import TofinoDataPlane
 
@@ -80,7 +80,7 @@ def test_a_job_comes_and_goes_without_a_trace(device):
     data_plane = TofinoDataPlane(DEVICE, device)
     before = list(device.entries)
     data_plane.add_job(JOB)
-    assert device.of("admission") == admission.rows(JOB, "10.0.0.254", 2)
+    assert device.of("admission") == tofino_admission.rows(JOB, "10.0.0.254", 2)
     assert [(entry.match, entry.parameters["udp_port"]) for entry in device.of("receiver")] == [
         ({"job": 7, "worker": 0}, 1001),
         ({"job": 7, "worker": 1}, 1002),

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jax_passing.data_plane import JobSlots, Parent
-from jax_passing.data_planes import admission
+from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import ip_number
 from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT
 
@@ -84,7 +84,7 @@ def some_packet(draw):
 
 
 def table():
-    return [row for job in JOBS for row in admission.rows(job, OWN, GROUP)]
+    return [row for job in JOBS for row in tofino_admission.rows(job, OWN, GROUP)]
 
 
 def test_rows_give_the_verdict_of_the_checks():
@@ -118,5 +118,5 @@ def test_later_passes_are_accepted_again(later):
 
 
 def test_a_translated_result_answers():
-    numbers = (admission.ANSWER_PASS, ip_number(OWN), 2, 2, 2, 0xFFFF, ip_number("10.0.9.9"), 7171, 16)
+    numbers = (tofino_admission.ANSWER_PASS, ip_number(OWN), 2, 2, 2, 0xFFFF, ip_number("10.0.9.9"), 7171, 16)
     assert looked_up(table(), dict(zip(FIELDS, numbers, strict=True))) == ("answer", {"group": GROUP})
