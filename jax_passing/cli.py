@@ -28,7 +28,7 @@ def switch(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings; flags win.")] = None,
     slot_total: Annotated[int | None, typer.Option(help="Slots of the switch.", show_default="16384")] = None,
-    slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="1024")] = None,
+    slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="1024; bmv2: 32")] = None,
     lanes_per_chunk: Annotated[int | None, typer.Option(help="32-bit lanes in a packet.", show_default="360")] = None,
     lease_s: Annotated[float | None, typer.Option(help="A host silent for so long is lost.", show_default="30")] = None,
     link_gbit: Annotated[
@@ -45,8 +45,8 @@ def switch(
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="ebpf: the network devices behind which the hosts are (br0, or eth1,eth2). bmv2, p4runtime: a TOML "
-            "file that describes the device.",
+            help="What the data plane runs on, unless it is software. ebpf: the network devices behind which the hosts "
+            "are (br0, or eth1,eth2). bmv2, p4runtime: the TOML file that describes the switch.",
         ),
     ] = None,
     parent: Annotated[
