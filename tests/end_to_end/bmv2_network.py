@@ -6,16 +6,17 @@ link: so the hosts' TCP connections are ordinary traffic through the device.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import namespaces
 import p4_tools
+from namespaces import ip
 
-from .conftest import PROGRAMS, Process
+from .conftest import PASSING, PROGRAMS, Process, host_settings
 
 NETWORK = "10.86.0"
 DEVICE, CONTROL = f"{NETWORK}.254", f"{NETWORK}.253"
@@ -50,22 +51,17 @@ class Bmv2Network:
     def namespace(self, name: str) -> str:
         return f"bmv2-{os.getpid()}-{name}"
 
-    def run(self, *command: str, inside: str | None = None) -> str:
-        prefix = ["ip", "netns", "exec", self.namespace(inside)] if inside else []
-        done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=30)
-        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-        return done.stdout
+    def _run(self, name: str, *command: str) -> str:
+        return namespaces.run(*namespaces.within(self.namespace(name), command))
 
     def start(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> Process:
-        environment = {"PYTHONUNBUFFERED": "1", **(env or {})}
-        process = Process(["ip", "netns", "exec", self.namespace(name), *command], environment)
+        process = Process(namespaces.within(self.namespace(name), command), env)
         self.processes.append(process)
         return process
 
     def build(self) -> None:
         for name in self._names:
-            self.run("ip", "netns", "add", self.namespace(name))
-            self.run("ip", "-n", self.namespace(name), "link", "set", "lo", "up")
+            namespaces.add(self.namespace(name))
         for host in range(self.hosts):
             if self.faults:
                 self._link(str(host), "eth0", "wire", f"near{host}")
@@ -85,16 +81,14 @@ class Bmv2Network:
 
     def _link(self, one: str, device: str, other: str, peer: str) -> None:
         ends = (one, device), (other, peer)
-        add = ["ip", "-n", self.namespace(one), "link", "add", device, "type", "veth"]
-        self.run(*add, "peer", "name", peer, "netns", self.namespace(other))
+        far = ["peer", "name", peer, "netns", self.namespace(other)]
+        ip(self.namespace(one), "link", "add", device, "type", "veth", *far)
         for name, end in ends:
-            # No neighbour discovery among the packets that are counted.
-            self.run("sysctl", "-qw", f"net.ipv6.conf.{end}.disable_ipv6=1", inside=name)
-            self.run("ethtool", "-K", end, *OFFLOADS, inside=name)
-            self.run("ip", "-n", self.namespace(name), "link", "set", end, "up")
+            self._run(name, "ethtool", "-K", end, *OFFLOADS)
+            ip(self.namespace(name), "link", "set", end, "up")
 
     def _address(self, name: str, device: str, address: str) -> None:
-        self.run("ip", "-n", self.namespace(name), "address", "add", f"{address}/24", "dev", device)
+        ip(self.namespace(name), "address", "add", f"{address}/24", "dev", device)
 
     def start_device(self) -> Process:
         ports = [word for port in range(self.hosts + 1) for word in ("-i", f"{port}@port{port}")]
@@ -109,7 +103,7 @@ class Bmv2Network:
             flags += ["--", "--grpc-server-addr", f"{MANAGEMENT}.1:{GRPC}"]
         device = self.start("device", [simple_switch, *ports, "--thrift-port", str(THRIFT), *flags])
         until = time.monotonic() + 20
-        while f":{runtime} " not in self.run("ss", "-ltn", inside="device"):
+        while f":{runtime} " not in self._run("device", "ss", "-ltn"):
             assert time.monotonic() < until, f"no runtime server:\n{device.text}"
             time.sleep(0.05)
         return device
@@ -128,16 +122,15 @@ class Bmv2Network:
             p4info = self.program.with_suffix(".p4info.bin")
             lines += [f'program = "{self.program}"', f'p4info = "{p4info}"', "lanes = 64"]
             for host in range(self.hosts):  # the server doesn't read the registers where the program notes them
-                mac = self.run("cat", "/sys/class/net/eth0/address", inside=str(host)).strip()
+                mac = self._run(str(host), "cat", "/sys/class/net/eth0/address").strip()
                 lines += ["[[neighbours]]", f'address = "{self.address(host)}"', f'mac = "{mac}"', f"port = {host}"]
         file = self.folder / "device.toml"
         file.write_text("\n".join(lines) + "\n")
         return file
 
     def start_switch(self, *flags: str) -> Process:
-        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--verbose"]
-        command += ["--listen", f"{CONTROL}:{PORT}", "--data-plane", self.data_plane]
-        command += ["--device", str(self._device_file())]
+        command = [*PASSING, "switch", "--verbose", "--listen", f"{CONTROL}:{PORT}"]
+        command += ["--data-plane", self.data_plane, "--device", str(self._device_file())]
         if self.data_plane == "p4runtime":
             command += ["--slots-per-job", "32"]  # as much as the capture ring of a port holds
         switch = self.start("control", [*command, *flags])
@@ -165,28 +158,12 @@ class Bmv2Network:
         **env: str,
     ) -> list[Process]:
         size = world_size or self.hosts
-        common = {
-            "JAX_PASSING_JOB": job,
-            "JAX_PASSING_WORLD_SIZE": str(size),
-            "JAX_NUM_CPU_DEVICES": "1",
-            "JAX_PLATFORMS": "cpu",
-            **env,
-        }
         places = switches or [f"{CONTROL}:{PORT}"] * size
-        own = [{"JAX_PASSING_SWITCH": places[rank], "JAX_PASSING_RANK": str(rank)} for rank in range(size)]
-        return [self.start(str(rank), command, common | own[rank]) for rank in range(size)]
+        settings = [host_settings(places[rank], job, rank, size) for rank in range(size)]
+        return [self.start(str(rank), command, settings[rank] | env) for rank in range(size)]
 
     def remove(self) -> None:
         for process in self.processes:
             process.stop()
         for name in self._names:
-            if Path("/run/netns", self.namespace(name)).exists():
-                self.run("ip", "netns", "delete", self.namespace(name))
-
-
-def counters(switch: Process) -> dict[str, int]:
-    """Ends the switch, which then tells what it counted."""
-    switch.popen.terminate()
-    assert switch.wait(20) == 0, switch.text
-    last = switch.wait_for("^shut down: (.*)", 1)[1]
-    return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", last)}
+            namespaces.remove(self.namespace(name))

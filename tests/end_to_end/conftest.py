@@ -7,20 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+PASSING = [sys.executable, "-P", "-m", "jax_passing.cli"]
 
 
 class Process:
     """A child whose output is collected while it runs."""
 
-    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.popen = subprocess.Popen(
-            command, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -66,8 +68,43 @@ class Process:
 
 class Switch(Process):
     def __init__(self, listen: str = "127.0.0.1:0", *flags: str) -> None:
-        super().__init__([sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen, *flags], {})
+        super().__init__([*PASSING, "switch", "--listen", listen, *flags])
         self.address = self.wait_for(r"listening on (\S+:\d+)", 30)[1]
+
+
+def host_settings(switch: str, job: str, rank: int, world_size: int, devices: int = 1) -> dict[str, str]:
+    """The environment of a host."""
+    return {
+        "JAX_PASSING_SWITCH": switch,
+        "JAX_PASSING_JOB": job,
+        "JAX_PASSING_RANK": str(rank),
+        "JAX_PASSING_WORLD_SIZE": str(world_size),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def finish(processes: Sequence[Process], timeout_s: float = 250) -> None:
+    """All of them, without an error."""
+    deadline = time.monotonic() + timeout_s
+    for rank, process in enumerate(processes):
+        code = process.wait(max(1, deadline - time.monotonic()))
+        assert code == 0, f"rank {rank} exited with {code}:\n{process.text}"
+
+
+def digest(processes: Sequence[Process]) -> str:
+    """Of the bits of all results that each of them has told of: the same of all."""
+    finish(processes)
+    (found,) = {process.wait_for(r"^digest (\w+)$", 1)[1] for process in processes}
+    return found
+
+
+def counters(switch: Process) -> dict[str, int]:
+    """Ends the switch, which then tells what it counted."""
+    switch.signal(signal.SIGTERM)
+    assert switch.wait(20) == 0, switch.text
+    last = switch.wait_for("^shut down: (.*)", 1)[1]
+    return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", last)}
 
 
 class Cluster:
@@ -85,19 +122,9 @@ class Cluster:
     def start(
         self, program: str, *args: str, hosts: int = 2, devices: int = 2, env: dict[str, str] | None = None
     ) -> list[Process]:
-        started = []
-        for rank in range(hosts):
-            settings = {
-                "JAX_PASSING_SWITCH": self.switch.address,
-                "JAX_PASSING_JOB": program,
-                "JAX_PASSING_RANK": str(rank),
-                "JAX_PASSING_WORLD_SIZE": str(hosts),
-                "JAX_NUM_CPU_DEVICES": str(devices),
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONUNBUFFERED": "1",
-                **(env or {}),
-            }
-            started.append(Process([sys.executable, str(PROGRAMS / program), *args], settings))
+        command = [sys.executable, str(PROGRAMS / program), *args]
+        settings = [host_settings(self.switch.address, program, rank, hosts, devices) for rank in range(hosts)]
+        started = [Process(command, own | (env or {})) for own in settings]
         self.processes += started
         return started
 
@@ -112,10 +139,7 @@ class Cluster:
     ) -> list[Process]:
         """Runs to the end; every host must succeed."""
         started = self.start(program, *args, hosts=hosts, devices=devices, env=env)
-        deadline = time.monotonic() + timeout_s
-        for rank, process in enumerate(started):
-            code = process.wait(max(1, deadline - time.monotonic()))
-            assert code == 0, f"rank {rank} of {program} exited with {code}:\n{process.text}"
+        finish(started, timeout_s)
         return started
 
     def stop(self) -> None:

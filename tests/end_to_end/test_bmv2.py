@@ -3,9 +3,7 @@
 Through simple_switch's Thrift server, and again, where it may differ, through simple_switch_grpc's P4Runtime server.
 """
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import p4_tools
 import pytest
+from namespaces import missing
 
-from .bmv2_network import CONTROL, DEVICE, PORT, Bmv2Network, counters
+from .bmv2_network import CONTROL, DEVICE, PORT, Bmv2Network
+from .conftest import PASSING, counters, digest, finish
 
 if TYPE_CHECKING:
-    from .conftest import Cluster, Process
+    from .conftest import Cluster
 
 LANES = 64
 TRAIN = Path(__file__).parents[2] / "examples" / "train_digits.py"
@@ -26,15 +26,9 @@ FAULTS = (0.01, 0.01, 0.1)
 BOTH = pytest.mark.parametrize("data_plane", ["bmv2", "p4runtime"])
 
 
-def _missing() -> str | None:
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    absent = [tool for tool in ("ip", "ss", "ethtool") if shutil.which(tool) is None]
-    return f"{', '.join(absent)} not found" if absent else None
-
-
+MISSING = missing("ss", "ethtool")
 pytestmark = [
-    pytest.mark.skipif(_missing() is not None, reason=f"no network of our own: {_missing()}"),
+    pytest.mark.skipif(MISSING is not None, reason=f"no network of our own: {MISSING}"),
     pytest.mark.slow,
 ]
 
@@ -64,17 +58,6 @@ def build(tmp_path: Path, program: Path) -> Iterator[Callable[..., Bmv2Network]]
     yield run
     for network in networks:
         network.remove()
-
-
-def finish(processes: "list[Process]", timeout_s: float = 250) -> None:
-    for process in processes:
-        assert process.wait(timeout_s) == 0, process.text
-
-
-def digest(processes: "list[Process]") -> str:
-    finish(processes)
-    (found,) = {process.wait_for(r"^digest (\w+)$", 1)[1] for process in processes}
-    return found
 
 
 @BOTH
@@ -119,7 +102,7 @@ def test_bench(build: Callable[..., Bmv2Network]) -> None:
     network = build()
     network.start_switch()
     sizes = ["bench", "-b", "1K", "-e", "64K", "--iterations", "2"]
-    hosts = network.start_command([sys.executable, "-P", "-m", "jax_passing.cli", *sizes], job="bench")
+    hosts = network.start_command([*PASSING, *sizes], job="bench")
     finish(hosts)
     rows = re.findall(r"^\s*(\d+) +\d+ +float32 .* (\d+)\s*$", hosts[0].text, re.M)
     assert rows == [(str(size), "0") for size in (1024, 4096, 16384, 65536) for _ in range(2)], hosts[0].text
@@ -174,7 +157,7 @@ def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network], data_plan
 def software(network: Bmv2Network, host: int, port: int = PORT, parent: str | None = None) -> str:
     """A C++ switch on a host; its address."""
     address = f"{network.address(host)}:{port}"
-    command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", address]
+    command = [*PASSING, "switch", "--listen", address]
     switch = network.start(str(host), command if parent is None else [*command, "--parent", parent])
     switch.wait_for("listening on", 30)
     return address

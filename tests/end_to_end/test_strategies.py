@@ -4,12 +4,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PROGRAMS
+from .conftest import PASSING, PROGRAMS, digest
 
 if TYPE_CHECKING:
     from .conftest import Cluster, Process
@@ -27,31 +26,26 @@ def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list
     return started
 
 
-def results(started: "list[Process]") -> tuple[set[str], list[int]]:
-    """(digests, packets that each host sent, without those sent again)"""
-    for process in started:
-        assert process.wait(200) == 0, process.text
-    digests = {re.search(r"^digest (\w+)$", process.text, re.M)[1] for process in started}
-    return digests, [int(re.search(r"^packets (\d+)$", process.text, re.M)[1]) for process in started]
+def results(started: "list[Process]") -> tuple[str, list[int]]:
+    """(digest, the same of all; packets that each host sent, without those sent again)"""
+    bits = digest(started)
+    return bits, [int(re.search(r"^packets (\d+)$", process.text, re.M)[1]) for process in started]
 
 
 def test_native_on_one_mesh_sends_nothing_to_the_switch(cluster: "Cluster") -> None:
-    digests, packets = results(run(cluster, "native", "global"))
-    assert len(digests) == 1
+    _, packets = results(run(cluster, "native", "global"))
     assert packets == [0, 0]
 
 
 def test_auto_takes_the_ring_if_the_switch_stands_behind_a_slow_link(cluster: "Cluster") -> None:
     slow = cluster.start_switch("127.0.0.1:0", "--link-gbit", "0.001")
-    digests, packets = results(run(cluster, "auto", "global", JAX_PASSING_SWITCH=slow.address))
-    assert len(digests) == 1
+    _, packets = results(run(cluster, "auto", "global", JAX_PASSING_SWITCH=slow.address))
     assert 0 < max(packets) < 100  # the smallest sums alone: a ring takes more round trips
 
 
 @pytest.mark.parametrize("deployment", ["local", "global"])
 def test_auto_takes_the_switch_if_it_has_a_port_for_each_host(cluster: "Cluster", deployment: str) -> None:
-    digests, packets = results(run(cluster, "auto", deployment, JAX_PASSING_LINK_GBIT="0.1"))
-    assert len(digests) == 1
+    _, packets = results(run(cluster, "auto", deployment, JAX_PASSING_LINK_GBIT="0.1"))
     assert min(packets) > 1000
 
 
@@ -62,17 +56,16 @@ def test_native_on_a_mesh_of_one_host_raises(cluster: "Cluster") -> None:
 
 
 @pytest.fixture(scope="module")
-def flat_digests() -> dict[str, set[str]]:
+def flat_digests() -> dict[str, str]:
     """By deployment: what flat sums give."""
     return {}
 
 
 @pytest.mark.parametrize("deployment", ["local", "global"])
-def test_flat(cluster: "Cluster", deployment: str, flat_digests: dict[str, set[str]]) -> None:
-    digests, packets = results(run(cluster, "flat", deployment, JAX_PASSING_STRATEGY="flat"))
-    assert len(digests) == 1
-    flat_digests[deployment] = digests
-    assert len(set().union(*flat_digests.values())) == 1  # the same bits in both deployments
+def test_flat(cluster: "Cluster", deployment: str, flat_digests: dict[str, str]) -> None:
+    bits, packets = results(run(cluster, "flat", deployment, JAX_PASSING_STRATEGY="flat"))
+    flat_digests[deployment] = bits
+    assert len(set(flat_digests.values())) == 1  # the same bits in both deployments
     passing = results(run(cluster, "passing", deployment, JAX_PASSING_STRATEGY="flat"))[1]
     assert min(packets) > 1.5 * max(passing)  # each of two devices sends
 
@@ -91,7 +84,7 @@ def test_flat_over_a_part_of_the_devices_raises(cluster: "Cluster") -> None:
 @pytest.mark.parametrize("strategy", ["flat", "auto"])
 def test_the_launcher_needs_no_more_than_a_variable(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PASSING_STRATEGY", strategy)
-    launcher = [sys.executable, "-P", "-m", "jax_passing.cli", "run", "--hosts", "2", "--devices-per-host", "2"]
+    launcher = [*PASSING, "run", "--hosts", "2", "--devices-per-host", "2"]
     ended = subprocess.run(
         [*launcher, str(PROGRAMS / "strategies.py"), strategy, "local"], capture_output=True, text=True, timeout=200
     )

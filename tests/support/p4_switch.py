@@ -4,6 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import namespaces
 import p4_network
 
 from jax_passing.data_planes.bmv2 import Bmv2
@@ -30,7 +31,7 @@ class Switch:
         self._network = p4_network.Network(PORTS)
         self.ports = self._network.ports
         interfaces = [word for port in range(PORTS) for word in ("-i", f"{port}@s{port}")]
-        with p4_network.inside(self._network.namespace), log.open("w") as output:
+        with namespaces.inside(self._network.namespace), log.open("w") as output:
             command = [bmv2, *interfaces, "--thrift-port", str(THRIFT_PORT), str(program)]
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             try:

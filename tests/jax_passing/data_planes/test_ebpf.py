@@ -12,7 +12,7 @@ import time
 import pytest
 from bridge_network import SWITCH_MAC, BridgeNetwork
 from ebpf_here import missing
-from p4_network import inside
+from namespaces import inside
 
 from jax_passing import _native
 from jax_passing.data_plane import Group, JobSlots, SlotVersion

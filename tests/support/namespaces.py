@@ -1,0 +1,65 @@
+"""Network namespaces of this machine, which stand for machines."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def missing(*tools: str) -> str | None:
+    """Why there can be none here, with these tools in them; None if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [tool for tool in ("ip", *tools) if shutil.which(tool) is None]
+    return f"{', '.join(absent)} not found" if absent else None
+
+
+def run(*command: str) -> str:
+    """Its output; it must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
+
+
+def ip(namespace: str, *words: str) -> None:
+    """The command `ip` there."""
+    run("ip", "-n", namespace, *words)
+
+
+def within(namespace: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs it there."""
+    return ["ip", "netns", "exec", namespace, *command]
+
+
+def add(namespace: str) -> None:
+    """Silent: IPv6's neighbour discovery would be traffic among the packets that are counted."""
+    run("ip", "netns", "add", namespace)
+    run(*within(namespace, ["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]))
+    ip(namespace, "link", "set", "lo", "up")
+
+
+def remove(namespace: str) -> None:
+    if Path("/run/netns", namespace).exists():
+        run("ip", "netns", "delete", namespace)
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """This thread's new sockets belong to the namespace."""
+    with open("/proc/thread-self/ns/net") as outside, open(f"/run/netns/{namespace}") as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(outside.fileno())
+
+
+def _enter(descriptor: int) -> None:
+    if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
