@@ -18,7 +18,6 @@
 // --- Capacities
 
 #define VERSIONS (2 * SLOTS)  // register cells: one for each version of each slot
-#define WORKERS_MAX 64        // of one job here: bits of a bitmap
 #define JOBS_MAX 1024
 const bit<16> ALL_PORTS = 1;  // the multicast group of ordinary traffic
 
@@ -66,6 +65,5 @@ enum bit<8> verdict_t {
 
 typedef bit<48> mac_t;
 typedef bit<32> ip_t;
-typedef bit<WORKERS_MAX> bitmap_t;  // bit w: worker w
 
 #endif  // P4_TYPES_P4_

@@ -4,6 +4,8 @@
 
 #include "../types.p4"
 
+typedef bit<64> bitmap_t;  // bit w: worker w of a job, which has at most so many
+
 // The job's entry.
 struct job_t {
     bit<16> number;     // here; a result of the parent bears the parent's number
