@@ -142,6 +142,5 @@ class Epoch:
 @dataclass(eq=False)
 class Job:
     name: str
-    number: int  # on the wire
-    epoch_last: int = 0
+    number: int  # on the wire; another one when it has had all epochs
     epoch: Epoch | None = None  # the one that forms or runs

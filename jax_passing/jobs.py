@@ -16,7 +16,7 @@ from jax_passing.uplink import Uplink
 
 log = logging.getLogger("jax_passing.switch")
 
-JOBS_MAX = 4096  # remembered ones, for their epochs
+JOBS_MAX = 4096  # remembered ones, for their numbers
 ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
 PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
 
@@ -38,7 +38,10 @@ class JobTable:
         self._uplink_for = uplink_for
         self._spawn = spawn
         self._jobs: dict[str, Job] = {}
-        self._job_number_last = 0
+        self._number_last = 0
+        # By the job's number. No pair of the two comes back in a switch's life: by that pair alone a packet on its way,
+        # and a slot that nobody clears, are known as an earlier epoch's.
+        self._epoch_last: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
         self.starts = EpochStart(data_plane, lease_s, self.counts, self.refuse_all, spawn)
 
@@ -56,13 +59,17 @@ class JobTable:
                 if idle is None:
                     raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
                 del self._jobs[idle.name]
-            taken = {known.number for known in self._jobs.values()}
-            while (number := self._job_number_last % ID_MAX + 1) in taken:
-                self._job_number_last = number
-            self._job_number_last = number
-            job = Job(name, number)
+            job = Job(name, self._unused_number())
         self._jobs[name] = job  # last in the dict: used most recently
         return job
+
+    def _unused_number(self) -> int:
+        taken = {known.number for known in self._jobs.values()}
+        for _ in range(ID_MAX):
+            self._number_last = self._number_last % ID_MAX + 1
+            if self._number_last not in taken and self._epoch_last[self._number_last] < ID_MAX:
+                return self._number_last
+        raise RefusalError("This switch has used all numbers of jobs and epochs, four thousand million: restart it.")
 
     def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
         """The same process again: it gave an old connection up, though that news may not have arrived."""
@@ -82,8 +89,10 @@ class JobTable:
         self._give_up_old(job, join, member)
         epoch = job.epoch
         if epoch is None:
-            job.epoch_last = job.epoch_last % ID_MAX + 1
-            epoch = Epoch(job, job.epoch_last, join.world_size)
+            if self._epoch_last[job.number] == ID_MAX:
+                job.number = self._unused_number()
+            self._epoch_last[job.number] += 1
+            epoch = Epoch(job, self._epoch_last[job.number], join.world_size)
         elif epoch.state is State.RUNNING:
             raise RefusalError(
                 f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "

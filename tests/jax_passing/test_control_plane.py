@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
-from jax_passing.admission import Abilities, rank_of_host
+from jax_passing.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.data_plane import Group
 from jax_passing.epochs import Member
 from jax_passing.group_probe import ROUNDS
@@ -214,17 +214,32 @@ async def test_epochs_increase(switch):
     assert [job.epoch for job in switch.data_plane.removed] == [1, 2, 3]
 
 
-def test_numbers_of_jobs_and_epochs_wrap_but_are_never_zero():
-    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
-    jobs._job_number_last = 65534
-    assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
-    job = jobs._job("a")
-    job.epoch_last = 65535
-    host = messages.Join(1, "a", 0, 2, ("y",), 1, "x", 1.0)
+def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
+    """(the job's number, its epoch's)."""
+    host = messages.Join(1, name, 0, 2, ("y",), 1, "x", 1.0)
     join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0)
-    assert jobs._epoch_to_join(job, join, member).number == 1
-    jobs._job_number_last = 65534
-    assert jobs._job("d").number == 3  # the others are in use
+    epoch = jobs._epoch_to_join(jobs._job(name), join, member)
+    return epoch.job.number, epoch.number
+
+
+def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
+    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
+    jobs._number_last = 65534
+    assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
+    jobs._number_last = 65534
+    assert jobs._job("d").number == 3
+
+
+def test_no_pair_of_job_and_epoch_comes_back():
+    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
+    jobs._epoch_last[1] = 65533
+    assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
+    # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
+    jobs._number_last, jobs._epoch_last[3] = 65535, 40
+    assert _next_epoch(jobs, "b") == (3, 41)
+    jobs._epoch_last.update(dict.fromkeys(range(1, 65536), 65535))
+    with pytest.raises(RefusalError, match="restart it"):
+        jobs._job("c")
 
 
 @scenario()
