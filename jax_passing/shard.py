@@ -18,6 +18,7 @@ from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachabl
 log = logging.getLogger("jax_passing")
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
+HUNG_UP_S = 5.0  # who waits for a switch hears at once that the connection is closed
 
 
 class Shard:
@@ -160,7 +161,7 @@ def _check_distinct(shards: Sequence[Shard]) -> None:
 def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join]) -> None:
     """Joins all at once: had one to be joined before the next, two orders of the list would wait for each other.
 
-    Raises what the first one to fail raises; the caller then closes the shards, which ends the other joins.
+    Raises what the first one to fail raises, having hung up on all switches: the caller closes the shards.
     """
     outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
@@ -171,8 +172,13 @@ def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join]
         except Exception as error:
             outcomes.put(error)
 
-    for shard in shards:
-        threading.Thread(target=join, args=(shard,), name="jax_passing-join", daemon=True).start()
+    threads = [threading.Thread(target=join, args=(shard,), name="jax_passing-join", daemon=True) for shard in shards]
+    for thread in threads:
+        thread.start()
     for _ in shards:
         if (error := outcomes.get()) is not None:
+            for shard in shards:
+                shard.hang_up()
+            for thread in threads:  # one that outlived the interpreter would keep the extension's objects
+                thread.join(HUNG_UP_S)
             raise error

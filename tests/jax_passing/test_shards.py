@@ -109,6 +109,29 @@ def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
         member.close()
 
 
+class _Joining:
+    """A shard whose join fails at once, or only some time after its connection is closed."""
+
+    def __init__(self, fails):
+        self._over = threading.Event()
+        self._fails = fails
+
+    def join(self, join):
+        if not self._fails:
+            assert self._over.wait(10)
+            time.sleep(0.2)
+        raise JoinError("refused" if self._fails else "hung up")
+
+    def hang_up(self):
+        self._over.set()
+
+
+def test_a_failed_join_leaves_no_thread_behind():
+    with pytest.raises(JoinError, match="refused"):
+        shards.join_all([_Joining(False), _Joining(True), _Joining(False)], lambda shard: None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "jax_passing-join"]
+
+
 def test_two_names_of_one_switch_are_found_out(three):
     port = three.each[0].address.rsplit(":", 1)[1]
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} and localhost:{port} are one switch"):
