@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import os
+import re
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ _SLOT = struct.Struct("=IHHQQIBBBBH6x")
 _NO_GROUP = ("0.0.0.0", 0)
 _SLOT_BYTES = _SLOT.size + 4 * LANES_MAX
 VERDICTS = data_plane.VERDICTS[: data_plane.VERDICTS.index("forwarded")]  # it has no parent
+_CAPABILITIES = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_NET_ADMIN": 12}  # linux/capability.h
 _COUNTERS = (
     *("packets_received", "bytes_received", "packets_sent", "bytes_sent", "results_multicast"),
     *("packets_unsent", "results_handed_up"),
@@ -218,17 +220,26 @@ def _own_address(host: str) -> ipaddress.IPv4Address:
     )
 
 
+def _lacking() -> list[str]:
+    """The capabilities that this process should have, and hasn't."""
+    (held,) = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return [name for name, bit in _CAPABILITIES.items() if not int(held, 16) >> bit & 1]
+
+
 def load(constants: bytes, slot_total: int) -> libbpf.Program:
     """The program in the kernel, attached to nothing yet; `constants` as in its `own`. Raises ConfigError."""
     try:
         entries = {"slots": 2 * slot_total, "scratches": libbpf.possible_processors()}
         return libbpf.Program(OBJECT, "passing_switch", constants=constants, max_entries=entries)
-    except PermissionError as error:
-        raise ConfigError(
-            f"No eBPF program may be loaded here ({error}). Run the switch as root, or with CAP_BPF and CAP_NET_ADMIN "
-            "(setpriv, or AmbientCapabilities of a systemd unit)."
-        ) from error
     except OSError as error:
+        lacking = _lacking()
+        # The kernel may call it something else: without CAP_PERFMON its verifier says "Bad address", and pages more.
+        if isinstance(error, PermissionError) or (error.errno and lacking):
+            why = f"this process lacks {' and '.join(lacking)}" if lacking else str(error)
+            raise ConfigError(
+                f"No eBPF program may be loaded here: {why}. Run the switch as root, or with "
+                f"{', '.join(_CAPABILITIES)} (setpriv, or AmbientCapabilities of a systemd unit)."
+            ) from error
         raise ConfigError(
             f"The eBPF program can't be loaded: {error}. It needs libbpf 1 (apt-get install libbpf1) and Linux 6.6 or "
             f"newer; here runs {os.uname().release}."

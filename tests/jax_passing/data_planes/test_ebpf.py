@@ -479,12 +479,34 @@ def test_settings_that_cant_be_are_explained(network):
     make(devices=["port0", "port1"])
 
 
-def test_who_isnt_root_is_told_so():
-    program = "from jax_passing.data_planes import ebpf; ebpf.load(bytes(8), 1)"
-    command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "ConfigError: No eBPF program may be loaded here" in done.stderr, done.stderr
-    assert "CAP_BPF and CAP_NET_ADMIN" in done.stderr
+def _start_with(network, capabilities: str) -> subprocess.CompletedProcess:
+    program = (
+        "from jax_passing.data_planes.ebpf import EbpfDataPlane; "
+        f"EbpfDataPlane({network.switch_address!r}, 0, ['bridge'], slot_total=16, lanes_per_chunk=360).close()"
+    )
+    limits = [f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    command = network.command(None, ["setpriv", *limits, sys.executable, "-P", "-c", program])
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "lacking"),
+    [
+        ("-all", "CAP_BPF and CAP_PERFMON and CAP_NET_ADMIN"),
+        ("-all,+bpf,+net_admin", "CAP_PERFMON"),
+        ("-all,+bpf,+perfmon", "CAP_NET_ADMIN"),
+        ("-all,+perfmon,+net_admin", "CAP_BPF"),
+    ],
+)
+def test_who_may_not_load_it_is_told_so(network, capabilities, lacking):
+    said = _start_with(network, capabilities).stderr.splitlines()[-1]
+    assert f"ConfigError: No eBPF program may be loaded here: this process lacks {lacking}. Run" in said
+    assert "as root, or with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN" in said
+
+
+def test_it_takes_no_more_than_these_capabilities(network):
+    done = _start_with(network, "-all,+bpf,+perfmon,+net_admin")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_group_needs_a_bridge(network):
