@@ -127,8 +127,7 @@ def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSe
             resolved[key] = _PARSERS[key](value)
         except ValueError as error:
             raise ConfigError(f"Bad value {value!r} of {key} ({source}): {error}.") from error
-    if resolved.get("data_plane", "software") != "software":
-        _check_device(resolved)
+    _check_device(resolved)
     settings = SwitchSettings(**resolved)
     if settings.slots_per_job > settings.slot_total:
         raise ConfigError(f"slots_per_job ({settings.slots_per_job}) is above slot_total ({settings.slot_total}).")
@@ -136,18 +135,24 @@ def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSe
 
 
 def _check_device(resolved: dict[str, Any]) -> None:
-    if resolved["data_plane"] == "ebpf":
+    data_plane = resolved.get("data_plane", "software")
+    if data_plane == "software":
+        if "device" in resolved:
+            others = ", ".join(DATA_PLANES[1:-1]) + " or " + DATA_PLANES[-1]
+            raise ConfigError(f"The software data plane has no device: leave it out, or add --data-plane {others}.")
+        return
+    if data_plane == "ebpf":
         if "device" not in resolved:
             raise ConfigError("Data plane ebpf needs --device: the network devices behind which the hosts are.")
         if "parent" in resolved:
             raise ConfigError("Data plane ebpf has no parent: in a tree it can be the root only (--parent).")
         return
     if "device" not in resolved:
-        raise ConfigError(f"Data plane {resolved['data_plane']} needs --device DEVICE.toml (docs/data_planes.md).")
+        raise ConfigError(f"Data plane {data_plane} needs --device DEVICE.toml (docs/data_planes.md).")
     fixed = [key for key in _OF_THE_PROGRAM if key in resolved]
     if fixed:
         raise ConfigError(f"{' and '.join(fixed)}: fixed by the program that the device runs. Leave it out.")
-    if resolved["data_plane"] == "bmv2":
+    if data_plane == "bmv2":
         resolved.setdefault("slots_per_job", BMV2_SLOTS_PER_JOB)
 
 

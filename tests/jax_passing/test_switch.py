@@ -81,6 +81,8 @@ def test_flags_win_over_the_file(tmp_path):
         ('data_plane = "ebpf"\ndevice = "br0"\nparent = "10.0.0.1:7171"', "in a tree it can be the root only"),
         ('data_plane = "bmv2"', "Data plane bmv2 needs --device"),
         ('data_plane = "bmv2"\ndevice = "x"\nslot_total = 16\nlanes_per_chunk = 8', "slot_total and lanes_per_chunk"),
+        ('device = "br0"', "no device: leave it out, or add --data-plane ebpf, bmv2 or p4runtime"),
+        ('device = "br0"\ndata_plane = "software"', "no device: leave it out"),
         ("device = 7", "Bad value 7 of device"),
         ("lease_s =", "Can't read the settings file"),
     ],
