@@ -19,6 +19,10 @@ VERDICTS = (
 )
 
 
+class DataPlaneError(Exception):
+    """What may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
+
+
 @dataclass(frozen=True)
 class Group:
     """An IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
@@ -111,6 +115,7 @@ class DataPlane(Protocol):
         """Clears the slots, then adds packets of this job and epoch that come from these addresses.
 
         Results go to the job's group if it has one, else to each worker; to one that asks again, always to it alone.
+        Raises DataPlaneError.
         """
 
     def stop_multicast(self, job: int) -> None:
@@ -120,7 +125,7 @@ class DataPlane(Protocol):
         """False once results of a parent that sends them to a group come only because we ask again."""
 
     def remove_job(self, job: int) -> None:
-        """Drops the job's packets from now on."""
+        """Drops the job's packets from now on. Raises DataPlaneError."""
 
     def slot_version(self, slot: int, version: int) -> SlotVersion | None:
         """None if nobody can look into this device's slots."""

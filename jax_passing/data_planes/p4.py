@@ -89,8 +89,8 @@ class P4DataPlane:
         return True
 
     def add_job(self, job: JobSlots) -> None:
-        """All of it or nothing. Raises PipelineError if the device refuses it, and ValueError if a worker's place in
-        the network isn't known."""
+        """All of it or nothing. Raises PipelineError if the device refuses it, or if a worker's place in the network
+        isn't known."""
         if self._problem:
             raise PipelineError(f"the device was lost: {self._problem}")
         assert job.job not in self._jobs, job
@@ -124,7 +124,8 @@ class P4DataPlane:
                 if (held := self._pipeline.entry_count(table)) != len(rows):
                     raise PipelineError(f"its table {table} has {held} rows instead of {len(rows)}")
         except Exception as error:
-            log.exception("a job that failed can't be taken back")
+            unexpected = not isinstance(error, PipelineError)
+            log.error("a job that failed can't be taken back: %s", error, exc_info=unexpected)
             self._problem = str(error)  # it is in no state that we know
 
     def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
@@ -169,12 +170,12 @@ class P4DataPlane:
         try:
             ip, mac, port = (self._pipeline.register(f"neighbours.{what}", cell) for what in ("ip", "mac", "port"))
         except UnreadableError as error:
-            raise ValueError(
+            raise PipelineError(
                 f"the device's runtime server can't tell where {address} is, so it must be listed among the neighbours "
                 f"in the device file ({error})"
             ) from error
         if ip != number:
-            raise ValueError(
+            raise PipelineError(
                 f"the device has seen no packet of {address}: let hosts reach the control plane through the device, or "
                 "list it among the neighbours in its file"
             )

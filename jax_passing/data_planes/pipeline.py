@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jax_passing.data_plane import DataPlaneError
 
-class PipelineError(Exception):
+
+class PipelineError(DataPlaneError):
     """The device can't be reached, or refused what was asked."""
 
 

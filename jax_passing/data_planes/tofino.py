@@ -4,7 +4,7 @@ from jax_passing.data_plane import JobSlots, SlotVersion
 from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import Neighbour, ip_number, mac_number
 from jax_passing.data_planes.p4 import P4DataPlane
-from jax_passing.data_planes.pipeline import Entry
+from jax_passing.data_planes.pipeline import Entry, PipelineError
 
 ARP_REQUEST = 1
 
@@ -38,7 +38,7 @@ class TofinoDataPlane(P4DataPlane):
         for known in self._device.neighbours:
             if known.address == address:
                 return known
-        raise ValueError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
+        raise PipelineError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:
         index = 2 * slot + version

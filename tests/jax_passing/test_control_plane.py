@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
 from jax_passing.admission import Abilities, RefusalError, rank_of_host
-from jax_passing.data_plane import Group
+from jax_passing.data_plane import DataPlaneError, Group
 from jax_passing.epochs import Member
 from jax_passing.group_probe import ROUNDS
 from jax_passing.jobs import JobTable
@@ -250,6 +250,36 @@ async def test_a_data_plane_that_refuses_ends_the_joins_only(switch):
     switch.data_plane.refuses = False
     _, welcome = await switch.job()
     assert welcome.slot_first == 0
+
+
+@pytest.mark.parametrize("error", [DataPlaneError("it is off"), KeyError("what")], ids=repr)
+def test_a_traceback_is_logged_of_what_nobody_expects_of_a_device(caplog, error):
+    caplog.set_level("ERROR", logger="jax_passing.switch")
+
+    def fail(*_):
+        raise error
+
+    @scenario()
+    async def run(switch):
+        hosts, welcome = await switch.job()
+        good = vars(switch.data_plane)
+        switch.data_plane.add_job = switch.data_plane.remove_job = switch.data_plane.slot_version = fail
+        hosts[0].send(messages.Query(welcome.slot_first, 0), messages.Leave())
+        hosts[1].send(messages.Leave())
+        assert [await host.receive() for host in hosts] == [messages.Bye()] * 2
+        for host in [await switch.join(rank) for rank in range(2)]:
+            assert str(error) in await host.refusal()
+        del good["add_job"], good["remove_job"], good["slot_version"]
+        switch.data_plane.running.clear()
+        await switch.job()
+
+    run()
+    said = ("no answer to a question of", "the data plane didn't remove it", "the data plane refused it")
+    assert len(caplog.records) == len(said)
+    for record, what in zip(caplog.records, said, strict=True):
+        assert what in record.getMessage()
+        assert record.getMessage().endswith(f": {error}")
+        assert bool(record.exc_info) == isinstance(error, KeyError)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=30), st.randoms(use_true_random=False))

@@ -186,7 +186,7 @@ def test_what_a_slot_version_holds(data_plane, device):
 
 def test_a_host_that_the_device_never_saw(data_plane, device):
     tables = {name: dict(rows) for name, rows in device.tables.items()}
-    with pytest.raises(ValueError, match="has seen no packet of 10.0.0.3"):
+    with pytest.raises(PipelineError, match="has seen no packet of 10.0.0.3"):
         data_plane.add_job(JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.3", 1003))))
     assert device.tables == tables
     assert data_plane.check() == ""

@@ -218,7 +218,7 @@ def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, de
 def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(server, device, pipeline):
     plane = P4DataPlane(device, pipeline)
     before = dict(server.entries)
-    with pytest.raises(ValueError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
+    with pytest.raises(PipelineError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
         plane.add_job(replace(JOB, addresses=(*JOB.addresses, ("10.0.0.3", 1003))))
     assert server.entries == before
     plane.add_job(JOB)  # served as before

@@ -5,6 +5,7 @@ import pytest
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
 from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import Device, Neighbour
+from jax_passing.data_planes.pipeline import PipelineError
 from jax_passing.data_planes.tofino import TofinoDataPlane
 
 MAC = 0x020000000000
@@ -114,5 +115,5 @@ def test_slot_version(device):
 
 def test_machines_are_listed(device):
     data_plane = TofinoDataPlane(DEVICE, device)
-    with pytest.raises(ValueError, match=r"list 10\.0\.0\.3 among the neighbours"):
+    with pytest.raises(PipelineError, match=r"list 10\.0\.0\.3 among the neighbours"):
         data_plane.add_job(JobSlots(8, 1, 0, 4, (("10.0.0.3", 1),)))
