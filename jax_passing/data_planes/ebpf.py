@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jax_passing import _native, data_plane
-from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
 from jax_passing.data_planes import libbpf
 from jax_passing.data_planes.results_sender import ResultsSender
 from jax_passing.data_planes.software import group_of
@@ -123,7 +123,15 @@ class EbpfDataPlane:
         self._sender.send_packets(burst, size, (group.address, group.port))
 
     def add_job(self, job: JobSlots) -> None:
-        """Raises ValueError if the slots leave the switch or overlap another job's, or if addresses aren't IPv4."""
+        """Raises DataPlaneError while one of the devices is gone: whether its hosts are the job's can't be told.
+
+        And ValueError if the slots leave the switch or overlap another job's, or if addresses aren't IPv4.
+        """
+        if lost := [name for name, link in self._links.items() if link is None]:
+            raise DataPlaneError(
+                f"the device was lost: no packets are taken from {', '.join(lost)}. Bring it back, or restart this "
+                "switch with others (--device)"
+            )
         if job.parent is not None:
             raise ValueError("the eBPF data plane has no parent: let its hosts join the root of the tree")
         if not 1 <= len(job.addresses) <= WORKERS_MAX:

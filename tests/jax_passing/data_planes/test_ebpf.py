@@ -15,7 +15,7 @@ from ebpf_here import missing
 from namespaces import inside
 
 from jax_passing import _native
-from jax_passing.data_plane import Group, JobSlots, SlotVersion
+from jax_passing.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
 from jax_passing.data_planes import ebpf, libbpf
 from jax_passing.errors import ConfigError
 from jax_passing.wire import HEADER, LANES_MAX, MAGIC, PROTOCOL
@@ -412,6 +412,8 @@ def test_a_device_that_is_made_again_is_taken_up_again(network, plane, workers, 
     if absent_at_a_check:
         assert check() == "the network device bridge is gone"
         assert check() == ""
+        with pytest.raises(DataPlaneError, match="was lost: no packets are taken from bridge. Bring it back"):
+            plane.add_job(job_of(workers, epoch=4))
     network.add_bridge()
     assert check() == ("" if absent_at_a_check else "the network device bridge was replaced")
     assert check() == ""
@@ -507,6 +509,25 @@ def test_who_may_not_load_it_is_told_so(network, capabilities, lacking):
 def test_it_takes_no_more_than_these_capabilities(network):
     done = _start_with(network, "-all,+bpf,+perfmon,+net_admin")
     assert done.returncode == 0, done.stderr
+
+
+def test_jobs_are_refused_while_one_of_several_devices_is_gone(network, workers):
+    def rename(old: str, new: str) -> None:
+        subprocess.run(network.command(None, ["ip", "link", "set", old, "down"]), check=True)
+        subprocess.run(network.command(None, ["ip", "link", "set", old, "name", new, "up"]), check=True)
+
+    with inside(network.switch):
+        plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["port0", "port1"], slot_total=256, lanes_per_chunk=360)
+        plane.add_job(job_of(workers))
+        rename("port1", "away1")
+        assert plane.check() == "the network device port1 is gone"
+        with pytest.raises(DataPlaneError, match="was lost: no packets are taken from port1. Bring it back"):
+            plane.add_job(job_of(workers, epoch=4))
+        plane.remove_job(7)
+        rename("away1", "port1")
+        assert plane.check() == ""
+        plane.add_job(job_of(workers, epoch=4))
+        plane.close()
 
 
 def test_a_group_needs_a_bridge(network):
