@@ -125,6 +125,8 @@ class LiveJob:
             self._join()
             self.parent = parent.end_of(self._name) if parent is not None else None
             self._make_fences()
+            if parent is None:
+                self._refuse_parent()
         except (OSError, msgspec.DecodeError) as error:
             self.close()
             raise DeviceError(f"joining as {workers} workers: {error}") from error
@@ -159,6 +161,14 @@ class LiveJob:
         self._free = deque(welcome.slot_first + group for group in (groups[0], groups[-1], *groups[2:-1]))
         self._fence_slots = range(welcome.slot_first + groups[1], welcome.slot_first + groups[2])
         self._heartbeat_at = time.monotonic()
+
+    def _refuse_parent(self) -> None:
+        """The fences were sums: where those go up to another machine, every case would fail."""
+        if self.counters().get("forwarded", 0) > 0:
+            raise DeviceError(
+                "it has a parent: run this on the parent's machine, in its place, with --as-parent HOST:PORT, "
+                "which is the switch's --parent"
+            )
 
     def take_slots(self) -> int | None:
         """The first of SLOT_COUNT slots that were never used; None if all were."""

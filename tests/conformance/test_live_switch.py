@@ -60,6 +60,17 @@ def test_cpp_switch_with_a_parent():
     assert running.counters["answered"] > 100
 
 
+def test_a_switch_below_another_needs_as_parent():
+    parent = SwitchThread()
+    running = SwitchThread(parent=parse_address(parent.address))
+    try:
+        with pytest.raises(DeviceError, match="it has a parent: run this .* with --as-parent HOST:PORT"):
+            LiveSwitch(parse_address(running.address))
+    finally:
+        running.stop()
+        parent.stop()
+
+
 def test_command_prints_a_table():
     running = SwitchThread()
     try:
