@@ -201,13 +201,13 @@ def conformance(
     """
     from rich.console import Console
 
-    from jax_passing.config import parse_address
+    from jax_passing.config import parse_peer
     from jax_passing.conformance import run as suite
     from jax_passing.conformance.devices import DeviceError
     from jax_passing.conformance.live import LiveSwitch
 
     try:
-        address, parent_at = parse_address(switch), parse_address(as_parent) if as_parent else None
+        address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
     except ValueError as error:
         raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
     try:

@@ -50,6 +50,14 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_peer(text: str) -> tuple[str, int]:
+    """The same for an address that others connect to as it stands: port 0 is none. Raises ValueError."""
+    address = parse_address(text)
+    if address[1] == 0:
+        raise ValueError("expected a port from 1 to 65535")
+    return address
+
+
 def _may_resolve(host: str) -> bool:
     """What isn't so, for example "a..b", makes the resolver raise UnicodeError, not OSError."""
     try:

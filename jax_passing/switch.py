@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_passing.config import address_text, did_you_mean, gbit, parse_address, read_toml
+from jax_passing.config import address_text, did_you_mean, gbit, parse_address, parse_peer, read_toml
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
 from jax_passing.data_plane import DataPlane
@@ -91,13 +91,6 @@ def _text(value: Any) -> str:
     return value
 
 
-def _parent(value: Any) -> tuple[str, int]:
-    address = parse_address(value)
-    if address[1] == 0:
-        raise ValueError("expected a port from 1 to 65535")
-    return address
-
-
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "listen": parse_address,
     "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
@@ -108,7 +101,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "multicast": _flag,
     "data_plane": _data_plane_name,
     "device": _text,
-    "parent": _parent,
+    "parent": parse_peer,
 }
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
 # A port's capture ring holds some 30 frames, of any length: no more than this many chunks of a host are in flight.

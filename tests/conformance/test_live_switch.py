@@ -24,6 +24,7 @@ from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
 from jax_passing.control_connection import ControlConnection
 from jax_passing.data_plane import VERDICTS
+from jax_passing.errors import ConfigError
 from jax_passing.wire import decode
 
 
@@ -83,9 +84,18 @@ def test_command_prints_a_table():
     assert ", 0 failed, " in result.output
 
 
-def test_command_says_what_is_wrong_with_the_address():
-    result = CliRunner().invoke(cli.app, ["conformance", "--switch", "here"])
-    assert "expected HOST:PORT" in str(result.exception)
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--switch", "here"], "expected HOST:PORT"),
+        (["--switch", "here:0"], "expected a port"),
+        (["--switch", "here:7171", "--as-parent", "there:0"], "expected a port"),
+    ],
+)
+def test_command_says_what_is_wrong_with_an_address(flags, text):
+    result = CliRunner().invoke(cli.app, ["conformance", *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert text in str(result.exception)
 
 
 @pytest.mark.parametrize(
