@@ -214,7 +214,8 @@ def conformance(
         with closing(LiveSwitch(address, parent_at)) as device:
             passed = suite.report(device, seed, exchanges, Console(highlight=False))
     except DeviceError as error:
-        sys.exit(f"jax-passing: The switch at {switch} can't be tested: {error}.")
+        text = f"The switch at {switch} can't be tested: {error}"
+        sys.exit(f"jax-passing: {text}{'' if text.endswith(('.', '?')) else '.'}")  # the switch's words are sentences
     raise typer.Exit(0 if passed else 1)
 
 

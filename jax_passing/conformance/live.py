@@ -9,7 +9,7 @@ from jax_passing import control_messages as messages
 from jax_passing.config import address_text
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
-from jax_passing.conformance.live_job import LiveJob, RefusedError
+from jax_passing.conformance.live_job import JOBS_MAX, LiveJob, RefusedError
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.data_plane import VERDICTS
@@ -51,7 +51,9 @@ class LiveSwitch:
         try:
             return LiveJob(self._address, workers, self._parent)
         except RefusedError as error:
-            raise DeviceError(f"it refuses a job of {workers} workers: {error}") from error
+            raise DeviceError(
+                f"it refuses a job of {workers} workers (the test has up to {JOBS_MAX} jobs at once): {error}"
+            ) from error
 
     def play(self, exchange: Exchange) -> Played:
         try:

@@ -26,6 +26,8 @@ ATTEMPTS = 15
 UNREAD_S = 0.001  # a packet that has come is read by then
 PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes would take all memory
 LEAVE_S = 5.0
+LEASE_S_MIN = 5.0  # heartbeats go out between exchanges, which take that long if a few packets are lost
+JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -155,7 +157,15 @@ class LiveJob:
         self._ranks = order
         self.welcome = welcome = welcomes[0]
         if welcome.slot_count < 4 * SLOT_COUNT:
-            raise DeviceError(f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT}")
+            raise DeviceError(
+                f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT} for each of {JOBS_MAX} "
+                f"jobs: start it with --slots-per-job {4 * SLOT_COUNT} or more"
+            )
+        if welcome.lease_s < LEASE_S_MIN:
+            raise DeviceError(
+                f"its lease is {welcome.lease_s:g} s, and workers of the test may be silent for longer: start it with "
+                f"--lease-s {LEASE_S_MIN:g} or more"
+            )
         # Each exchange takes slots that none has used. The ends of the partition first: they are where mistakes are.
         groups = range(0, welcome.slot_count, SLOT_COUNT)
         self._free = deque(welcome.slot_first + group for group in (groups[0], groups[-1], *groups[2:-1]))

@@ -37,7 +37,7 @@ def failures(address, seeds=20, parent_at=None):
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"lanes_per_chunk": 64}, {"slots_per_job": 16}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"lanes_per_chunk": 64}, {"slots_per_job": 16, "slot_total": 48}], ids=str)
 def test_cpp_switch(changes):
     running = SwitchThread(**changes)
     try:
@@ -70,6 +70,26 @@ def test_a_switch_below_another_needs_as_parent():
     finally:
         running.stop()
         parent.stop()
+
+
+TOO_LITTLE = {
+    "the test needs 16 for each of 3 jobs: start it with --slots-per-job 16": {"slots_per_job": 8},
+    "(the test has up to 3 jobs at once): The switch at": {"slots_per_job": 16, "slot_total": 32},
+    "its lease is 1 s, and workers of the test may be silent for longer": {"lease_s": 1.0},
+}
+
+
+@pytest.mark.parametrize("text", TOO_LITTLE)
+def test_command_says_what_the_switch_has_too_little_of(text):
+    running = SwitchThread(**TOO_LITTLE[text])
+    try:
+        result = CliRunner().invoke(cli.app, ["conformance", "--switch", running.address, "--exchanges", "0"])
+    finally:
+        running.stop()
+    said = str(result.exception)
+    assert text in said
+    assert said.endswith(".")
+    assert not said.endswith("..")
 
 
 def test_command_prints_a_table():
