@@ -314,7 +314,7 @@ def test_no_answer_is_waited_for_without_end(monkeypatch, name):
 
         thread = threading.Thread(target=flood)
         thread.start()
-        with pytest.raises(TimeoutError, match="other messages"):
+        with pytest.raises(TimeoutError):  # in between two messages, or while it waits for the next
             wait(ControlConnection(ours))
         ours.close()
         thread.join(10)
