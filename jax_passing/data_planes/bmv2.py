@@ -1,6 +1,7 @@
 """bmv2's simple_switch through its Thrift server."""
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,15 +35,22 @@ class Bmv2:
         self._tables: list[dict[str, Any]] = []
         self._handles: dict[tuple[str, tuple[int, ...]], int] = {}
         self._groups: dict[int, tuple[int, list[int]]] = {}  # handle of the group, and of its nodes
+        # The server takes orders from everybody. So we leave a row of our own, of a job that can't be.
+        nowhere = {"mac": 0, "ip": 0, "udp_port": 0}
+        self._mark = Entry("receiver", {"job": 0, "worker": secrets.randbelow(1 << 16)}, "to_worker", nowhere)
+        self._attached = False
         self._read_program()
 
     def _call(self, service: str, method: str, *arguments: Any) -> Any:
         try:
             return self._client.call(service, method, *arguments)
         except OSError as error:
-            raise PipelineError(f"no answer from simple_switch's Thrift server at {self._name}: {error}") from error
+            raise self._no_answer(error) from error
         except ThriftError as error:
             raise PipelineError(f"simple_switch at {self._name}: {error} {arguments[1:3]}") from error
+
+    def _no_answer(self, error: OSError) -> PipelineError:
+        return PipelineError(f"no answer from simple_switch's Thrift server at {self._name}: {error}")
 
     def _standard(self, method: str, *arguments: Any) -> Any:
         return self._call("standard", method, *arguments)
@@ -79,20 +87,46 @@ class Bmv2:
 
     def attach(self) -> None:
         self._read_program()
+        if self._attached:
+            self.check_control()
         self._handles.clear()
         self._groups.clear()
-        for table in self._tables:
-            if table["key"] and "entries" not in table:  # else they are the program's own
-                self._standard("bm_mt_clear_entries", CONTEXT, table["name"], False)
+        for name in self._filled_tables():
+            self._standard("bm_mt_clear_entries", CONTEXT, name, False)
+        self.insert(self._mark)
+        self._attached = True
         held = json.loads(self._replication("bm_mc_get_entries"))
         for node in held["l1_handles"]:
             self._replication("bm_mc_node_destroy", node["handle"])
         for group in held["mgrps"]:
             self._replication("bm_mc_mgrp_destroy", group["id"])
 
+    def _filled_tables(self) -> list[str]:
+        """All but those that the program fills. The mark's is the last one: what is left if clearing fails is ours."""
+        names = [table["name"] for table in self._tables if table["key"] and "entries" not in table]
+        return sorted(names, key=lambda name: name.endswith("." + self._mark.table))
+
+    def check_control(self) -> None:
+        if not self._has_mark() and any(self._count(name) for name in self._filled_tables()):
+            raise PipelineError(
+                f"simple_switch at {self._name} has another control plane, which came later: stop that one, then start "
+                "this one again, or leave the device to it"
+            )
+
+    def _has_mark(self) -> bool:
+        table = _one("table", self._tables, self._mark.table)
+        key = self._match(table, self._mark)
+        try:
+            self._client.call("standard", "bm_mt_get_entry_from_key", CONTEXT, table["name"], key, {})
+        except ThriftError:
+            return False
+        except OSError as error:
+            raise self._no_answer(error) from error
+        return True
+
     def insert(self, entry: Entry) -> None:
         table = _one("table", self._tables, entry.table)
-        key = [{1: EXACT, 2: {1: part}} for part in self._key(table, entry)]
+        key = self._match(table, entry)
         names = set(table["actions"])
         action = _one("action", [row for row in self._program["actions"] if row["name"] in names], entry.action)
         data = [_number(entry.parameters[row["name"]], row["bitwidth"]) for row in action["runtime_data"]]
@@ -100,13 +134,13 @@ class Bmv2:
         handle = self._standard("bm_mt_add_entry", CONTEXT, table["name"], key, action["name"], data, {})
         self._handles[self._id(entry)] = handle
 
-    def _key(self, table: Mapping[str, Any], entry: Entry) -> list[bytes]:
+    def _match(self, table: Mapping[str, Any], entry: Entry) -> list[Mapping[int, Any]]:
         assert len(table["key"]) == len(entry.match), entry
         parts = []
         for key in table["key"]:
             header, field = key["target"]
             parts.append(_number(entry.match[key["name"]], self._widths(header)[field]))
-        return parts
+        return [{1: EXACT, 2: {1: part}} for part in parts]
 
     @staticmethod
     def _id(entry: Entry) -> tuple[str, tuple[int, ...]]:
@@ -117,7 +151,11 @@ class Bmv2:
         self._standard("bm_mt_delete_entry", CONTEXT, table["name"], self._handles.pop(self._id(entry)))
 
     def entry_count(self, table: str) -> int:
-        return int(self._standard("bm_mt_get_num_entries", CONTEXT, _one("table", self._tables, table)["name"]))
+        ours = 1 if table == self._mark.table else 0
+        return self._count(_one("table", self._tables, table)["name"]) - ours
+
+    def _count(self, name: str) -> int:
+        return int(self._standard("bm_mt_get_num_entries", CONTEXT, name))
 
     def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         handle = self._replication("bm_mc_mgrp_create", group)

@@ -93,6 +93,7 @@ class P4DataPlane:
         isn't known."""
         if self._problem:
             raise PipelineError(f"the device was lost: {self._problem}")
+        self._pipeline.check_control()
         assert job.job not in self._jobs, job
         if len(self._jobs) == JOBS_MAX:
             raise PipelineError(f"its tables have room for {JOBS_MAX} jobs, which are running: wait for one to end")
@@ -186,6 +187,7 @@ class P4DataPlane:
         if added is None or self._problem:
             return  # gone with the device, or soon
         try:
+            self._pipeline.check_control()  # another's rows aren't ours to delete
             for entry in reversed(added.entries):
                 self._pipeline.delete(entry)
             self._pipeline.delete_group(added.group)
@@ -222,8 +224,10 @@ class P4DataPlane:
             return ""
         self._next_check = now + CHECK_S
         try:
-            if not self._problem and self._pipeline.entry_count("own_address") == 0:
-                self._problem = "its tables are empty: it was restarted"
+            if not self._problem:
+                self._pipeline.check_control()
+                if self._pipeline.entry_count("own_address") == 0:
+                    self._problem = "its tables are empty: it was restarted"
         except PipelineError as error:
             self._problem = str(error)
         if not (problem := self._problem):

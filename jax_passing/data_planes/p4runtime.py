@@ -107,6 +107,10 @@ class P4Runtime:
         if protobuf.number(status, 1) != 0:
             raise PipelineError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
 
+    def check_control(self) -> None:
+        while not self._answers.empty():
+            self._check_controls(self._answers.get())
+
     def _end_stream(self) -> None:
         if self._stream is not None:
             self._requests.put(None)
@@ -164,9 +168,6 @@ class P4Runtime:
         self._write(DELETE, encode((TABLE, encode((1, table.number), *self._match(table, entry)))))
 
     def entry_count(self, table: str) -> int:
-        """Raises PipelineError, too, once another controller has taken the device over, whose entries would count."""
-        while not self._answers.empty():
-            self._check_controls(self._answers.get())
         return sum(1 for _ in self._read(encode((TABLE, encode((1, self._info.table(table).number))))))
 
     def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:

@@ -48,7 +48,13 @@ class Pipeline(Protocol):
     def has_table(self, table: str) -> bool: ...
 
     def attach(self) -> None:
-        """Takes the device over, as its one controller, and empties tables and groups."""
+        """Takes the device over, as its one controller, and empties tables and groups.
+
+        The first time from any other controller; after that it is refused while another one has the device.
+        """
+
+    def check_control(self) -> None:
+        """Raises PipelineError if another controller has taken the device over since `attach`."""
 
     def insert(self, entry: Entry) -> None: ...
 

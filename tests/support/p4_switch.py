@@ -41,13 +41,21 @@ class Switch:
                 raise
         self.lanes = self.data_plane.lanes_per_chunk
 
-    def _connect(self) -> P4DataPlane:
+    def connect(self) -> P4DataPlane:
+        """A further control plane: it takes the device over."""
+        with namespaces.inside(self._network.namespace):
+            return self._attach()
+
+    def _attach(self) -> P4DataPlane:
         hosts = tuple(Neighbour(ip, mac, host % PORTS) for host, (mac, ip) in enumerate(p4_network.HOSTS))
         device = Device(f"127.0.0.1:{THRIFT_PORT}", self.ip, self.mac, tuple(range(PORTS)), hosts)
+        return P4DataPlane(device, Bmv2(device.runtime_address))
+
+    def _connect(self) -> P4DataPlane:
         deadline = time.monotonic() + 20
         while True:
             try:
-                return P4DataPlane(device, Bmv2(device.runtime_address))
+                return self._attach()
             except PipelineError:
                 if time.monotonic() > deadline:
                     raise

@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self):
         self.refuses_after = None  # calls
+        self.taken = ""  # by whom
         self.refused = {}  # once: what is raised for the next row of a table, or for the group
         self.restart()
 
@@ -35,8 +36,13 @@ class Memory:
             self.refuses_after -= 1
 
     def attach(self):
+        self.check_control()
         self._touch()
         self.tables, self.groups = {}, {}
+
+    def check_control(self):
+        if self.taken:
+            raise PipelineError(self.taken)
 
     def insert(self, entry):
         self._touch()
@@ -244,6 +250,27 @@ def test_an_outage(data_plane, device):
     assert data_plane.check() == ""
     data_plane.add_job(JOB)
     assert data_plane.check() == ""
+
+
+def test_another_control_plane_keeps_what_it_took(data_plane, device):
+    data_plane.add_job(JOB)
+    device.taken = "it has another one"
+    before = copy.deepcopy((device.tables, device.groups))
+    with pytest.raises(PipelineError, match="it has another one"):
+        data_plane.add_job(replace(JOB, job=8, slot_first=16))
+    assert data_plane.check() == "it has another one"
+    assert data_plane.check() == ""
+    with pytest.raises(PipelineError, match="was lost: it has another one"):
+        data_plane.add_job(JOB)
+    assert (device.tables, device.groups) == before
+    device.taken = ""
+    assert data_plane.check() == ""
+    data_plane.add_job(JOB)
+    device.taken = "it has another one"
+    before = copy.deepcopy((device.tables, device.groups))
+    with pytest.raises(PipelineError, match="it has another one"):
+        data_plane.remove_job(7)
+    assert (device.tables, device.groups) == before
 
 
 @pytest.mark.parametrize("calls", range(3, 9))  # a join takes nine, of which three read

@@ -22,6 +22,9 @@ class Memory:
     def attach(self):
         pass
 
+    def check_control(self):
+        pass
+
     def insert(self, entry):
         assert entry not in self.entries
         self.entries.append(entry)
