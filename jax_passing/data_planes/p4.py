@@ -246,8 +246,11 @@ class P4DataPlane:
         return problem if lost else ""
 
     def stats(self) -> Mapping[str, int]:
-        """By verdict; the last known if the device doesn't answer."""
+        """By verdict; the last known if the device doesn't answer, or counts another control plane's packets."""
         try:
+            if self._problem:
+                raise PipelineError(self._problem)
+            self._pipeline.check_control()
             self._stats = dict(zip(VERDICTS, self._pipeline.counter("verdicts"), strict=True))
         except PipelineError as error:
             log.warning("no counters: %s", error)

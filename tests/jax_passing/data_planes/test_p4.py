@@ -273,6 +273,20 @@ def test_another_control_plane_keeps_what_it_took(data_plane, device):
     assert (device.tables, device.groups) == before
 
 
+def test_what_another_control_planes_packets_count_is_not_told(data_plane, device):
+    device.verdicts = list(range(len(VERDICTS)))
+    assert data_plane.stats()["answered"] == 15
+    device.verdicts = [99] * len(VERDICTS)
+    device.taken = "it has another one"
+    assert data_plane.stats()["answered"] == 15
+    data_plane.check()
+    assert data_plane.stats()["answered"] == 15
+    device.taken = ""
+    assert data_plane.stats()["answered"] == 15  # not yet served again
+    data_plane.check()
+    assert data_plane.stats()["answered"] == 99
+
+
 @pytest.mark.parametrize("calls", range(3, 9))  # a join takes nine, of which three read
 def test_a_join_that_fails_halfway_costs_the_other_jobs_but_no_later_one(data_plane, device, calls):
     other = JobSlots(8, 1, 16, 4, JOB.addresses)
