@@ -12,6 +12,8 @@ _TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11
 _PREAMBLE, _SIZE = 1, 3
 _ID, _NAME = 1, 2
 _PARTS, _BITWIDTH = 2, 4  # match fields of a table, parameters of an action
+_TYPE, _TYPE_INFO = 2, 200  # what a register holds, and the structs that it may name
+_BITSTRING, _STRUCT = 1, 4
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Thing:
     number: int
     parts: Mapping[str, Part] = field(default_factory=dict)
     size: int = 0
+    bits: int = 0  # of a register's cell
 
 
 class P4Info:
@@ -42,11 +45,16 @@ class P4Info:
             self._tables, self._actions = (
                 [_with_parts(message) for message in protobuf.messages(info, part)] for part in (_TABLES, _ACTIONS)
             )
-            self._counters, self._registers = (
-                [_with_size(message) for message in protobuf.messages(info, part)] for part in (_COUNTERS, _REGISTERS)
-            )
+            self._counters = [_with_size(message) for message in protobuf.messages(info, _COUNTERS)]
+            structs = _struct_bits(info)
+            self._registers = [_register(message, structs) for message in protobuf.messages(info, _REGISTERS)]
         except (OSError, ValueError) as error:
             raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
+
+    @property
+    def lanes(self) -> int:
+        """32-bit lanes of a slot version: the registers of the control `lanes` hold them, whatever way they are cut."""
+        return sum(register.bits for register in self._registers if "lanes" in register.name.split(".")) // 32
 
     def has_table(self, name: str) -> bool:
         return any(table.name.endswith("." + name) for table in self._tables)
@@ -74,6 +82,27 @@ def _with_parts(message: protobuf.Message) -> Thing:
 
 def _with_size(message: protobuf.Message) -> Thing:
     return Thing(*_name(message), size=protobuf.number(message, _SIZE))
+
+
+def _register(message: protobuf.Message, structs: Mapping[str, int]) -> Thing:
+    return Thing(*_name(message), size=protobuf.number(message, _SIZE), bits=_type_bits(message, structs))
+
+
+def _struct_bits(info: protobuf.Message) -> dict[str, int]:
+    bits: dict[str, int] = {}
+    for entry in protobuf.messages(protobuf.decode(protobuf.data(info, _TYPE_INFO)), 1):
+        members = protobuf.messages(protobuf.decode(protobuf.data(entry, 2)), 1)
+        bits[protobuf.text(entry, 1)] = sum(_type_bits(member, bits) for member in members)
+    return bits
+
+
+def _type_bits(message: protobuf.Message, structs: Mapping[str, int]) -> int:
+    """Of a register or a struct's member: of bit<>, int<> or a struct; 0 if it is of another type."""
+    kind = protobuf.decode(protobuf.data(message, _TYPE))
+    if _STRUCT in kind:
+        return structs.get(protobuf.text(protobuf.decode(protobuf.data(kind, _STRUCT)), 1), 0)
+    bitstring = protobuf.decode(protobuf.data(kind, _BITSTRING))
+    return sum(protobuf.number(width, 1) for part in (1, 2) for width in protobuf.messages(bitstring, part))
 
 
 def _name(message: protobuf.Message) -> tuple[str, int]:

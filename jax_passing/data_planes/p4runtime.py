@@ -44,6 +44,11 @@ class P4Runtime:
         self._name = device.runtime
         self._device_id = device.device_id
         self._info = P4Info(device.p4info)
+        if self._info.lanes not in (0, device.lanes):  # 0: it doesn't tell
+            raise PipelineError(
+                f"the device file says that packets have {device.lanes} lanes, but the program has {self._info.lanes}, "
+                f"says {device.p4info}: set lanes = {self._info.lanes}, or name the files of the other program"
+            )
         try:
             self._program = Path(device.program).read_bytes()
         except OSError as error:

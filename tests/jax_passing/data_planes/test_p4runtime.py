@@ -54,14 +54,28 @@ def things(names, first):
         yield encode((1, encode((1, first + index), (2, name))), *listed)
 
 
-def p4info():
-    # What a register holds (field 2 of it, 1 of that, …) and a counter counts stand where tables have their keys.
-    width = encode((1, encode((1, encode((1, 32))))))
+def bitstring(bits, kind=1):
+    """A type: bit<>, or int<> with kind 2."""
+    return encode((1, encode((kind, encode((1, bits))))))
+
+
+# The lanes of a slot version: how v1model and a Tofino cut 64 into registers.
+WIDE = [(f"group{at}.held", bitstring(1024)) for at in range(2)]
+PAIRS = [(f"pair_{at:02o}.pair", encode((4, encode((1, "pair_t"))))) for at in range(32)]
+
+
+def p4info(lanes=WIDE):
+    # What a register holds and a counter counts stand where tables have their keys.
+    width = bitstring(32)
     names = [encode((1, 300 + at), (2, f"Ingress.{name}")) for at, name in enumerate(REGISTERS)]
     cells = [(11, encode((1, name), (2, width), (3, 64))) for name in names]
+    for at, (name, held) in enumerate(lanes):
+        cells.append((11, encode((1, encode((1, 400 + at), (2, f"Ingress.lanes.{name}"))), (2, held), (3, 64))))
+    members = [(1, encode((1, half), (2, bitstring(32, kind=2)))) for half in ("low", "high")]
+    structs = (200, encode((1, encode((1, "pair_t"), (2, encode(*members))))))
     verdicts = (5, encode((1, encode((1, 200), (2, "Ingress.verdicts"))), (2, encode((1, 2))), (3, len(VERDICTS))))
     tables = [(2, table) for table in things(TABLES, 1)]
-    return encode(*tables, *((3, action) for action in things(ACTIONS, 100)), verdicts, *cells)
+    return encode(*tables, *((3, action) for action in things(ACTIONS, 100)), verdicts, *cells, structs)
 
 
 class Server:
@@ -294,6 +308,16 @@ def test_a_device_file_that_lacks_something(device, tmp_path):
     (tmp_path / "p4info").write_bytes(b"tables {")
     with pytest.raises(PipelineError, match="can't read the binary P4Info"):
         P4Runtime(device)
+
+
+@pytest.mark.parametrize("lanes", [WIDE, PAIRS], ids=["v1model", "Tofino"])
+def test_other_lanes_than_the_program_has(device, tmp_path, lanes):
+    (tmp_path / "p4info").write_bytes(p4info(lanes))
+    P4Runtime(device).close()
+    with pytest.raises(PipelineError, match=r"have 32 lanes, but the program has 64.*: set lanes = 64"):
+        P4Runtime(structs.replace(device, lanes=32))
+    (tmp_path / "p4info").write_bytes(p4info([]))  # a Tofino's own form doesn't tell
+    P4Runtime(structs.replace(device, lanes=32)).close()
 
 
 def test_a_ternary_row_says_what_counts(server, pipeline):
