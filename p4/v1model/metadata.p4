@@ -38,6 +38,7 @@ enum bit<2> state_step_t {
 }
 
 struct metadata_t {
+    bit<16> zero;       // what checksums over their own field come to
     bool to_us;         // addressed to the switch itself
     mac_t own_mac;
     bool flooded;       // to all ports but its own

@@ -13,9 +13,12 @@
 #include "aggregate.p4"
 #include "replication.p4"
 
-control CheckIpv4(inout headers_t hdr, inout metadata_t meta) {
+control CheckSums(inout headers_t hdr, inout metadata_t meta) {
     apply {
         verify_checksum(hdr.udp.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
+        bool summed = hdr.lanes.isValid() && hdr.udp.checksum != 0;  // 0: the sender left it out
+        // Over the checksum as well, which leaves 0: UDP writes a checksum of 0 as 0xFFFF.
+        verify_checksum(summed, UDP_FIELDS(hdr), meta.zero, HashAlgorithm.csum16);
     }
 }
 
@@ -65,4 +68,4 @@ control DeparsePacket(packet_out packet, in headers_t hdr) {
     apply { packet.emit(hdr); }
 }
 
-V1Switch(ParsePacket(), CheckIpv4(), PassingIngress(), PassingEgress(), SumIpv4(), DeparsePacket()) main;
+V1Switch(ParsePacket(), CheckSums(), PassingIngress(), PassingEgress(), SumIpv4(), DeparsePacket()) main;

@@ -6,7 +6,7 @@ import random
 
 import p4_network
 import pytest
-from frames import IPV4, UDP, ethernet, ipv4, passing, udp
+from frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
 
 from jax_passing.data_plane import JobSlots, Parent
 from jax_passing.data_planes import p4
@@ -36,9 +36,9 @@ def admitted(switch, workers, parent=None):
         switch.data_plane.remove_job(JOB)
 
 
-def frame(switch, host, data, *, port=None, udp_bytes=None, **ip_header):
+def frame(switch, host, data, *, port=None, udp_bytes=None, check=0, **ip_header):
     mac, ip = HOSTS[host]
-    packet = udp(UDP_PORT + host if port is None else port, switch.udp_port, data, udp_bytes=udp_bytes)
+    packet = udp(UDP_PORT + host if port is None else port, switch.udp_port, data, udp_bytes=udp_bytes, check=check)
     return ethernet(mac, switch.mac, IPV4, ipv4(ip, switch.ip, UDP, packet, **ip_header))
 
 
@@ -144,6 +144,24 @@ def test_malformed_length(switch, job, what):
     data, header = LENGTHS[what]
     assert verdict_of(switch, lambda: switch.ports[0].send(frame(switch, 0, data, **header))) == "malformed"
     assert switch.data_plane.slot_version(SLOT_FIRST, 0).empty
+
+
+def test_a_payload_that_its_udp_checksum_does_not_fit(switch, job):
+    def packet(low):
+        data = passing([low, *range(1, 64)], **fields(0))
+        return data, udp_checksum(HOSTS[0][1], switch.ip, udp(UDP_PORT, switch.udp_port, data))
+
+    def verdict(data, check):
+        return verdict_of(switch, lambda: switch.ports[0].send(frame(switch, 0, data, check=check)))
+
+    data, check = packet(0)
+    assert verdict(data[:-1] + b"\0", check) == "malformed"
+    assert verdict(data, check ^ 0x0100) == "malformed"
+    assert switch.data_plane.slot_version(SLOT_FIRST, 0).empty
+    assert verdict(data, check) == "added"
+    data, zero = packet(check)
+    assert zero == 0
+    assert verdict(data, 0xFFFF) == "duplicate"
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,15 @@ def ipv4(
     return head[:10] + struct.pack("!H", checksum(head) ^ checksum_error) + head[12:] + payload
 
 
-def udp(src_port: int, dst_port: int, payload: bytes, *, udp_bytes: int | None = None) -> bytes:
+def udp(src_port: int, dst_port: int, payload: bytes, *, udp_bytes: int | None = None, check: int = 0) -> bytes:
+    """`check`: the checksum, 0 for none."""
     length = 8 + len(payload) if udp_bytes is None else udp_bytes
-    return struct.pack("!HHHH", src_port, dst_port, length, 0) + payload
+    return struct.pack("!HHHH", src_port, dst_port, length, check) + payload
+
+
+def udp_checksum(src: str, dst: str, packet: bytes) -> int:
+    """Of a UDP packet without one, as arithmetic has it: 0 is written 0xFFFF."""
+    return checksum(ip(src) + ip(dst) + struct.pack("!HH", UDP, len(packet)) + packet)
 
 
 def echo(kind: int, payload: bytes) -> bytes:
