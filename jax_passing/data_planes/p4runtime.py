@@ -19,6 +19,7 @@ except ImportError:
     grpc = None
 
 TIMEOUT_S = 2.0
+STUCK_S = 0.5  # after the time-out, for gRPC to say so
 PIPELINE_TIMEOUT_S = 60.0  # a device may compile the program
 RECONNECT_MS = 1000  # by itself gRPC would wait up to two minutes for a device that is restarted
 INSERT, DELETE = 1, 3
@@ -26,11 +27,31 @@ VERIFY_AND_COMMIT = 3
 # Which of an entity's kinds it is.
 TABLE, COUNTER, REPLICATION, REGISTER = 2, 7, 9, 11
 
+Answers = queue.SimpleQueue[bytes | Exception | None]
+
 
 def _bytes(value: int, part: Part) -> bytes:
     """Without leading zeros, which is how P4Runtime writes numbers."""
     assert value.bit_length() <= part.bits, (value, part)
     return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
+
+
+def _listen(call: Any, answers: Answers) -> None:
+    """Puts what the call streams to us into the queue, at its end None or the error.
+
+    In a thread of its own: when a server goes away, a call that ends at that moment may leave who iterates over it
+    waiting for good, whatever its deadline (grpcio 1.85).
+    """
+
+    def read() -> None:
+        try:
+            for answer in call:
+                answers.put(answer)
+            answers.put(None)
+        except grpc.RpcError as error:
+            answers.put(error)
+
+    threading.Thread(target=read, name="jax_passing-p4runtime", daemon=True).start()
 
 
 class P4Runtime:
@@ -60,7 +81,7 @@ class P4Runtime:
         self._channel = grpc.insecure_channel(device.runtime, options=[("grpc.max_reconnect_backoff_ms", RECONNECT_MS)])
         self._stream: Any = None
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        self._answers: Answers = queue.SimpleQueue()
 
     @property
     def register_cells(self) -> int:
@@ -81,27 +102,20 @@ class P4Runtime:
         """A stream that stays open says who controls the device."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         requests.put(encode((1, encode((1, self._device_id), (3, self._election)))))
-        answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        answers: Answers = queue.SimpleQueue()
         self._requests, self._answers = requests, answers
-        call = self._channel.stream_stream("/p4.v1.P4Runtime/StreamChannel")(iter(requests.get, None))
-        self._stream = call
-
-        def read() -> None:
-            try:
-                for answer in call:
-                    answers.put(answer)
-            except grpc.RpcError as error:
-                answers.put(error)
-
-        threading.Thread(target=read, name="jax_passing-p4runtime", daemon=True).start()
+        self._stream = self._channel.stream_stream("/p4.v1.P4Runtime/StreamChannel")(iter(requests.get, None))
+        _listen(self._stream, answers)
         try:
             answer = answers.get(timeout=TIMEOUT_S)
         except queue.Empty:
             raise PipelineError(f"no answer from the P4Runtime server at {self._name}") from None
         self._check_controls(answer)
 
-    def _check_controls(self, answer: bytes | Exception) -> None:
+    def _check_controls(self, answer: bytes | Exception | None) -> None:
         """`answer`: of the stream."""
+        if answer is None:
+            raise PipelineError(f"the P4Runtime server at {self._name} ended the stream that says who controls it")
         if isinstance(answer, Exception):
             raise self._error("StreamChannel", answer)
         message = protobuf.decode(answer)
@@ -138,11 +152,20 @@ class P4Runtime:
 
     def _read(self, entity: bytes) -> Iterator[protobuf.Message]:
         request = encode((1, self._device_id), (2, entity))
-        try:
-            for answer in self._channel.unary_stream("/p4.v1.P4Runtime/Read")(request, timeout=TIMEOUT_S):
-                yield from protobuf.messages(protobuf.decode(answer), 1)
-        except grpc.RpcError as error:
-            raise self._error("Read", error) from error
+        call = self._channel.unary_stream("/p4.v1.P4Runtime/Read")(request, timeout=TIMEOUT_S)
+        answers: Answers = queue.SimpleQueue()
+        _listen(call, answers)
+        while True:
+            try:
+                answer = answers.get(timeout=TIMEOUT_S + STUCK_S)
+            except queue.Empty:
+                call.cancel()
+                raise self._error("Read", call) from None
+            if answer is None:
+                return
+            if isinstance(answer, Exception):
+                raise self._error("Read", answer) from answer
+            yield from protobuf.messages(protobuf.decode(answer), 1)
 
     def _match(self, table: Thing, entry: Entry) -> list[protobuf.Field]:
         """With the priority."""

@@ -1,5 +1,6 @@
 """P4Runtime over gRPC: a server in this process that keeps what it is told, as the API's specification says."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -236,6 +237,37 @@ def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(serv
         plane.add_job(replace(JOB, addresses=(*JOB.addresses, ("10.0.0.3", 1003))))
     assert server.entries == before
     plane.add_job(JOB)  # served as before
+
+
+class _Stuck:
+    """A call whose iteration outlives its end."""
+
+    def __init__(self):
+        self.cancelled = threading.Event()
+
+    def __iter__(self):
+        self.cancelled.wait(10)
+        yield from ()
+
+    def cancel(self):
+        self.cancelled.set()
+
+    def code(self):
+        assert self.cancelled.is_set()
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "gone"
+
+
+def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
+    call = _Stuck()
+    monkeypatch.setattr("jax_passing.data_planes.p4runtime.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jax_passing.data_planes.p4runtime.STUCK_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline._channel, "unary_stream", lambda method: lambda request, timeout: call)
+        with pytest.raises(PipelineError, match="Read: UNAVAILABLE gone"):
+            pipeline.entry_count("own_address")
 
 
 def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
