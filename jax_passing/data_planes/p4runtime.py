@@ -82,6 +82,7 @@ class P4Runtime:
         self._stream: Any = None
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: Answers = queue.SimpleQueue()
+        self._lost = ""  # why it isn't ours since the stream began: said once by the server, but to be heard by all
 
     @property
     def register_cells(self) -> int:
@@ -103,7 +104,7 @@ class P4Runtime:
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         requests.put(encode((1, encode((1, self._device_id), (3, self._election)))))
         answers: Answers = queue.SimpleQueue()
-        self._requests, self._answers = requests, answers
+        self._requests, self._answers, self._lost = requests, answers, ""
         self._stream = self._channel.stream_stream("/p4.v1.P4Runtime/StreamChannel")(iter(requests.get, None))
         _listen(self._stream, answers)
         try:
@@ -127,8 +128,13 @@ class P4Runtime:
             raise PipelineError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
 
     def check_control(self) -> None:
-        while not self._answers.empty():
-            self._check_controls(self._answers.get())
+        try:
+            while not self._lost and not self._answers.empty():
+                self._check_controls(self._answers.get())
+        except PipelineError as error:
+            self._lost = str(error)
+        if self._lost:
+            raise PipelineError(self._lost)
 
     def _end_stream(self) -> None:
         if self._stream is not None:
