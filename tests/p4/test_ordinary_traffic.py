@@ -20,6 +20,8 @@ from frames import (
 )
 from p4_network import HOSTS
 
+from jax_passing.data_planes.pipeline import PipelineError
+
 (A_MAC, A_IP), (B_MAC, B_IP), *_ = HOSTS
 NO_MAC = "00:00:00:00:00:00"
 
@@ -127,7 +129,7 @@ def test_a_contribution_to_another_mac_address_is_ordinary(switch):
 def test_hosts_are_known_from_their_traffic(switch):
     new = [("02:00:00:00:00:c9", "10.0.0.201", 2), ("02:00:00:00:00:ca", "10.0.0.202", 3)]
     for mac, ip, port in new:
-        with pytest.raises(ValueError, match=f"no packet of {ip}"):
+        with pytest.raises(PipelineError, match=f"no packet of {ip}"):
             switch.data_plane._neighbour(ip)
         switch.ports[port].send(ethernet(mac, BROADCAST, ARP, arp(1, (mac, ip), (NO_MAC, A_IP))))
         assert switch.ports[0].receive() is not None
