@@ -18,7 +18,7 @@ from jax_passing import control_messages as messages
 from jax_passing.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
 from jax_passing.background import keep
 from jax_passing.config import RANKS_MAX, unicast_address
-from jax_passing.data_plane import DataPlane, DataPlaneError
+from jax_passing.data_plane import DataPlane, unexpected
 from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import JoinError, SwitchLostError, is_kind
 from jax_passing.jobs import JobTable
@@ -248,8 +248,7 @@ class ControlPlane:
             try:
                 member.connection.answer(await work())
             except Exception as error:  # whatever the device's driver raises
-                unexpected = not isinstance(error, DataPlaneError)
-                log.error("no answer to a question of %s: %s", member, error, exc_info=unexpected)
+                log.error("no answer to a question of %s: %s", member, error, exc_info=unexpected(error))
 
         if len(member.questions) >= QUESTIONS_MAX:
             raise msgspec.DecodeError("too many questions at once")

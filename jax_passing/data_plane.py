@@ -23,6 +23,11 @@ class DataPlaneError(Exception):
     """What may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
 
 
+def unexpected(error: Exception) -> bool:
+    """Whether the log needs its traceback, not the text alone."""
+    return not isinstance(error, DataPlaneError)
+
+
 @dataclass(frozen=True)
 class Group:
     """An IPv4 multicast group whose members hear a job's results, each sent once for all workers."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_passing import control_messages as messages
 from jax_passing.admission import RefusalError, least, plan_for
-from jax_passing.data_plane import DataPlane, DataPlaneError, JobSlots, Parent
+from jax_passing.data_plane import DataPlane, JobSlots, Parent, unexpected
 from jax_passing.epochs import Epoch, Member, State
 from jax_passing.group_probe import GroupProbe, Step
 from jax_passing.slot_partition import SlotPartition
@@ -192,8 +192,7 @@ class EpochStart:
                 JobSlots(epoch.job.number, epoch.number, slot_first, plan.slot_count, addresses, epoch.group, parent)
             )
         except Exception as error:  # whatever the device's driver raises
-            unexpected = not isinstance(error, DataPlaneError)
-            log.error("%s: the data plane refused it: %s", epoch, error, exc_info=unexpected)
+            log.error("%s: the data plane refused it: %s", epoch, error, exc_info=unexpected(error))
             self._refuse(
                 epoch,
                 f"The data plane of the switch at {epoch.own_name} refused the job ({error}). Look at its log.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_passing import control_messages as messages
 from jax_passing.admission import RefusalError, check_fits
-from jax_passing.data_plane import DataPlane, DataPlaneError
+from jax_passing.data_plane import DataPlane, unexpected
 from jax_passing.epoch_start import EpochStart
 from jax_passing.epochs import Epoch, Job, Member, State
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, SwitchUnreachableError, names
@@ -171,8 +171,7 @@ class JobTable:
             try:
                 self._data_plane.remove_job(epoch.job.number)
             except Exception as error:  # whatever the device's driver raises; other jobs go on
-                unexpected = not isinstance(error, DataPlaneError)
-                log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected)
+                log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
         self.starts.release(epoch)
         if epoch.uplink is not None:
             epoch.uplink.close()

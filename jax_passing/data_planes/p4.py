@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax_passing.data_plane import VERDICTS, Group, JobSlots, SlotVersion
+from jax_passing.data_plane import VERDICTS, Group, JobSlots, SlotVersion, unexpected
 from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
 from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
 from jax_passing.wire import WORKERS_MAX
@@ -125,8 +125,7 @@ class P4DataPlane:
                 if (held := self._pipeline.entry_count(table)) != len(rows):
                     raise PipelineError(f"its table {table} has {held} rows instead of {len(rows)}")
         except Exception as error:
-            unexpected = not isinstance(error, PipelineError)
-            log.error("a job that failed can't be taken back: %s", error, exc_info=unexpected)
+            log.error("a job that failed can't be taken back: %s", error, exc_info=unexpected(error))
             self._problem = str(error)  # it is in no state that we know
 
     def _entries(self, job: JobSlots, ways: list[Neighbour], group: int) -> list[Entry]:
