@@ -165,6 +165,10 @@ class P4DataPlane:
         for known in self._device.neighbours:
             if known.address == address:
                 return known
+        return self._seen(address)
+
+    def _seen(self, address: str) -> Neighbour:
+        """A host that isn't listed. Raises PipelineError if the program doesn't know it."""
         number = ip_number(address)
         cell = number % NEIGHBOURS
         try:

@@ -34,10 +34,7 @@ class TofinoDataPlane(P4DataPlane):
             entries.append(Entry("parent", {"job": job.job}, "sum_to_parent", numbers | place))
         return entries + tofino_admission.rows(job, self.host, group)
 
-    def _neighbour(self, address: str) -> Neighbour:
-        for known in self._device.neighbours:
-            if known.address == address:
-                return known
+    def _seen(self, address: str) -> Neighbour:
         raise PipelineError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:
