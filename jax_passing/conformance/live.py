@@ -55,10 +55,13 @@ class LiveSwitch:
                 f"it refuses a job of {workers} workers (the test has up to {JOBS_MAX} jobs at once): {error}"
             ) from error
 
+    def _open_jobs(self) -> list[LiveJob]:
+        return [self._stranger, *self._jobs.values()]
+
     def play(self, exchange: Exchange) -> Played:
         try:
             slots = self._prepare(exchange)
-            jobs = [self._stranger, *self._jobs.values()]
+            jobs = self._open_jobs()
             repeated = sum(job.repeated for job in jobs)
             counted = Counter(self._stranger.counters())
             received = self._send(exchange, slots)
@@ -100,7 +103,7 @@ class LiveSwitch:
                 free = self._jobs[name].take_slots()
             assert free is not None
             slots[name] = free
-        for live in (self._stranger, *self._jobs.values()):
+        for live in self._open_jobs():
             live.keep_alive()
             live.fenced.clear()
         return slots
@@ -170,11 +173,11 @@ class LiveSwitch:
                 slot = _slot(slot - job.slot_first, slots[_name(job)], welcome, welcome.slot_first)
                 return _renumbered(packet, welcome.job_id, epoch, slot)
         # It must stay nobody's.
-        taken = {live.welcome.job_id for live in (self._stranger, *self._jobs.values())}
+        taken = {live.welcome.job_id for live in self._open_jobs()}
         return _renumbered(packet, NO_JOB + number if number in taken else number, epoch, slot)
 
     def rest(self) -> str:
-        jobs = [self._stranger, *self._jobs.values()]
+        jobs = self._open_jobs()
         until = time.monotonic() + QUIET_S
         try:
             while time.monotonic() < until:
@@ -191,7 +194,7 @@ class LiveSwitch:
         return ""
 
     def close(self) -> None:
-        for job in (self._stranger, *self._jobs.values()):
+        for job in self._open_jobs():
             job.close()
         if self._parent is not None:
             self._parent.close()
