@@ -16,6 +16,8 @@ import namespaces
 import p4_tools
 from namespaces import ip
 
+from jax_passing.wire import PORT
+
 from .conftest import PASSING, PROGRAMS, Process, host_settings
 
 NETWORK = "10.86.0"
@@ -23,7 +25,6 @@ DEVICE, CONTROL = f"{NETWORK}.254", f"{NETWORK}.253"
 MANAGEMENT = "10.87.0"
 # Its runtime server: of simple_switch, or of simple_switch_grpc.
 THRIFT, GRPC = 9090, 9559
-PORT = 7171
 BAD_LINK = Path(__file__).parents[1] / "support" / "bad_link.py"
 # Frames must be what a network card would send: whole, one packet each, with their checksums.
 OFFLOADS = ["tx", "off", "rx", "off", "gso", "off", "gro", "off", "tso", "off"]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from bridge_network import BridgeNetwork
 
-from .conftest import PASSING, PROGRAMS, Process, host_settings
+from jax_passing.wire import PORT
 
-PORT = 7171
+from .conftest import PASSING, PROGRAMS, Process, host_settings
 
 
 class BridgeCluster(BridgeNetwork):

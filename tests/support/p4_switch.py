@@ -11,6 +11,7 @@ from jax_passing.data_planes.bmv2 import Bmv2
 from jax_passing.data_planes.device import Device, Neighbour
 from jax_passing.data_planes.p4 import P4DataPlane
 from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.wire import PORT
 
 PORTS = 4
 THRIFT_PORT = 9090  # in a namespace of its own
@@ -25,7 +26,7 @@ class Switch:
       lanes: of every packet.
     """
 
-    ip, mac, udp_port = "10.0.0.100", "02:00:00:00:01:00", 7171
+    ip, mac, udp_port = "10.0.0.100", "02:00:00:00:01:00", PORT
 
     def __init__(self, bmv2: str, program: Path, log: Path):
         self._network = p4_network.Network(PORTS)

@@ -12,10 +12,10 @@ from jax_passing.conformance.model import Job, Limits
 from jax_passing.data_plane import VERDICTS, JobSlots, Parent
 from jax_passing.data_planes import tofino_admission
 from jax_passing.data_planes.device import ip_number
-from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PROBE, PROTOCOL, RESULT
+from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PORT, PROBE, PROTOCOL, RESULT
 
 PROGRAM = Path(__file__).parents[2] / "p4" / "tna" / "passing.p4"
-OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, 7171, 64
+OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, PORT, 64
 FIELDS = ("magic", "protocol", "type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format")
 FIELDS += ("element_count",)
 
