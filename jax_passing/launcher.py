@@ -21,6 +21,7 @@ from jax_passing.terminal import LineSplitter, TaggedOutput
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 1.0  # how long other ranks may fail too before the culprit is named
 TAIL_LINES = 200
+READ_BYTES = 4096  # at most so many lines at once; rich takes some 50 us for each
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
 
@@ -42,6 +43,8 @@ class Child:
 
     tag: str
     process: asyncio.subprocess.Process
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))  # of stderr
     readers: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -54,49 +57,64 @@ class Child:
         return list(self.tail)[starts[-1] if starts else -20 :]
 
 
+async def _stream(descriptor: int) -> asyncio.StreamReader:
+    stream = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(stream)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(descriptor, "rb", buffering=0))
+    return stream
+
+
 async def _start(tag: str, arguments: Sequence[str], environment: dict[str, str]) -> Child:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=die_with(os.getpid()),
-    )
-    return Child(tag, process)
+    # Pipes of our own: with subprocess.PIPE, Process.wait waits until nobody holds the other end any more, and what a
+    # script left behind in another session may hold it for ever.
+    (stdout, child_stdout), (stderr, child_stderr) = os.pipe(), os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=child_stdout,
+            stderr=child_stderr,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+        )
+    finally:
+        os.close(child_stdout)
+        os.close(child_stderr)
+    return Child(tag, process, await _stream(stdout), await _stream(stderr))
 
 
-async def _forward(child: Child, stream: asyncio.StreamReader | None, output: TaggedOutput, keep: bool) -> None:
-    assert stream is not None
+async def _forward(child: Child, stream: asyncio.StreamReader, output: TaggedOutput, keep: bool) -> None:
     splitter = LineSplitter()
     while True:
-        data = await stream.read(65536)
+        await asyncio.sleep(0)  # read() doesn't wait while there is data: signals and other processes have their turn
+        data = await stream.read(READ_BYTES)
         for is_over, text in splitter.feed(data, final=not data):
             if is_over and keep:
                 child.tail.append(text)
+            if not output.is_read:
+                continue
             try:
                 (output.line if is_over else output.refresh)(child.tag, text)
-            except (BrokenPipeError, SystemExit):  # the latter from rich: nobody reads our output any more
+            except (OSError, SystemExit):  # the latter from rich: nobody reads our output any more
+                output.is_read = False
                 os.kill(os.getpid(), signal.SIGPIPE)
-                return
         if not data:
             return
 
 
 def _follow(child: Child, output: TaggedOutput) -> None:
     child.readers = [
-        asyncio.create_task(_forward(child, child.process.stdout, output, keep=False)),
-        asyncio.create_task(_forward(child, child.process.stderr, output, keep=True)),
+        asyncio.create_task(_forward(child, child.stdout, output, keep=False)),
+        asyncio.create_task(_forward(child, child.stderr, output, keep=True)),
     ]
 
 
 async def _start_switch(output: TaggedOutput) -> tuple[Child, str]:
     arguments = ["-P", "-m", "jax_passing.cli", "switch", "--listen", "127.0.0.1:0"]
     child = await _start("switch", arguments, {**os.environ, "PYTHONUNBUFFERED": "1"})
-    assert child.process.stdout is not None
-    first = (await child.process.stdout.readline()).decode().strip()
+    first = (await child.stdout.readline()).decode().strip()
     _follow(child, output)
     if not first.startswith("listening on "):
         await asyncio.wait(child.readers, timeout=TERMINATE_S)

@@ -51,6 +51,7 @@ class TaggedOutput:
         self._console = console
         self._live: dict[str, str] = {}  # unfinished line by tag; a terminal shows the first tag's
         self._refreshed: dict[str, float] = {}
+        self.is_read = True  # by somebody, as far as we know
 
     def _print(self, tag: str, text: str, end: str) -> None:
         digits = re.sub(r"\D", "", tag)

@@ -178,7 +178,7 @@ def test_who_ignores_sigterm_is_killed(script):
 
 
 def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
-    lost, broke = Child("rank 0", None), Child("rank 1", None)
+    lost, broke = Child("rank 0", None, None, None), Child("rank 1", None, None, None)
     lost.tail.append("jax_passing.errors.HostLostError: Rank 1 left")
     broke.tail.append("ValueError: oops")
     assert _culprit([lost, broke]) is broke
@@ -248,6 +248,13 @@ def test_nobody_reads_the_output_any_more(script):
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_process_that_a_script_left_behind_is_not_waited_for(script):
+    leave = "import subprocess\nprint('left', subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    ended = launch(*NO_SWITCH, "-n", "1", script(leave))
+    os.kill(int(ended.stdout.split()[-1]), signal.SIGKILL)  # it holds both pipes
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_killed_launcher_leaves_no_host_behind(script):
