@@ -251,7 +251,7 @@ def test_nobody_reads_the_output_any_more(script):
 
 
 def test_a_process_that_a_script_left_behind_is_not_waited_for(script):
-    leave = "import subprocess\nprint('left', subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    leave = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
     ended = launch(*NO_SWITCH, "-n", "1", script(leave))
     os.kill(int(ended.stdout.split()[-1]), signal.SIGKILL)  # it holds both pipes
     assert (ended.returncode, ended.stderr) == (0, "")
