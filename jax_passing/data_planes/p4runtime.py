@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ try:
 except ImportError:
     grpc = None
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode if code.value[0]} if grpc is not None else {}  # but OK's
 TIMEOUT_S = 2.0
 STUCK_S = 0.5  # after the time-out, for gRPC to say so
 PIPELINE_TIMEOUT_S = 60.0  # a device may compile the program
 RECONNECT_MS = 1000  # by itself gRPC would wait up to two minutes for a device that is restarted
-INSERT, DELETE = 1, 3
+INSERT, MODIFY, DELETE = 1, 2, 3
 VERIFY_AND_COMMIT = 3
 # Which of an entity's kinds it is.
 TABLE, COUNTER, REPLICATION, REGISTER = 2, 7, 9, 11
@@ -52,6 +54,27 @@ def _listen(call: Any, answers: Answers) -> None:
             answers.put(error)
 
     threading.Thread(target=read, name="jax_passing-p4runtime", daemon=True).start()
+
+
+class CallError(PipelineError):
+    """A call failed; `code` says how."""
+
+    def __init__(self, message: str, code: Any):
+        super().__init__(message)
+        self.code = code
+
+
+def _status(error: Any) -> tuple[Any, str]:
+    """Code and text of a call that failed. Of a write, which could be of several parts, they stand in its details."""
+    code, text = error.code(), error.details()
+    if code is grpc.StatusCode.UNKNOWN:
+        details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+        with suppress(ValueError):  # it isn't google.rpc.Status
+            for part in protobuf.messages(protobuf.decode(details), 3):
+                refusal = protobuf.decode(protobuf.data(part, 2))  # p4.v1.Error
+                if found := _CODES.get(protobuf.number(refusal, 1)):
+                    return found, protobuf.text(refusal, 2)
+    return code, text
 
 
 class P4Runtime:
@@ -94,10 +117,23 @@ class P4Runtime:
     def attach(self) -> None:
         self._end_stream()
         self._become_controller()
+        self._delete_all_groups()
         config = encode((1, self._info.encoded), (2, self._program))
         request = ((1, self._device_id), (3, self._election), (4, VERIFY_AND_COMMIT), (5, config))
         self._call("SetForwardingPipelineConfig", encode(*request), PIPELINE_TIMEOUT_S)  # empties everything
         self._groups.clear()
+
+    def _delete_all_groups(self) -> None:
+        """Those of a controller before us: bmv2 keeps them when a program is loaded, and forgets that it has them."""
+        try:
+            held = list(self._read(encode((REPLICATION, encode((1, b""))))))
+        except CallError as error:
+            # It has no program yet, or can't tell.
+            if error.code not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED):
+                raise
+            return
+        for entity in held:
+            self._write(DELETE, encode((REPLICATION, protobuf.data(entity, REPLICATION))))
 
     def _become_controller(self) -> None:
         """A stream that stays open says who controls the device."""
@@ -142,8 +178,9 @@ class P4Runtime:
             self._stream.cancel()
             self._stream = None
 
-    def _error(self, method: str, error: Any) -> PipelineError:
-        return PipelineError(f"P4Runtime server at {self._name}: {method}: {error.code().name} {error.details()}")
+    def _error(self, method: str, error: Any) -> CallError:
+        code, text = _status(error)
+        return CallError(f"P4Runtime server at {self._name}: {method}: {code.name} {text}", code)
 
     def _call(self, method: str, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         try:
@@ -207,7 +244,12 @@ class P4Runtime:
     def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         copies = [(2, encode((1, port), (2, number))) for port, number in replicas]
         entity = encode((REPLICATION, encode((1, encode((1, group), *copies)))))
-        self._write(INSERT, entity)
+        try:
+            self._write(INSERT, entity)
+        except CallError as error:
+            if error.code is not grpc.StatusCode.ALREADY_EXISTS:
+                raise
+            self._write(MODIFY, entity)  # left by an insertion whose answer was lost
         self._groups[group] = entity
 
     def delete_group(self, group: int) -> None:
@@ -227,10 +269,9 @@ class P4Runtime:
         register = self._info.register(name)
         try:
             entities = list(self._read(encode((REGISTER, encode((1, register.number), (2, encode((1, index))))))))
-        except PipelineError as error:
-            cause = error.__cause__
-            if isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise UnreadableError(str(error)) from cause
+        except CallError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
+                raise UnreadableError(str(error)) from error
             raise
         for entity in entities:
             cell = protobuf.decode(protobuf.data(entity, REGISTER))

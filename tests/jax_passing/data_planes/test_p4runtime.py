@@ -87,7 +87,7 @@ class Server:
         self.entries, self.groups, self.registers = {}, {}, {}
         self.priorities = []  # of ternary rows written
         self.elected = b""
-        self.refuses = False
+        self.refuses = self.is_full = self.is_mute = False
         handlers = {
             "StreamChannel": grpc.stream_stream_rpc_method_handler(self.stream),
             "SetForwardingPipelineConfig": grpc.unary_unary_rpc_method_handler(self.configure),
@@ -111,8 +111,15 @@ class Server:
         message = decode(request)
         assert (number(message, 1), data(message, 3), number(message, 4)) == (3, self.elected, 3)
         self.config = decode(data(message, 5))
-        self.entries, self.groups = {}, {}
+        self.entries = {}  # groups stay, as in bmv2
         return b""
+
+    def refuse(self, context, code, text):
+        """One part of a write: the call's own status says nothing."""
+        error = encode((1, code), (2, text), (3, "here"))
+        status = encode((1, 2), (3, encode((1, "type.googleapis.com/p4.v1.Error"), (2, error))))
+        context.set_trailing_metadata((("grpc-status-details-bin", status),))
+        context.abort(grpc.StatusCode.UNKNOWN, "")
 
     def write(self, request, context):
         message = decode(request)
@@ -120,7 +127,7 @@ class Server:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not the controller")
         (update,) = messages(message, 4)
         (entity,) = messages(update, 2)
-        inserts = {1: True, 3: False}[number(update, 1)]
+        inserts = {1: True, 2: True, 3: False}[number(update, 1)]
         (kind,) = entity
         if kind == 2:
             entry = decode(data(entity, 2))
@@ -130,12 +137,18 @@ class Server:
             group = decode(data(decode(data(entity, 9)), 1))
             copies = [(number(copy, 1), number(copy, 2)) for copy in messages(group, 2)]
             held, key, value = self.groups, number(group, 1), copies
-        if inserts == (key in held):
-            context.abort(grpc.StatusCode.ALREADY_EXISTS if inserts else grpc.StatusCode.NOT_FOUND, "so it is")
+        if number(update, 1) == 1 and key in held:
+            self.refuse(context, 6, "it is there already")
+        if number(update, 1) != 1 and key not in held:
+            self.refuse(context, 5, "it isn't there")
+        if self.is_full and kind == 9:
+            self.refuse(context, 8, "no room")
         if inserts:
             held[key] = value
         else:
             del held[key]
+        if self.is_mute:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
         return b""
 
     def read(self, request, context):
@@ -146,6 +159,11 @@ class Server:
             for table, match in self.entries:
                 if table == number(wanted, 1):
                     yield encode((1, encode((2, encode((1, table), (2, match))))))
+        elif kind == 9:
+            if self.config is None:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no program")
+            for group in self.groups:
+                yield encode((1, encode((9, encode((1, encode((1, group))))))))
         elif kind == 7:
             cells = [
                 (1, encode((7, encode((1, 200), (2, encode((1, at))), (3, encode((2, 10 * at))))))) for at in range(16)
@@ -314,15 +332,38 @@ def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipe
     monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
-    server.groups[3] = []  # not ours
+    server.is_full = True
     before = dict(server.entries), dict(server.groups)
     other = replace(JOB, job=8, slot_first=16)
-    with pytest.raises(PipelineError, match="Write: ALREADY_EXISTS"):
+    with pytest.raises(PipelineError, match="Write: RESOURCE_EXHAUSTED no room"):
         plane.add_job(other)
     assert (server.entries, server.groups) == before
     assert plane.check() == ""
-    del server.groups[3]
+    server.is_full = False
     plane.add_job(other)
+
+
+def test_a_group_whose_insertion_was_not_answered_is_replaced(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    server.is_mute = True
+    with pytest.raises(PipelineError, match="Write: DEADLINE_EXCEEDED too late"):
+        plane.add_job(replace(JOB, addresses=JOB.addresses[:1]))
+    assert server.groups[2] == [(0, 0)]
+    server.is_mute = False
+    plane.add_job(JOB)
+    assert server.groups[2] == [(0, 0), (1, 1)]
+    plane.remove_job(7)
+    assert list(server.groups) == [1]
+    assert plane.check() == ""
+
+
+def test_groups_of_an_earlier_controller_are_deleted(server, device, pipeline):
+    P4DataPlane(device, pipeline).add_job(JOB)
+    later = P4Runtime(device)
+    P4DataPlane(device, later)
+    assert list(server.groups) == [1]  # with more than this in it, what is flooded would come several times
+    later.close()
 
 
 def test_later_controllers_have_higher_elections(device):
