@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from jax_passing.config import parse_address, read_toml
+from jax_passing.config import parse_address, read_toml, unicast_address
 from jax_passing.errors import ConfigError
 from jax_passing.wire import LANES_MAX, PORT
 
@@ -74,9 +74,7 @@ def _check(device: Device) -> None:
 
 
 def _check_place(address: str, mac: str) -> None:
-    ip = ipaddress.IPv4Address(address)
-    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # reserved: broadcast as well
-        raise ValueError(f"{address!r} is no machine's IPv4 address")
+    ip_number(unicast_address(address))
     number = mac_number(mac)
     if number == 0 or number >> 40 & 1:  # the lowest bit of the first byte: a group, or all
         raise ValueError(f"{mac!r} is no machine's MAC address")
