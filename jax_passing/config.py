@@ -16,6 +16,7 @@ from jax_passing.errors import ConfigError
 PREFIX = "JAX_PASSING_"
 RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
+DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (ranks.py)
 STRATEGIES = ("passing", "flat", "native", "auto")
 
 
@@ -112,6 +113,8 @@ def _job(value: Any) -> str:
     name = "" if isinstance(value, dict | list) else str(value)  # TOML's tables and arrays are no names
     if not 1 <= len(name) <= 128 or not name.isprintable():
         raise ValueError("expected a name of 1 to 128 printable characters")
+    if name.endswith(DEVICES_SUFFIX):
+        raise ValueError(f"expected another name: with {DEVICES_SUFFIX!r} at its end it is the devices' of a job")
     return name
 
 

@@ -8,8 +8,6 @@ from jax_passing import _native, config
 from jax_passing.errors import ConfigError, Failure
 from jax_passing.membership import Membership
 
-DEVICES_JOB_SUFFIX = "/devices"
-
 
 def device_ranks(settings: config.Settings, count_devices: Callable[[], int]) -> int:
     """How many devices get a rank of their own; 0 unless the session's strategy is "flat".
@@ -124,7 +122,7 @@ def _join_devices(
     joins = [
         dataclasses.replace(
             settings,
-            job=settings.job + DEVICES_JOB_SUFFIX,
+            job=settings.job + config.DEVICES_SUFFIX,
             rank=settings.rank * device_count + device,
             world_size=settings.world_size * device_count,
         )

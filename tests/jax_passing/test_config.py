@@ -91,6 +91,7 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"job": ""}, {}, "1 to 128"),
         ({"job": {}}, {}, "1 to 128"),
         ({"job": "a\nb"}, {}, "printable"),
+        ({"job": "a/devices"}, {}, "expected another name: with '/devices' at its end"),
         (
             {},
             {"JAX_PASSING_DEADLINE": "1"},
