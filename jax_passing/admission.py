@@ -1,7 +1,9 @@
 """What a switch checks before it admits a rank: does it fit to the others, and to what this switch can do?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import zip_longest
 
 import msgspec
 
@@ -111,8 +113,10 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
     return messages.Prepare(attempt, min(join.slot_count for join in joins), lanes, whole)
 
 
-def check_fits(epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int) -> None:
-    """Against the ranks that are here already."""
+def check_fits(
+    epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int, hosts: Sequence[Member]
+) -> None:
+    """Against the ranks that are here already. `hosts`: of the job, those of other stripes too."""
     job = epoch.job.name
     joined = epoch.joined()
     if epoch.world_size != join.world_size:
@@ -132,9 +136,9 @@ def check_fits(epoch: Epoch, join: messages.RankJoin, member: Member, worker_lim
                 f"{_same_switches(job)}"
             )
         common_lanes((other.lanes_per_chunk, other.whole_chunks), (join.lanes_per_chunk, join.whole_chunks))
-    for host in epoch.members:
-        if not host.rack and not member.rack and host.switches != member.switches:
-            pairs = enumerate(zip(member.switches, host.switches, strict=True))
+    for host in hosts:
+        if not member.rack and host.switches != member.switches:
+            pairs = enumerate(zip_longest(member.switches, host.switches))
             differ = [str(index + 1) for index, (ours, theirs) in pairs if ours != theirs]
             raise RefusalError(
                 f"Ranks {join.rank} and {host.rank} differ in the switches that they list as number "

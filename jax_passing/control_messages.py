@@ -38,6 +38,11 @@ Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 
 
+def stripe_name(job: str, stripe: int) -> str:
+    """Of the job that this stripe of a job is at its switches; the first one has the job's own name."""
+    return f"{job}{STRIPE_MARK}{stripe}" if stripe else job
+
+
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
     pass
 

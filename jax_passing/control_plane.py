@@ -38,14 +38,26 @@ def _is_over(member: Member) -> bool:
     return member.epoch is not None and member.epoch.state is State.OVER
 
 
-def _packets_of(join: messages.RackJoin, connection: StreamConnection) -> tuple[str, int]:
-    """The address that they come from. Raises RefusalError."""
-    try:
-        return unicast_address(join.data_host) if join.data_host else connection.host, join.udp_port
-    except ValueError as error:
+def _packets_of(
+    join: messages.Join | messages.RackJoin, connection: StreamConnection, data_host: str
+) -> tuple[str, int]:
+    """The address that they come from; they go to `data_host`. Raises RefusalError."""
+    host = connection.host
+    if isinstance(join, messages.RackJoin) and join.data_host:
+        try:
+            host = unicast_address(join.data_host)
+        except ValueError as error:
+            raise RefusalError(
+                f"The switch at {join.name} can't send packets from there: {error}. Start it with an address of its "
+                "own."
+            ) from error
+    if (":" in host) != (":" in data_host):
         raise RefusalError(
-            f"The switch at {join.name} can't send packets from there: {error}. Start it with an address of its own."
-        ) from error
+            f"Packets from {host} don't reach {data_host}: one is IPv4, the other IPv6. The switch at "
+            f"{connection.own_name} was joined by IPv6, but a device adds up IPv4 only: let the switch --listen on an "
+            "IPv4 address, and join there (JAX_PASSING_SWITCH, or --parent of a rack's switch)."
+        )
+    return host, join.udp_port
 
 
 class ControlPlane:
@@ -88,7 +100,7 @@ class ControlPlane:
 
     def _uplink_for(self, epoch: Epoch) -> Uplink:
         assert self._parent is not None
-        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._instance, self._secret)
+        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._secret)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one host; the handler of a TCP server whose `limit` is RELAY_LINE_BYTES_MAX."""
@@ -124,6 +136,7 @@ class ControlPlane:
             member = self._admit(join, connection)
         except RefusalError as refusal:
             log.warning("refused %s for job %r: %s", connection.name, join.job, refusal)
+            self._jobs.refused(self._name_of_job(join), str(refusal))
             connection.send(messages.Refused(JoinError.__name__, str(refusal)))
             return
         reason = "closed its connection"
@@ -148,11 +161,19 @@ class ControlPlane:
         """Raises RefusalError."""
         check_version(join.protocol_version)
         now = time.monotonic()
+        address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
-            return Member(connection, join.instance, _packets_of(join, connection), now, rack=join.name)
-        member = Member(connection, join.instance, (connection.host, join.udp_port), now, switches=join.switches)
-        self._jobs.admit(join.job, rank_of_host(join, connection.host, self._abilities()), member)
+            return Member(connection, join.instance, address, now, rack=join.name)
+        member = Member(connection, join.instance, address, now, switches=join.switches)
+        self._jobs.admit(self._name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
+
+    def _name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
+        """Here. Each stripe of a job is one for itself: two of them, of different racks, may have us as their spine."""
+        if isinstance(join, messages.RackJoin):
+            return join.job
+        stripe = join.switches.index(self._instance) if self._instance in join.switches else 0
+        return messages.stripe_name(join.job, stripe)
 
     def _on_line(self, job: str, member: Member, line: bytes) -> None:
         message = messages.decode_from_member(line)
@@ -166,7 +187,7 @@ class ControlPlane:
             case messages.RankJoin() if member.rack:
                 self._on_rank(job, member, message)
             case messages.Refused() if member.rack:
-                self._jobs.refused_below(job, message.message)
+                self._jobs.refused(job, message.message)
             case messages.Answer() if member.rack:
                 self._questions.on_answer(member.connection, message)
             case _ if epoch is not None and member.rack:
@@ -185,6 +206,7 @@ class ControlPlane:
             self._jobs.admit(job, rank_of_rack(join, self._abilities()), member)
         except RefusalError as refusal:
             log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
+            self._jobs.refused(job, str(refusal))
             member.connection.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:

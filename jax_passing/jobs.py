@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_passing import control_messages as messages
 from jax_passing.admission import RefusalError, check_fits
+from jax_passing.config import SHARDS_MAX
 from jax_passing.data_plane import DataPlane, unexpected
 from jax_passing.epoch_start import EpochStart
 from jax_passing.epochs import Epoch, Job, Member, State
@@ -99,17 +100,20 @@ class JobTable:
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
                 f"{self._lease_s:g} s; then the job can be joined again."
             )
-        check_fits(epoch, join, member, self._data_plane.worker_limit)
+        hosts = [host for stripe in self._stripes(job.name) for host in stripe.members if not host.rack]
+        check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
         return epoch
+
+    def _stripes(self, name: str) -> list[Epoch]:
+        """Of the job that this one is or has a stripe of, all that are here."""
+        whole = name.partition(messages.STRIPE_MARK)[0]
+        jobs = (self._jobs.get(messages.stripe_name(whole, stripe)) for stripe in range(SHARDS_MAX))
+        return [job.epoch for job in jobs if job is not None and job.epoch is not None]
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> Epoch:
         """Raises RefusalError. At the root the last rank to join starts the epoch."""
-        try:
-            job = self._job(name)
-            epoch = self._epoch_to_join(job, join, member)
-        except RefusalError as refusal:
-            self.refused_below(name, str(refusal))
-            raise
+        job = self._job(name)
+        epoch = self._epoch_to_join(job, join, member)
         if job.epoch is not epoch:
             job.epoch = epoch
             if self._uplink_for is not None:
@@ -129,14 +133,13 @@ class JobTable:
 
     # Refusals.
 
-    def refused_below(self, name: str, message: str) -> None:
+    def refused(self, name: str, message: str) -> None:
         """A host wasn't admitted: those who wait for it will hear why."""
         self.counts["joins_refused"] += 1
-        job = self._jobs.get(name)
-        if job is not None and job.epoch is not None:
-            job.epoch.refusal = message
-            if job.epoch.uplink is not None:
-                job.epoch.uplink.send(messages.Refused(JoinError.__name__, message))
+        for epoch in self._stripes(name):
+            epoch.refusal = message
+            if epoch.uplink is not None:
+                epoch.uplink.send(messages.Refused(JoinError.__name__, message))
 
     def refuse(self, epoch: Epoch, refused: messages.Refused) -> None:
         """Sends the one rank away."""
@@ -256,7 +259,8 @@ class JobTable:
             advice = f"One host was refused: {epoch.refusal}"
         else:
             advice = (
-                "Are those hosts running, with the same job name and switch? Raise join_deadline_s if they start later."
+                "Are those hosts running, with the same job name, and the same switches in the same order? Raise "
+                "join_deadline_s if they start later."
             )
         return f"{names(epoch.absent()).capitalize()} of {job} didn't join {waited}. {advice}"
 

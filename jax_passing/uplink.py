@@ -44,16 +44,14 @@ class Uplink:
         jobs: "JobTable",
         questions: "Questions",
         data_plane: DataPlane,
-        instance: str,
         secret: str,
     ):
-        """`instance`: of our switch, as all may know it; `secret`: as only the parent may."""
+        """`secret`: our switch's instance, as only the parent may know it."""
         self._parent = parent
         self._epoch = epoch
         self._jobs = jobs
         self._questions = questions
         self._data_plane = data_plane
-        self._instance = instance
         self._secret = secret
         self.name = address_text(*parent)
         self.data_address = ("", 0)
@@ -156,7 +154,7 @@ class Uplink:
         connection.send(
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
-                job=self._name_of_job(),
+                job=self._epoch.job.name,
                 instance=self._secret,
                 name=self._epoch.own_name,
                 udp_port=own.port if self.socket is None else self.socket.port,
@@ -168,12 +166,6 @@ class Uplink:
         for member in self._epoch.members:
             for rank in member.ranks:
                 self.tell_of(member, rank)
-
-    def _name_of_job(self) -> str:
-        """At the parent. Stripes of one job may meet at one parent, each for itself; the first has the job's name."""
-        switches = next((member.switches for member in self._epoch.members if not member.rack), ())
-        stripe = switches.index(self._instance) if self._instance in switches else 0
-        return f"{self._epoch.job.name}{messages.STRIPE_MARK}{stripe}" if stripe else self._epoch.job.name
 
     def _on_message(self, message: messages.FromParent) -> None:
         epoch, jobs = self._epoch, self._jobs

@@ -159,11 +159,32 @@ async def test_a_running_job_takes_nobody_else(switch):
 
 
 @scenario()
+async def test_hosts_whose_packets_the_device_cannot_take_are_refused_as_they_join(switch):
+    switch.data_plane.host = "2001:db8::1"
+    assert "127.0.0.1 don't reach 2001:db8::1: one is IPv4, the other IPv6" in await (await switch.join()).refusal()
+    switch.data_plane.host = "10.0.0.254"
+    await switch.job()
+
+
+@scenario()
 async def test_those_who_wait_hear_why_another_host_was_refused(switch):
     waiting = await switch.join(0, join_deadline_s=0.3)
     await asyncio.sleep(0.05)
     await (await switch.join(1, switches=("x", "y"))).refusal()
     assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
+
+
+@scenario()
+async def test_hosts_that_list_the_same_switches_in_another_order(switch):
+    await switch.join(0, switches=(switch.instance, "y"))
+    while not switch.plane._jobs.epochs():
+        await asyncio.sleep(0.002)  # the scenario has a deadline
+    (epoch,) = switch.plane._jobs.epochs()
+    message = "Ranks 1 and 0 differ in the switches that they list as number "
+    refused = await (await switch.join(1, switches=("y", switch.instance))).refusal()
+    assert message + "1, 2" in refused
+    assert message in await (await switch.join(1, switches=("x", "y", switch.instance))).refusal()
+    assert message in epoch.refusal  # for the one who waits
 
 
 @scenario()

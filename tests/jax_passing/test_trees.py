@@ -237,6 +237,21 @@ async def test_stripes_of_a_job_meet_each_for_itself(tree, root, one, two):
     assert numbers[one] == numbers[racks[1][0]] != numbers[two] == numbers[racks[1][1]]
 
 
+@scenario(racks=0)
+async def test_a_host_beside_racks_that_are_striped_over_several_spines(tree, root):
+    spines = (root, await tree.add())
+    racks = [await tree.add(spine) for spine in spines]
+    hosts = []
+    for rank, switches in ((1, racks), (2, racks), (0, spines)):
+        listed = tuple(switch.instance for switch in switches)
+        hosts += [await switch.join(rank, 3, switches=listed) for switch in switches]
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+    assert [[port for _, port in spine.data_plane.running[1].addresses] for spine in spines] == [[1000, 4242]] * 2
+    swapped = tuple(spine.instance for spine in reversed(spines))
+    assert "0 and 0 differ in the switches" in await (await root.join(0, 3, switches=swapped)).refusal()
+
+
 @scenario(racks=1)
 async def test_a_job_named_like_a_stripe_is_refused(tree, root, rack):
     for switch in (root, rack):

@@ -101,7 +101,9 @@ class Switch:
         reader, writer = await asyncio.open_connection(*self.address, limit=messages.RELAY_LINE_BYTES_MAX)
         host = Host(reader, writer)
         self.hosts.append(host)
-        assert await host.receive() == messages.Hello(messages.PROTOCOL_VERSION, "", 4242, self.instance)
+        assert await host.receive() == messages.Hello(
+            messages.PROTOCOL_VERSION, self.data_plane.host, 4242, self.instance
+        )
         return host
 
     async def join(self, rank=0, world_size=2, **changes):
