@@ -111,8 +111,8 @@ def connect(address: tuple[str, int], deadline_s: float) -> tuple[ControlConnect
         except OSError as error:
             if left_s <= RETRY_S:
                 raise SwitchUnreachableError(
-                    f"No switch answered at {text} for {deadline_s:g} s ({error}). Is it running (`jax-passing switch "
-                    f"--listen {text}`), is the address right, and does a firewall let TCP and UDP pass?"
+                    f"No switch answered at {text} for {deadline_s:.1f} s ({error}). Is it running (`jax-passing "
+                    f"switch --listen {text}`), is the address right, and does a firewall let TCP and UDP pass?"
                 ) from error
             if not warned:
                 log.warning("no switch at %s yet (%s); trying for %.0f s", text, error, left_s)

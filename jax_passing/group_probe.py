@@ -12,7 +12,7 @@ from jax_passing.errors import names
 
 READY_S = 1.0  # hosts answer at once; one that doesn't is stopped or stuck
 ROUNDS = 5  # a burst may lose packets, and switches on the way may still be learning who has joined
-ROUND_S = 0.04
+ROUND_S = 0.04  # until the second burst; each further one waits twice as long, for hosts that are too busy to answer
 
 
 class Step(enum.Enum):
@@ -38,6 +38,7 @@ class GroupProbe:
         self._unready = set(ranks)
         self._deaf = set(ranks)
         self._rounds_left = ROUNDS
+        self._round_s = ROUND_S
         self._next = now + READY_S
 
     def ready(self, rank: int, problem: str) -> None:
@@ -69,6 +70,7 @@ class GroupProbe:
                 self.reason = f"the group {self.group.address} doesn't reach {names(sorted(self._deaf))}"
                 return Step.NOT_HEARD
             self._rounds_left -= 1
-            self._next = now + ROUND_S
+            self._next = now + self._round_s
+            self._round_s *= 2
             return Step.SEND
         return Step.WAIT

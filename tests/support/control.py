@@ -13,6 +13,11 @@ logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 from_switch = messages.decode_from_switch
 
 
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.002)  # the scenario has a deadline
+
+
 class RecordingDataPlane:
     host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
 
@@ -118,6 +123,14 @@ class Switch:
         }
         host.send(messages.Join(rank=rank, world_size=world_size, **{**join, **changes}))
         return host
+
+    async def has(self, *ranks, job="a"):
+        """Waits until these and no other ranks have joined here."""
+
+        def joined():
+            return {rank for epoch in self.plane._jobs.epochs() if epoch.job.name == job for rank in epoch.joined()}
+
+        await until(lambda: joined() == set(ranks))
 
     async def job(self, world_size=2, **changes):
         hosts = [await self.join(rank, world_size, **changes) for rank in range(world_size)]

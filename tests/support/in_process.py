@@ -21,7 +21,7 @@ class SwitchThread:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -34,7 +34,7 @@ class SwitchThread:
     def stop(self):
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
+            self._thread.join(60)
             assert not self._thread.is_alive()
 
 
@@ -69,7 +69,7 @@ def init_beside(running, other_rank=1, **changes):
         return session, other.result()
 
 
-def until(condition, timeout_s=5.0):
+def until(condition, timeout_s=60.0):
     end = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)

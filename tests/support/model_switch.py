@@ -81,7 +81,7 @@ class ModelSwitch:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     async def _serve(self):
         plane = ControlPlane(self._data_plane, lease_s=30.0, slots_per_job=64)

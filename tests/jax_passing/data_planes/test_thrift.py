@@ -26,7 +26,7 @@ def serve():
                     connection.sendall(answer)
 
         threading.Thread(target=work, daemon=True).start()
-        clients.append(ThriftClient(listener.getsockname()[:2], timeout_s=1.0))
+        clients.append(ThriftClient(listener.getsockname()[:2], timeout_s=30.0))
         return clients[-1], requests
 
     yield run

@@ -59,7 +59,7 @@ struct Device {
   }
   // "" for success, else what went wrong.
   std::string Result() {
-    if (result.wait_for(5s) != std::future_status::ready) return "still waiting";
+    if (result.wait_for(60s) != std::future_status::ready) return "still waiting";
     return result.get();
   }
 };

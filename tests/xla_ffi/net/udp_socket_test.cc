@@ -20,12 +20,12 @@ struct Datagram {
   Address source;
 };
 
-// Whatever arrives until `count` datagrams are there, or none came for half a second.
+// Whatever arrives until `count` datagrams are there, or none came for ten seconds.
 std::vector<Datagram> ReceiveAll(UdpSocket& socket, size_t count) {
   std::vector<Datagram> datagrams;
   while (datagrams.size() < count) {
     pollfd readable{.fd = socket.fd(), .events = POLLIN, .revents = 0};
-    if (poll(&readable, 1, 500) <= 0) break;
+    if (poll(&readable, 1, 10'000) <= 0) break;
     socket.Receive([&](std::span<const uint8_t> datagram, const Address& source) {
       datagrams.push_back({{datagram.begin(), datagram.end()}, source});
     });
