@@ -1,17 +1,23 @@
-"""A UDP socket of a worker, or of the switch's parent, on this machine."""
+"""A UDP socket of a worker, or of the switch's parent, on this machine; and one that hears a multicast group."""
 
 import socket
+import sys
 import time
 
 from jax_passing.config import address_text
 
 PACKET_BYTES_MAX = 65536
+TTL = 1  # of what goes to a group: it doesn't pass routers
+_IP_RECVTTL, _IP_MULTICAST_ALL = 12, 49  # linux/in.h
+
+Source = tuple[str, int]
 
 
 class DataSocket:
     """It isn't connected: what comes from elsewhere than the switch's data address is an error, and must be seen.
 
     Attributes:
+      name: its address, for people.
       stray: the first packet that came from elsewhere, for people; empty if none did.
     """
 
@@ -19,6 +25,7 @@ class DataSocket:
         self._udp = socket.socket(socket.AF_INET6 if ":" in own_host else socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind((own_host, 0))
         self.port: int = self._udp.getsockname()[1]
+        self.name = address_text(own_host, self.port)
         self.stray = ""
 
     def set_switch(self, host: str, port: int) -> None:
@@ -32,12 +39,46 @@ class DataSocket:
         """The next packet from the switch. Raises TimeoutError at `until`, in seconds of time.monotonic()."""
         while (left_s := until - time.monotonic()) > 0:
             self._udp.settimeout(left_s)
-            packet, source = self._udp.recvfrom(PACKET_BYTES_MAX)
+            packet, source = self._received()
             if source[:2] == self._switch[:2]:
                 return packet
             wanted, got = (address_text(*address[:2]) for address in (self._switch, source))
-            self.stray = self.stray or f"a packet of {len(packet)} bytes from {got}; the switch sends from {wanted}"
+            self._strange(f"a packet of {len(packet)} bytes from {got}; the switch sends from {wanted}")
         raise TimeoutError("timed out")
+
+    def _received(self) -> tuple[bytes, Source]:
+        packet, source = self._udp.recvfrom(PACKET_BYTES_MAX)
+        return packet, source
+
+    def _strange(self, text: str) -> None:
+        self.stray = self.stray or text
 
     def close(self) -> None:
         self._udp.close()
+
+
+class GroupSocket(DataSocket):
+    """Hears what comes to an IPv4 multicast group on the interface that has the address `own_host`. Raises OSError."""
+
+    def __init__(self, group: tuple[str, int], own_host: str):
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.name, self.port, self.stray = address_text(*group), group[1], ""
+        try:
+            self._udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._udp.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+            self._udp.setsockopt(socket.IPPROTO_IP, _IP_RECVTTL, 1)
+            self._udp.bind(group)
+            membership = socket.inet_aton(group[0]) + socket.inet_aton(own_host)
+            self._udp.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        except BaseException:
+            self._udp.close()
+            raise
+
+    def _received(self) -> tuple[bytes, Source]:
+        packet, controls, _, source = self._udp.recvmsg(PACKET_BYTES_MAX, socket.CMSG_SPACE(4))
+        ttl = next((int.from_bytes(data, sys.byteorder) for _, kind, data in controls if kind == socket.IP_TTL), TTL)
+        if ttl != TTL:
+            self._strange(
+                f"a packet with a TTL of {ttl} to the group; it must be {TTL}, so that no router passes it on"
+            )
+        return packet, source

@@ -1,6 +1,7 @@
 """What can be tested: anything that plays an exchange. Here the C++ slot pool in this process; live.py has the rest."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from jax_passing import _native
@@ -18,14 +19,27 @@ class Device(Protocol):
     def play(self, exchange: Exchange) -> Played:
         """Sends the packets of an applicable exchange. Raises DeviceError if the device can't be used any more."""
 
-    def rest(self) -> str:
-        """What comes for a while after all exchanges, when nothing must; empty if nothing does."""
+    def checks(self) -> Sequence["Check"]:
+        """What is to be found out after all exchanges, and can't be by them."""
 
     def close(self) -> None: ...
 
 
 class DeviceError(Exception):
     """The device under test is gone, or does too little to be tested."""
+
+
+class NotApplicableError(Exception):
+    """Why this can't be checked here."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """`find` says what is wrong; nothing if nothing is. It raises DeviceError or NotApplicableError."""
+
+    section: str
+    description: str
+    find: Callable[[], str]
 
 
 class SlotPool:
@@ -74,8 +88,8 @@ class SlotPool:
             pool.remove_job(number)
         return Played(received, verdicts=verdicts, states=states)
 
-    def rest(self) -> str:
-        return ""  # it answers when it is called, never later
+    def checks(self) -> Sequence[Check]:
+        return ()
 
     def close(self) -> None:
         pass

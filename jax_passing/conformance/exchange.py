@@ -18,12 +18,16 @@ STRANGER = "X"  # an address with which nobody has joined A or B
 
 
 def jobs_of(text: str) -> tuple[Job, ...]:
-    """Jobs with their workers: "A2 B3" has two; "A2^" has a parent. Worker 1 of job A sends from address "A1"."""
+    """Jobs with their workers: "A2 B3" has two. Worker 1 of job A sends from address "A1".
+
+    "A2^" has a parent. The workers of "A2*" hear results from a group, whose address is "A*".
+    """
     jobs = []
-    for name, count, parent in re.findall(r"([AB])(\d+)(\^?)", text):
+    for name, count, marks in re.findall(r"([AB])(\d+)([*^]*)", text):
         number, epoch, slot_first = NUMBERS[name]
         workers = tuple(f"{name}{worker}" for worker in range(int(count)))
-        jobs.append(Job(number, epoch, slot_first, SLOT_COUNT, workers, PARENTS[name] if parent else None))
+        parent, group = PARENTS[name] if "^" in marks else None, f"{name}*" if "*" in marks else None
+        jobs.append(Job(number, epoch, slot_first, SLOT_COUNT, workers, parent, group))
     return tuple(jobs)
 
 
@@ -62,6 +66,8 @@ class Exchange:
             return f"a job has at most {limits.worker_limit} workers here"
         if limits.trees is not None and any((job.parent is not None) != limits.trees for job in self.jobs):
             return "its jobs have parents" if limits.trees else "its jobs have no parent"
+        if not limits.multicast and any(job.group is not None for job in self.jobs):
+            return "results don't go to a group here"
         if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
         if self.chunks == "partial" and limits.whole_chunks:
@@ -86,8 +92,9 @@ class Exchange:
     def addresses(self) -> tuple[str, ...]:
         """All that send or receive."""
         workers = [str(worker) for job in self.jobs for worker in job.workers]
+        groups = [str(job.group) for job in self.jobs if job.group is not None]
         parents = [str(job.parent.address) for job in self.jobs if job.parent]
-        return (*workers, *parents, STRANGER)
+        return (*workers, *groups, *parents, STRANGER)
 
 
 def _widened(packet: bytes, lanes: int) -> bytes:

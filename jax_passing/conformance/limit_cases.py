@@ -1,8 +1,10 @@
 """Cases that depend on what the data plane declares: its most workers, its most lanes, whole chunks."""
 
-from jax_passing.conformance.exchange import Exchange, Step, answered_by_model, jobs_of
+from dataclasses import replace
+
+from jax_passing.conformance.exchange import PARENTS, Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.model import Limits
-from jax_passing.wire import LANES_MAX, MAX, SUM, Packet
+from jax_passing.wire import EVERY_WORKER, LANES_MAX, MAX, RESULT, SUM, Packet
 
 
 def cases(limits: Limits) -> list[Exchange]:
@@ -11,8 +13,9 @@ def cases(limits: Limits) -> list[Exchange]:
         for workers in _numbers_of_workers(limits)
         for lane_format in (SUM, MAX)
     ]
-    made.append(_whole(limits) if limits.whole_chunks else _every_count(limits))
-    return made
+    if not limits.whole_chunks:
+        return [*made, _every_count(limits)]
+    return [*made, _whole(limits), _whole_results(limits)]
 
 
 def _numbers_of_workers(limits: Limits) -> list[int]:
@@ -24,7 +27,10 @@ def _numbers_of_workers(limits: Limits) -> list[int]:
 def _exchange(description: str, jobs: str, sent: list[tuple[str, Packet]], limits: Limits) -> Exchange:
     steps = tuple(Step(source, packet.encode(), "") for source, packet in sent)
     return answered_by_model(
-        Exchange("limits", description, jobs_of(jobs + "^" * bool(limits.trees)), steps, chunks="exact"), limits
+        Exchange(
+            "limits", description, jobs_of(jobs + "^" * bool(limits.trees and "^" not in jobs)), steps, chunks="exact"
+        ),
+        limits,
     )
 
 
@@ -54,9 +60,25 @@ def _every_count(limits: Limits) -> Exchange:
     return _exchange(f"every element count up to {limits.lanes_per_chunk}", "A1", sent, limits)
 
 
+def _other_counts(lanes: int) -> list[int]:
+    return sorted({1, lanes - 1, min(lanes + 1, LANES_MAX), LANES_MAX} - {0, lanes})
+
+
 def _whole(limits: Limits) -> Exchange:
     lanes = limits.lanes_per_chunk
-    counts = sorted({1, lanes - 1, lanes + 1, LANES_MAX} - {0, lanes})
-    sent = [("A0", _contribution(0, count)) for count in counts if count <= LANES_MAX]
+    sent = [("A0", _contribution(0, count)) for count in _other_counts(lanes)]
     sent += [("A0", _contribution(0, lanes)), ("A1", _contribution(1, lanes))]
     return _exchange(f"packets of other than {lanes} lanes are malformed", "A2", sent, limits)
+
+
+def _whole_results(limits: Limits) -> Exchange:
+    lanes = limits.lanes_per_chunk
+    there = PARENTS["A"]
+    result = Packet(
+        type=RESULT, job=there.job, epoch=there.epoch, worker=EVERY_WORKER, slot=there.slot_first + 1, sequence=9
+    )
+    sent = [
+        *((f"A{worker}", _contribution(worker, lanes)) for worker in (0, 1)),
+        *(("P", replace(result, lanes=_lanes(count, 0))) for count in (*_other_counts(lanes), lanes)),
+    ]
+    return _exchange(f"results of other than {lanes} lanes are malformed", "A2^", sent, limits)

@@ -2,14 +2,18 @@
 
 import time
 from collections import Counter
+from contextlib import closing
 
 import msgspec
 
 from jax_passing import control_messages as messages
 from jax_passing.config import address_text
-from jax_passing.conformance.devices import DeviceError
+from jax_passing.conformance import control_checks, group_checks
+from jax_passing.conformance.devices import Check, DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
-from jax_passing.conformance.live_job import JOBS_MAX, LiveJob, RefusedError
+from jax_passing.conformance.group_checks import hear
+from jax_passing.conformance.joining import GroupAnswer, RefusedError, decline
+from jax_passing.conformance.live_job import JOBS_MAX, LiveJob
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.data_plane import VERDICTS
@@ -17,6 +21,7 @@ from jax_passing.wire import RESULT
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0
+SILENCE = "after all exchanges, nothing more comes"
 NO_JOB = 40_000  # a number that no switch has got to
 
 
@@ -45,11 +50,23 @@ class LiveSwitch:
             whole_chunks=welcome.whole_chunks,
             worker_limit=welcome.worker_limit,
             trees=self._parent is not None,
+            multicast=self._has_group(),
         )
 
-    def _join(self, workers: int) -> LiveJob:
+    def _has_group(self) -> bool:
+        """Whether results can go to a group. If one is offered, but is of no use, a check says so."""
+        self._group_offered, self._group_trouble = True, ""
         try:
-            return LiveJob(self._address, workers, self._parent)
+            with closing(self._join(2, hear)) as job:
+                self._group_offered = job.offer is not None
+                return job.group is not None
+        except DeviceError as error:
+            self._group_trouble = str(error)
+            return False
+
+    def _join(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob:
+        try:
+            return LiveJob(self._address, workers, self._parent, answer, name)
         except RefusedError as error:
             raise DeviceError(
                 f"it refuses a job of {workers} workers (the test has up to {JOBS_MAX} jobs at once): {error}"
@@ -95,11 +112,12 @@ class LiveSwitch:
         for job in exchange.jobs:
             name, workers = _name(job), len(job.workers)
             running = self._jobs.get(name)
-            free = running.take_slots() if running is not None and running.workers == workers else None
+            same = running is not None and (running.workers, running.group is None) == (workers, job.group is None)
+            free = running.take_slots() if running is not None and same else None
             if free is None:
                 if running is not None:
                     running.close()
-                self._jobs[name] = self._join(workers)
+                self._jobs[name] = self._join(workers, decline if job.group is None else hear)
                 free = self._jobs[name].take_slots()
             assert free is not None
             slots[name] = free
@@ -145,9 +163,11 @@ class LiveSwitch:
         return (self._jobs[address[0]], int(address[1:])) if address[0] in self._jobs else (self._stranger, 0)
 
     def _fence(self, address: str, received: dict[str, list[bytes]]) -> None:
-        if address == "P":
-            job = self._jobs["A"]
-            everybody = ["P", *(f"A{worker}" for worker in range(job.workers))]
+        if address == "P" or address.endswith("*"):
+            name = "A" if address == "P" else address[0]
+            job = self._jobs[name]
+            everybody = ["P"] * (job.parent is not None)
+            everybody += [f"{name}*"] if job.group is not None else [f"{name}{worker}" for worker in range(job.workers)]
             for other, packets in zip(everybody, job.fence_all(), strict=True):
                 received[other] += packets
         else:
@@ -176,7 +196,22 @@ class LiveSwitch:
         taken = {live.welcome.job_id for live in self._open_jobs()}
         return _renumbered(packet, NO_JOB + number if number in taken else number, epoch, slot)
 
-    def rest(self) -> str:
+    def checks(self) -> list[Check]:
+        def silence() -> str:
+            found = self._unexpected()
+            for job in self._jobs.values():  # the other checks have jobs of their own
+                job.close()
+            self._jobs.clear()
+            return found
+
+        return [
+            Check("silence", SILENCE, silence),
+            *group_checks.checks(self._join, self._stranger, self._group_offered, self._group_trouble),
+            *control_checks.checks(self._join),
+        ]
+
+    def _unexpected(self) -> str:
+        """What comes for a while when nothing must."""
         jobs = self._open_jobs()
         until = time.monotonic() + QUIET_S
         try:

@@ -7,21 +7,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol
 
 import msgspec
 
 from jax_passing import control_messages as messages
-from jax_passing.conformance.data_socket import DataSocket
+from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.conformance.exchange import SLOT_COUNT
+from jax_passing.conformance.exchange import SLOT_COUNT, shown
+from jax_passing.conformance.joining import ANSWER_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, receive
 from jax_passing.conformance.model import Parent, State
-from jax_passing.conformance.parent_role import ParentRole
-from jax_passing.control_connection import ControlConnection, connect
+from jax_passing.conformance.parent_role import ParentEnd, ParentRole
+from jax_passing.control_connection import ControlConnection
 from jax_passing.wire import EVERY_WORKER, RESULT, Packet
 
-JOIN_S = 20.0
-ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
 ATTEMPTS = 15
 UNREAD_S = 0.001  # a packet that has come is read by then
 PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes would take all memory
@@ -29,103 +28,44 @@ LEAVE_S = 5.0
 LEASE_S_MIN = 5.0  # heartbeats go out between exchanges, which take that long if a few packets are lost
 JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
 
-M = TypeVar("M", bound=messages.Message)
-
-
-class RefusedError(Exception):
-    """The switch doesn't take such a job."""
-
-
-class _Worker:
-    """Its control connection, and its socket for packets."""
-
-    def __init__(self, address: tuple[str, int]):
-        self.control, hello = connect(address, JOIN_S)
-        self.control.set_timeout(JOIN_S)
-        self.instance = hello.instance
-        self.udp = DataSocket(self.control.own_host)
-        self.udp.set_switch(hello.data_host or self.control.switch_host, hello.data_port)
-
-    def close(self) -> None:
-        self.udp.close()
-        self.control.hang_up()
-        self.control.close()
-
-
-def _receive(control: ControlConnection, until: float) -> messages.FromSwitch:
-    """The next message. Raises TimeoutError at `until`, even if messages come all the time."""
-    left_s = until - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("it sends other messages than the one that is waited for")
-    control.set_timeout(left_s)
-    try:
-        return control.receive()
-    finally:
-        control.set_timeout(JOIN_S)
-
-
-def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -> M:
-    """The answer, of this kind; heartbeats may come before."""
-    control.send(question)
-    until = time.monotonic() + JOIN_S
-    while not isinstance(answer := _receive(control, until), kind):
-        if not isinstance(answer, messages.Heartbeat):
-            raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
-    return answer
-
-
-def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
-    while True:
-        match _receive(control, until):
-            case messages.GroupOffer(nonce=nonce):
-                control.send(messages.GroupReady(nonce, "a conformance test takes results one by one"))
-            case messages.Refused(message=message) | messages.Failed(message=message):
-                raise RefusedError(message)
-            case messages.Welcome() as welcome:
-                return welcome
-            case answer:
-                raise DeviceError(f"the switch answered {type(answer).__name__} to a join")
-
-
-def _check(welcomes: list[messages.Welcome]) -> None:
-    """They are the same to all but for the worker's number, and agree to no group: all were declined."""
-    numbers = [welcome.worker for welcome in welcomes]
-    if sorted(numbers) != list(range(len(welcomes))):
-        raise DeviceError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")
-    first = welcomes[0]
-    for rank, welcome in enumerate(welcomes):
-        for name in welcome.__struct_fields__:
-            ours, other = getattr(first, name), getattr(welcome, name)
-            if name != "worker" and ours != other:
-                raise DeviceError(f"{name} is {ours} in its welcome to rank 0, {other} in that to rank {rank}")
-    if first.multicast:
-        raise DeviceError("it welcomes workers to a multicast group that they have declined")
-
 
 class LiveJob:
     """Made by joining. Raises RefusedError, DeviceError or SwitchUnreachableError.
 
     A switch is silent about most packets. All that it had to say to a worker has arrived once a *fence* has passed: the
-    worker asks again for a complete slot, and gets that result. Packets of one path keep their order. A parent's fence
-    is a whole sum: up to the parent, and its result down to all.
+    worker asks again for a complete slot, and gets that result. Packets of one path keep their order. The fence of a
+    parent, or of a group, is a whole sum: up to the parent, and its result down to all.
 
     Attributes:
       workers: how many.
+      welcome: what the switch has said to worker 0.
+      offer: of a multicast group, if there was one.
+      group: what hears it, if results go there.
+      parent: our end of it, if there is one.
       fenced: verdicts that the switch has come to because of fences.
       repeated: how often a fence had to be repeated, which makes `fenced` uncertain.
     """
 
-    def __init__(self, address: tuple[str, int], workers: int, parent: ParentRole | None = None):
+    def __init__(
+        self,
+        address: tuple[str, int],
+        workers: int,
+        parent: ParentRole | None = None,
+        answer: GroupAnswer = decline,
+        name: str = "",
+    ):
         self.workers = workers
         self.fenced: Counter[str] = Counter()
         self.repeated = 0
-        self._workers: list[_Worker] = []
-        self._name = f"conformance {uuid.uuid4().hex}"
+        self.group: GroupSocket | None = None
+        self.parent: ParentEnd | None = None
+        self._workers: list[WorkerEnd] = []
+        name = name or f"conformance {uuid.uuid4().hex}"
         try:
             for _ in range(workers):
-                self._workers.append(_Worker(address))
-            self._join()
-            self.parent = parent.end_of(self._name) if parent is not None else None
+                self._workers.append(WorkerEnd(address))
+            self._take(join(self._workers, name, answer))
+            self.parent = parent.end_of(name) if parent is not None else None
             self._make_fences()
             if parent is None:
                 self._refuse_parent()
@@ -136,26 +76,13 @@ class LiveJob:
             self.close()
             raise
 
-    def _join(self) -> None:
-        for rank, worker in enumerate(self._workers):
-            join = messages.Join(
-                protocol_version=messages.PROTOCOL_VERSION,
-                job=self._name,
-                rank=rank,
-                world_size=self.workers,
-                switches=(worker.instance,),
-                udp_port=worker.udp.port,
-                instance=uuid.uuid4().hex,
-                join_deadline_s=JOIN_S,
-            )
-            worker.control.send(join)
-        until = time.monotonic() + JOIN_S + ANSWER_S  # the switch has given up before, and said why
-        welcomes = [_welcome(worker.control, until) for worker in self._workers]
-        _check(welcomes)
-        order = sorted(range(self.workers), key=lambda rank: welcomes[rank].worker)
-        self._workers = [self._workers[rank] for rank in order]
-        self._ranks = order
-        self.welcome = welcome = welcomes[0]
+    def _take(self, joined: Joined) -> None:
+        self._workers, self._ranks, self.offer, self.group = joined.workers, joined.ranks, joined.offer, joined.group
+        self.welcome = welcome = joined.welcome
+        if welcome.multicast and self.group is None:
+            raise DeviceError("it welcomes workers to a multicast group that they have declined, or don't hear")
+        if self.group is not None and not welcome.multicast:
+            raise DeviceError("its welcome says nothing of the multicast group that all workers have heard")
         if welcome.slot_count < 4 * SLOT_COUNT:
             raise DeviceError(
                 f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT} for each of {JOBS_MAX} "
@@ -190,6 +117,34 @@ class LiveJob:
             self._heartbeat_at = now
             for worker in self._workers:
                 worker.control.send(messages.Heartbeat())
+
+    def control_of(self, rank: int) -> ControlConnection:
+        return self._workers[self._ranks.index(rank)].control
+
+    def contribute(self, numbers: messages.Welcome, sequence: int) -> list[str]:
+        """Worker 0 sends a contribution with these numbers, whose slot nobody uses. What comes of it, for people."""
+        slot = numbers.slot_first + numbers.slot_count - 1
+        packet = replace(self._fence(slot, 0, sequence), job=numbers.job_id, epoch=numbers.epoch)
+        self._contribute(packet, [0])
+        return [shown(data) for data in self.fence(0)]
+
+    def lose_group(self) -> str:
+        """A rank says that it hears the group no longer. What is wrong with the next results; empty if nothing is."""
+        assert self.group is not None
+        control = self._workers[-1].control
+        control.send(messages.GroupLost())
+        ask(control, messages.CountersQuery(), messages.Counters)  # it has dealt with what was said before
+        group, self.group = self.group, None
+        try:
+            list(self._sum(next(self._sums)))
+            if self.repeated:
+                return "the next result came to each worker only because it asked again"
+            with suppress(TimeoutError):
+                packet = group.receive(time.monotonic() + UNREAD_S)
+                return f"to the group came {shown(packet)}"
+        finally:
+            group.close()
+        return ""
 
     def counters(self) -> dict[str, int]:
         """The switch's, of all its jobs."""
@@ -235,8 +190,12 @@ class LiveJob:
         return self._until(self._workers[worker].udp, self._result(sent), lambda: self._contribute(sent, [worker]))
 
     def fence_all(self) -> Iterator[list[bytes]]:
-        """The same for the parent, then each worker. All that the parent sent has been dealt with."""
-        self.fenced.update({"added": self.workers - 1, "forwarded": 1, "answered": 1})
+        """The same for the parent, if there is one, and then for the group, or each worker.
+
+        All that the parent sent has been dealt with.
+        """
+        self.fenced["added"] += self.workers - 1
+        self.fenced.update(["complete"] if self.parent is None else ["forwarded", "answered"])
         return self._sum(next(self._sums))
 
     def _contribute(self, sent: Packet, workers: Iterable[int]) -> None:
@@ -248,7 +207,7 @@ class LiveJob:
         return replace(sent, type=RESULT, worker=EVERY_WORKER, lanes=lanes).encode()
 
     def _sum(self, sent: Packet) -> Iterator[list[bytes]]:
-        """What the parent, if there is one, and then each worker was sent before this sum came to it."""
+        """What came before this sum: to the parent, if there is one, and then to the group, or each worker."""
         everybody, result, answer = range(self.workers), self._result(sent), b""
         self._ours.add(result)
         self._contribute(sent, everybody)
@@ -264,6 +223,9 @@ class LiveJob:
             if self.parent is not None:
                 self.parent.udp.send(answer)
 
+        if self.group is not None:
+            yield self._until(self.group, result, None)
+            return
         for worker in self._workers:
             yield self._until(worker.udp, result, again)
 
@@ -272,8 +234,8 @@ class LiveJob:
         lanes = tuple(lane * self.workers for lane in sent.lanes)
         return replace(sent, job=numbers.job, epoch=numbers.epoch, worker=numbers.worker, slot=slot, lanes=lanes)
 
-    def _until(self, udp: DataSocket, wanted: bytes, ask_again: Callable[[], None]) -> list[bytes]:
-        """What comes before `wanted`."""
+    def _until(self, udp: DataSocket, wanted: bytes, ask_again: Callable[[], None] | None) -> list[bytes]:
+        """What comes before `wanted`. Who asks again is answered alone, so there is no asking for a group."""
         received: list[bytes] = []
         for _ in range(ATTEMPTS):
             until = time.monotonic() + ANSWER_S
@@ -284,6 +246,11 @@ class LiveJob:
                     if len(received) > PACKETS_MAX:
                         raise DeviceError(f"it floods a worker: {len(received)} packets that must not come")
                 return received
+            if ask_again is None:
+                raise DeviceError(
+                    f"a result didn't come to the multicast group {udp.name} within {ANSWER_S:g} s after the last "
+                    "contribution"
+                )
             self.repeated += 1
             ask_again()
         raise DeviceError(
@@ -292,7 +259,8 @@ class LiveJob:
         )
 
     def _sockets(self) -> list[DataSocket]:
-        return [*(worker.udp for worker in self._workers), *([self.parent.udp] if self.parent else [])]
+        others = [self.group, self.parent.udp if self.parent is not None else None]
+        return [*(worker.udp for worker in self._workers), *(udp for udp in others if udp is not None)]
 
     def take_stray(self) -> str:
         """What has come from elsewhere than the switch since the last call."""
@@ -320,6 +288,14 @@ class LiveJob:
                 worker.control.send(messages.Leave())
         for worker in self._workers:
             with suppress(OSError, msgspec.DecodeError):
-                while not isinstance(_receive(worker.control, until), messages.Bye):
+                while not isinstance(receive(worker.control, until), messages.Bye):
                     pass
             worker.close()
+        if self.group is not None:
+            self.group.close()
+
+
+class Join(Protocol):
+    """Joins the switch under test. Raises DeviceError."""
+
+    def __call__(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob: ...

@@ -30,12 +30,14 @@ class Limits:
       whole_chunks: every packet has exactly so many lanes; others are malformed to it.
       worker_limit: workers that a job may have.
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
+      multicast: whether it can send results to a group.
     """
 
     lanes_per_chunk: int = LANES_MAX
     whole_chunks: bool = False
     worker_limit: int = WORKERS_MAX
     trees: bool | None = None
+    multicast: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class Job:
     slot_count: int
     workers: tuple[Address, ...]
     parent: Parent | None = None
+    group: Address | None = None  # where all workers hear its results
+
+    @property
+    def everybody(self) -> tuple[Address, ...]:
+        """Where a result goes that is for all."""
+        return self.workers if self.group is None else (self.group,)
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Switch:
         if job.parent is not None and held.from_parent is None:
             return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, joined))
         result = _result(job, held.from_parent or joined, packet.slot)
-        to = (job.workers[packet.worker],) if again else job.workers
+        to = (job.workers[packet.worker],) if again else job.everybody
         return Answer("resend" if again else "complete", to, result)
 
     def _on_result(self, job: Job, parent: Parent, packet: Packet, source: Address) -> Answer:
@@ -205,7 +213,7 @@ class Switch:
         if held.from_parent is not None:
             return Answer("duplicate")
         held.from_parent = packet
-        return Answer("answered", job.workers, _result(job, packet, slot))
+        return Answer("answered", job.everybody, _result(job, packet, slot))
 
 
 def _content(packet: Packet) -> tuple[int, int, int]:

@@ -31,7 +31,8 @@ class _Maker:
         self._rng, self._limits = rng, limits
         workers = rng.choice([1, 2, 2, 3, 3, 4, 7, limits.worker_limit])
         tree = rng.random() < 0.4 if limits.trees is None else limits.trees
-        jobs = f"A{workers}" + "^" * tree
+        group = limits.multicast and workers > 1 and rng.random() < 0.3
+        jobs = f"A{workers}" + "*" * group + "^" * tree
         if rng.random() < 0.3 and limits.trees is not True:  # B has no parent
             jobs += " B2"
         self.jobs = jobs_of(jobs)

@@ -9,7 +9,7 @@ from rich.progress import track
 from rich.table import Table
 
 from jax_passing.conformance import golden, limit_cases, random_exchanges
-from jax_passing.conformance.devices import Device
+from jax_passing.conformance.devices import Check, Device, DeviceError, NotApplicableError
 from jax_passing.conformance.exchange import Exchange, difference, final_states, state_difference
 from jax_passing.conformance.model import Limits
 
@@ -43,13 +43,21 @@ def outcome(device: Device, exchange: Exchange) -> Outcome:
     return Outcome(exchange, failure, not_compared=played.not_compared)
 
 
-REST = Exchange("silence", "after all, nothing more comes", jobs=(), steps=())
+def found(check: Check) -> Outcome:
+    named = Exchange(check.section, check.description, jobs=(), steps=())
+    try:
+        return Outcome(named, check.find())
+    except NotApplicableError as error:
+        return Outcome(named, not_applicable=str(error))
+    except DeviceError as error:
+        return Outcome(named, str(error))
 
 
 def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
     for exchange in track(exchanges, "testing", console=console, transient=True, disable=not console.is_terminal):
         yield outcome(device, exchange)
-    yield Outcome(REST, device.rest())
+    for check in device.checks():
+        yield found(check)
 
 
 def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
