@@ -92,8 +92,8 @@ class Joined:
     group: GroupSocket | None
 
 
-def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer) -> Joined:
-    """Raises RefusedError, DeviceError, OSError or msgspec.DecodeError."""
+def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float) -> Joined:
+    """They wait for so long for the job to start. Raises RefusedError, DeviceError, OSError or msgspec.DecodeError."""
     for rank, worker in enumerate(workers):
         request = messages.Join(
             protocol_version=messages.PROTOCOL_VERSION,
@@ -103,10 +103,10 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer) -> Joined:
             switches=(worker.instance,),
             udp_port=worker.udp.port,
             instance=uuid.uuid4().hex,
-            join_deadline_s=JOIN_S,
+            join_deadline_s=wait_s,
         )
         worker.control.send(request)
-    until = time.monotonic() + JOIN_S + ANSWER_S  # the switch has given up before, and said why
+    until = time.monotonic() + wait_s + ANSWER_S  # the switch has given up before, and said why
     first = [_offer_or_welcome(worker.control, until) for worker in workers]
     offers = [message for message in first if isinstance(message, messages.GroupOffer)]
     if offers and offers != [offers[0]] * len(workers):

@@ -12,8 +12,8 @@ from jax_passing.conformance import control_checks, group_checks
 from jax_passing.conformance.devices import Check, DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
 from jax_passing.conformance.group_checks import hear
-from jax_passing.conformance.joining import GroupAnswer, RefusedError, decline
-from jax_passing.conformance.live_job import JOBS_MAX, LiveJob
+from jax_passing.conformance.joining import JOIN_S, GroupAnswer, RefusedError, decline
+from jax_passing.conformance.live_job import AS_PARENT, JOBS_MAX, LiveJob
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.data_plane import VERDICTS
@@ -21,8 +21,13 @@ from jax_passing.wire import RESULT
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0
+FIRST_JOIN_S = 5.0  # there is nobody to wait for, unless it has a parent that isn't there
 SILENCE = "after all exchanges, nothing more comes"
 NO_JOB = 40_000  # a number that no switch has got to
+
+
+def _workers(count: int) -> str:
+    return "one worker" if count == 1 else f"{count} workers"
 
 
 def _name(job: Job) -> str:
@@ -43,7 +48,7 @@ class LiveSwitch:
             self._parent = ParentRole(parent_at) if parent_at else None
         except OSError as error:
             raise DeviceError(f"can't listen as its parent: {error}") from error
-        self._stranger = self._join(1)  # what it sends for others has a foreign source
+        self._stranger = self._join(1, wait_s=FIRST_JOIN_S)  # what it sends for others has a foreign source
         welcome = self._stranger.welcome
         self.limits = Limits(
             lanes_per_chunk=welcome.lanes_per_chunk,
@@ -64,13 +69,14 @@ class LiveSwitch:
             self._group_trouble = str(error)
             return False
 
-    def _join(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob:
+    def _join(self, workers: int, answer: GroupAnswer = decline, name: str = "", wait_s: float = JOIN_S) -> LiveJob:
         try:
-            return LiveJob(self._address, workers, self._parent, answer, name)
+            return LiveJob(self._address, workers, self._parent, answer, name, wait_s)
         except RefusedError as error:
-            raise DeviceError(
-                f"it refuses a job of {workers} workers (the test has up to {JOBS_MAX} jobs at once): {error}"
-            ) from error
+            text = f"it refuses a job of {_workers(workers)} (the test has up to {JOBS_MAX} jobs at once): {error}"
+            if self._parent is None and "parent" in str(error):
+                text = f"it has a parent, which isn't there: {AS_PARENT}. The switch says: {error}"
+            raise DeviceError(text) from error
 
     def _open_jobs(self) -> list[LiveJob]:
         return [self._stranger, *self._jobs.values()]

@@ -15,7 +15,17 @@ from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import SLOT_COUNT, shown
-from jax_passing.conformance.joining import ANSWER_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, receive
+from jax_passing.conformance.joining import (
+    ANSWER_S,
+    JOIN_S,
+    GroupAnswer,
+    Joined,
+    WorkerEnd,
+    ask,
+    decline,
+    join,
+    receive,
+)
 from jax_passing.conformance.model import Parent, State
 from jax_passing.conformance.parent_role import ParentEnd, ParentRole
 from jax_passing.control_connection import ControlConnection
@@ -26,6 +36,7 @@ UNREAD_S = 0.001  # a packet that has come is read by then
 PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes would take all memory
 LEAVE_S = 5.0
 LEASE_S_MIN = 5.0  # heartbeats go out between exchanges, which take that long if a few packets are lost
+AS_PARENT = "run this on the parent's machine, in its place, with --as-parent HOST:PORT, which is the switch's --parent"
 JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
 
 
@@ -53,6 +64,7 @@ class LiveJob:
         parent: ParentRole | None = None,
         answer: GroupAnswer = decline,
         name: str = "",
+        wait_s: float = JOIN_S,
     ):
         self.workers = workers
         self.fenced: Counter[str] = Counter()
@@ -64,7 +76,7 @@ class LiveJob:
         try:
             for _ in range(workers):
                 self._workers.append(WorkerEnd(address))
-            self._take(join(self._workers, name, answer))
+            self._take(join(self._workers, name, answer, wait_s))
             self.parent = parent.end_of(name) if parent is not None else None
             self._make_fences()
             if parent is None:
@@ -102,10 +114,7 @@ class LiveJob:
     def _refuse_parent(self) -> None:
         """The fences were sums: where those go up to another machine, every case would fail."""
         if self.counters().get("forwarded", 0) > 0:
-            raise DeviceError(
-                "it has a parent: run this on the parent's machine, in its place, with --as-parent HOST:PORT, "
-                "which is the switch's --parent"
-            )
+            raise DeviceError(f"it has a parent: {AS_PARENT}")
 
     def take_slots(self) -> int | None:
         """The first of SLOT_COUNT slots that were never used; None if all were."""
@@ -298,4 +307,6 @@ class LiveJob:
 class Join(Protocol):
     """Joins the switch under test. Raises DeviceError."""
 
-    def __call__(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob: ...
+    def __call__(
+        self, workers: int, answer: GroupAnswer = decline, name: str = "", wait_s: float = JOIN_S
+    ) -> LiveJob: ...

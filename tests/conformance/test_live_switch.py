@@ -72,6 +72,17 @@ def test_a_switch_below_another_needs_as_parent():
         parent.stop()
 
 
+def test_a_switch_whose_parent_is_absent_needs_as_parent():
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        parent_at = unused.getsockname()
+    running = SwitchThread(parent=parent_at)
+    try:
+        with pytest.raises(DeviceError, match="it has a parent, which isn't there: run this .* --as-parent HOST:PORT"):
+            LiveSwitch(parse_address(running.address))
+    finally:
+        running.stop()
+
+
 TOO_LITTLE = {
     "the test needs 16 for each of 3 jobs: start it with --slots-per-job 16": {"slots_per_job": 8},
     "(the test has up to 3 jobs at once): The switch at": {"slots_per_job": 16, "slot_total": 32},
