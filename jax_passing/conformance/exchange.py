@@ -1,7 +1,6 @@
 """A packet exchange: what is sent, and what the switch must do. Data, whichever device it is played on."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -162,56 +161,3 @@ class Played:
     strays: Sequence[str] = ()
     not_compared: Mapping[str, str] = field(default_factory=dict)
     translate: Callable[[bytes, Sequence[str]], bytes] = lambda packet, to: packet
-
-
-def shown(packet: bytes) -> str:
-    """For people: the header's fields apart, the first lanes."""
-    fields = [packet[a:b].hex() for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 16), (16, 18), (18, 20))]
-    lanes = [packet[at : at + 4].hex() for at in range(HEADER.size, len(packet), 4)]
-    more = f" ... ({len(lanes)} lanes)" if len(lanes) > 8 else ""
-    return " ".join(filter(None, fields)) + (f"  {' '.join(lanes[:8])}{more}" if lanes else "")
-
-
-def difference(exchange: Exchange, played: Played) -> str:
-    """The first thing that the device did otherwise; empty if there is none."""
-    steps = exchange.steps
-    if played.verdicts is not None:
-        for index, (step, verdict) in enumerate(zip(steps, played.verdicts, strict=True)):
-            if verdict != step.verdict:
-                return f"{_where(index, step)}: expected {step.verdict}, got {verdict}"
-    for address in exchange.addresses():
-        answers = ((index, replace(step, out=played.translate(step.out, step.to))) for index, step in enumerate(steps))
-        expected = [(index, step) for index, step in answers if address in step.to]
-        if text := _first_unlike(address, expected, played.received.get(address, [])):
-            return text
-    for stray in played.strays:
-        return f"there came {stray}"
-    expected_counts = Counter(step.verdict for step in steps)
-    unlike = {name: count for name, count in (played.counts or {}).items() if count != expected_counts[name]}
-    if unlike:
-        return "it counted " + ", ".join(f"{name} {n} times, not {expected_counts[name]}" for name, n in unlike.items())
-    return ""
-
-
-def state_difference(expected: Mapping[Place, State], played: Played) -> str:
-    """The same for what it tells of its slots."""
-    for (slot, version), state in (played.states or {}).items():
-        if state != expected[slot, version]:
-            return f"in the end slot {slot}, version {version} holds {state}, expected {expected[slot, version]}"
-    return ""
-
-
-def _where(index: int, step: Step) -> str:
-    return f"step {index + 1} ({step.source} sends {shown(step.packet)})"
-
-
-def _first_unlike(address: str, expected: Sequence[tuple[int, Step]], received: Sequence[bytes]) -> str:
-    for (index, step), packet in zip(expected, received, strict=False):
-        if packet != step.out:
-            return f"{_where(index, step)}: {address} expects {shown(step.out)}, got {shown(packet)}"
-    if len(received) < len(expected):
-        index, step = expected[len(received)]
-        return f"{_where(index, step)}: {address} expects {shown(step.out)}, got nothing"
-    if len(received) > len(expected):
-        return f"{address} got {shown(received[len(expected)])}, expects nothing more"
-    return ""

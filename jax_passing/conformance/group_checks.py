@@ -16,7 +16,8 @@ from jax_passing.wire import GROUP_PORT, PROBE, MalformedError, decode
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
 PROBES = 44  # of a burst: full packets, and a last one of one lane
 BURSTS = 5
-PROBING_S = 1.0  # a burst each 40 ms
+PROBING_S = 3.0  # a burst each 40 ms, and 1 s for hosts that say nothing
+QUIET_S = 0.2
 SECTION = "multicast"
 
 
@@ -28,13 +29,13 @@ def _say_ready(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffe
     return group
 
 
-def _probes(group: GroupSocket, offer: messages.GroupOffer, bursts: int) -> Counter[int]:
-    """How often each came, by its index; returns at once when all of so many bursts did. Raises DeviceError."""
+def _probes(group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s: float = PROBING_S) -> Counter[int]:
+    """How often each came, by its index; returns at once when so many bursts did. Raises DeviceError."""
     counts: Counter[int] = Counter()
     lanes = set()
-    until = time.monotonic() + PROBING_S
+    until = time.monotonic() + wait_s
     with suppress(TimeoutError):
-        while min((counts[index] for index in range(PROBES)), default=0) < bursts:
+        while min(counts[index] for index in range(PROBES)) < bursts:
             data = group.receive(until)
             try:
                 probe = decode(data)
@@ -117,12 +118,13 @@ def checks(join: Join, one: LiveJob, offered: bool, trouble: str) -> list[Check]
             with closing(_say_ready(workers, offers)) as udp:
                 workers[0].control.send(messages.GroupHeard(offers[0].nonce))
                 workers[1].control.send(messages.GroupHeard(offers[1].nonce ^ 1))
-                counts.update(_probes(udp, offers[0], BURSTS + 1))
+                counts.update(_probes(udp, offers[0], BURSTS))
+                counts.update(_probes(udp, offers[0], 1, QUIET_S))
 
         join(2, rank_1_hears_another).close()
-        if set(counts.values()) != {BURSTS} or len(counts) != PROBES:
-            often = f"{min(counts[index] for index in range(PROBES))} to {max(counts.values(), default=0)} times"
-            return f"while one rank hasn't heard all, its {PROBES} probes came {often}, not {BURSTS} times"
+        often = max(counts.values(), default=0)  # some may be lost
+        if often != BURSTS:
+            return f"while one rank hasn't heard all, probes came {often} times, not {BURSTS} times"
         return ""
 
     def cant_join() -> str:

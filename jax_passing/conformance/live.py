@@ -10,7 +10,8 @@ from jax_passing import control_messages as messages
 from jax_passing.config import address_text
 from jax_passing.conformance import control_checks, group_checks
 from jax_passing.conformance.devices import Check, DeviceError
-from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played, shown
+from jax_passing.conformance.differences import shown
+from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.group_checks import hear
 from jax_passing.conformance.joining import JOIN_S, GroupAnswer, RefusedError, decline
 from jax_passing.conformance.live_job import AS_PARENT, JOBS_MAX, LiveJob

@@ -14,7 +14,8 @@ import msgspec
 from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.conformance.exchange import SLOT_COUNT, shown
+from jax_passing.conformance.differences import shown
+from jax_passing.conformance.exchange import SLOT_COUNT
 from jax_passing.conformance.joining import (
     ANSWER_S,
     JOIN_S,

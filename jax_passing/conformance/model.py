@@ -136,6 +136,10 @@ class Switch:
             for version in (0, 1):
                 self._held[slot, version] = SlotVersion()
 
+    def stop_multicast(self, number: int) -> None:
+        """Its results go to each worker from now on."""
+        self._jobs[number] = replace(self._jobs[number], group=None)
+
     def remove_job(self, number: int) -> None:
         self._jobs.pop(number, None)
 

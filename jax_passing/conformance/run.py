@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
 from jax_passing.conformance import golden, limit_cases, random_exchanges
 from jax_passing.conformance.devices import Check, Device, DeviceError, NotApplicableError
-from jax_passing.conformance.exchange import Exchange, difference, final_states, state_difference
+from jax_passing.conformance.differences import difference, state_difference
+from jax_passing.conformance.exchange import Exchange, final_states
 from jax_passing.conformance.model import Limits
 
 
@@ -39,7 +41,7 @@ def outcome(device: Device, exchange: Exchange) -> Outcome:
     fitted = exchange.fitted(device.limits)
     played = device.play(fitted)
     states = final_states(fitted, device.limits)
-    failure = difference(fitted, played) or state_difference(states, played)
+    failure = difference(fitted, played) or state_difference(fitted, states, played)
     return Outcome(exchange, failure, not_compared=played.not_compared)
 
 
@@ -75,7 +77,8 @@ def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
     console.print(table)
     for one in done:
         if one.failure:
-            console.print(f"[red]failed[/]: {one.exchange.section}, {one.exchange.description}\n  {one.failure}")
+            title = f"{one.exchange.section}, {one.exchange.description}"
+            console.print(f"[red]failed[/]: {escape(title)}\n  {escape(one.failure)}", soft_wrap=True)
     missing = Counter(item for one in done for item in one.not_compared.items())
     for (what, why), times in sorted(missing.items()):
         console.print(f"[yellow]not compared[/] in {times} cases: {what}; {why}")

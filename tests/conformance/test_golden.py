@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from jax_passing import _native
 from jax_passing.conformance import golden, model, random_exchanges
-from jax_passing.conformance.exchange import Played, answered_by_model, difference, final_states, state_difference
+from jax_passing.conformance.differences import difference, shown, state_difference
+from jax_passing.conformance.exchange import Played, answered_by_model, final_states
 from jax_passing.conformance.model import Limits, State, is_newer
 from jax_passing.data_plane import VERDICTS
 from jax_passing.wire import HEADER, LANES_MAX, MalformedError, Packet, decode
@@ -97,21 +99,55 @@ def test_what_is_far_ahead_is_tested(monkeypatch, name):
 
 def test_a_difference_is_told():
     case = next(case for case in CASES if [step.verdict for step in case.steps] == ["added", "complete"])
-    first, last = case.steps
+    last = case.steps[1]
     right = {"A0": [last.out], "A1": [last.out]}
     assert difference(case, Played(right, ["added", "complete"], {"added": 1, "complete": 1, "stale": 0})) == ""
-    assert "expected complete, got added" in difference(case, Played(right, ["added", "added"]))
-    assert "A1 expects" in difference(case, Played({"A0": [last.out]}))
-    assert "expects nothing more" in difference(case, Played({**right, "X": [last.out]}))
-    assert "got 9a010100" in difference(case, Played({**right, "A0": [first.packet]}))
+    assert "step 2: expected complete, got added\n" in difference(case, Played(right, ["added", "added"]))
+    assert "after step 2 A1 expects a packet, got nothing" in difference(case, Played({"A0": [last.out]}))
+    assert "X got a packet that it doesn't expect:" in difference(case, Played({**right, "X": [last.out]}))
+    again = difference(case, Played({**right, "A1": [last.out] * 2}))
+    assert "A1 got a packet that it doesn't expect, after the 1 that it expects:" in again
     assert "there came news" in difference(case, Played(right, strays=["news"]))
     assert "stale 1 times, not 0" in difference(case, Played(right, counts={"stale": 1}))
     states = final_states(case, Limits())
     assert states[9, 0] == State(False, 9, 0b11, True)
-    assert state_difference(states, Played(right, states=states)) == ""
+    assert state_difference(case, states, Played(right, states=states)) == ""
     assert "slot 9, version 0 holds nothing, expected sequence 9, workers 0x3, complete" in state_difference(
-        states, Played(right, states={(9, 0): State()})
+        case, states, Played(right, states={(9, 0): State()})
     )
+
+
+def test_a_difference_is_told_by_fields_with_what_led_to_it():
+    case = next(case for case in CASES if [step.verdict for step in case.steps] == ["added", "complete"])
+    last = case.steps[1]
+    wrong = replace(decode(last.out), flags=1, sequence=8, lanes=(6, 0))
+    text = difference(case, Played({"A0": [wrong.encode()], "A1": [last.out]}))
+    assert text.splitlines() == [
+        "after step 2 A0 expects another packet:",
+        "  expected result: flags 0, job 3, epoch 11, worker every, slot 9, sequence 9, version 0, sum, 2 lanes: "
+        "00000006 fffffffb",
+        "  got      result: flags 1, job 3, epoch 11, worker every, slot 9, sequence 8, version 0, sum, 2 lanes: "
+        "00000006 00000000",
+        "  which differs in flags: 1, not 0; sequence: 8, not 9; lane 1: 00000000, not fffffffb",
+        "  step 1: A0 sends contribution: flags 0, job 3, epoch 11, worker 0, slot 9, sequence 9, version 0, sum, "
+        "2 lanes: 00000005 fffffff9",
+        "    must be: added, no answer",
+        "  step 2: A1 sends contribution: flags 0, job 3, epoch 11, worker 1, slot 9, sequence 9, version 0, sum, "
+        "2 lanes: 00000001 00000002",
+        "    must be: complete, to A0 A1",
+    ]
+    assert "which differs in its form (bad_length)" in difference(case, Played({"A0": [last.out + b"\0"]}))
+    assert "element count: 1, not 2" in difference(case, Played({"A0": [replace(wrong, lanes=(6,)).encode()]}))
+
+
+def test_what_is_no_packet_is_shown_as_bytes():
+    assert shown(b"") == "malformed packet (too_short) "
+    assert shown(bytes.fromhex("9b0101000003")) == "malformed packet (too_short) 9b010100 0003"
+    long = Packet(lanes=(7,) * (LANES_MAX + 1)).encode()
+    assert shown(long).startswith(
+        "malformed packet (bad_element_count) 9a010100 0000 0000 0000 0000 00000000 0001 0169 "
+    )
+    assert shown(long).endswith("00000007 ... (1464 bytes)")
 
 
 def test_packets_may_be_too_long_to_be_valid():

@@ -153,8 +153,8 @@ class Fault:
 
 
 FAULTS = {
-    "result twice": (lambda to, out: (to + to[:1], out), "three workers", "A0 got"),
-    "result not to all": (lambda to, out: (to[:2], out), "three workers", "A2 expects"),
+    "result twice": (lambda to, out: (to + to[:1], out), "three workers", "A0 got a packet"),
+    "result not to all": (lambda to, out: (to[:2], out), "three workers", "A2 expects a packet, got nothing"),
     "flags lost": (lambda to, out: (to, replace(decode(out), flags=0).encode()), "+Inf of the last worker", "A0 exp"),
     "a bit": (lambda to, out: (to, out[:-1] + bytes([out[-1] ^ 1])), "one lane", "A0 expects"),
 }
@@ -166,6 +166,100 @@ def test_faults_are_found(name):
     with closing(ModelSwitch(fault=Fault("complete", change))) as switch:
         failed, _ = failures(switch.address, seeds=0)
     assert text in failed[case]
+
+
+GROUP = "44 probes, then results come to the group, from the switch's data address, with a TTL of 1"
+LOST = "a rank says that it no longer hears the group: results come to each worker"
+NOT_HEARD = "a rank hasn't heard all probes: after 5 bursts results come to each worker"
+
+
+def faults_of_groups(monkeypatch, fault=lambda verdict, to, packet: (to, packet), cases=2):
+    chosen = [case for case in golden.read() if case.section == "multicast"][:cases]
+    monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: chosen)
+    with closing(ModelSwitch(fault=fault, multicast=True)) as switch:
+        return failures(switch.address)[0]
+
+
+def goes_to_a_group(to):
+    return to and to[0][0].startswith("239.")
+
+
+GROUP_FAULTS = {
+    "a result twice": ("complete", lambda to, out: (to * 2, out), "a result goes to the group, once", "doesn't expect"),
+    "a lane": ("complete", lambda to, out: (to, out[:-1] + b"\x63"), "a result goes to the group, once", "lane 0: "),
+    "a probe is missing": (
+        "probe",
+        lambda to, out: (to, out) if decode(out).slot != 17 else ((), out),
+        GROUP,
+        "43 of its 44 probes came here",
+    ),
+    "no probe": ("probe", lambda to, out: ((), out), GROUP, "0 of its 44 probes came here"),
+    "probes twice": ("probe", lambda to, out: (to * 2, out), NOT_HEARD, "came 6 times, not 5 times"),
+    "a full last probe": (
+        "probe",
+        lambda to, out: (to, replace(decode(out), lanes=(0, 0)).encode()),
+        GROUP,
+        "the last probe of a burst has 2 lanes",
+    ),
+    "probes without the nonce": (
+        "probe",
+        lambda to, out: (to, replace(decode(out), sequence=0).encode()),
+        GROUP,
+        "those of a probe, as offered",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUP_FAULTS)
+def test_faults_of_multicast_are_found(monkeypatch, name):
+    verdict, change, case, text = GROUP_FAULTS[name]
+
+    def fault(what, to, out):
+        applies = what == verdict and goes_to_a_group(to) and (what == "probe" or decode(out).sequence > 8)
+        return change(to, out) if applies else (to, out)
+
+    assert text in faults_of_groups(monkeypatch, fault)[case]
+
+
+def test_a_switch_that_multicasts_right_passes(monkeypatch):
+    assert faults_of_groups(monkeypatch, cases=20) == {}
+
+
+def test_results_that_also_come_to_each_worker_are_found(monkeypatch):
+    workers = set()
+
+    def fault(what, to, out):
+        workers.update(to if what == "resend" else ())
+        also = tuple(workers) if what == "complete" and goes_to_a_group(to) and decode(out).sequence > 8 else ()
+        return tuple(to) + also, out
+
+    assert (
+        "got a packet that it doesn't expect"
+        in faults_of_groups(monkeypatch, fault)["a result goes to the group, once"]
+    )
+
+
+def test_results_to_a_group_that_a_rank_has_lost_are_found(monkeypatch):
+    monkeypatch.setattr(ModelDataPlane, "stop_multicast", lambda self, job: None)
+    assert "came to each worker only because it asked" in faults_of_groups(monkeypatch)[LOST]
+
+
+def test_a_ttl_that_passes_routers_is_found(monkeypatch):
+    group = ModelDataPlane.group
+
+    def far(switch, job, own_address):
+        switch._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
+        return group(switch, job, own_address)
+
+    monkeypatch.setattr(ModelDataPlane, "group", far)
+    assert "a packet with a TTL of 2" in faults_of_groups(monkeypatch)[GROUP]
+
+
+def test_one_group_for_all_jobs_is_found(monkeypatch):
+    group = ModelDataPlane.group
+    monkeypatch.setattr(ModelDataPlane, "group", lambda self, job, own_address: group(self, 1, own_address))
+    failed = faults_of_groups(monkeypatch)
+    assert any("two jobs are offered the same one" in text for text in failed.values())
 
 
 def test_a_resend_to_all_is_found():
@@ -229,7 +323,7 @@ def test_results_that_come_again_later_are_found(monkeypatch):
     monkeypatch.setattr(ModelDataPlane, "send", twice)
     with closing(ModelSwitch()) as switch:
         failed, _ = failures(switch.address)
-    assert "within 1 s came 9a0102" in failed[live.SILENCE]
+    assert "within 1 s came result: " in failed[live.SILENCE]
 
 
 def told(switch):

@@ -9,7 +9,8 @@ from p4_network import HOSTS
 from p4_switch import PORTS, Switch
 
 from jax_passing.conformance import golden, limit_cases, random_exchanges
-from jax_passing.conformance.exchange import Exchange, Played, difference, final_states, state_difference
+from jax_passing.conformance.differences import difference, state_difference
+from jax_passing.conformance.exchange import Exchange, Played, final_states
 from jax_passing.conformance.model import Limits, State
 from jax_passing.data_plane import JobSlots, Parent
 
@@ -95,7 +96,7 @@ def conforms(device, exchange):
     fitted = exchange.fitted(device.limits)
     played = device.play(fitted)
     assert difference(fitted, played) == ""
-    assert state_difference(final_states(fitted, device.limits), played) == ""
+    assert state_difference(fitted, final_states(fitted, device.limits), played) == ""
 
 
 @pytest.mark.parametrize("case", golden.read(), ids=lambda case: f"{case.section}: {case.description}")

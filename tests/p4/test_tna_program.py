@@ -6,7 +6,7 @@ import pytest
 import tna_model
 
 from jax_passing.conformance import golden, random_exchanges
-from jax_passing.conformance.exchange import difference
+from jax_passing.conformance.differences import difference
 from jax_passing.conformance.model import Job
 from jax_passing.wire import Packet, decode
 

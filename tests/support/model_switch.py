@@ -4,10 +4,13 @@ import asyncio
 import socket
 import threading
 
+from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
 from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.control_plane import ControlPlane
 from jax_passing.data_plane import VERDICTS, SlotVersion
+from jax_passing.data_planes.software import group_of
+from jax_passing.wire import EVERY_WORKER, PROBE, Packet
 
 NO_LIMITS = Limits()
 
@@ -18,7 +21,8 @@ class ModelDataPlane:
     host = ""
     slot_total = 256
 
-    def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet)):
+    def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet), multicast=False):
+        self._multicast = multicast
         self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
         self.worker_limit = limits.worker_limit
         self._switch, self._fault = Switch(limits), fault
@@ -43,12 +47,27 @@ class ModelDataPlane:
             self._socket.sendto(packet, address)
 
     def group(self, job, own_address):
-        return None
+        if not self._multicast:
+            return None
+        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own_address))
+        return group_of(job, own_address, self.port)
+
+    def probe(self, group, job, epoch, nonce):
+        fields = {"type": PROBE, "job": job, "epoch": epoch, "sequence": nonce}
+        for slot in range(PROBES):
+            lanes = (0,) * (1 if slot == PROBES - 1 else self.lanes_per_chunk)
+            packet = Packet(slot=slot, worker=EVERY_WORKER, lanes=lanes, **fields).encode()
+            self.send(*self._fault("probe", ((group.address, group.port),), packet))
 
     def add_job(self, job):
+        group = job.group and (job.group.address, job.group.port)
         with self._lock:
-            self._jobs[job.job] = Job(job.job, job.epoch, job.slot_first, job.slot_count, job.addresses)
+            self._jobs[job.job] = Job(job.job, job.epoch, job.slot_first, job.slot_count, job.addresses, group=group)
             self._switch.add_job(self._jobs[job.job])
+
+    def stop_multicast(self, job):
+        with self._lock:
+            self._switch.stop_multicast(job)
 
     def remove_job(self, job):
         with self._lock:
