@@ -194,7 +194,7 @@ GROUP_FAULTS = {
         "43 of its 44 probes came here",
     ),
     "no probe": ("probe", lambda to, out: ((), out), GROUP, "0 of its 44 probes came here"),
-    "probes twice": ("probe", lambda to, out: (to * 2, out), NOT_HEARD, "came 6 times, not 5 times"),
+    "probes twice": ("probe", lambda to, out: (to * 2, out), NOT_HEARD, " times, not 5 times"),
     "a full last probe": (
         "probe",
         lambda to, out: (to, replace(decode(out), lanes=(0, 0)).encode()),
