@@ -212,7 +212,9 @@ def conformance(
         raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
     try:
         with closing(LiveSwitch(address, parent_at)) as device:
-            passed = suite.report(device, seed, exchanges, Console(highlight=False))
+            passed = suite.report(
+                device, seed, exchanges, Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+            )
     except DeviceError as error:
         text = f"The switch at {switch} can't be tested: {error}"
         sys.exit(f"jax-passing: {text}{'' if text.endswith(('.', '?')) else '.'}")  # the switch's words are sentences

@@ -79,6 +79,10 @@ def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
         if one.failure:
             title = f"{one.exchange.section}, {one.exchange.description}"
             console.print(f"[red]failed[/]: {escape(title)}\n  {escape(one.failure)}", soft_wrap=True)
+    if any(one.failure for one in done):
+        console.print(
+            "What verdicts mean: docs/protocol.md, Switch and Trees. How this was tested: docs/conformance.md."
+        )
     missing = Counter(item for one in done for item in one.not_compared.items())
     for (what, why), times in sorted(missing.items()):
         console.print(f"[yellow]not compared[/] in {times} cases: {what}; {why}")
