@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from in_process import SwitchThread
 
+from jax_passing.config import parse_address
 from jax_passing.conformance import golden
+from jax_passing.control_connection import connect
 from jax_passing.wire import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 
 ROOT = Path(__file__).parents[2]
@@ -91,11 +93,14 @@ def test_a_resent_packet_is_noted(tmp_path):
 
 
 class Capture:
-    """tshark on the loopback interface. Skips the test if this machine doesn't let us."""
+    """tshark on the loopback interface: all that goes to a port or comes from it, to a group as well.
+
+    Skips the test if this machine doesn't let us.
+    """
 
     def __init__(self, file, port):
         self._port = port
-        command = ["tshark", "-i", "lo", "-f", f"udp port {port} or udp port 7172", "-s", "0", "-w", str(file)]
+        command = ["tshark", "-i", "lo", "-f", f"udp port {port}", "-s", "0", "-w", str(file)]
         self._process = subprocess.Popen(
             [*command, "-P", "-l", "-T", "fields", "-e", "frame.len"],
             stdout=subprocess.PIPE,
@@ -137,8 +142,9 @@ def packets_of(payload):
 
 def test_a_real_sum(tmp_path):
     running = SwitchThread()
-    port = int(running.address.rsplit(":", 1)[1])
-    capture = Capture(file := tmp_path / "sum.pcapng", port)
+    control, hello = connect(parse_address(running.address), 60)
+    control.close()
+    capture = Capture(file := tmp_path / "sum.pcapng", hello.data_port)
     try:
         command = [sys.executable, "-P", "-m", "jax_passing.cli", "run", "--hosts", "2", "--switch", running.address]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
