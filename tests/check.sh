@@ -85,13 +85,13 @@ lint() {
 cpp_tests() {
   cmake -S xla_ffi -B "$work/cmake" -G Ninja -DPASSING_BUILD_TESTS=ON -DPython_EXECUTABLE="$oldest/bin/python" >/dev/null
   cmake --build "$work/cmake"
-  timeout 900 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
+  timeout 1800 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
 }
 
 # pytest of virtual environment $1 on the paths that follow.
-python_tests() { timeout 1500 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
+python_tests() { timeout 3000 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
 
-bazel_tests() { timeout 900 bash tests/bazel.sh; }
+bazel_tests() { timeout 1800 bash tests/bazel.sh; }
 
 # What may differ between versions of JAX: all that runs in one process, and what real hosts compute.
 tests_of_another_jax() {
@@ -120,7 +120,7 @@ python_3_12() {
   tests_of_another_jax "$venv"
 }
 
-quickstart() { timeout 300 bash examples/quickstart.sh; }
+quickstart() { timeout 600 bash examples/quickstart.sh; }
 
 # --- running them
 

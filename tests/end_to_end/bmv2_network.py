@@ -135,7 +135,7 @@ class Bmv2Network:
         if self.data_plane == "p4runtime":
             command += ["--slots-per-job", "32"]  # as much as the capture ring of a port holds
         switch = self.start("control", [*command, *flags])
-        switch.wait_for("listening on", 30)
+        switch.wait_for("listening on", 100)
         return switch
 
     def start_hosts(

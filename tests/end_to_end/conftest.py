@@ -69,7 +69,7 @@ class Process:
 class Switch(Process):
     def __init__(self, listen: str = "127.0.0.1:0", *flags: str) -> None:
         super().__init__([*PASSING, "switch", "--listen", listen, *flags])
-        self.address = self.wait_for(r"listening on (\S+:\d+)", 30)[1]
+        self.address = self.wait_for(r"listening on (\S+:\d+)", 100)[1]
 
 
 def host_settings(switch: str, job: str, rank: int, world_size: int, devices: int = 1) -> dict[str, str]:
@@ -102,7 +102,7 @@ def digest(processes: Sequence[Process]) -> str:
 def counters(switch: Process) -> dict[str, int]:
     """Ends the switch, which then tells what it counted."""
     switch.signal(signal.SIGTERM)
-    assert switch.wait(20) == 0, switch.text
+    assert switch.wait(60) == 0, switch.text
     last = switch.wait_for("^shut down: (.*)", 1)[1]
     return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", last)}
 

@@ -143,8 +143,8 @@ def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network], data_plan
     device.stop()
     network.start_device()
     for host in hosts:
-        host.wait_for("^raised SwitchLostError after", 60)
-    switch.wait_for("is served again", 20)
+        host.wait_for("^raised SwitchLostError after", 100)
+    switch.wait_for("is served again", 100)
     finish(hosts)  # each has joined a new job
     for host in hosts:
         host.wait_for("went on with 1.0", 1)
@@ -159,7 +159,7 @@ def software(network: Bmv2Network, host: int, port: int = PORT, parent: str | No
     address = f"{network.address(host)}:{port}"
     command = [*PASSING, "switch", "--listen", address]
     switch = network.start(str(host), command if parent is None else [*command, "--parent", parent])
-    switch.wait_for("listening on", 30)
+    switch.wait_for("listening on", 100)
     return address
 
 

@@ -49,7 +49,7 @@ def _start(*arguments: str) -> "subprocess.Popen[str]":
 
 def _await_summing(pid: int) -> None:
     """Until both ranks are there."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 100
     while sum("star_worker.py" in command for command in _remains(pid)) < 2:
         assert time.monotonic() < until, _remains(pid)
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def test_interrupted_star_leaves_nothing(number: signal.Signals) -> None:
     star = _start("--rounds", "1000")
     _await_summing(star.pid)
     star.send_signal(number)
-    output, _ = star.communicate(timeout=30)
+    output, _ = star.communicate(timeout=100)
     assert star.returncode == 128 + number, output
     assert _remains(star.pid) == []
 
@@ -79,7 +79,7 @@ def test_next_star_removes_a_killed_one() -> None:
     star = _start("--rounds", "1000")
     _await_summing(star.pid)
     star.kill()
-    star.communicate(timeout=30)
+    star.communicate(timeout=100)
     assert any("/run/netns" in path for path in _remains(star.pid))
     following = _start("--mebibytes", "0.01", "--rounds", "1", "--iterations", "1")
     output, _ = following.communicate(timeout=120)

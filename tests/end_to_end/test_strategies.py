@@ -96,10 +96,10 @@ def test_the_launcher_needs_no_more_than_a_variable(strategy: str, monkeypatch: 
 def test_a_loss_ends_both_jobs_of_flat(cluster: "Cluster", victim: str) -> None:
     started = cluster.start("endless.py", "8", env={"JAX_PASSING_STRATEGY": "flat"})
     for process in started:
-        process.wait_for("running as process", 60)
+        process.wait_for("running as process", 100)
     (started[1] if victim == "host" else cluster.switch).signal(signal.SIGKILL)
     for process in started[:1] if victim == "host" else started:
-        process.wait_for("HostLostError" if victim == "host" else "SwitchLostError", 20)
+        process.wait_for("HostLostError" if victim == "host" else "SwitchLostError", 100)
         process.wait_for(r"ranks \(1,\)" if victim == "host" else "ranks None", 5)  # a host's rank, no device's
-        process.wait_for("went on with 2.0", 60)
-        assert process.wait(30) == 0, process.text
+        process.wait_for("went on with 2.0", 100)
+        assert process.wait(100) == 0, process.text

@@ -123,11 +123,11 @@ def running(cluster: "Cluster", places: Sequence[str]) -> "list[Process]":
 
 def raised(process: "Process", kind: str, within_s: float = DEADLINE_S) -> str:
     """What the host got; afterwards it must have gone on."""
-    match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)", within_s + 20)
+    match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)", within_s + 100)
     assert match[1] == kind, process.text
     assert float(match[2]) <= within_s, process.text
-    process.wait_for("went on with 1.0", 60)
-    assert process.wait(30) == 0, process.text
+    process.wait_for("went on with 1.0", 100)
+    assert process.wait(100) == 0, process.text
     return process.text
 
 
@@ -175,7 +175,7 @@ def test_stopped_ones_are_named_at_the_deadline(cluster: "Cluster", stopped: str
     (processes[3] if stopped == "host" else right).signal(signal.SIGSTOP)
     missing = "rank 3" if stopped == "host" else "ranks 2, 3"
     for process in processes[:2]:
-        text = raised(process, "DeadlineExceededError", DEADLINE_S + 3)
+        text = raised(process, "DeadlineExceededError", DEADLINE_S + 12)
         assert f"Missing: {missing}." in text
         assert stopped == "host" or f"The switch at {right.address} doesn't answer." in text
 
@@ -184,7 +184,7 @@ def test_absent_ranks_are_named_at_the_join_deadline(cluster: "Cluster") -> None
     left, right = racks(cluster)
     env = {"JAX_PASSING_WORLD_SIZE": "5", "JAX_PASSING_JOIN_DEADLINE_S": "6"}
     for process in start(cluster, "endless.py", "8", places=[left.address, right.address], env=env):
-        process.wait_for(r"JoinError.*: Ranks ([01], )?(2, 3, 4|[01] to 4) of job", 60)
+        process.wait_for(r"JoinError.*: Ranks ([01], )?(2, 3, 4|[01] to 4) of job", 100)
 
 
 def test_the_root_may_start_last(cluster: "Cluster") -> None:
