@@ -13,9 +13,12 @@ import jax_passing
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# No test is about speed: an example may take as long as a busy machine needs.
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
+# The same examples in every run, so that what fails fails again. No test is about speed: an example, and drawing it, may
+# take as long as a busy machine needs.
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture

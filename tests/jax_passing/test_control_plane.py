@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 import pytest
 from control import RecordingDataPlane, Switch, scenario, until
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
@@ -717,7 +717,7 @@ lines = st.binary(max_size=64).map(lambda data: data.replace(b"\n", b"") + b"\n"
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.lists(lines, max_size=8), st.booleans())
 def test_random_lines_never_stop_the_switch(several, joined):
     @scenario()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from control import Switch, until
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
@@ -805,7 +805,7 @@ foreign_messages = st.one_of(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_rack_says_stops_its_parent(several):
     @scenario(racks=0)
@@ -819,7 +819,7 @@ def test_nothing_that_a_rack_says_stops_its_parent(several):
     run()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_parent_says_stops_a_rack(several):
     async def parent(reader, writer):

@@ -59,7 +59,7 @@ class Bmv2Device:
         packet = ipv4(ip, switch.ip, UDP, udp(FIRST_PORT + host, switch.udp_port, data))
         before = switch.data_plane.stats()
         switch.ports[host % PORTS].send(ethernet(host_mac, switch.mac, IPV4, packet))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             after = switch.data_plane.stats()
             if changed := [name for name, count in after.items() if count != before[name]]:
@@ -73,7 +73,7 @@ class Bmv2Device:
         for number, port in enumerate(switch.ports):
             host_mac, ip = HOSTS[number]
             port.send(ethernet(host_mac, BROADCAST, ARP, arp(1, (host_mac, ip), (NO_MAC, switch.ip))))
-            while (frame := port.receive(5)) is not None and frame[12:14] != struct.pack("!H", ARP):
+            while (frame := port.receive()) is not None and frame[12:14] != struct.pack("!H", ARP):
                 udp_port, udp_bytes = struct.unpack("!HH", frame[36:40])
                 host = udp_port - FIRST_PORT
                 assert host % PORTS == number

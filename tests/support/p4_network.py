@@ -27,7 +27,7 @@ class Port:
     def send(self, frame: bytes | bytearray) -> None:
         self._socket.send(frame)
 
-    def receive(self, timeout_s: float = 2.0) -> bytes | None:
+    def receive(self, timeout_s: float = 20.0) -> bytes | None:
         """The next frame that the switch sent; None if there is none."""
         self._socket.settimeout(timeout_s)
         try:

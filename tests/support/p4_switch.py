@@ -53,7 +53,7 @@ class Switch:
         return P4DataPlane(device, Bmv2(device.runtime_address))
 
     def _connect(self) -> P4DataPlane:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 return self._attach()
@@ -73,5 +73,5 @@ class Switch:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         self._network.close()
