@@ -13,8 +13,8 @@ import jax_passing
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same examples in every run, so that what fails fails again. No test is about speed: an example, and drawing it, may
-# take as long as a busy machine needs.
+# The same examples in every run, so that what fails fails again. No test is about speed: drawing an example and trying
+# it may take as long as a busy machine needs.
 hypothesis.settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
