@@ -180,6 +180,12 @@ class Server:
         self.server.stop(None).wait(5)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """The server shares its process with the test, which may be stopped for a while."""
+    monkeypatch.setattr("jax_passing.data_planes.p4runtime.TIMEOUT_S", 20.0)
+
+
 @pytest.fixture
 def server():
     server = Server()
