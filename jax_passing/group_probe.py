@@ -10,7 +10,7 @@ from collections.abc import Collection
 from jax_passing.data_plane import Group
 from jax_passing.errors import names
 
-READY_S = 1.0  # hosts answer at once; one that doesn't is stopped or stuck
+READY_S = 3.0  # hosts answer at once, if they aren't very busy; one that doesn't is stopped or stuck
 ROUNDS = 5  # a burst may lose packets, and switches on the way may still be learning who has joined
 ROUND_S = 0.04  # until the second burst; each further one waits twice as long, for hosts that are too busy to answer
 

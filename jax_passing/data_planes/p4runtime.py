@@ -184,7 +184,9 @@ class P4Runtime:
 
     def _call(self, method: str, request: bytes, timeout_s: float | None = None) -> bytes:
         try:
-            answer: bytes = self._channel.unary_unary(f"/p4.v1.P4Runtime/{method}")(request, timeout=timeout_s or TIMEOUT_S)
+            answer: bytes = self._channel.unary_unary(f"/p4.v1.P4Runtime/{method}")(
+                request, timeout=timeout_s or TIMEOUT_S
+            )
             return answer
         except grpc.RpcError as error:
             raise self._error(method, error) from error

@@ -56,7 +56,7 @@ def test_who_never_answers_is_named():
     probe.ready(2, "")
     assert probe.step(READY_S - 0.001) is Step.WAIT
     assert probe.step(READY_S) is Step.NOT_HEARD
-    assert probe.reason == "rank 1 didn't answer for 1 s"
+    assert probe.reason == f"rank 1 didn't answer for {READY_S:g} s"
 
 
 def test_who_cant_join_ends_it_at_once():

@@ -286,7 +286,7 @@ def test_shutdown_doesnt_wait_for_ever(running):
     session, other = init_beside(running, deadline_s=0.5)
     began = time.monotonic()
     session.shutdown()
-    assert 0.4 < time.monotonic() - began < 15  # the other host waits for 20 s
+    assert 0.4 < time.monotonic() - began < 15  # the default is 60 s
     other.close()
 
 

@@ -39,7 +39,7 @@ class SwitchThread:
 
 
 def settings_of(running, rank, world_size=2, **changes):
-    defaults = {"switch": parse_switches(running.address), "deadline_s": 20.0, "join_deadline_s": 20.0}
+    defaults = {"switch": parse_switches(running.address), "deadline_s": 60.0, "join_deadline_s": 60.0}
     return Settings(rank=rank, world_size=world_size, **{**defaults, **changes})
 
 
@@ -63,7 +63,7 @@ def init_beside(running, other_rank=1, **changes):
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(running, other_rank)
         other = pool.submit(Membership, settings, settings.switch)
-        arguments = {"deadline_s": 20, "rank": 1 - other_rank, "world_size": 2, **changes}
+        arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
         session = jax_passing.init(running.address, **arguments)
         other.result().start()
         return session, other.result()
