@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 
 from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import GroupSocket
@@ -29,13 +30,21 @@ def _say_ready(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffe
     return group
 
 
-def _probes(group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s: float = PROBING_S) -> Counter[int]:
-    """How often each came, by its index; returns at once when so many bursts did. Raises DeviceError."""
-    counts: Counter[int] = Counter()
-    lanes = set()
+@dataclass
+class Heard:
+    """Probes of a group. `counts`: how often each came, by its index; `lanes`: of all but the last."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    lanes: set[int] = field(default_factory=set)
+
+
+def _listen(
+    heard: Heard, group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s: float = PROBING_S
+) -> None:
+    """Returns at once when so many bursts have come. Raises DeviceError."""
     until = time.monotonic() + wait_s
     with suppress(TimeoutError):
-        while min(counts[index] for index in range(PROBES)) < bursts:
+        while min(heard.counts[index] for index in range(PROBES)) < bursts:
             data = group.receive(until)
             try:
                 probe = decode(data)
@@ -53,21 +62,19 @@ def _probes(group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s:
             if probe.slot == PROBES - 1 and len(probe.lanes) != 1:
                 raise DeviceError(f"the last probe of a burst has {len(probe.lanes)} lanes, not 1")
             if probe.slot < PROBES - 1:
-                lanes.add(len(probe.lanes))
-            counts[probe.slot] += 1
-    if len(lanes) > 1:
-        raise DeviceError(f"all probes but the last are full packets, but they have {sorted(lanes)} lanes")
-    return counts
+                heard.lanes.add(len(probe.lanes))
+            heard.counts[probe.slot] += 1
 
 
 def hear(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> GroupSocket:
     """All hear the group. Raises DeviceError if its probes don't come."""
-    group = _say_ready(workers, offers)
+    group, heard = _say_ready(workers, offers), Heard()
     try:
-        counts = _probes(group, offers[0], 1)
-        if len(counts) < PROBES:
+        _listen(heard, group, offers[0], 1)
+        came = sum(count > 0 for count in heard.counts.values())
+        if came < PROBES:
             raise DeviceError(
-                f"it offers the multicast group {group.name}; {len(counts)} of its {PROBES} probes came here "
+                f"it offers the multicast group {group.name}; {came} of its {PROBES} probes came here "
                 f"within {PROBING_S:g} s (where the network carries no multicast, start it with --no-multicast)"
             )
         if group.stray:
@@ -112,17 +119,20 @@ def checks(join: Join, one: LiveJob, offered: bool, trouble: str) -> list[Check]
 
     def not_heard() -> str:
         only_if_offered()
-        counts: Counter[int] = Counter()
+        heard = Heard()
 
         def rank_1_hears_another(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> None:
             with closing(_say_ready(workers, offers)) as udp:
                 workers[0].control.send(messages.GroupHeard(offers[0].nonce))
                 workers[1].control.send(messages.GroupHeard(offers[1].nonce ^ 1))
-                counts.update(_probes(udp, offers[0], BURSTS))
-                counts.update(_probes(udp, offers[0], 1, QUIET_S))
+                _listen(heard, udp, offers[0], BURSTS)
+                _listen(heard, udp, offers[0], 2 * BURSTS, QUIET_S)
 
         join(2, rank_1_hears_another).close()
-        often = max(counts.values(), default=0)  # some may be lost
+        lanes = one.welcome.lanes_per_chunk
+        if heard.lanes != {lanes}:
+            return f"all probes but the last have {lanes} lanes, as full packets; there came some of {heard.lanes}"
+        often = max(heard.counts.values(), default=0)  # some may be lost
         if often != BURSTS:
             return f"while one rank hasn't heard all, probes came {often} times, not {BURSTS} times"
         return ""

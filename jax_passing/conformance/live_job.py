@@ -182,8 +182,13 @@ class LiveJob:
         fences = [self._fence(slot, version, 1) for slot in slots for version in (0, 1)]
         for sent in fences:
             list(self._sum(sent))
+        if self.group is not None and (too_much := self._read(worker.udp for worker in self._workers)):
+            raise DeviceError(f"a result goes to the group {self.group.name}, but to a worker, too: {shown(too_much)}")
         self._turn = itertools.cycle(fences)
         self._sums = (self._fence(last, 0, sequence) for sequence in itertools.count(1))
+        if self.group is not None:  # else each worker has got results before
+            for worker in range(self.workers):
+                self.fence(worker)
 
     def _fence(self, slot: int, version: int, sequence: int) -> Packet:
         welcome = self.welcome
@@ -281,7 +286,10 @@ class LiveJob:
 
     def unread(self) -> bytes:
         """A packet that came since all fences were passed; empty if none did."""
-        for udp in self._sockets():
+        return self._read(self._sockets())
+
+    def _read(self, sockets: Iterable[DataSocket]) -> bytes:
+        for udp in sockets:
             until = time.monotonic() + UNREAD_S
             with suppress(TimeoutError):
                 packet = udp.receive(until)

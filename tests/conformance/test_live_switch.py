@@ -207,6 +207,12 @@ GROUP_FAULTS = {
         GROUP,
         "the last probe of a burst has 2 lanes",
     ),
+    "probes that aren't full": (
+        "probe",
+        lambda to, out: (to, replace(packet := decode(out), lanes=packet.lanes[:359]).encode()),
+        NOT_HEARD,
+        "all probes but the last have 360 lanes, as full packets",
+    ),
     "probes without the nonce": (
         "probe",
         lambda to, out: (to, replace(decode(out), sequence=0).encode()),
