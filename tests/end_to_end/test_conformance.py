@@ -37,13 +37,16 @@ def test_between_two_machines(flags):
 
 @pytest.fixture
 def bmv2(tmp_path, request):
-    """One host, on port 0 of simple_switch, whose program is for so many lanes."""
+    """One host, on port 0 of simple_switch or simple_switch_grpc, whose program is for so many lanes."""
+    data_plane, lanes = request.param
+    if data_plane == "p4runtime":
+        pytest.importorskip("grpc", reason="no grpcio")
     compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
-    p4_tools.find("simple_switch", "PASSING_BMV2")
     program = tmp_path / "passing.json"
-    lanes = f"-DLANES={request.param}"
-    p4_tools.compile_program(compiler, p4_tools.V1MODEL, "--arch", "v1model", lanes, "-o", str(program))
-    network = Bmv2Network(tmp_path, program, hosts=1)
+    options = ["--arch", "v1model", f"-DLANES={lanes}", "-o", str(program)]
+    options += ["--p4runtime-files", str(program.with_suffix(".p4info.bin"))]
+    p4_tools.compile_program(compiler, p4_tools.V1MODEL, *options)
+    network = Bmv2Network(tmp_path, program, hosts=1, data_plane=data_plane)
     try:
         network.build()
         network.start_device()
@@ -56,13 +59,13 @@ def on_bmv2(network: Bmv2Network, *flags: str) -> Process:
     return network.start("0", conformance(f"{CONTROL}:{PORT}", *flags))
 
 
-@pytest.mark.parametrize("bmv2", [8, 64], indirect=True)
+@pytest.mark.parametrize("bmv2", [("bmv2", 8), ("bmv2", 64), ("p4runtime", 64)], indirect=True, ids=str)
 def test_bmv2(bmv2):
     bmv2.start_switch()
     check(on_bmv2(bmv2))
 
 
-@pytest.mark.parametrize("bmv2", [64], indirect=True)
+@pytest.mark.parametrize("bmv2", [("bmv2", 64)], indirect=True, ids=str)
 def test_bmv2_with_a_parent(bmv2):
     parent_at = f"{bmv2.address(0)}:7272"
     bmv2.start_switch("--parent", parent_at)
