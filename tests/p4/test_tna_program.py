@@ -5,8 +5,7 @@ import shutil
 import pytest
 import tna_model
 
-from jax_passing.conformance import golden, random_exchanges
-from jax_passing.conformance.differences import difference
+from jax_passing.conformance import run
 from jax_passing.conformance.model import Job
 from jax_passing.wire import Packet, decode
 
@@ -18,18 +17,15 @@ def device(request):
     return tna_model.TofinoDevice(request.param)
 
 
-@pytest.mark.parametrize("case", golden.read(), ids=lambda case: f"{case.section}: {case.description}")
-def test_golden(device, case):
-    if reason := case.not_applicable(device.limits):
-        pytest.skip(reason)
-    fitted = case.fitted(device.limits)
-    assert difference(fitted, device.play(fitted)) == ""
+CASES = run.cases(tna_model.TofinoDevice.limits, seed=0, exchanges=10)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_random(device, seed):
-    exchange = random_exchanges.exchange(seed, device.limits)
-    assert difference(exchange, device.play(exchange)) == ""
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.section}: {case.description}")
+def test_case(device, case):
+    outcome = run.outcome(device, case)
+    if outcome.not_applicable:
+        pytest.skip(outcome.not_applicable)
+    assert not outcome.failure
 
 
 def test_a_slot_that_goes_on_between_two_passes_is_not_read():
