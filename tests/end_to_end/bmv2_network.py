@@ -87,6 +87,8 @@ class Bmv2Network:
         for name, end in ends:
             self._run(name, "ethtool", "-K", end, *OFFLOADS)
             ip(self.namespace(name), "link", "set", end, "up")
+        for name, end in ends:
+            namespaces.await_up(self.namespace(name), end)
 
     def _address(self, name: str, device: str, address: str) -> None:
         ip(self.namespace(name), "address", "add", f"{address}/24", "dev", device)

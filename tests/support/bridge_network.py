@@ -47,6 +47,9 @@ class BridgeNetwork:
         ip(self.switch, "route", "add", "224.0.0.0/4", "dev", "bridge")
         for host in self.hosts:
             ip(self.switch, "link", "set", f"port{host}", "master", "bridge", "up")
+        namespaces.await_up(self.switch, "bridge", *(f"port{host}" for host in self.hosts))
+        for host in self.hosts:
+            namespaces.await_up(self.namespace(host), "eth0")
 
     def delete_bridge(self) -> None:
         ip(self.switch, "link", "delete", "bridge")

@@ -5,6 +5,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def add(namespace: str) -> None:
     run("ip", "netns", "add", namespace)
     run(*within(namespace, ["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]))
     ip(namespace, "link", "set", "lo", "up")
+
+
+def await_up(namespace: str, *devices: str) -> None:
+    """Until they carry frames, a little after they were set up: what is sent before is lost.
+
+    Ports of a bridge: until it forwards what comes to them, too.
+    """
+    files = [f"/sys/class/net/{device}/{file}" for device in devices for file in ("operstate", "brport/state")]
+    command = within(namespace, ["sh", "-c", f"for file in {' '.join(files)}; do [ ! -e $file ] || cat $file; done"])
+    until = time.monotonic() + 60
+    while states := set(run(*command).split()) - {"up", "3"}:
+        assert time.monotonic() < until, f"{namespace}: {', '.join(devices)}: {states}"
+        time.sleep(0.01)
 
 
 def remove(namespace: str) -> None:

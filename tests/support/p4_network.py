@@ -54,6 +54,7 @@ class Network:
             ip(self.namespace, "link", "add", f"s{port}", "type", "veth", "peer", "name", f"h{port}")
             for end in (f"s{port}", f"h{port}"):
                 ip(self.namespace, "link", "set", end, "mtu", "1600", "up")
+        namespaces.await_up(self.namespace, *(f"{end}{port}" for port in range(ports) for end in "sh"))
         with inside(self.namespace):
             self.ports = [Port(f"h{port}") for port in range(ports)]
 
