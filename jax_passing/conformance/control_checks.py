@@ -10,7 +10,7 @@ from jax_passing.conformance.joining import ask, receive
 from jax_passing.conformance.live_job import Join, LiveJob
 
 SECTION = "control connection"
-AT_ONCE_S = 2.0
+AT_ONCE_S = 5.0
 QUIET_S = 0.3
 
 

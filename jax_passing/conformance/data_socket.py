@@ -3,12 +3,15 @@
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from jax_passing.config import address_text
 
 PACKET_BYTES_MAX = 65536
 TTL = 1  # of what goes to a group: it doesn't pass routers
+BUFFER_BYTES = 4 << 20
 _IP_RECVTTL, _IP_MULTICAST_ALL = 12, 49  # linux/in.h
+_SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 Source = tuple[str, int]
 
@@ -67,6 +70,8 @@ class GroupSocket(DataSocket):
             self._udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._udp.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
             self._udp.setsockopt(socket.IPPROTO_IP, _IP_RECVTTL, 1)
+            with suppress(PermissionError):  # all bursts of probes fit, however late they are read
+                self._udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER_BYTES)
             self._udp.bind(group)
             membership = socket.inet_aton(group[0]) + socket.inet_aton(own_host)
             self._udp.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)

@@ -41,6 +41,10 @@ AS_PARENT = "run this on the parent's machine, in its place, with --as-parent HO
 JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
 
 
+class TooLateError(DeviceError):
+    """All have heard the group, but the switch may have learned it too late."""
+
+
 class LiveJob:
     """Made by joining. Raises RefusedError, DeviceError or SwitchUnreachableError.
 
@@ -95,7 +99,7 @@ class LiveJob:
         if welcome.multicast and self.group is None:
             raise DeviceError("it welcomes workers to a multicast group that they have declined, or don't hear")
         if self.group is not None and not welcome.multicast:
-            raise DeviceError("its welcome says nothing of the multicast group that all workers have heard")
+            raise TooLateError("its welcome says nothing of the multicast group that all workers have heard")
         if welcome.slot_count < 4 * SLOT_COUNT:
             raise DeviceError(
                 f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT} for each of {JOBS_MAX} "
@@ -147,8 +151,6 @@ class LiveJob:
         group, self.group = self.group, None
         try:
             list(self._sum(next(self._sums)))
-            if self.repeated:
-                return "the next result came to each worker only because it asked again"
             with suppress(TimeoutError):
                 packet = group.receive(time.monotonic() + UNREAD_S)
                 return f"to the group came {shown(packet)}"
@@ -253,7 +255,7 @@ class LiveJob:
         """What comes before `wanted`. Who asks again is answered alone, so there is no asking for a group."""
         received: list[bytes] = []
         for _ in range(ATTEMPTS):
-            until = time.monotonic() + ANSWER_S
+            until = time.monotonic() + (ATTEMPTS * ANSWER_S if ask_again is None else ANSWER_S)
             with suppress(TimeoutError):
                 while (packet := udp.receive(until)) != wanted:
                     if packet not in self._ours:
@@ -263,8 +265,8 @@ class LiveJob:
                 return received
             if ask_again is None:
                 raise DeviceError(
-                    f"a result didn't come to the multicast group {udp.name} within {ANSWER_S:g} s after the last "
-                    "contribution"
+                    f"a result didn't come to the multicast group {udp.name} within {ATTEMPTS * ANSWER_S:g} s after "
+                    "the last contribution"
                 )
             self.repeated += 1
             ask_again()
