@@ -30,19 +30,27 @@ def checks(join: Join) -> list[Check]:
         name = f"conformance {uuid.uuid4().hex}"
         with closing(join(2, name=name)) as job:
             before = job.welcome
-            job.contribute(before, sequence=1000)
+            job.contribute(before, sequence=1000, version=0, workers=2)
+            job.contribute(before, sequence=1000, version=1)
         with closing(join(2, name=name)) as job:
             now = job.welcome
             if (now.job_id, now.epoch) == (before.job_id, before.epoch):
                 return f"it is job {now.job_id}, epoch {now.epoch} again"
             old = job.counters()
-            if came := job.contribute(before, sequence=2000):
+            if came := job.contribute(before, sequence=2000, version=1):
                 return f"a packet of the former incarnation is answered: {came}"
             new = job.counters()
             foreign = sum(new.get(name, 1) - old.get(name, 0) for name in ("foreign_job", "foreign_epoch"))
             if foreign < 1:
                 return "a packet of the former incarnation is counted neither as foreign_job nor as foreign_epoch"
-            job.contribute(now, sequence=5)
+            if came := job.answer(sequence=1000, version=0):
+                return f"a result of the parent is taken for what the former incarnation has left: {came}"
+            if came := job.contribute(now, sequence=1000, version=0):
+                return (
+                    f"its slots weren't emptied, a contribution is answered with what the former one has left: {came}"
+                )
+            new = job.counters()
+            job.contribute(now, sequence=5, version=1)
             if job.counters().get("stale", 0) > new.get("stale", 0):
                 return "its slots weren't emptied: a sequence that is older than the former incarnation's is stale"
         return ""

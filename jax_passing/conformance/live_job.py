@@ -135,12 +135,23 @@ class LiveJob:
     def control_of(self, rank: int) -> ControlConnection:
         return self._workers[self._ranks.index(rank)].control
 
-    def contribute(self, numbers: messages.Welcome, sequence: int) -> list[str]:
-        """Worker 0 sends a contribution with these numbers, whose slot nobody uses. What comes of it, for people."""
+    def _unused(self, numbers: messages.Welcome, sequence: int, version: int) -> Packet:
+        """Of a slot that nobody uses."""
         slot = numbers.slot_first + numbers.slot_count - 1
-        packet = replace(self._fence(slot, 0, sequence), job=numbers.job_id, epoch=numbers.epoch)
-        self._contribute(packet, [0])
+        return replace(self._fence(slot, version, sequence), job=numbers.job_id, epoch=numbers.epoch)
+
+    def contribute(self, numbers: messages.Welcome, sequence: int, version: int, workers: int = 1) -> list[str]:
+        """The first workers do so, with these numbers. What then comes to worker 0, for people."""
+        self._contribute(self._unused(numbers, sequence, version), range(workers))
         return [shown(data) for data in self.fence(0)]
+
+    def answer(self, sequence: int, version: int) -> list[str]:
+        """The parent, if there is one, sends a result for the same slot. What then comes to anybody, for people."""
+        if self.parent is None:
+            return []
+        result = self._upwards(self._unused(self.welcome, sequence, version), self.parent.numbers)
+        self.parent.udp.send(replace(result, type=RESULT, worker=EVERY_WORKER).encode())
+        return [shown(data) for packets in self.fence_all() for data in packets]
 
     def lose_group(self) -> str:
         """A rank says that it hears the group no longer. What is wrong with the next results; empty if nothing is."""

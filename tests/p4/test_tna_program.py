@@ -6,8 +6,8 @@ import pytest
 import tna_model
 
 from jax_passing.conformance import run
-from jax_passing.conformance.model import Job
-from jax_passing.wire import Packet, decode
+from jax_passing.conformance.model import Job, Parent
+from jax_passing.wire import EVERY_WORKER, RESULT, Packet, decode
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 
@@ -46,3 +46,21 @@ def test_a_slot_that_goes_on_between_two_passes_is_not_read():
     assert switch.pass_on() == []
     assert send(0, 8) == "complete"
     assert [(to, decode(out).sequence) for to, out in switch.pass_on()] == [("A0", 8), ("A1", 8)]
+
+
+def test_a_result_is_not_for_what_another_epoch_has_left():
+    switch = tna_model.Tofino(1)
+    addresses = {"A0": ("10.0.1.1", 1024), "P": ("10.0.1.2", 1024)}
+    fields = {"slot": 9, "sequence": 7, "lanes": (1,) * tna_model.LANES}
+    result = {**fields, "type": RESULT, "job": 4, "worker": EVERY_WORKER, "slot": 33}
+
+    def verdicts(epoch):
+        switch.remove_jobs()
+        switch.add_job(Job(3, epoch, 8, 4, ("A0",), Parent(4, epoch + 100, 32, 5, "P")), dict(addresses))
+        from_parent = Packet(**result, epoch=epoch + 100).encode()
+        first = switch.on_packet(from_parent, addresses["P"])
+        sent = switch.on_packet(Packet(**fields, job=3, epoch=epoch).encode(), addresses["A0"])
+        return first[0], sent[0]
+
+    assert verdicts(11) == ("stale", "forwarded")
+    assert verdicts(12) == ("stale", "forwarded")

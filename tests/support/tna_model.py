@@ -74,6 +74,12 @@ class Tofino:
             parent.rows.append((1, {"job": (job.number, 0xFFFF)}, "sum_to_parent", numbers))
         self._addresses |= {(ip_number(ip), port): name for name, (ip, port) in addresses.items()}
 
+    def remove_jobs(self) -> None:
+        """Registers stay as they are."""
+        places = {"admission": self._ingress, "receiver": self._egress, "parent": self._ingress}
+        for (name, control), inner in zip(places.items(), ("admission", "replication", "next_step"), strict=True):
+            control.members[inner].members[name].rows.clear()
+
     def on_packet(self, data: bytes, source: tuple[str, int]) -> tuple[str, list[tuple[object, bytes]]]:
         """The verdict, and what goes to whom."""
         if len(data) < HEADER.size:
