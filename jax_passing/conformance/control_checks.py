@@ -40,7 +40,7 @@ def checks(join: Join) -> list[Check]:
             if came := job.contribute(before, sequence=2000, version=1):
                 return f"a packet of the former incarnation is answered: {came}"
             new = job.counters()
-            foreign = sum(new.get(name, 1) - old.get(name, 0) for name in ("foreign_job", "foreign_epoch"))
+            foreign = sum(new.get(verdict, 1) - old.get(verdict, 0) for verdict in ("foreign_job", "foreign_epoch"))
             if foreign < 1:
                 return "a packet of the former incarnation is counted neither as foreign_job nor as foreign_epoch"
             if came := job.answer(sequence=1000, version=0):

@@ -18,7 +18,7 @@ GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
 PROBES = 44  # of a burst: full packets, and a last one of one lane
 BURSTS = 5
 PROBING_S = 6.0  # five bursts take 0.6 s, but this machine may be busy
-QUIET_S = 0.2
+QUIET_S = 0.8  # a burst too many would come 0.64 s after the last one
 SECTION = "multicast"
 
 

@@ -22,7 +22,7 @@ from jax_passing.wire import RESULT
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0
-GROUP_ATTEMPTS = 4  # a switch waits for 200 ms until all have heard its group, which a busy machine may exceed
+GROUP_ATTEMPTS = 4  # a switch waits for 1.2 s until all have heard its group, which a busy machine may exceed
 FIRST_JOIN_S = 10.0  # there is nobody to wait for, unless it has a parent that isn't there
 SILENCE = "after all exchanges, nothing more comes"
 NO_JOB = 40_000  # a number that no switch has got to

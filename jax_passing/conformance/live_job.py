@@ -329,6 +329,4 @@ class LiveJob:
 class Join(Protocol):
     """Joins the switch under test. Raises DeviceError."""
 
-    def __call__(
-        self, workers: int, answer: GroupAnswer = decline, name: str = "", wait_s: float = JOIN_S
-    ) -> LiveJob: ...
+    def __call__(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob: ...

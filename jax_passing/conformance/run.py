@@ -20,7 +20,7 @@ from jax_passing.conformance.model import Limits
 class Outcome:
     """`failure`, `not_applicable`: why, or empty. `not_compared`: what, and why."""
 
-    exchange: Exchange
+    case: Exchange | Check
     failure: str = ""
     not_applicable: str = ""
     not_compared: Mapping[str, str] = field(default_factory=dict)
@@ -46,13 +46,12 @@ def outcome(device: Device, exchange: Exchange) -> Outcome:
 
 
 def found(check: Check) -> Outcome:
-    named = Exchange(check.section, check.description, jobs=(), steps=())
     try:
-        return Outcome(named, check.find())
+        return Outcome(check, check.find())
     except NotApplicableError as error:
-        return Outcome(named, not_applicable=str(error))
+        return Outcome(check, not_applicable=str(error))
     except DeviceError as error:
-        return Outcome(named, str(error))
+        return Outcome(check, str(error))
 
 
 def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
@@ -71,13 +70,13 @@ def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
     table = Table("section", "case", "outcome", box=None, pad_edge=False)
     styles = {"failed": "red", "not applicable": "yellow", "passed": "green"}
     for index, one in enumerate(done):
-        new = index == 0 or done[index - 1].exchange.section != one.exchange.section
+        new = index == 0 or done[index - 1].case.section != one.case.section
         word = one.word + (f": {one.not_applicable}" if one.not_applicable else "")
-        table.add_row(one.exchange.section if new else "", one.exchange.description, word, style=styles[one.word])
+        table.add_row(one.case.section if new else "", one.case.description, word, style=styles[one.word])
     console.print(table)
     for one in done:
         if one.failure:
-            title = f"{one.exchange.section}, {one.exchange.description}"
+            title = f"{one.case.section}, {one.case.description}"
             console.print(f"[red]failed[/]: {escape(title)}\n  {escape(one.failure)}", soft_wrap=True)
     if any(one.failure for one in done):
         console.print(

@@ -15,7 +15,7 @@ from model_switch import ModelDataPlane, ModelSwitch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from jax_passing import cli
+from jax_passing import cli, group_probe
 from jax_passing import control_messages as messages
 from jax_passing.config import parse_address
 from jax_passing.conformance import golden, joining, live, live_job, run
@@ -38,7 +38,7 @@ def failures(address, seeds=20, parent_at=None):
     """By case; and how many were not applicable."""
     with closing(LiveSwitch(address, parent_at)) as device:
         done = list(run.outcomes(device, run.cases(device.limits, 0, seeds), Console(file=io.StringIO())))
-    return {one.exchange.description: one.failure for one in done if one.failure}, sum(
+    return {one.case.description: one.failure for one in done if one.failure}, sum(
         bool(one.not_applicable) for one in done
     )
 
@@ -231,6 +231,11 @@ def test_faults_of_multicast_are_found(monkeypatch, name):
         return change(to, out) if applies else (to, out)
 
     assert text in faults_of_groups(monkeypatch, fault)[case]
+
+
+def test_a_burst_of_probes_too_many_is_found(monkeypatch):
+    monkeypatch.setattr(group_probe, "ROUNDS", 6)
+    assert "probes came 6 times, not 5 times" in faults_of_groups(monkeypatch)[NOT_HEARD]
 
 
 def test_a_switch_that_multicasts_right_passes(monkeypatch):
