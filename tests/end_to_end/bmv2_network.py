@@ -137,7 +137,7 @@ class Bmv2Network:
         if self.data_plane == "p4runtime":
             command += ["--slots-per-job", "32"]  # as much as the capture ring of a port holds
         switch = self.start("control", [*command, *flags])
-        switch.wait_for("listening on", 100)
+        switch.wait_for("listening on")
         return switch
 
     def start_hosts(

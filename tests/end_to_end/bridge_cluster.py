@@ -34,7 +34,7 @@ class BridgeCluster(BridgeNetwork):
     def start_switch(self, *flags: str, machine: int | None = None) -> Process:
         command = [*PASSING, "switch", "--verbose", "--listen", self.place(machine), *flags]
         switch = self.start(machine, command)
-        switch.wait_for("listening on", 100)
+        switch.wait_for("listening on")
         return switch
 
     def start_hosts(

@@ -122,7 +122,7 @@ def test_forged_packets_change_nothing(build: Callable[..., Bmv2Network]) -> Non
     switch = network.start_switch()
     hosts = network.start_hosts("steps.py", world_size=2)
     for host in hosts:
-        host.wait_for("^step 0$", 100)
+        host.wait_for("^step 0$")
     network.start("2", [sys.executable, str(FORGE), DEVICE, str(PORT), "1", "1", "2", str(LANES)])
     for host in hosts:
         host.wait_for("^step 100$", 200)  # wrong sums end it
@@ -139,12 +139,12 @@ def test_a_device_that_is_restarted(build: Callable[..., Bmv2Network], data_plan
     device = network.processes[0]
     hosts = network.start_hosts("endless.py", "20", NEXT_SWITCH=f"{CONTROL}:{PORT}")
     for host in hosts:
-        host.wait_for("running as process", 100)
+        host.wait_for("running as process")
     device.stop()
     network.start_device()
     for host in hosts:
-        host.wait_for("^raised SwitchLostError after", 100)
-    switch.wait_for("is served again", 100)
+        host.wait_for("^raised SwitchLostError after")
+    switch.wait_for("is served again")
     finish(hosts)  # each has joined a new job
     for host in hosts:
         host.wait_for("went on with 1.0", 1)
@@ -159,7 +159,7 @@ def software(network: Bmv2Network, host: int, port: int = PORT, parent: str | No
     address = f"{network.address(host)}:{port}"
     command = [*PASSING, "switch", "--listen", address]
     switch = network.start(str(host), command if parent is None else [*command, "--parent", parent])
-    switch.wait_for("listening on", 100)
+    switch.wait_for("listening on")
     return address
 
 

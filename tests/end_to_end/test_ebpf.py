@@ -44,7 +44,7 @@ def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None
 def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None:
     killed = cluster.start_ebpf()
     for host in cluster.start_hosts("steps.py"):
-        host.wait_for("^step 100$", 100)
+        host.wait_for("^step 100$")
     killed.signal(signal.SIGKILL)
     killed.wait(10)
     for host in cluster.processes[1:]:
@@ -64,12 +64,12 @@ def test_a_bridge_that_is_made_again(cluster: Cluster) -> None:
     cluster.start_ebpf()
     running = cluster.start_hosts("endless.py", "20")
     for host in running:
-        host.wait_for("running as process", 100)
+        host.wait_for("running as process")
     cluster.delete_bridge()
     cluster.add_bridge()
     for host in running:
-        host.wait_for(r"^raised SwitchLostError after .* the network device bridge (was replaced|is gone)", 100)
-        host.wait_for("went on with 1.0", 100)
+        host.wait_for(r"^raised SwitchLostError after .* the network device bridge (was replaced|is gone)")
+        host.wait_for("went on with 1.0")
     digest(cluster.start_hosts("once.py", job="another"))
 
 
