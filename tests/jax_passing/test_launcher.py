@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import until
 from rich.console import Console
 
 from jax_passing.launcher import Child, _culprit
@@ -49,13 +49,6 @@ def alive(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert condition()
 
 
 # What the hosts see.

@@ -69,8 +69,8 @@ def init_beside(running, other_rank=1, **changes):
         return session, other.result()
 
 
-def until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
+def until(condition):
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()

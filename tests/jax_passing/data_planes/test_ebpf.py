@@ -8,12 +8,12 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from bridge_network import SWITCH_MAC, BridgeNetwork
 from ebpf_here import missing
+from in_process import until
 from namespaces import inside
 
 from jax_passing import _native
@@ -79,14 +79,6 @@ def send_together(host: socket.socket, packets: list[bytes]) -> None:
     host.sendmsg([b"".join(packets)], segment)
 
 
-def _until(condition) -> bool:
-    """Waits for it, but not for ever."""
-    end = time.monotonic() + 30
-    while not (holds := condition()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds
-
-
 def silent(host: socket.socket) -> bool:
     host.setblocking(False)
     try:
@@ -116,7 +108,7 @@ def check_exchange(plane, pool, workers, sender, packets, sizes=None) -> None:
     for host, results in zip(workers, expected, strict=True):
         assert [host.recv(2048) for _ in results] == results
     received = before["packets_received"] + len(packets)
-    _until(lambda: plane.stats()["packets_received"] >= received)  # the kernel may put it off, if nobody is answered
+    until(lambda: plane.stats()["packets_received"] >= received)  # the kernel may put it off, if nobody is answered
     after = plane.stats()
     changed = {name: after[name] - before[name] for name in ebpf.VERDICTS if after[name] != before[name]}
     assert changed == verdicts
@@ -480,7 +472,7 @@ def test_nothing_is_left_behind(network, how):
         else:
             process.kill()
             process.wait(10)
-        assert _until(lambda: not made & _loaded())  # the kernel frees them a little later
+        until(lambda: not made & _loaded())  # the kernel frees them a little later
         assert _attached(network) == 0
         process.kill()
 
