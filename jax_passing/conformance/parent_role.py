@@ -19,7 +19,6 @@ from jax_passing.conformance.model import Parent
 
 log = logging.getLogger("jax_passing.conformance")
 
-WAIT_S = 20.0
 LEASE_S = 30.0
 SLOT_FIRST = 8192  # so that nobody takes our slots for the switch's own
 WORKER = PARENTS["A"].worker
@@ -42,16 +41,15 @@ class ParentRole:
         self._listener = socket.create_server(address)
         self._numbers = itertools.count(30_000)
         self._ends: dict[str, ParentEnd] = {}
-        self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
 
     def end_of(self, job: str) -> ParentEnd:
-        """What the switch has joined for this job. Raises DeviceError if it hasn't."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: job in self._ends, WAIT_S):
-                raise DeviceError("it doesn't join its parent, which is here: has it been started with --parent?")
-            return self._ends[job]
+        """What the switch has joined for this job, whose workers it has welcomed. Raises DeviceError if it hasn't."""
+        end = self._ends.get(job)
+        if end is None:
+            raise DeviceError("it doesn't join its parent, which is here: has it been started with --parent?")
+        return end
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -81,6 +79,7 @@ class ParentRole:
         number = next(self._numbers)
         slot_first = min(SLOT_FIRST, (1 << 16) - least.slot_count)
         numbers = Parent(job=number, epoch=number - 20_000, slot_first=slot_first, worker=WORKER, address="P")
+        self._ends[rack.job] = ParentEnd(numbers, udp)  # before the workers are welcomed, and look for it
         line.send(
             messages.Welcome(
                 job_id=numbers.job,
@@ -93,9 +92,6 @@ class ParentRole:
                 whole_chunks=least.whole_chunks,
             )
         )
-        with self._changed:
-            self._ends[rack.job] = ParentEnd(numbers, udp)
-            self._changed.notify_all()
         left: set[int] = set()
         while len(left) < len(joins):
             match line.receive():

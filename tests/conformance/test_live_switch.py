@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from jax_passing import cli, group_probe
 from jax_passing import control_messages as messages
 from jax_passing.config import parse_address
-from jax_passing.conformance import golden, joining, live, live_job, run
+from jax_passing.conformance import golden, joining, live, live_job, parent_role, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
@@ -32,6 +32,13 @@ from jax_passing.wire import decode
 def patience(monkeypatch):
     """What is asked for again may have been counted twice, and isn't compared: not because this machine is busy."""
     monkeypatch.setattr(live_job, "ANSWER_S", 5.0)
+
+
+@pytest.fixture
+def parent_at():
+    """An address where nobody listens yet."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return unused.getsockname()
 
 
 def failures(address, seeds=20, parent_at=None):
@@ -54,9 +61,7 @@ def test_cpp_switch(changes):
     assert running.counters["epochs_failed"] == 1, "a check breaks a connection"
 
 
-def test_cpp_switch_with_a_parent():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        parent_at = unused.getsockname()
+def test_cpp_switch_with_a_parent(parent_at):
     running = SwitchThread(parent=parent_at)
     try:
         failed, not_applicable = failures(parse_address(running.address), seeds=10, parent_at=parent_at)
@@ -65,6 +70,21 @@ def test_cpp_switch_with_a_parent():
     assert failed == {}
     assert not_applicable < len(golden.read()), "the cases of trees apply"
     assert running.counters["answered"] > 100
+
+
+def test_a_parent_has_a_jobs_new_numbers_as_soon_as_its_workers_do(monkeypatch, parent_at):
+    def send(line, message, usual=parent_role._Line.send):
+        usual(line, message)
+        time.sleep(0.2)  # the switch goes on meanwhile
+
+    monkeypatch.setattr(parent_role._Line, "send", send)
+    running = SwitchThread(parent=parent_at)
+    try:
+        with closing(LiveSwitch(parse_address(running.address), parent_at)) as device:
+            again = [check for check in device.checks() if "starts again" in check.description]
+            assert [check.find() for check in again] == [""]
+    finally:
+        running.stop()
 
 
 def test_a_switch_below_another_needs_as_parent():
@@ -78,9 +98,7 @@ def test_a_switch_below_another_needs_as_parent():
         parent.stop()
 
 
-def test_a_switch_whose_parent_is_absent_needs_as_parent():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        parent_at = unused.getsockname()
+def test_a_switch_whose_parent_is_absent_needs_as_parent(parent_at):
     running = SwitchThread(parent=parent_at)
     try:
         with pytest.raises(DeviceError, match="it has a parent, which isn't there: run this .* --as-parent HOST:PORT"):
