@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from contextlib import closing, suppress
+from functools import partial
 
 import msgspec
 
@@ -72,11 +73,12 @@ class LiveSwitch:
             return False
 
     def _join(self, workers: int, answer: GroupAnswer = decline, name: str = "", wait_s: float = JOIN_S) -> LiveJob:
+        attempt = partial(LiveJob, self._address, workers, self._parent, answer, name, wait_s)
         try:
             for _ in range(GROUP_ATTEMPTS - 1):
                 with suppress(TooLateError):
-                    return LiveJob(self._address, workers, self._parent, answer, name, wait_s)
-            return LiveJob(self._address, workers, self._parent, answer, name, wait_s)
+                    return attempt()
+            return attempt()
         except RefusedError as error:
             text = f"it refuses a job of {_workers(workers)} (the test has up to {JOBS_MAX} jobs at once): {error}"
             if self._parent is None and "parent" in str(error):

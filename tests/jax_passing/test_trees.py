@@ -573,8 +573,8 @@ def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
     run()
 
 
-async def two_spoken(root):
-    """A job of two racks, for which the test speaks."""
+async def asking_rack(root):
+    """One of the two racks of a job, for which the test speaks; it has asked for what is missing in a slot."""
     racks = []
     for rank in range(2):
         rack = await root.connect()
@@ -586,7 +586,8 @@ async def two_spoken(root):
     for rack in racks:
         assert isinstance(await rack.receive(), messages.Welcome)
     root.data_plane.held = held(0b00)
-    return racks
+    racks[0].send(messages.Ask(7, 0, 0, 5, 3600.0))
+    return racks[0]
 
 
 def test_nobody_waits_longer_for_an_answer_because_a_rack_says_so(monkeypatch):
@@ -594,8 +595,7 @@ def test_nobody_waits_longer_for_an_answer_because_a_rack_says_so(monkeypatch):
 
     @scenario(racks=0)
     async def run(tree, root):
-        asking, _ = await two_spoken(root)
-        asking.send(messages.Ask(7, 0, 0, 5, 3600.0))
+        asking = await asking_rack(root)
         answer = messages.decode_from_parent(await asking.reader.readline())
         assert (answer.id, answer.missing, answer.trouble) == (7, (1,), "The switch at far:1 doesn't answer.")
 
@@ -607,8 +607,7 @@ def test_questions_of_a_rack_end_when_it_goes(monkeypatch):
 
     @scenario(racks=0)
     async def run(tree, root):
-        asking, _ = await two_spoken(root)
-        asking.send(messages.Ask(7, 0, 0, 5, 3600.0))
+        asking = await asking_rack(root)
         await until(lambda: root.plane._questions._pending)
         asking.writer.close()
         await until(lambda: not root.plane._questions._pending)
