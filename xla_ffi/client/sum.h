@@ -27,12 +27,15 @@ struct Failure {
   std::string message;
 };
 
+enum class Op : uint8_t { kSum, kMax };  // what is done with the elements
+
 // What is the same each time a site is called.
 struct SumShape {
   std::string site_name;  // for people: "train.py:41 psum of f32[128,10]"
   DType dtype = DType::kFloat32;
   std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
   uint32_t device_count = 1;            // L
+  Op op = Op::kSum;                     // kMax: of int32 alone
 };
 
 struct Sum {
