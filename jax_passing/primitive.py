@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing import _compat
 from jax_passing import scope as scopes
 from jax_passing.axes import Axes, undeclared
+from jax_passing.call_order import INT32, in_order
 from jax_passing.call_place import place_of
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError
 from jax_passing.handlers import register_ffi
@@ -224,6 +225,7 @@ def _lower(
         "ordinal": np.int64(ordinal),
         "site": np.int64(number),
         "identity": site.only(carried).identity(
+            scope=str(ctx.name_stack),
             calls=[place_of(frames) for frames in _compat.calls_around()], axes=[str(axis) for axis in axes], op=op, leaves=types
         ),
         "site_name": _site_name(site, types, axes, flat, op),
@@ -237,9 +239,22 @@ def _lower(
         "flat": np.int64(flat),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
-    call = jax.ffi.ffi_lowering("passing_psum", operand_output_aliases={i + 1: i for i in range(len(avals))})
-    call_ctx = ctx.replace(avals_in=[int32_2, *avals], avals_out=[ctx.avals_out[i] for i in carried])
-    sums = call(call_ctx, *where, *(leaves[i] for i in carried), **attributes)
+    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it would
+    # remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA refuses side
+    # effects in what it partitions itself.)
+    call = jax.ffi.ffi_lowering(
+        "passing_psum",
+        operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
+        has_side_effect=mesh.all_manual,
+    )
+    outs = [ctx.avals_out[i] for i in carried]
+    call_ctx = ctx.replace(avals_in=[int32_2, INT32, *avals], avals_out=[INT32, *outs])
+
+    def sum_after(before: Any) -> tuple[Any, Any]:
+        after, *sums = call(call_ctx, *where, before, *(leaves[i] for i in carried), **attributes)
+        return after, sums
+
+    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value

@@ -41,10 +41,13 @@ class Site:
         """Of some of the leaves, and a step further from the call."""
         return replace(self, paths=tuple(self.paths[i] for i in indices), kind=self.kind + kind)
 
-    def identity(self, *, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]) -> str:
+    def identity(
+        self, *, scope: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
+    ) -> str:
         """Canonical JSON.
 
         Args:
+          scope: JAX's name stack: transforms, modules of Flax, `jax.named_scope`.
           calls: of the jitted functions around the call, the innermost first.
           axes: names.
           op: "sum" or "max".
@@ -61,6 +64,7 @@ class Site:
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
             "op": op,
             "place": self.place.frames,
+            "scope": scope,
             "strategy": self.strategy,
             "stream": self.stream,
         }
