@@ -79,6 +79,7 @@ class Membership:
 
     def _join(self, shard: Shard, until: float, devices: int) -> messages.Join:
         settings = self._settings
+        assert settings.job is not None  # there is a switch
         return messages.Join(
             protocol_version=messages.PROTOCOL_VERSION,
             job=settings.job,

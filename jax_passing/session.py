@@ -6,10 +6,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from jax_passing import _native, config
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
@@ -231,6 +232,7 @@ def init(
     join_deadline_s: float | None = None,
     strategy: str | None = None,
     link_gbit: float | None = None,
+    axis_name: str | Sequence[str] | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -242,7 +244,8 @@ def init(
     Args:
       switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
         in the same order on all hosts.
-      job: name of the job; hosts of one job share it.
+      job: name of the job: hosts of one run share it, other runs have others. Default: the launcher's job id
+        (docs/settings.md); required where there is a switch, but no such id.
       rank: index of this host.
       world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
       deadline_s: how long a sum may make no progress.
@@ -250,6 +253,8 @@ def init(
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
       link_gbit: rate of this host's link to the switch, for "auto".
+      axis_name: axes of local meshes, pmap or vmap that go on over the hosts: a name, several, or several with commas.
+        The same on all hosts.
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
@@ -267,6 +272,7 @@ def init(
         "join_deadline_s": join_deadline_s,
         "strategy": strategy,
         "link_gbit": link_gbit,
+        "axis_name": axis_name,
     }
     if _sessions_before_fork:
         raise PassingError(
@@ -293,9 +299,7 @@ def init(
         _init_lock.release()
 
 
-def _resolve(
-    arguments: dict[str, str | int | float | None], path: str | Path | None
-) -> tuple[config.Settings, dict[str, str]]:
+def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
     from jax_passing import _compat  # loads jax
 
     return config.resolve(arguments, path, process_in_cluster=_compat.process_in_cluster)

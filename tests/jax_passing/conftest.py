@@ -7,6 +7,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import hypothesis
 import jax
 import pytest
+from in_process import JOB
 
 import jax_passing
 
@@ -19,6 +20,12 @@ hypothesis.settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def _job(monkeypatch):
+    """The name of every job whose test gives none."""
+    monkeypatch.setenv("JAX_PASSING_JOB", JOB)
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_the_switch_may_come_later():
 
 
 def test_missing_ranks_are_named(running):
-    with pytest.raises(JoinError, match="Ranks 0, 2 of job 'default'"):
+    with pytest.raises(JoinError, match="Ranks 0, 2 of job 'test'"):
         jax_passing.init(running.address, rank=1, world_size=3, join_deadline_s=2.0)
 
 
@@ -118,7 +118,7 @@ def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(jax_passing.init, running.address, rank=0, world_size=2, join_deadline_s=3)
         until(lambda: "rank 0 of 2 joined" in caplog.text)
-        with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'default' said 2"):
+        with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'test' said 2"):
             Membership(settings, settings.switch)
         assert isinstance(waiting.exception(), JoinError)
 
@@ -183,7 +183,7 @@ def test_a_host_that_stops_with_an_exception_tells_the_others(running):
         _ = 1 // 0
     until(lambda: other.failed)
     assert (other.failed.kind, other.failed.ranks) == ("HostLostError", (0,))
-    assert "Rank 0 left job 'default', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
+    assert "Rank 0 left job 'test', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
     other.close()
 
 
