@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from jax_passing import _native, config
+from jax_passing import _native, alike, config
 from jax_passing import control_messages as messages
 from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.link_rate import link_gbit
@@ -90,8 +90,7 @@ class Membership:
             instance=_INSTANCE,
             join_deadline_s=max(0.1, until - time.monotonic()),
             link_gbit=settings.link_gbit or link_gbit(shard.control.own_host),
-            strategy=settings.strategy,
-            devices=devices,
+            alike=alike.facts(settings, devices),
         )
 
     def _make_transport(self) -> _native.Transport:

@@ -14,6 +14,7 @@ import pytest
 from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
+from jax_passing import control_messages as messages
 from jax_passing import session as sessions
 from jax_passing import stalls
 from jax_passing.control_messages import SlotState
@@ -105,6 +106,33 @@ def test_the_switch_may_come_later():
         with jax_passing.init(f"{host}:{port}", rank=0, world_size=1, join_deadline_s=20):
             pass
         late.result().stop()
+
+
+def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
+    settings = settings_of(running, 1, axis_name=("d", "i"))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Membership, settings, settings.switch)
+        text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
+        with pytest.raises(JoinError, match=text):
+            jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
+        with pytest.raises(JoinError, match=text):
+            joining.result()
+
+
+@pytest.mark.parametrize(("version", "older"), [(1, "the switch"), (99, "that host")])
+def test_a_switch_of_another_protocol_version_that_hangs_up(version, older):
+    """It doesn't understand our join: the former version's switch did so."""
+
+    def serve(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(messages.encode(messages.Hello(version, "", 9, "old")))
+            connection.recv(65536)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(serve, server)
+        with pytest.raises(JoinError, match=f"protocol version {version}, .*Upgrade jax_passing on {older}:"):
+            jax_passing.init("{}:{}".format(*server.getsockname()), rank=0, world_size=2)
 
 
 def test_missing_ranks_are_named(running):
