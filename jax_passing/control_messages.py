@@ -24,6 +24,7 @@ FACTS_MAX = 16
 STRIPE_MARK = "/stripe "  # in names of jobs that switches give; hosts may not
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
+RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
 # Base64 takes 4 bytes for 3; the rest of the line is short.
 RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
 
@@ -222,7 +223,11 @@ class Refused(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this."""
+    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
+
+    The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
+    transport's; RELAYED_PROGRAM, then what programs.py encodes.
+    """
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
 

@@ -286,7 +286,7 @@ def test_explanations(state, order, sentence, gone):
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda shard, query: None)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda *_: None, programs=str)
     for second in range(5, 60):
         reporter.report(Stall(), float(second))
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s
