@@ -56,17 +56,17 @@ def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
     where = f"program {number} with sums over hosts on devices {own.devices}{stream}"
     if own.name != rank_0s.name:
         what = (
-            f"{where} is {own.name} on rank {rank}, which sums at {_places(_sums(own))}, but {rank_0s.name} on rank 0, "
-            f"which sums at {_places(_sums(rank_0s))}"
+            f"Instead of rank 0's {rank_0s.name}, which sums at {_places(_sums(rank_0s))}, rank {rank} runs {own.name} "
+            f"({where}), which sums at {_places(_sums(own))}"
         )
         remedies = [_SAME_PROGRAMS]
     elif (own.identities, own.digest) != (rank_0s.identities, rank_0s.digest):
         whats, remedies = _sums_differ(own, rank_0s, rank)
-        what = f"{own.name} ({where}): {'; '.join(whats)}"
+        what = f"In {own.name} ({where}): {'; '.join(whats)}"
     else:
-        what = f"{own.name} ({where}): {_modules_differ(own, rank_0s, rank)}"
+        what = f"In {own.name} ({where}): {_modules_differ(own, rank_0s, rank)}"
         remedies = [_SAME_MODULE]
-    return f"Hosts run different programs. In {what[:_TEXT_MAX]}. {' '.join(dict.fromkeys(remedies))}"
+    return f"Hosts run different programs. {what[:_TEXT_MAX]}. {' '.join(dict.fromkeys(remedies))}"
 
 
 _Place = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives

@@ -134,9 +134,8 @@ def test_many_places_that_differ():
 
 def test_programs_of_different_names():
     text = compare(program(name="jit_a"), program(identity(place=["eval.py:3:1 in test"]), name="jit_b"))
-    assert (
-        f"is jit_a on rank 1, which sums at {HERE}, but jit_b on rank 0, which sums at eval.py:3:1 in test. All" in text
-    )
+    assert "Instead of rank 0's jit_b, which sums at eval.py:3:1 in test, rank 1 runs jit_a (program 1" in text
+    assert f"which sums at {HERE}. All hosts must" in text
 
 
 def test_the_line_is_named():
