@@ -15,6 +15,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
+from jax._src import named_sharding as _named_sharding
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
@@ -283,7 +284,7 @@ class LoweringMesh(NamedTuple):
     @property
     def all_manual(self) -> bool:
         """Whether XLA has nothing left to partition."""
-        return self.device_count == 1 or self.manual_axes.issuperset(self.axis_sizes) and bool(self.axis_sizes)
+        return self.device_count == 1 or (self.manual_axes.issuperset(self.axis_sizes) and bool(self.axis_sizes))
 
 
 def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
@@ -306,6 +307,7 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
 
 # Jitted functions inside of programs.
 
+
 def calls_around() -> list[list[tuple[CodeType, int]]]:
     """The stacks of the calls of jitted functions around what is being lowered, the innermost first."""
     return list(reversed(getattr(_lowering, "calls", ())))
@@ -320,7 +322,7 @@ def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **para
     calls = _lowering.__dict__.setdefault("calls", [])
     calls.append(_frames(ctx.traceback))
     try:
-        if any(not isinstance(each, _sharding_impls.UnspecifiedValue) for each in _shardings(params)):
+        if any(not isinstance(each, _named_sharding.UnspecifiedValue) for each in _shardings(params)):
             # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
             return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
         results, tokens = _mlir.jaxpr_subcomp(
@@ -351,7 +353,8 @@ def _holds_sums(jaxpr: Any) -> bool:
     found = _with_sums.get(jaxpr)
     if found is None:
         found = any(
-            equation.primitive.name.startswith("passing_psum") or any(map(_holds_sums, _core.jaxprs_in_params(equation.params)))
+            equation.primitive.name.startswith("passing_psum")
+            or any(map(_holds_sums, _core.jaxprs_in_params(equation.params)))
             for equation in jaxpr.eqns
         )
         _with_sums[jaxpr] = found

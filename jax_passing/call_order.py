@@ -41,9 +41,7 @@ class _Line:
     after: list[Any] = field(default_factory=list)  # what is there when they are done
 
 
-def in_order(
-    ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: Callable[[Any], tuple[Any, Any]]
-) -> Any:
+def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: Callable[[Any], tuple[Any, Any]]) -> Any:
     """Lowers a call of the primitive in its place.
 
     Args:

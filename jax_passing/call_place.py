@@ -75,4 +75,6 @@ def _stack() -> Iterator[tuple[CodeType, int]]:
 def _describe(code: CodeType, instruction: int) -> str:
     position = next(itertools.islice(code.co_positions(), max(0, instruction) // 2, None), (None,) * 4)
     line, _, column, _ = position
-    return f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}:{(column or 0) + 1} in {code.co_qualname}"
+    return (
+        f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}:{(column or 0) + 1} in {code.co_qualname}"
+    )

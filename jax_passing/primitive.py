@@ -226,7 +226,10 @@ def _lower(
         "site": np.int64(number),
         "identity": site.only(carried).identity(
             scope=str(ctx.name_stack),
-            calls=[place_of(frames) for frames in _compat.calls_around()], axes=[str(axis) for axis in axes], op=op, leaves=types
+            calls=[place_of(frames) for frames in _compat.calls_around()],
+            axes=[str(axis) for axis in axes],
+            op=op,
+            leaves=types,
         ),
         "site_name": _site_name(site, types, axes, flat, op),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
@@ -239,9 +242,9 @@ def _lower(
         "flat": np.int64(flat),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
-    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it would
-    # remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA refuses side
-    # effects in what it partitions itself.)
+    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
+    # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
+    # refuses side effects in what it partitions itself.)
     call = jax.ffi.ffi_lowering(
         "passing_psum",
         operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
@@ -265,9 +268,9 @@ def _lower_local(
     ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
 ) -> Sequence[Any]:
     """An axis of a mesh that lies inside each process: JAX's own sum."""
-    if placement.process_count == 1 and world_size > 1 and axes and (scope := scopes.current()) is not None:
-        if not scope.axis_names:
-            raise ConfigError(undeclared(axes))
+    scope = scopes.current()
+    if placement.process_count == 1 and world_size > 1 and axes and scope is not None and not scope.axis_names:
+        raise ConfigError(undeclared(axes))
     if placement.member_count == 1:
         return leaves
     reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax}[op]

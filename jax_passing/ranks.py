@@ -123,6 +123,7 @@ class Ranks:
 def _join_devices(
     settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int
 ) -> list[Membership]:
+    assert settings.job is not None  # there is a switch
     joins = [
         dataclasses.replace(
             settings,

@@ -75,9 +75,7 @@ _counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of ea
 _counts_lock = threading.Lock()
 
 
-def new_site(
-    stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None
-) -> Site:
+def new_site(stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None) -> Site:
     """The site of a call of this package, or of JAX at `place`."""
     place = here() if place is None else place
     call = 0

@@ -49,7 +49,9 @@ def test_no_sum_is_used_before_the_backward_pass_is_over(session) -> None:
     text = compiled().lower(*arguments()).compile().as_text()
     lines = text[text.index("ENTRY") :].splitlines()  # in the order that decides which buffers may be shared
     psums = [i for i, line in enumerate(lines) if 'custom_call_target="passing_psum"' in line]
-    holds = [i for i, line in enumerate(lines) if 'custom_call_target="passing_hold"' in line and "custom-call()" not in line]
+    holds = [
+        i for i, line in enumerate(lines) if 'custom_call_target="passing_hold"' in line and "custom-call()" not in line
+    ]
     dots = [i for i, line in enumerate(lines) if re.search(r" dot\(", line)]
     assert len(psums) == LAYERS
     assert len(holds) == LAYERS
