@@ -7,7 +7,7 @@ from importlib import metadata
 from jax_passing.config import Settings
 from jax_passing.errors import names
 
-DEVICES = "devices with a rank"
+DEVICES = "devices"
 PROTOCOL = "protocol version"  # of a host whose version isn't the switch's: its other facts mean nothing here
 _PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
 _SAME_VERSIONS = "install the same versions on all of them"
@@ -21,13 +21,13 @@ _SHOWN_MAX = 4  # values of one fact
 _TEXT_MAX = 8 * 1024  # less than messages take
 
 
-def facts(settings: Settings, device_ranks: int) -> dict[str, str]:
-    """This host's, by name. `device_ranks`: how many of its devices join beside it. Asks the installed packages' own
+def facts(settings: Settings, device_count: int) -> dict[str, str]:
+    """This host's, by name. `device_count`: of its devices; 0 if that isn't known. Asks the installed packages' own
     metadata: importing them would load JAX."""
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
-        DEVICES: str(device_ranks or ""),
+        DEVICES: str(device_count or ""),
         **{name: _version(package) for name, package in _PACKAGES.items()},
     }
     return {name: value for name, value in ours.items() if value}

@@ -34,7 +34,7 @@ def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
 class Membership:
     """Made by joining, which waits for all ranks. Raises SwitchUnreachableError, JoinError or ConfigError.
 
-    `devices`: how many devices of each host join beside it (strategy "flat").
+    `device_count`: of this host; all hosts must have as many. 0: it isn't compared.
 
     The job's positions are striped over its switches, the shards. The first one is more: it relays rank 0's order.
 
@@ -47,7 +47,7 @@ class Membership:
       on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], devices: int = 0):
+    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int = 0):
         self._settings = settings
         self.on_failed: Callable[[Failure], None] | None = None
         self._failed: Failure | None = None
@@ -58,7 +58,7 @@ class Membership:
         until = time.monotonic() + settings.join_deadline_s
         self._shards = connect_all(addresses, until)
         try:
-            join_all(self._shards, lambda shard: self._join(shard, until, devices))
+            join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()
         except BaseException:
             close_all(self._shards)
@@ -79,7 +79,7 @@ class Membership:
         )
         log.info("joined job %s: rank %d of %d, epoch %d", settings.job, settings.rank, settings.world_size, self.epoch)
 
-    def _join(self, shard: Shard, until: float, devices: int) -> messages.Join:
+    def _join(self, shard: Shard, until: float, device_count: int) -> messages.Join:
         settings = self._settings
         assert settings.job is not None  # there is a switch
         return messages.Join(
@@ -92,7 +92,7 @@ class Membership:
             instance=_INSTANCE,
             join_deadline_s=max(0.1, until - time.monotonic()),
             link_gbit=settings.link_gbit or link_gbit(shard.control.own_host),
-            alike=alike.facts(settings, devices),
+            alike=alike.facts(settings, device_count),
         )
 
     def _make_transport(self) -> _native.Transport:

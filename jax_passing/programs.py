@@ -7,7 +7,7 @@ never meet, as their names differ: what this adds is that all hosts hear why, at
 import hashlib
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct

@@ -59,11 +59,12 @@ class Session:
             first_device_id = _prepare_jax()
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=first_device_id)
         else:
-            self.device_ranks = device_ranks(settings, _count_devices)
-            self._ranks = Ranks(settings, settings.switch, self.device_ranks)
+            first_device_id, device_count = _prepare_jax(), _count_devices()
+            self.device_ranks = device_ranks(settings, device_count)
+            self._ranks = Ranks(settings, settings.switch, self.device_ranks, device_count)
             self.epoch = self._ranks.host.epoch
             try:
-                self._ranks.attach(settings.deadline_s, _prepare_jax())
+                self._ranks.attach(settings.deadline_s, first_device_id)
             except BaseException:
                 self._ranks.close()
                 raise

@@ -64,7 +64,7 @@ def init_beside(running, other_rank=1, **changes):
     """This process as one rank of two, and a bare membership without any sums as the other."""
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, settings.switch)
+        other = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
         arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
         session = jax_passing.init(running.address, **arguments)
         other.result().start()
