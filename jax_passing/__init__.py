@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 from jax_passing import errors
 
 if TYPE_CHECKING:
+    from jax_passing.axes import axis_index, axis_size
     from jax_passing.psum import pmean, psum
+    from jax_passing.pvary import pvary
+    from jax_passing.scope import per_host_gradients, stream
     from jax_passing.session import Session, init
 
-__all__ = ["Session", "errors", "init", "pmean", "psum"]
+_HOMES = {
+    "axes": ("axis_index", "axis_size"),
+    "psum": ("pmean", "psum"),
+    "pvary": ("pvary",),
+    "scope": ("per_host_gradients", "stream"),
+    "session": ("Session", "init"),
+}
+
+__all__ = ["Session", "axis_index", "axis_size", "errors", "init", "per_host_gradients", "pmean", "psum", "pvary", "stream"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,7 +30,7 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(f"jax_passing.{name}")
         except ModuleNotFoundError:
             raise AttributeError(f"module 'jax_passing' has no attribute {name!r}") from None
-    sums, session = (importlib.import_module(f"jax_passing.{module}") for module in ("psum", "session"))
     # All at once: importing the module psum has bound its name here.
-    globals().update(psum=sums.psum, pmean=sums.pmean, Session=session.Session, init=session.init)
+    modules = {home: importlib.import_module(f"jax_passing.{home}") for home in _HOMES}
+    globals().update({each: getattr(modules[home], each) for home, names in _HOMES.items() for each in names})
     return globals()[name]

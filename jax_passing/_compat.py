@@ -1,7 +1,12 @@
 """Every JAX name that is not public: no public hook exists for a primitive with named axes (jax 0.10.0 to 0.12.0)."""
 
+import collections
+import hashlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -10,10 +15,15 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
+from jax._src import pjit as _pjit
+from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.clusters import ClusterEnv as _ClusterEnv
-from jax.interpreters import mlir
+from jax._src.interpreters import ad as _ad
+from jax._src.lax import parallel as _parallel
+from jax.interpreters import ad, mlir
 
 Axis = Any  # a mesh axis's or vmap axis's name
 Aval = Any  # a ShapedArray
@@ -60,6 +70,11 @@ def axis_size(name: Axis) -> int:
     return int(env.axis_size(name))
 
 
+def axis_exists(name: Axis) -> bool:
+    """Whether an axis of this name is bound here."""
+    return bool(_core.get_axis_env().axis_exists(name))
+
+
 def manual_axes() -> frozenset[Axis]:
     """Mesh axes over which the code being traced is per-device."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
@@ -88,26 +103,73 @@ def pvary(x: Any, axes: frozenset[Axis]) -> Any:
     return _core.pvary(x, tuple(sorted(axes))) if axes else x
 
 
-def depths(arrays: Sequence[Any]) -> list[int]:
-    """How many equations of the program being traced must run one after the other before each of `arrays` is there.
-
-    All 0 outside of a trace, under vmap, or should another JAX not tell: callers may only use it to order their work.
-    """
-    depth: dict[int, int] = {}
-    stack = [equation for equation in map(_equation, arrays) if equation is not None]
-    while stack:
-        equation = stack[-1]
-        before = [e for e in map(_equation, getattr(equation, "in_tracers", ())) if e is not None]
-        missing = [e for e in before if id(e) not in depth]
-        stack.extend(missing)
-        if not missing:
-            stack.pop()
-            depth[id(equation)] = 1 + max((depth[id(e)] for e in before), default=0)
-    return [0 if (equation := _equation(array)) is None else depth[id(equation)] for array in arrays]
+def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
+    """The same type, varying over `axes` too."""
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying.union(axes))) if axes else aval
 
 
-def _equation(array: Any) -> Any:
-    return getattr(array, "parent", None) if isinstance(array, jax.core.Tracer) else None
+def is_constant(tracer: Any) -> bool:
+    """Whether the program computes this from nothing; False should another JAX not tell."""
+    equation = getattr(tracer, "parent", None)
+    return equation is not None and not getattr(equation, "in_tracers", True)
+
+
+def current_trace() -> Any:
+    """What the program that is being traced belongs to: the same for all of its lines; None outside of jit and such."""
+    trace = _core.trace_ctx.trace
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
+# What the program depends on.
+
+_scope: Any = jax.make_user_context(None)
+
+
+def scope() -> Any:
+    """This thread's value; part of JAX's cache keys."""
+    return _scope.value
+
+
+def scope_context(value: Any) -> AbstractContextManager[None]:
+    context: AbstractContextManager[None] = _scope(value)
+    return context
+
+
+def set_scope(value: Any) -> None:
+    """For the calling thread, until it is set again."""
+    _scope(value).__enter__()
+
+
+# JAX's own rules of differentiation that sum over mesh axes.
+
+
+def wrap_transpose_of_cast(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Of the cast from invariant to varying: (cotangent, operand, *, axes)."""
+    ad.primitive_transposes[_core.pvary_p] = wrap(ad.primitive_transposes[_core.pvary_p])
+
+
+def wrap_transpose_of_psum(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Of `lax.psum` under check_vma: (cotangent, operand, *, axes)."""
+    primitive = _parallel.psum_invariant_p
+    ad.primitive_transposes[primitive] = wrap(ad.primitive_transposes[primitive])
+
+
+def wrap_transpose_of_shard_map(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """(cotangents, *operands, in_specs, out_specs, mesh, check_vma, …); operands that aren't arrays are linear."""
+    fancy = getattr(_ad, "fancy_transposes", {})
+    rules = fancy if _shard_map.shard_map_p in fancy else ad.primitive_transposes
+    rules[_shard_map.shard_map_p] = wrap(rules[_shard_map.shard_map_p])
+
+
+def traced_frames() -> list[tuple[CodeType, int]]:
+    """The stack of the line that JAX works on: while it transposes, that of the line that is transposed."""
+    return _frames(_source_info_util.current().traceback)
+
+
+def _frames(traceback: Any) -> list[tuple[CodeType, int]]:
+    return list(zip(*traceback.raw_frames(), strict=True)) if traceback else []
 
 
 def check_types(avals: Sequence[Aval], axes: Sequence[Axis], name: str) -> None:
@@ -191,3 +253,67 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
     else:
         raise NotImplementedError(f"passing_psum under {type(context).__name__}")
     return LoweringMesh(*axes, None if devices is None else list(devices))
+
+
+# Jitted functions inside of programs.
+
+_lowering = threading.local()  # .calls: frames of the inner jitted calls around; .sums: lowered by this thread
+
+
+def calls_around() -> list[list[tuple[CodeType, int]]]:
+    """The stacks of the calls of jitted functions around what is being lowered, the innermost first."""
+    _lowering.sums = getattr(_lowering, "sums", 0) + 1
+    return list(reversed(getattr(_lowering, "calls", ())))
+
+
+def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **params: Any) -> Any:
+    """JAX's rule lowers a jitted function once, however often a program calls it: then nothing tells the copies of its
+    sums apart. So one with sums is lowered for each call, which `calls_around` then knows."""
+    calls = _lowering.__dict__.setdefault("calls", [])
+    before = getattr(_lowering, "sums", 0)
+    calls.append(_frames(ctx.traceback))
+    try:
+        result = _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
+    finally:
+        calls.pop()
+    if getattr(_lowering, "sums", 0) != before:
+        cache = ctx.module_context.cached_primitive_lowerings
+        for key in [key for key in cache if jaxpr in key]:
+            del cache[key]
+    return result
+
+
+mlir.register_lowering(_pjit.jit_p, _lower_jit, cacheable=False)
+
+
+# What was compiled.
+
+
+def module_fingerprint(target: str, attributes: Mapping[str, int]) -> str | None:
+    """A digest of the newest executable whose module calls `target` with these attributes, and a summary for people:
+    "<sha256> 14 fusion, 3 dot; (f32[4,8])->f32[4]". None if there is none.
+
+    The module is the scheduled one, after all of XLA's passes: it decides in which order XLA makes the copies of a
+    call. The digest leaves out where sources lie, and the attributes.
+    """
+    for executable in jax.local_devices(backend="cpu")[0].client.live_executables():
+        for module in executable.hlo_modules():
+            text = module.to_string()
+            if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
+                return _digest(text, attributes)
+    return None
+
+
+def _attribute(name: str, value: int | str) -> re.Pattern[str]:
+    return re.compile(rf"\b{name} = {value}(?= : i64|\b)")
+
+
+def _digest(text: str, attributes: Mapping[str, int]) -> str:
+    text = re.sub(r", metadata=\{[^{}]*\}", "", text)
+    for name in attributes:
+        text = _attribute(name, r"\d+").sub("", text)
+    operations = collections.Counter(re.findall(r" = \S+ ([a-z][\w-]*)\(", text))
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(operations.items()))
+    layout = re.search(r"entry_computation_layout=\{(.*?)\}(?:,|$)", text, re.MULTILINE)
+    shapes = re.sub(r"\{[\d,]*\}", "", layout[1])[:400] if layout else ""
+    return f"{hashlib.sha256(text.encode()).hexdigest()} {counts}; {shapes}"

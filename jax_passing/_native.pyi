@@ -32,9 +32,17 @@ class Stall:
     sequence: int
 
 @final
+class ProgramInfo:
+    name: str
+    devices: str  # "0,1": indices among this process's devices, ascending; else the attribute `devices` of its sums
+    fingerprint: str  # "" if no two of its sums look alike
+    identities: list[str]  # sorted, with repetition
+
+@final
 class Event:
-    kind: str  # "order_message" | "stall" | "group_lost" | "failed"
+    kind: str  # "order_message" | "program" | "stall" | "group_lost" | "failed"
     order_message: bytes
+    program: ProgramInfo | None
     stall: Stall | None
     stalled_s: float
     shard: int
@@ -83,12 +91,20 @@ class LocalCollective:
     def stats(self) -> dict[str, int]: ...
 
 @overload
-def attach(collective: LocalCollective, deadline_s: float) -> None: ...
+def attach(collective: LocalCollective, deadline_s: float, *, rank: int = 0, first_device_id: int = 0) -> None: ...
 @overload
-def attach(collective: Transport, deadline_s: float, flat: Sequence[Transport] = ()) -> None:
+def attach(
+    collective: Transport,
+    deadline_s: float,
+    flat: Sequence[Transport] = (),
+    *,
+    rank: int = 0,
+    first_device_id: int = 0,
+) -> None:
     """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached.
 
-    `flat`: a rank of its own for each local device, for the sums of that strategy.
+    `flat`: a rank of its own for each local device, for the sums of that strategy. `rank`: what `passing_rank` tells.
+    `first_device_id`: the smallest id of this process's CPU devices.
     """
 
 def detach() -> None:
@@ -162,11 +178,21 @@ class SlotPool:
 def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
     """(reason why it can't be decoded, or "none"; fields)"""
 
-def end_compilation() -> None:
-    """Tells the FFI handlers that what this thread compiled is complete."""
+def end_compilation() -> list[tuple[str, int]]:
+    """Tells the FFI handlers that what this thread compiled is complete.
+
+    Returns (program, ordinal), as in the calls' attributes, of those whose sums only a fingerprint can tell apart.
+    """
+
+def set_fingerprint(program: str, ordinal: int, fingerprint: str) -> None:
+    """Of a module for which `end_compilation` asked on this thread, before it is executed; else without effect."""
 
 def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
-    """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}}."""
+    """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}, ...}.
+
+    `passing_psum` takes int32[2] (group, member) and the leaves; its attributes are those of SiteInfo in
+    xla_ffi/ffi/instance.h. `passing_rank` takes nothing and gives int32[]. `passing_hold`: see hold.py.
+    """
 
 def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
     """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""

@@ -1,5 +1,6 @@
-"""Which leaves share a call. Pure, and alike on every host: decided by the leaves' order, depths, dtypes and sizes."""
+"""Which leaves share a call. Pure, and alike on every host: decided by the leaves' paths, dtypes and sizes alone."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,24 +17,26 @@ class Leaf(NamedTuple):
     Attributes:
       dtype: anything that can be compared and hashed.
       size_bytes: of its elements.
-      depth: how many operations must run one after the other before it is there.
+      path: in its tree: "['Dense_10']['kernel']".
     """
 
     dtype: object
     size_bytes: int
-    depth: int = 0
+    path: str = ""
 
 
 def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[list[int]]:
-    """Groups leaves into buckets of one dtype, in the order in which a backward pass finishes them.
+    """Groups leaves into buckets of one dtype, in the order in which a backward pass is likely to finish them.
 
-    That is by depth, and the last first where depths are equal: models list their parameters from the input on, and
-    the backward pass goes the other way. The first bucket of a dtype has at most FIRST_BUCKET_BYTES, the others at most
-    `bucket_bytes`; a larger leaf has a bucket of its own, past which the next ones still join those before.
+    That is the last first: models list their parameters from the input on, and the backward pass goes the other way.
+    Numbers in paths count as numbers, as dicts come sorted by text ("Dense_10" before "Dense_2"). What a host's own
+    program would tell, which leaf is there first, isn't asked: hosts may differ in their local work. The first bucket
+    of a dtype has at most FIRST_BUCKET_BYTES, the others at most `bucket_bytes`; a larger leaf has a bucket of its own,
+    past which the next ones still join those before.
 
     Returns: indices into `leaves`, each exactly once; buckets in the order in which they are complete.
     """
-    order = sorted(range(len(leaves)), key=lambda index: (leaves[index].depth, -index))
+    order = sorted(range(len(leaves)), key=lambda index: (_natural(leaves[index].path), index), reverse=True)
     closed: list[list[int]] = []
     open_buckets: dict[object, tuple[list[int], int]] = {}  # by dtype, with the bytes in it
     limits: dict[object, int] = {}
@@ -53,3 +56,8 @@ def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int = DEFAULT_BUCKET_BYTE
     closed += [bucket for bucket, _ in open_buckets.values()]
     position = {index: place for place, index in enumerate(order)}
     return sorted(closed, key=lambda bucket: position[bucket[-1]])
+
+
+def _natural(path: str) -> list[str | int]:
+    """Text and numbers in turns, so that two keys can be compared."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path)]

@@ -27,6 +27,8 @@ class Settings:
     switch: tuple[tuple[str, int], ...] | None = None
     """One, or several over which the job is striped: in the same order on all hosts."""
     job: str = "default"
+    axis_name: tuple[str, ...] = ()
+    """Axes of local meshes, pmap and vmap that continue over the hosts."""
     rank: int = 0
     world_size: int = 1
     deadline_s: float = 60.0
@@ -118,6 +120,13 @@ def _job(value: Any) -> str:
     return name
 
 
+def _axis_name(value: Any) -> tuple[str, ...]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+    if not all(isinstance(name, str) and name and name.isprintable() for name in names) or len({*names}) < len(names):
+        raise ValueError("expected the name of an axis, or several different ones")
+    return tuple(names)
+
+
 def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         # operator.index would be stricter, but variables are text.
@@ -162,6 +171,7 @@ def gbit(value: Any) -> float:
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "switch": parse_switches,
     "job": _job,
+    "axis_name": _axis_name,
     "rank": _integer(0, RANKS_MAX - 1),
     "world_size": _integer(1, RANKS_MAX),
     "deadline_s": _seconds,

@@ -63,6 +63,14 @@ class UnvaryingInputError(PassingError, ValueError):
     """The input is the same on all devices of the axis: JAX may have summed it already."""
 
 
+class GradientError(PassingError, ValueError):
+    """JAX would sum this gradient over the devices of one host alone."""
+
+
+class ThreadError(PassingError):
+    """Two threads dispatch programs with sums, without an order between them that all hosts share."""
+
+
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 

@@ -4,13 +4,13 @@ Both take the leaves of one bucket (all of one dtype) and return their sums. The
 `shard_map(check_vma=True)`, whose result is invariant over the axes; they differ in their types and transposes, like
 JAX's own `psum` and `psum_invariant`.
 
-Parameters: `axes` (names), `world_size` (hosts of the session), `beyond_mesh` (whether the hosts are no part of the
-mesh, so that the sum goes over them too), `device_ranks` (devices of each host that are ranks of their own at the
-switch; 0: each host is one), `name` (where psum was called: "train.py:41").
+Parameters: `axes` (names), `over_hosts` (whether the sum goes over the hosts, which the mesh doesn't know; None: traced
+before `init`), `vmapped` (the axis that continues over the hosts was one of vmap, and is summed already), `world_size`
+(hosts of the session), `device_ranks` (devices of each host that are ranks of their own at the switch; 0: each host is
+one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
 """
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +20,14 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing import _compat, _native
-from jax_passing.errors import ConfigError
+from jax_passing import _compat
+from jax_passing import scope as scopes
+from jax_passing.axes import Axes, undeclared
+from jax_passing.call_place import place_of
+from jax_passing.errors import ConfigError, GradientError, NotInitializedError
+from jax_passing.handlers import register_ffi
 from jax_passing.placement import Placement, place
-
-Axes = tuple[_compat.Axis, ...]
+from jax_passing.sites import Site
 
 passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
@@ -54,23 +57,41 @@ def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> t
     _compat.check_types(avals, axes, primitive.name)
     if primitive is passing_psum_invariant_p:
         avals = tuple(_compat.without_varying(aval, axes) for aval in avals)
-    return [aval.update(weak_type=False) for aval in avals], {_compat.NamedAxisEffect(axis) for axis in axes}
+    else:  # as lax.psum, which keeps weak types under check_vma alone
+        avals = tuple(aval.update(weak_type=False) for aval in avals)
+    return list(avals), {_compat.NamedAxisEffect(axis) for axis in axes}
 
 
 # Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
 
 
-def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    sums = primitive.bind(*primals, **params)
+def check_not_vmapped(name: str, vmapped: bool, world_size: int) -> None:
+    """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host alone."""
+    if vmapped and world_size > 1:
+        raise GradientError(
+            f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
+            "where JAX would sum gradients over this host's elements alone. Take the gradient inside the function that "
+            "is mapped: jax.vmap(lambda x: jax.grad(loss)(x), axis_name=...)."
+        )
+
+
+def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
+    check_not_vmapped("psum", params["vmapped"], params["world_size"])
+    if params["op"] != "sum":
+        raise GradientError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
+    sums = primitive.bind(*primals, site=site, **params)
     moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     sum_tangents = [ad.Zero(jax.typeof(s).to_tangent_aval()) for s in sums]
     if moving:
-        for i, tangent in zip(moving, primitive.bind(*(tangents[i] for i in moving), **params), strict=True):
+        their_sums = primitive.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
+        for i, tangent in zip(moving, their_sums, strict=True):
             sum_tangents[i] = tangent
     return sums, sum_tangents
 
 
-def _transpose(primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, **params: Any) -> list[Any]:
+def _transpose(
+    primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, site: Site, **params: Any
+) -> list[Any]:
     moving = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     result: list[Any] = [ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
     given = [cotangents[i] for i in moving]
@@ -79,7 +100,7 @@ def _transpose(primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, ax
         given = [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in given]
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
-        given = primitive.bind(*given, axes=axes, **params)
+        given = primitive.bind(*given, axes=axes, site=site.only(moving, "t"), **params)
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
     return result
@@ -88,15 +109,26 @@ def _transpose(primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, ax
 # vmap.
 
 
+def declared_here(axis: Any, over_hosts: bool | None) -> bool:
+    """Whether this is the axis that continues over the hosts."""
+    scope = scopes.current()
+    return bool(over_hosts) and scope is not None and axis in scope.axis_names
+
+
 def _batch(
     primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     if axis_data.name not in axes:
         return primitive.bind(*leaves, axes=axes, **params), dims
-    leaves = [
-        leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
-        for leaf, dim in zip(leaves, dims, strict=True)
-    ]
+    if params["op"] == "max":
+        leaves = [leaf if dim is None else jnp.max(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
+    else:
+        leaves = [
+            leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+    if declared_here(axis_data.name, params["over_hosts"]):
+        params["vmapped"] = True
     rest = tuple(axis for axis in axes if axis != axis_data.name)
     return primitive.bind(*leaves, axes=rest, **params), [None] * len(leaves)
 
@@ -104,25 +136,7 @@ def _batch(
 # CPU: one asynchronous FFI call per device.
 
 
-@functools.cache
-def register_ffi() -> None:
-    """Tells XLA of the handlers; once is enough."""
-    # XLA takes a state type only once its backend exists.
-    jax.local_devices(backend="cpu")
-    name, type_id, type_info = _native.ffi_state_type()
-    jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
-    for target, handlers in _native.ffi_targets().items():
-        jax.ffi.register_ffi_target(target, handlers, platform="cpu")
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
-
-
-def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
-    # Comes on the thread that compiled. The handlers tell executables apart by it, and do without for most programs.
-    if event == "/jax/core/compile/backend_compile_duration":
-        _native.end_compilation()
-
-
-def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, beyond_mesh: bool) -> Placement:
+def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, over_hosts: bool) -> Placement:
     for axis in axes:
         if axis not in mesh.manual_axes:
             raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
@@ -133,12 +147,13 @@ def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, beyond_m
     else:
         raise ConfigError("psum can't tell which processes' devices the program runs on: say so with jax.set_mesh")
     placement = place(processes, mesh.axis_sizes, mesh.manual_axes, axes, jax.process_index())
-    if beyond_mesh != (placement.process_count == 1):
+    if over_hosts and placement.process_count > 1:
         raise ConfigError(
-            "psum was traced for a mesh inside one process, but runs on one that spans several, or the reverse: "
-            "say which mesh is meant with jax.set_mesh"
+            f"init(axis_name=...) declares that one of the axes {axes} continues over the hosts from a mesh inside one "
+            f"process, but this mesh spans {placement.process_count} processes already. Give the axes of meshes that "
+            "span the processes other names, or don't declare this one."
         )
-    if not beyond_mesh and not placement.local and placement.process_count != world_size:
+    if not over_hosts and not placement.local and placement.process_count != world_size:
         raise ConfigError(f"the mesh spans {placement.process_count} processes, but the session has {world_size} ranks")
     return placement
 
@@ -152,32 +167,39 @@ def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
         )
 
 
-def _site_name(name: str, avals: Sequence[Any], axes: Axes, flat: bool) -> str:
+def _type_text(aval: Any) -> str:
     # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
-    leaves = [f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]" for aval in avals[:4]]
-    if len(avals) > 4:
-        leaves.append(f"{len(avals) - 4} more")
-    kind = "flat psum" if flat else "psum"
-    return f"{name} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
+
+
+def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool, op: str) -> str:
+    leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
+    kind = ("flat " if flat else "") + {"sum": "psum", "max": "pmax"}[op]
+    return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
 
 
 def _lower(
     ctx: mlir.LoweringRuleContext,
     *leaves: Any,
     axes: Axes,
+    over_hosts: bool | None,
+    vmapped: bool,
     world_size: int,
-    beyond_mesh: bool,
     device_ranks: int,
-    name: str,
+    op: str,
+    site: Site,
 ) -> Sequence[Any]:
+    if over_hosts is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
     mesh = _compat.lowering_mesh(ctx)
-    placement = _placement(mesh, axes, world_size, beyond_mesh)
-    local = placement.local and not beyond_mesh
+    placement = _placement(mesh, axes, world_size, over_hosts)
+    if placement.local and not over_hosts:
+        return _lower_local(ctx, leaves, axes, placement, world_size, op)
     avals_in: Sequence[Any] = ctx.avals_in
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
-    if not carried or (local and placement.member_count == 1):
+    if not carried:
         return leaves
-    flat = device_ranks > 0 and not local
+    flat = device_ranks > 0
     if flat:
         _check_flat(placement, axes, device_ranks)
     register_ffi()
@@ -191,23 +213,29 @@ def _lower(
         ctx.replace(primitive=None, avals_in=(), avals_out=(int32_2,))
     )
     avals = [avals_in[i] for i in carried]
+    types = [_type_text(aval) for aval in avals]
     program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
-    ordinal, site = _compat.next_site(ctx, program)
+    ordinal, number = _compat.next_site(ctx, program)
     dtype = avals[0].dtype
     parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
+    spans = placement.process_count > 1 and mesh.devices is not None
     attributes = {
         "program": program,
         "ordinal": np.int64(ordinal),
-        "site": np.int64(site),
-        "site_name": _site_name(name, avals, axes, flat),
+        "site": np.int64(number),
+        "identity": site.only(carried).identity(
+            calls=[place_of(frames) for frames in _compat.calls_around()], axes=[str(axis) for axis in axes], op=op, leaves=types
+        ),
+        "site_name": _site_name(site, types, axes, flat, op),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
+        "op": op,
         "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
-        "member_count": np.int64(placement.member_count * (world_size if beyond_mesh else 1)),
+        "member_count": np.int64(placement.member_count * (world_size if over_hosts else 1)),
         "local_member_count": np.int64(placement.local_member_count),
         "replica_count": np.int64(placement.replica_count),
         "world_size": np.int64(world_size * device_ranks if flat else world_size),
-        "local": np.int64(local),
         "flat": np.int64(flat),
+        "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
     call = jax.ffi.ffi_lowering("passing_psum", operand_output_aliases={i + 1: i for i in range(len(avals))})
     call_ctx = ctx.replace(avals_in=[int32_2, *avals], avals_out=[ctx.avals_out[i] for i in carried])
@@ -218,24 +246,18 @@ def _lower(
     return result
 
 
-def wait_for_executions(timeout_s: float) -> bool:
-    """Waits until what this thread dispatched to local CPU devices is over; False if it isn't after `timeout_s`.
-
-    The CPU runs the executions that a thread dispatches one after the other: those on several devices in one line,
-    those on a single one in another. So one more of each kind ends last. It must cost more than JAX's limit for
-    running at once, out of turn.
-    """
-    if register_ffi.cache_info().currsize == 0:  # nothing was ever lowered
-        return True
-    devices = jax.local_devices(backend="cpu")
-    ones = np.ones((len(devices), 64, 64), np.float32)
-    across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-    work = jax.jit(lambda x: x @ x)
-    last = [work(jax.device_put(ones, place)) for place in (across, *devices)]
-    until = time.monotonic() + timeout_s
-    while not all(array.is_ready() for array in last) and time.monotonic() < until:
-        time.sleep(0.002)
-    return all(array.is_ready() for array in last)
+def _lower_local(
+    ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
+) -> Sequence[Any]:
+    """An axis of a mesh that lies inside each process: JAX's own sum."""
+    if placement.process_count == 1 and world_size > 1 and axes and (scope := scopes.current()) is not None:
+        if not scope.axis_names:
+            raise ConfigError(undeclared(axes))
+    if placement.member_count == 1:
+        return leaves
+    reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax}[op]
+    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
+    return lowered
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:

@@ -1,39 +1,36 @@
 """`psum` and `pmean` over the devices of an axis, on all hosts."""
 
-import math
-import os
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing import _compat, planner, session
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
-from jax_passing.config import STRATEGIES, did_you_mean
-from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
-from jax_passing.hold import hold
-from jax_passing.primitive import Axes, passing_psum_invariant_p, passing_psum_p
+from jax_passing import _compat
+from jax_passing.axes import Axes, axis_size, extent
+from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
+from jax_passing.sites import new_site, paths_of
 
 SUPPORTED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "bfloat16", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
 
 def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
-    If the mesh lies inside this process, the sum also goes over the hosts, which the mesh doesn't know; if the mesh
-    spans the processes (jax.distributed), the result is that of `jax.lax.psum`. The bits of the result are the same on
-    every device and host, and depend on the inputs alone.
+    An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
+    declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on the other hosts. Any
+    other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the same on every device
+    and host, and depend on the inputs alone.
 
     Args:
       tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
-        multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them.
+        multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them. Paths, shapes and
+        dtypes must be the same on all hosts.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
       strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
@@ -45,51 +42,34 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
 
     Raises:
-      NotInitializedError: without `jax_passing.init`.
+      NotInitializedError: without `jax_passing.init`, when a program is compiled (or a Python number is summed).
       UnsupportedDtypeError: a leaf has another dtype.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
-      ConfigError: the strategy can't carry out this sum; the message says which one can.
+      ConfigError: the strategy can't carry out this sum, or nothing says whether the axis goes on over the hosts; the
+        message says what to write.
+      ThreadError: another thread called `init`.
       NameError: an axis is not bound here.
     """
-    axes: Axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    current, devices, beyond_mesh = _extent(axes)
-    world_size = current.world_size
-    total = devices * (world_size if beyond_mesh else 1)
-    default = current.settings.strategy
-    wanted = _checked(default if strategy is None else strategy, default, world_size, beyond_mesh)
+    check_bucket_bytes(bucket_bytes)
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    wanted = check_strategy(strategy, along)
+    if along.local:
+        return jax.lax.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
-            sums[index] = leaf * total
+            sums[index] = leaf * along.size
         else:
-            arrays[index] = _as_operand(leaf, axes)
-    invariant = _compat.check_vma() and bool(_compat.must_vary(axes))
-    primitive = passing_psum_invariant_p if invariant else passing_psum_p
-    indices = list(arrays)
-    sizes = [
-        Leaf(arrays[i].dtype, arrays[i].nbytes, depth)
-        for i, depth in zip(indices, _compat.depths([leaves[i] for i in indices]), strict=True)
-    ]
-    buckets = [[indices[i] for i in bucket] for bucket in make_buckets(sizes, bucket_bytes)]
-    for members in buckets:
-        operands = [arrays[i] for i in members]
-        chosen = _choice(current, operands, devices, beyond_mesh) if wanted == "auto" else wanted
-        if chosen == "native":
-            results = jax.lax.psum(operands, axes)
-        else:
-            results = primitive.bind(
-                *operands,
-                axes=axes,
-                world_size=world_size,
-                beyond_mesh=beyond_mesh,
-                device_ranks=current.device_ranks if chosen == "flat" else 0,
-                name=_caller(),
-            )
-        for index, result in zip(members, results, strict=True):
+            arrays[index] = _as_operand(leaf, along.axes)
+    if arrays:
+        paths = paths_of(tree)
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[index] for index in arrays])
+        for index, result in zip(arrays, bucketed_sum(list(arrays.values()), along, site), strict=True):
             sums[index] = result
-    _hold_behind_last(sums, buckets, arrays)
     return jax.tree.unflatten(treedef, sums)
 
 
@@ -98,64 +78,8 @@ def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
 
     Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
     """
-    count = psum(1, axis_name)
+    count = axis_size(axis_name)
     return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes))
-
-
-def _hold_behind_last(sums: list[Any], buckets: list[list[int]], arrays: dict[int, Any]) -> None:
-    """So that all buckets' sums travel beside the backward pass: `hold` says how."""
-    buckets = [[index for index in bucket if arrays[index].size] for bucket in buckets]
-    buckets = [bucket for bucket in buckets if bucket]
-    for bucket in buckets[:-1]:
-        for index, held in zip(bucket, hold([sums[i] for i in bucket], arrays[buckets[-1][-1]]), strict=True):
-            sums[index] = held
-
-
-def _extent(axes: Axes) -> tuple[session.Session, int, bool]:
-    """(the session, devices along the axes, whether the hosts are no part of the mesh)."""
-    current = session.current()
-    if current is None:
-        raise NotInitializedError("no session: call jax_passing.init() before tracing jax_passing.psum")
-    devices = math.prod(_compat.axis_size(axis) for axis in axes)
-    return current, devices, not _mesh_spans_processes()
-
-
-def _checked(strategy: str, default: str, world_size: int, beyond_mesh: bool) -> str:
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
-    if strategy == "native" and beyond_mesh and world_size > 1:
-        raise ConfigError(
-            f"strategy='native' is jax.lax.psum, which sums over the mesh alone: this one lies inside the process, and "
-            f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
-            "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
-        )
-    if strategy == "flat" and default != "flat" and world_size > 1:
-        raise ConfigError(
-            "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
-            "jax_passing.init(strategy='flat') or set JAX_PASSING_STRATEGY=flat on every host. Single sums may then "
-            "say strategy='passing'."
-        )
-    return strategy
-
-
-def _choice(current: session.Session, operands: list[jax.Array], devices: int, beyond_mesh: bool) -> str:
-    """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
-    if beyond_mesh or current.world_size == 1:
-        return "passing"
-    cluster = current.cluster(max(1, devices // current.world_size))
-    elements = sum(operand.size for operand in operands)
-    # Never flat: it sends what passing sends, once for each device.
-    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
-
-
-def _mesh_spans_processes() -> bool:
-    if jax.process_count() == 1:
-        return False
-    mesh = _compat.context_mesh()
-    if mesh is not None:
-        return len({device.process_index for device in mesh.devices.flat}) > 1
-    # Inside shard_map the mesh is abstract. Lowering knows the devices, and raises if this guess was wrong.
-    return jax.sharding.get_abstract_mesh().size > jax.local_device_count()
 
 
 def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
@@ -164,22 +88,31 @@ def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
         raise UnsupportedDtypeError(f"psum of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES)}")
     if array.dtype == np.bool_:
         array = array.astype(np.int32)
+    return require_varying(array, leaf, axes)
+
+
+def require_varying(array: jax.Array, leaf: Any, axes: Axes) -> jax.Array:
+    """Under `check_vma=True`: `array`, made from `leaf`, as one that differs from device to device.
+
+    Raises:
+      UnvaryingInputError: it was computed, and is equal on all devices.
+    """
     if not _compat.check_vma():
         return array
     missing = _compat.must_vary(axes) - _compat.varying(jax.typeof(array))
     if missing and isinstance(leaf, jax.core.Tracer):
         names = ", ".join(repr(axis) for axis in sorted(missing))
+        if _compat.is_constant(leaf):
+            raise UnvaryingInputError(
+                f"psum over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along {names}: its "
+                f"sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is meant, cast it "
+                f"with jax.lax.pcast(x, {axes}, to='varying')."
+            )
         raise UnvaryingInputError(
             f"psum over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
-            "gradient of parameters that are equal on all devices, JAX has summed it over the mesh already, but not "
-            f"over the hosts: before grad, cast them with params = jax.lax.pcast(params, {axes}, to='varying')"
+            "gradient of parameters that are equal on all devices, it has been summed over the devices already: use it "
+            "as it is. For sums in large buckets beside the backward pass cast the parameters first, with params = "
+            f"jax_passing.pvary(params, {axes}), and don't sum their gradients; for gradients of each device's own, "
+            f"with jax.lax.pcast(params, {axes}, to='varying')."
         )
     return _compat.pvary(array, missing)
-
-
-def _caller() -> str:
-    """Where psum was called: "train.py:41". No path, so that hosts may install the program anywhere."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

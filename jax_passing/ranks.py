@@ -37,6 +37,7 @@ class Ranks:
     """
 
     def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int):
+        self._settings = settings
         self.host = Membership(settings, addresses, device_count)
         self.devices: list[Membership] = []
         try:
@@ -47,9 +48,12 @@ class Ranks:
             raise
         self._all = [self.host, *self.devices]
 
-    def attach(self, deadline_s: float) -> None:
+    def attach(self, deadline_s: float, first_device_id: int) -> None:
         """Lends the transports to this process's handlers."""
-        _native.attach(self.host.transport, deadline_s, [device.transport for device in self.devices])
+        devices = [device.transport for device in self.devices]
+        _native.attach(
+            self.host.transport, deadline_s, devices, rank=self._settings.rank, first_device_id=first_device_id
+        )
 
     def start(self) -> None:
         for device in self.devices:

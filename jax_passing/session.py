@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,17 +56,25 @@ class Session:
         self.device_ranks = 0
         self.epoch = 0
         if settings.switch is None:
-            _native.attach(self._local, settings.deadline_s)
-            return
-        self.device_ranks = device_ranks(settings, _count_devices)
-        self._ranks = Ranks(settings, settings.switch, self.device_ranks)
-        self.epoch = self._ranks.host.epoch
-        try:
-            self._ranks.attach(settings.deadline_s)
-        except BaseException:
-            self._ranks.close()
-            raise
-        self._ranks.start()
+            first_device_id = _prepare_jax()
+            _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=first_device_id)
+        else:
+            self.device_ranks = device_ranks(settings, _count_devices)
+            self._ranks = Ranks(settings, settings.switch, self.device_ranks)
+            self.epoch = self._ranks.host.epoch
+            try:
+                self._ranks.attach(settings.deadline_s, _prepare_jax())
+            except BaseException:
+                self._ranks.close()
+                raise
+            self._ranks.start()
+        self._enter_scope()
+
+    def _enter_scope(self) -> None:
+        from jax_passing import scope
+
+        settings = self.settings
+        scope.begin(scope.Scope(settings.axis_name, self.world_size, self.device_ranks, settings.strategy))
 
     @property
     def failed(self) -> Failure | None:
@@ -148,7 +157,10 @@ class Session:
                     time.sleep(POLL_S)
 
     def _close(self) -> None:
+        from jax_passing import scope
+
         atexit.unregister(self._at_exit)
+        scope.end()
         _native.detach()
         if self._ranks is not None:
             self._ranks.close()
@@ -201,13 +213,22 @@ def _await_executions(timeout_s: float) -> None:
     _sessions += 1
     if _sessions == 1:
         return
-    from jax_passing import primitive
+    from jax_passing import handlers
 
-    if not primitive.wait_for_executions(timeout_s):
+    if not handlers.wait_for_executions(timeout_s):
         raise JoinError(
             f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
             "them (jax.block_until_ready), then call jax_passing.init again."
         )
+
+
+def _prepare_jax() -> int:
+    """Makes JAX know our handlers and rules, for executables from elsewhere too; the smallest id of a local device."""
+    from jax_passing import handlers, jax_rules
+
+    handlers.register_ffi()
+    jax_rules.install()
+    return handlers.first_device_id()
 
 
 def _count_devices() -> int:
@@ -224,6 +245,7 @@ def init(
     switch: str | None = None,
     *,
     job: str | None = None,
+    axis_name: str | Sequence[str] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     deadline_s: float | None = None,
@@ -243,6 +265,8 @@ def init(
       switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
         in the same order on all hosts.
       job: name of the job; hosts of one job share it.
+      axis_name: the axis (or several) of local meshes, pmap and vmap that continues over the hosts: sums over it go over
+        all devices of all hosts, every other axis stays inside its host. Not needed where the mesh spans the processes.
       rank: index of this host.
       world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
       deadline_s: how long a sum may make no progress.
@@ -260,6 +284,7 @@ def init(
     arguments = {
         "switch": switch,
         "job": job,
+        "axis_name": axis_name,
         "rank": rank,
         "world_size": world_size,
         "deadline_s": deadline_s,
@@ -294,7 +319,7 @@ def init(
 
 
 def _resolve(
-    arguments: dict[str, str | int | float | None], path: str | Path | None
+    arguments: dict[str, object], path: str | Path | None
 ) -> tuple[config.Settings, dict[str, str]]:
     from jax_passing import _compat  # loads jax
 

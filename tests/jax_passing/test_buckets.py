@@ -7,7 +7,7 @@ from jax_passing.buckets import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, Leaf, 
 
 MIB = 1 << 20
 LEAVES = st.lists(
-    st.builds(Leaf, st.sampled_from(["float32", "bfloat16", "int32"]), st.integers(0, 3 * MIB), st.integers(0, 5))
+    st.builds(Leaf, st.sampled_from(["float32", "bfloat16", "int32"]), st.integers(0, 3 * MIB), st.sampled_from("abc"))
 )
 LIMITS = st.integers(1, 5 * MIB)
 
@@ -26,15 +26,21 @@ def test_each_leaf_once_in_buckets_of_one_dtype_within_the_limit(leaves, bucket_
 
 
 @given(LEAVES, LIMITS)
-def test_shallow_leaves_first_and_the_last_of_equals(leaves, bucket_bytes):
+def test_the_last_first(leaves, bucket_bytes):
     def key(index):
-        return leaves[index].depth, -index
+        return leaves[index].path, index
 
     buckets = make_buckets(leaves, bucket_bytes)
     for bucket in buckets:
-        assert bucket == sorted(bucket, key=key)
+        assert bucket == sorted(bucket, key=key, reverse=True)
     ends = [bucket[-1] for bucket in buckets]
-    assert ends == sorted(ends, key=key)
+    assert ends == sorted(ends, key=key, reverse=True)
+
+
+def test_numbers_in_paths_count_as_numbers():
+    paths = ["['Dense_0']", "['Dense_1']", "['Dense_10']", "['Dense_2']", "['Dense_9']['a']", "['Dense_9']['b']"]
+    buckets = make_buckets([Leaf("float32", 4, path) for path in paths])
+    assert buckets == [[2, 5, 4, 3, 1, 0]]
 
 
 @given(LEAVES, LIMITS)

@@ -14,7 +14,7 @@ namespace passing {
 
 // Which sum this is, alike on every host whatever order XLA issues them in.
 struct SumKey {
-  uint64_t site = 0;        // hash of (program, site, instance, shard, dtype, leaf sizes)
+  uint64_t site = 0;        // hash of program, identity, look-alike, group, devices: docs/identity.md
   uint32_t occurrence = 0;  // how often this site was called before, since the session began
   uint32_t step = 0;        // the same, since the running execution of the program began
 
@@ -27,12 +27,15 @@ struct Failure {
   std::string message;
 };
 
+enum class Op : uint8_t { kSum, kMax };  // what is done with the elements
+
 // What is the same each time a site is called.
 struct SumShape {
   std::string site_name;  // for people: "train.py:41 psum of f32[128,10]"
   DType dtype = DType::kFloat32;
   std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
   uint32_t device_count = 1;            // L
+  Op op = Op::kSum;                     // kMax: of int32 alone
 };
 
 struct Sum {
@@ -46,6 +49,14 @@ struct Sum {
   std::function<void(const Failure*)> done{};
 };
 
+// What the hosts compare before they sum: a program that runs on one set of devices.
+struct ProgramInfo {
+  std::string name;                     // module name and device count
+  std::string devices;                  // "0,1": indices among this process's, ascending; else as the program says
+  std::string fingerprint;              // of the compiled module; empty: no two sums of it look alike
+  std::vector<std::string> identities;  // of its sums, sorted, with repetition
+};
+
 // Whatever can carry out a sum: the transport, or the host alone when the world has one rank.
 class Collective {
  public:
@@ -53,6 +64,8 @@ class Collective {
   virtual uint32_t world_size() const = 0;
   // From any thread; never blocks on the network. After a failure `done` is called with it at once.
   virtual void Start(Sum sum) = 0;
+  // Before the first sum of a program on these devices. From any thread, which may hold a lock: only takes note.
+  virtual void Announce(const ProgramInfo&) {}
 };
 
 }  // namespace passing

@@ -139,6 +139,13 @@ class Transport::Impl {
     if (DueUs() < sleeps_until_us_) Wake();
   }
 
+  void Announce(const ProgramInfo& program) {
+    std::lock_guard lock(mutex_);
+    if (closed_ || failure_.has_value()) return;
+    events_.push_back({.kind = TransportEvent::Kind::kProgram, .program = program});
+    happened_.notify_all();
+  }
+
   void DeliverOrderMessage(std::string message) {
     std::lock_guard lock(mutex_);
     if (closed_ || failure_.has_value()) return;
@@ -475,6 +482,7 @@ Transport::~Transport() = default;
 
 uint32_t Transport::world_size() const { return impl_->world_size(); }
 void Transport::Start(Sum sum) { impl_->Start(std::move(sum)); }
+void Transport::Announce(const ProgramInfo& program) { impl_->Announce(program); }
 void Transport::DeliverOrderMessage(std::string message) { impl_->DeliverOrderMessage(std::move(message)); }
 void Transport::NoteStall(std::string note) { impl_->NoteStall(std::move(note)); }
 void Transport::Fail(const Failure& failure) { impl_->Fail(failure); }

@@ -16,9 +16,10 @@ namespace passing {
 // What the transport asks of its session (Python), which polls for it on a thread of its own. kGroupLost, once a shard:
 // results of that shard don't reach us by multicast any more; it must send each rank its own.
 struct TransportEvent {
-  enum class Kind { kOrderMessage, kStall, kGroupLost, kFailed } kind;
-  std::string order_message{};   // kOrderMessage: relay to all other ranks
-  std::optional<Stall> stall{};  // kStall: warn, and ask the switch who is missing
+  enum class Kind { kOrderMessage, kProgram, kStall, kGroupLost, kFailed } kind;
+  std::string order_message{};           // kOrderMessage: relay to all other ranks
+  std::optional<ProgramInfo> program{};  // kProgram: compare it with what the other ranks run
+  std::optional<Stall> stall{};          // kStall: warn, and ask the switch who is missing
   double stalled_s = 0;
   uint32_t shard = 0;                // kGroupLost
   std::optional<Failure> failure{};  // kFailed, once: tell the switch, whoever called Fail
@@ -41,6 +42,8 @@ class Transport : public Collective {
 
   uint32_t world_size() const override;
   void Start(Sum sum) override;
+  // As an event, before those of the sums that follow.
+  void Announce(const ProgramInfo& program) override;
 
   // From any thread.
   void DeliverOrderMessage(std::string message);

@@ -1,8 +1,12 @@
 // What Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <string>
 
 #include "ffi/bindings.h"
 #include "ffi/handlers.h"
@@ -54,25 +58,31 @@ void BindFfi(nb::module_& m) {
 
   m.def(
       "attach",
-      [](const Local& local, double deadline_s) {
+      [](const Local& local, double deadline_s, uint32_t rank, int64_t first_device_id) {
         AttachOrThrow({.collective = local,
                        .failure = [local] { return local->failure(); },
                        .fail = [local](const Failure& failure) { local->Fail(failure); },
-                       .deadline_s = deadline_s});
+                       .deadline_s = deadline_s,
+                       .rank = rank,
+                       .first_device_id = first_device_id});
       },
-      nb::arg("collective"), nb::arg("deadline_s"));
+      nb::arg("collective"), nb::arg("deadline_s"), nb::kw_only(), nb::arg("rank") = 0, nb::arg("first_device_id") = 0);
   m.def(
       "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("end_compilation", EndCompilation);
+  m.def("set_fingerprint", SetFingerprint, nb::arg("program"), nb::arg("ordinal"), nb::arg("fingerprint"));
   m.def("ffi_targets", [] {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);
     psum["execute"] = Capsule(PsumExecute);
+    nb::dict rank;
+    rank["execute"] = Capsule(RankExecute);
     nb::dict hold;
     hold["execute"] = Capsule(HoldExecute);
     nb::dict targets;
     targets["passing_psum"] = psum;
+    targets["passing_rank"] = rank;
     targets["passing_hold"] = hold;
     return targets;
   });

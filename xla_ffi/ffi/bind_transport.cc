@@ -43,6 +43,8 @@ const char* Name(TransportEvent::Kind kind) {
   switch (kind) {
     case TransportEvent::Kind::kOrderMessage:
       return "order_message";
+    case TransportEvent::Kind::kProgram:
+      return "program";
     case TransportEvent::Kind::kStall:
       return "stall";
     case TransportEvent::Kind::kGroupLost:
@@ -82,11 +84,17 @@ void BindEvents(nb::module_& m) {
       .def_ro("slot", &Stall::slot)
       .def_ro("version", &Stall::version)
       .def_ro("sequence", &Stall::sequence);
+  nb::class_<ProgramInfo>(m, "ProgramInfo")
+      .def_ro("name", &ProgramInfo::name)
+      .def_ro("devices", &ProgramInfo::devices)
+      .def_ro("fingerprint", &ProgramInfo::fingerprint)
+      .def_ro("identities", &ProgramInfo::identities);
   nb::class_<TransportEvent>(m, "Event")
       .def_prop_ro("kind", [](const TransportEvent& self) { return Name(self.kind); })
       .def_prop_ro(
           "order_message",
           [](const TransportEvent& self) { return nb::bytes(self.order_message.data(), self.order_message.size()); })
+      .def_ro("program", &TransportEvent::program)
       .def_ro("stall", &TransportEvent::stall)
       .def_ro("stalled_s", &TransportEvent::stalled_s)
       .def_ro("shard", &TransportEvent::shard)
@@ -160,7 +168,8 @@ void BindTransport(nb::module_& m) {
 
   m.def(
       "attach",
-      [](const SharedTransport& self, double deadline_s, const std::vector<SharedTransport>& flat) {
+      [](const SharedTransport& self, double deadline_s, const std::vector<SharedTransport>& flat, uint32_t rank,
+         int64_t first_device_id) {
         std::vector<std::shared_ptr<Transport>> all{self.transport};
         for (const SharedTransport& rank : flat) all.push_back(rank.transport);
         std::shared_ptr<Collective> devices;
@@ -182,9 +191,12 @@ void BindTransport(nb::module_& m) {
                        .flat = std::move(devices),
                        .failure = failure,
                        .fail = fail,
-                       .deadline_s = deadline_s});
+                       .deadline_s = deadline_s,
+                       .rank = rank,
+                       .first_device_id = first_device_id});
       },
-      "collective"_a, "deadline_s"_a, "flat"_a = std::vector<SharedTransport>());
+      "collective"_a, "deadline_s"_a, "flat"_a = std::vector<SharedTransport>(), nb::kw_only(), "rank"_a = 0,
+      "first_device_id"_a = 0);
 }
 
 }  // namespace passing

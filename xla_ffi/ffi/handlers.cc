@@ -29,35 +29,47 @@ ffi::Error ToError(const Failure& failure) {
   return ffi::Error(ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
 }
 
+std::optional<Op> ParseOp(std::string_view name) {
+  if (name == "sum") return Op::kSum;
+  if (name == "max") return Op::kMax;
+  return std::nullopt;
+}
+
 ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64_t ordinal, int64_t site,
-                                                 std::string_view site_name, std::string_view dtype_name,
+                                                 std::string_view identity, std::string_view site_name,
+                                                 std::string_view dtype_name, std::string_view op_name,
                                                  ffi::Span<const int64_t> leaf_elements, int64_t member_count,
                                                  int64_t local_member_count, int64_t replica_count, int64_t world_size,
-                                                 int64_t local, int64_t flat) {
+                                                 int64_t flat, std::string_view devices) {
   const auto dtype = ParseDType(dtype_name);
   if (!dtype) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + std::string(dtype_name)));
   }
+  const auto op = ParseOp(op_name);
+  if (!op) return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown op " + std::string(op_name)));
   return std::make_unique<State>(SiteInfo{.program = std::string(program),
                                           .ordinal = ordinal,
                                           .site = site,
+                                          .identity = std::string(identity),
                                           .site_name = std::string(site_name),
                                           .dtype = *dtype,
+                                          .op = *op,
                                           .leaf_elements = {leaf_elements.begin(), leaf_elements.end()},
                                           .member_count = static_cast<uint32_t>(member_count),
                                           .local_member_count = static_cast<uint32_t>(local_member_count),
                                           .replica_count = static_cast<uint32_t>(replica_count),
                                           .world_size = static_cast<uint32_t>(world_size),
-                                          .local = local != 0,
-                                          .flat = flat != 0});
+                                          .flat = flat != 0,
+                                          .devices = std::string(devices)});
 }
 
-ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> place, ffi::RemainingArgs leaves,
-                    ffi::RemainingRets sums) {
+ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> place,
+                    ffi::RemainingArgs leaves, ffi::RemainingRets sums) {
   ffi::Promise promise;
   ffi::Future future(promise);
   Call call;
   call.run_id = static_cast<int32_t>(run_id.run_id);
+  call.device = device;
   call.member = place.typed_data()[1];
   call.inputs.reserve(leaves.size());
   call.outputs.reserve(sums.size());
@@ -74,6 +86,13 @@ ffi::Future Execute(State* state, ffi::RunId run_id, ffi::BufferR1<ffi::S32> pla
   return future;
 }
 
+ffi::Error Rank(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
+  const std::optional<uint32_t> rank = Rendezvous::Get().rank();
+  if (!rank) return ToError(NotInitialized("a program that asks for its rank"));
+  *result->typed_data() = static_cast<int32_t>(*rank);
+  return ffi::Error::Success();
+}
+
 // The compiler lets operands and results share their buffers, as it is told.
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
@@ -84,15 +103,17 @@ XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
                              .Attr<std::string_view>("program")
                              .Attr<int64_t>("ordinal")
                              .Attr<int64_t>("site")
+                             .Attr<std::string_view>("identity")
                              .Attr<std::string_view>("site_name")
                              .Attr<std::string_view>("dtype")
+                             .Attr<std::string_view>("op")
                              .Attr<ffi::Span<const int64_t>>("leaf_elements")
                              .Attr<int64_t>("member_count")
                              .Attr<int64_t>("local_member_count")
                              .Attr<int64_t>("replica_count")
                              .Attr<int64_t>("world_size")
-                             .Attr<int64_t>("local")
                              .Attr<int64_t>("flat")
+                             .Attr<std::string_view>("devices")
                              .To(Instantiate)
                              .release();
   return handler->Call(frame);
@@ -102,11 +123,17 @@ XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind()
                              .Ctx<ffi::State<State>>()
                              .Ctx<ffi::RunId>()
+                             .Ctx<ffi::DeviceOrdinal>()
                              .Arg<ffi::BufferR1<ffi::S32>>()
                              .RemainingArgs()
                              .RemainingRets()
                              .To(Execute)
                              .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(Rank).release();
   return handler->Call(frame);
 }
 

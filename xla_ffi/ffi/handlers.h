@@ -11,6 +11,10 @@ namespace passing {
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
+// "passing_rank". No operand; result: int32, the rank of this host in its session. Known at run time alone, so that
+// the hosts' programs are alike.
+XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame);
+
 // "passing_hold". Operands: any number, and one more to wait for; results: the former, in place.
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame);
 

@@ -2,45 +2,27 @@
 
 #include <algorithm>
 #include <cassert>
-#include <optional>
-#include <string_view>
+#include <map>
 #include <thread>
-#include <utility>
+#include <tuple>
+
+#include "ffi/hash.h"
 
 namespace passing {
 namespace {
 
-// 64 bits tell some thousand sites of a job apart: the odds that any two collide are below 1e-12.
-class Hash {
- public:
-  void Add(uint64_t value) {
-    // The finaliser of SplitMix64 after each word, so that every bit of the state depends on every bit before.
-    state_ = (state_ ^ value) + 0x9e3779b97f4a7c15;
-    state_ = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9;
-    state_ = (state_ ^ (state_ >> 27)) * 0x94d049bb133111eb;
-    state_ ^= state_ >> 31;
-  }
-  void Add(std::string_view text) {
-    Add(text.size());
-    for (size_t i = 0; i < text.size(); i += 8) {
-      uint64_t word = 0;
-      for (size_t j = i; j < std::min(i + 8, text.size()); ++j) word = word << 8 | static_cast<uint8_t>(text[j]);
-      Add(word);
-    }
-  }
-  void Add(const SiteInfo& info) {
-    Add(static_cast<uint64_t>(info.site));
-    Add(info.site_name);
-    Add(static_cast<uint64_t>(info.dtype));
-    Add(info.member_count);
-    Add(info.leaf_elements.size());
-    for (const uint64_t count : info.leaf_elements) Add(count);
-  }
-  uint64_t value() const { return state_; }
-
- private:
-  uint64_t state_ = 0;
-};
+// Everything about a sum that its hosts must agree on.
+uint64_t HashOf(const SiteInfo& info) {
+  Hash hash;
+  hash.Add(info.identity);
+  hash.Add(static_cast<uint64_t>(info.dtype));
+  hash.Add(static_cast<uint64_t>(info.op));
+  hash.Add(info.member_count);
+  hash.Add(info.leaf_elements.size());
+  for (const uint64_t count : info.leaf_elements) hash.Add(count);
+  hash.Add(info.devices);
+  return hash.value();
+}
 
 }  // namespace
 
@@ -48,13 +30,13 @@ class Hash {
 class Program {
  public:
   static std::shared_ptr<Program> Join(Instance* instance);
-  static void EndCompilation();
+  static std::vector<std::pair<std::string, int64_t>> EndCompilation();
+  static void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint);
   void Leave(Instance* instance);
 
   struct Place {
-    uint64_t manifest;
-    uint64_t rank;
-    std::shared_ptr<Executions> executions;
+    std::shared_ptr<Executable> executable;
+    uint64_t rank;  // among its look-alikes
   };
   Place PlaceOf(Instance* instance);
 
@@ -63,20 +45,30 @@ class Program {
   struct Registry {
     std::mutex mutex;
     std::map<std::pair<std::string, int64_t>, std::shared_ptr<Program>> open;  // may get more instances
+    // Compiled, and to get a fingerprint before they are executed. By thread too: two threads may compile one module,
+    // with other options. They live as long as their instances.
+    std::map<std::tuple<std::string, int64_t, std::thread::id>, std::weak_ptr<Program>> unmarked;
   };
   static Registry& registry() {
     static auto& registry = *new Registry();  // instances may outlive static destruction
     return registry;
   }
 
+  // These need the registry's lock, as do all members.
+  //
   // No longer open, if it is still the one in the registry.
   void Close(const SiteInfo& info);
+  // The instances of each look-alikes' hash, in the order in which they are ranked.
+  std::map<uint64_t, std::vector<Instance*>> ByHash() const;
+  // Look-alikes that other hosts take part in; empty if there are none, or a fingerprint says all about their order.
+  std::vector<Instance*> Ambiguous() const;
+  void Complete();
 
   const std::thread::id thread_ = std::this_thread::get_id();  // that compiles it
-  std::vector<Instance*> instances_;  // in the order of instantiation; those of a closed program may be gone
+  std::vector<Instance*> instances_;  // in the order of instantiation; those of a complete program may be gone
   std::unordered_map<const Instance*, uint64_t> ranks_;
-  std::optional<uint64_t> manifest_;  // once closed
-  const std::shared_ptr<Executions> executions_ = std::make_shared<Executions>();
+  std::string fingerprint_;
+  std::shared_ptr<Executable> executable_;  // once complete
 };
 
 std::shared_ptr<Program> Program::Join(Instance* instance) {
@@ -89,7 +81,7 @@ std::shared_ptr<Program> Program::Join(Instance* instance) {
 
 void Program::Leave(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  if (manifest_) {
+  if (executable_) {
     ranks_.erase(instance);
     return;
   }
@@ -102,40 +94,100 @@ void Program::Close(const SiteInfo& info) {
   if (it != registry().open.end() && it->second.get() == this) registry().open.erase(it);
 }
 
-void Program::EndCompilation() {
+std::vector<std::pair<std::string, int64_t>> Program::EndCompilation() {
+  const auto thread = std::this_thread::get_id();
+  std::vector<std::pair<std::string, int64_t>> ambiguous;
   std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().open, [](const auto& entry) { return entry.second->thread_ == std::this_thread::get_id(); });
+  std::erase_if(registry().unmarked, [](const auto& entry) { return entry.second.expired(); });
+  std::erase_if(registry().open, [&](const auto& entry) {
+    const auto& [id, program] = entry;
+    if (program->thread_ != thread) return false;
+    if (!program->Ambiguous().empty()) {
+      registry().unmarked[{id.first, id.second, thread}] = program;
+      ambiguous.push_back(id);
+    }
+    return true;
+  });
+  return ambiguous;
+}
+
+void Program::SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint) {
+  std::shared_ptr<Program> found;  // let go of without the lock
+  std::lock_guard lock(registry().mutex);
+  const auto it = registry().unmarked.find({std::string(program), ordinal, std::this_thread::get_id()});
+  if (it == registry().unmarked.end()) return;
+  found = it->second.lock();
+  registry().unmarked.erase(it);
+  if (found && !found->executable_) found->fingerprint_ = fingerprint;
+}
+
+std::map<uint64_t, std::vector<Instance*>> Program::ByHash() const {
+  std::map<uint64_t, std::vector<Instance*>> by_hash;
+  for (Instance* instance : instances_) by_hash[instance->hash_].push_back(instance);
+  for (auto& [hash, alike] : by_hash) {
+    std::stable_sort(alike.begin(), alike.end(),
+                     [](const Instance* a, const Instance* b) { return a->info().site < b->info().site; });
+  }
+  return by_hash;
+}
+
+std::vector<Instance*> Program::Ambiguous() const {
+  if (!fingerprint_.empty()) return {};
+  for (const auto& [hash, alike] : ByHash()) {
+    if (alike.size() > 1 && alike.front()->info().world_size > 1) return alike;
+  }
+  return {};
+}
+
+void Program::Complete() {
+  executable_ = std::make_shared<Executable>();
+  ProgramInfo& program = executable_->program;
+  program.name = instances_.front()->info().program;
+  program.devices = instances_.front()->info().devices;
+  program.fingerprint = fingerprint_;
+  Hash hash;
+  hash.Add(program.name);
+  hash.Add(program.fingerprint);
+  // In the order of the hashes, which is the same on all hosts: that of the sites, or of their instances, may not be.
+  for (const auto& [sum, alike] : ByHash()) {
+    for (size_t rank = 0; rank < alike.size(); ++rank) ranks_[alike[rank]] = rank;
+    program.identities.insert(program.identities.end(), alike.size(), alike.front()->info().identity);
+    hash.Add(sum);
+    hash.Add(alike.size());
+  }
+  std::sort(program.identities.begin(), program.identities.end());
+  executable_->hash = hash.value();
+  if (const auto alike = Ambiguous(); !alike.empty()) {
+    executable_->refused = Failure{
+        "ProgramMismatchError",
+        std::to_string(alike.size()) + " sums (" + alike.front()->info().site_name + ") of program " + program.name +
+            " come from one jitted function that is called several times, or from equal calls. Only XLA's "
+            "order tells them apart, and the compiled module can't be compared with the other hosts'. Call "
+            "the function without jax.jit around it (the outer jit covers it), so that each call is a place "
+            "of its own in the program"};
+  }
+  instances_.clear();
 }
 
 Program::Place Program::PlaceOf(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  if (!manifest_) {
-    std::map<int64_t, uint64_t> counts;  // instances of each site, in the order of sites
-    std::map<int64_t, const SiteInfo*> infos;
-    for (Instance* each : instances_) {
-      ranks_[each] = counts[each->info().site]++;
-      infos[each->info().site] = &each->info();
-    }
-    Hash hash;
-    for (const auto& [site, count] : counts) {
-      hash.Add(*infos[site]);
-      hash.Add(count);
-    }
-    manifest_ = hash.value();
-    instances_.clear();
+  if (!executable_) {
+    Complete();
     Close(instance->info());  // what is instantiated from now on belongs to another executable
   }
   assert(ranks_.contains(instance));
-  return {*manifest_, ranks_[instance], executions_};
+  return {executable_, ranks_[instance]};
 }
 
 Instance::Instance(SiteInfo info)
     : info_(std::move(info)),
-      shape_(std::make_shared<SumShape>(
-          SumShape{info_.site_name, info_.dtype, info_.leaf_elements, info_.local_member_count})),
+      hash_(HashOf(info_)),
+      shape_(std::make_shared<SumShape>(SumShape{.site_name = info_.site_name,
+                                                 .dtype = info_.dtype,
+                                                 .leaf_elements = info_.leaf_elements,
+                                                 .device_count = info_.local_member_count,
+                                                 .op = info_.op})),
       program_(Program::Join(this)) {}
-
-void EndCompilation() { Program::EndCompilation(); }
 
 Instance::~Instance() { program_->Leave(this); }
 
@@ -145,15 +197,20 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   if (!site) {
     const Program::Place place = program_->PlaceOf(this);
     Hash hash;
-    hash.Add(info_.program);
-    hash.Add(place.manifest);
-    hash.Add(info_);
+    hash.Add(place.executable->hash);
+    hash.Add(hash_);
     hash.Add(place.rank);
     hash.Add(static_cast<uint64_t>(group));
     site = std::make_shared<const Site>(
-        Site{hash.value(), shape_, place.executions, info_.replica_count, info_.world_size, info_.local, info_.flat});
+        Site{hash.value(), shape_, place.executable, info_.replica_count, info_.world_size, info_.flat});
   }
   return site;
+}
+
+std::vector<std::pair<std::string, int64_t>> EndCompilation() { return Program::EndCompilation(); }
+
+void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint) {
+  Program::SetFingerprint(program, ordinal, fingerprint);
 }
 
 }  // namespace passing

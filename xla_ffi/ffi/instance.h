@@ -1,22 +1,28 @@
 // Which sum is which, alike on every host.
 //
 // A *site* is a psum in a lowered module; XLA may inline the jitted function that holds it several times, and each copy
-// is an *instance*. Nothing names an instance but the order in which XLA instantiates the copies of one site, and
-// that is the same wherever the same module is compiled. So the instances of an executable are gathered here until
-// its compilation ends, or else until one of them is executed; then they are all known, and each gets its rank among
-// those of its site.
+// is an *instance*. What the program says about a sum is its identity; Python writes it, and it is the same on all
+// hosts, whatever work of its own a host does around the sum. Numbers that depend on that work (which site of the
+// module this is, which of this process's modules) never get into a sum's name.
 //
-// The name of a sum also covers the whole list of the executable's sites (the manifest): sums of different programs
-// never match, and run into their deadline instead of adding up wrong things.
+// Instances of one executable with equal identities are *look-alikes*: nothing but XLA's order tells them apart, and
+// that is the same on two hosts only if the whole compiled module is. So look-alikes are ranked in that order, and the
+// name of every sum of their executable covers a fingerprint of the compiled module. Without one they aren't summed.
+//
+// The instances of an executable are gathered here until its compilation ends, or else until one of them is executed;
+// then they are all known. The name of a sum also covers their whole list (the manifest), in an order that isn't XLA's:
+// sums of different programs never match.
 #ifndef XLA_FFI_FFI_INSTANCE_H_
 #define XLA_FFI_FFI_INSTANCE_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "client/sum.h"
@@ -27,32 +33,38 @@ namespace passing {
 struct SiteInfo {
   std::string program;    // module name and device count
   int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts
-  int64_t site = 0;       // which psum of the module
+  int64_t site = 0;       // which psum of the module; orders look-alikes, means nothing else to other hosts
+  std::string identity;   // what the program says about this sum
   std::string site_name;  // for people
   DType dtype = DType::kFloat32;
+  Op op = Op::kSum;
   std::vector<uint64_t> leaf_elements;
   uint32_t member_count = 1;        // devices that are added up, over all hosts
   uint32_t local_member_count = 1;  // of these, in this process
   uint32_t replica_count = 1;       // devices of this process that make the same call for one member
   uint32_t world_size = 1;          // ranks at the switch that the program was compiled for
-  bool local = false;               // no other host takes part
   bool flat = false;                // each device is a rank, not each host
+  std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
 };
 
-// The executions of one executable; guarded by the rendezvous.
-struct Executions {
+// What the sums of one executable share.
+struct Executable {
+  uint64_t hash = 0;               // of `program` but its devices
+  ProgramInfo program;             // devices: as SiteInfo says
+  std::optional<Failure> refused;  // why its sums can't be told apart
+
+  // Its executions; guarded by the rendezvous.
   uint64_t attachment = 0;  // during which the last one was seen; 0: never any
   int32_t run_id = 0;       // the highest seen
 };
 
 // One instance's sums of one group of devices: all calls that ever meet.
 struct Site {
-  uint64_t hash = 0;
+  uint64_t hash = 0;                      // the devices are still to be added, unless the mesh spans processes
   std::shared_ptr<const SumShape> shape;  // device_count: the local members
-  std::shared_ptr<Executions> executions;
+  std::shared_ptr<Executable> executable;
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
-  bool local = false;
   bool flat = false;
 
   size_t call_count() const { return size_t{shape->device_count} * replica_count; }
@@ -74,6 +86,7 @@ class Instance {
   friend class Program;
 
   const SiteInfo info_;
+  const uint64_t hash_;  // equal for look-alikes
   const std::shared_ptr<const SumShape> shape_;
   const std::shared_ptr<Program> program_;
   std::mutex mutex_;
@@ -81,8 +94,12 @@ class Instance {
 };
 
 // What the calling thread compiled is complete. Without this, two executables of one module, both compiled before
-// either runs, would be taken for one.
-void EndCompilation();
+// either runs, would be taken for one. Returns (program, ordinal) of those that need a fingerprint.
+std::vector<std::pair<std::string, int64_t>> EndCompilation();
+
+// Of the module that the calling thread compiled last for this program, once EndCompilation has asked for it. It has no
+// effect once the program was executed.
+void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint);
 
 }  // namespace passing
 

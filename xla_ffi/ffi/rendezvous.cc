@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "ffi/hash.h"
 #include "net/clock.h"
 
 namespace passing {
@@ -20,15 +21,46 @@ bool IsLater(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)) > 0;
 }
 
-std::string Members(const std::vector<Call>& calls) {
+std::string Joined(const std::vector<int64_t>& numbers) {
   std::string text;
-  for (const Call& call : calls) text += (text.empty() ? "" : ", ") + std::to_string(call.member);
+  for (const int64_t number : numbers) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(number);
+  }
   return text;
+}
+
+std::string Members(const std::vector<Call>& calls) {
+  std::vector<int64_t> members;
+  for (const Call& call : calls) members.push_back(call.member);
+  return Joined(members);
+}
+
+Failure Overlapped(const std::string& site_name) {
+  return {"ProgramMismatchError",
+          "two executions of one program overlapped at " + site_name +
+              ": its sums can't be told apart. Run a program that sums over hosts from one thread, and give each "
+              "execution the last one's result"};
+}
+
+// A device may compute for as long as it likes before it comes, alone under lax.cond or in a host callback, and no
+// device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
+// XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
+// that comes first.
+Failure TooLate(const Site& site, const std::vector<Call>& calls, double deadline_s) {
+  return {"DeadlineExceededError", site.shape->site_name + ": only " + std::to_string(calls.size()) + " of " +
+                                       std::to_string(site.call_count()) + " devices of this host came within " +
+                                       std::to_string(static_cast<int64_t>(deadline_s)) + " s (members " +
+                                       Members(calls) + ")"};
 }
 
 }  // namespace
 
-Rendezvous::Rendezvous(CompletionPool& pool) : pool_(pool), local_(std::make_shared<LocalCollective>()) {}
+Failure NotInitialized(const std::string& what) {
+  return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
+}
+
+Rendezvous::Rendezvous(CompletionPool& pool) : pool_(pool) {}
 
 Rendezvous::~Rendezvous() { Detach(); }
 
@@ -56,6 +88,7 @@ void Rendezvous::Detach() {
     attachment.swap(attachment_);
     open = TakeOpen();
     progress_.clear();
+    announced_.clear();
     watch = std::move(watch_);
     wake_watch_.notify_all();
   }
@@ -66,39 +99,38 @@ void Rendezvous::Detach() {
 
 std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bool& fatal) {
   const std::string& name = site.shape->site_name;
-  Executions& executions = *site.executions;
-  const bool seen = executions.attachment != 0 && !IsLater(call.run_id, executions.run_id);
-  if (!seen) executions.run_id = call.run_id;
+  Executable& executable = *site.executable;
+  const bool seen = executable.attachment != 0 && !IsLater(call.run_id, executable.run_id);
+  if (!seen) executable.run_id = call.run_id;
   if (!attachment_) {
-    if (!seen) executions.attachment = attachment_number_;  // the one before
-    return Failure{"NotInitializedError", "no session: call jax_passing.init() before running " + name};
+    if (!seen) executable.attachment = attachment_number_;  // the one before
+    return NotInitialized(name);
   }
-  if (seen && executions.attachment != attachment_number_) {
+  if (seen && executable.attachment != attachment_number_) {
     return Failure{"ClosedError", "this execution of " + name + " began before the session did"};
   }
-  executions.attachment = attachment_number_;
+  executable.attachment = attachment_number_;
   if (site.flat && !attachment_->flat) {
     return Failure{"ConfigError", name +
                                       " was compiled for strategy 'flat', which this session doesn't know: call "
                                       "jax_passing.init(strategy='flat') again, or jax.clear_caches()"};
   }
   const uint32_t world_size = (site.flat ? attachment_->flat : attachment_->collective)->world_size();
-  if (site.world_size != world_size && !site.local) {
+  if (site.world_size != world_size) {
     return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
                                       " ranks, but the session has " + std::to_string(world_size) +
                                       ": call jax.clear_caches() after init() with another world size"};
   }
-  const auto progress = progress_.find(site.hash);
-  if (progress == progress_.end()) return std::nullopt;
-  const Progress& last = progress->second;
-  const bool same_executable = last.executions == site.executions;
-  if (last.open ? !same_executable || call.run_id != last.run_id
-                : same_executable && IsLater(last.run_id, call.run_id)) {
-    fatal = true;
-    return Failure{"ProgramMismatchError",
-                   "two executions of one program overlapped at " + name +
-                       ": its sums can't be told apart. Run a program that sums over hosts from one thread, and give "
-                       "each execution the last one's result"};
+  fatal = true;
+  if (executable.refused) return executable.refused;
+  const auto open = open_.find(site.hash);
+  if (open == open_.end()) return std::nullopt;
+  for (const auto& gathering : open->second) {
+    const auto& calls = gathering->calls;
+    if ((gathering->site.get() == &site && calls.front().run_id != call.run_id) ||
+        std::any_of(calls.begin(), calls.end(), [&](const Call& other) { return other.device == call.device; })) {
+      return Overlapped(name);
+    }
   }
   return std::nullopt;
 }
@@ -112,26 +144,76 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
     call.done(&*failure);
     return;
   }
-  Progress& progress = progress_[site->hash];
-  if (!progress.open) {
-    if (progress.executions != site->executions || progress.run_id != call.run_id) progress.next_step = 0;
-    progress.executions = site->executions;
-    progress.run_id = call.run_id;
+  auto gathering = Join(site, std::move(call));
+  if (!gathering) return;
+  const auto failure = Name(*gathering);
+  lock.unlock();
+  if (failure) {
+    FailSession(*failure);
+    Finish(std::move(gathering), &*failure);
+  } else {
+    StartSum(std::move(gathering));
+  }
+}
+
+std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
+  if (open_.empty()) wake_watch_.notify_all();
+  auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
+  auto it = std::find_if(alike.begin(), alike.end(), [&](const auto& gathering) { return gathering->site == site; });
+  if (it == alike.end()) {
     auto gathering = std::make_shared<Gathering>();
     gathering->site = site;
-    gathering->collective = site->local ? local_ : site->flat ? attachment_->flat : attachment_->collective;
-    gathering->key = {site->hash, progress.next_occurrence++, progress.next_step++};
+    gathering->collective = site->flat ? attachment_->flat : attachment_->collective;
     gathering->opened_us = MonotonicUs();
     gathering->calls.reserve(site->call_count());
-    progress.open = std::move(gathering);
-    if (open_count_++ == 0) wake_watch_.notify_all();
+    it = alike.insert(alike.end(), std::move(gathering));
   }
-  progress.open->calls.push_back(std::move(call));
-  if (progress.open->calls.size() < site->call_count()) return;
-  auto gathering = std::exchange(progress.open, nullptr);
-  --open_count_;
-  lock.unlock();
-  StartSum(std::move(gathering));
+  (*it)->calls.push_back(std::move(call));
+  if ((*it)->calls.size() < site->call_count()) return nullptr;
+  auto complete = std::move(*it);
+  alike.erase(it);
+  if (alike.empty()) open_.erase(site->hash);
+  return complete;
+}
+
+std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
+  const Site& site = *gathering.site;
+  const auto& executable = site.executable;
+  const int32_t run_id = gathering.calls.front().run_id;
+  std::vector<int64_t> devices;
+  for (const Call& call : gathering.calls) devices.push_back(call.device - attachment_->first_device_id);
+  std::sort(devices.begin(), devices.end());
+  uint64_t name = site.hash;
+  if (executable->program.devices.empty()) {  // else the hash covers what is said there
+    Hash hash;
+    hash.Add(site.hash);
+    for (const int64_t device : devices) hash.Add(static_cast<uint64_t>(device));
+    name = hash.value();
+  }
+  const auto [found, is_new] = progress_.try_emplace(name);
+  Progress& progress = found->second;
+  if (is_new) {
+    ProgramInfo program = executable->program;
+    if (program.devices.empty()) program.devices = Joined(devices);
+    Hash hash;
+    hash.Add(executable->hash);
+    hash.Add(program.devices);
+    // Under the lock, so that programs are announced in the order in which their first sums are complete. For flat sums
+    // too: the hosts' sessions compare, not their devices' ranks.
+    if (announced_.insert(hash.value()).second) attachment_->collective->Announce(program);
+  }
+  const bool same_executable = progress.executable == executable;
+  if (same_executable && IsLater(progress.run_id, run_id)) return Overlapped(site.shape->site_name);
+  if (!same_executable || progress.run_id != run_id) progress.next_step = 0;
+  progress.executable = executable;
+  progress.run_id = run_id;
+  gathering.key = {name, progress.next_occurrence++, progress.next_step++};
+  return std::nullopt;
+}
+
+std::optional<uint32_t> Rendezvous::rank() {
+  std::lock_guard lock(mutex_);
+  return attachment_ ? std::optional(attachment_->rank) : std::nullopt;
 }
 
 void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering) {
@@ -191,10 +273,8 @@ void Rendezvous::Finish(std::shared_ptr<Gathering> gathering, const Failure* fai
 
 std::vector<std::shared_ptr<Rendezvous::Gathering>> Rendezvous::TakeOpen() {
   std::vector<std::shared_ptr<Gathering>> open;
-  for (auto& [hash, progress] : progress_) {
-    if (progress.open) open.push_back(std::exchange(progress.open, nullptr));
-  }
-  open_count_ = 0;
+  for (auto& [hash, alike] : open_) open.insert(open.end(), alike.begin(), alike.end());
+  open_.clear();
   return open;
 }
 
@@ -210,23 +290,18 @@ void Rendezvous::FailSession(const Failure& failure) {
 void Rendezvous::Watch() {
   std::unique_lock lock(mutex_);
   while (attachment_) {
-    if (open_count_ == 0) {
+    if (open_.empty()) {
       wake_watch_.wait(lock);
       continue;
     }
     wake_watch_.wait_for(lock, kWatchInterval);
-    if (!attachment_ || open_count_ == 0) continue;
+    if (!attachment_ || open_.empty()) continue;
     std::optional<Failure> failure;
     const int64_t due_us = MonotonicUs() - static_cast<int64_t>(attachment_->deadline_s * 1e6);
-    for (const auto& [hash, progress] : progress_) {
-      if (!progress.open || progress.open->opened_us > due_us) continue;
-      const Gathering& late = *progress.open;
-      failure = Failure{"DeadlineExceededError",
-                        late.site->shape->site_name + ": only " + std::to_string(late.calls.size()) + " of " +
-                            std::to_string(late.site->call_count()) + " devices of this host came within " +
-                            std::to_string(static_cast<int64_t>(attachment_->deadline_s)) + " s (members " +
-                            Members(late.calls) + ")"};
-      break;
+    for (const auto& [hash, alike] : open_) {
+      for (const auto& late : alike) {
+        if (late->opened_us <= due_us) failure = TooLate(*late->site, late->calls, attachment_->deadline_s);
+      }
     }
     if (failure) {
       lock.unlock();

@@ -8,14 +8,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "client/sum.h"
 #include "ffi/completion_pool.h"
 #include "ffi/instance.h"
-#include "ffi/local_collective.h"
 
 namespace passing {
 
@@ -26,11 +27,14 @@ struct Attachment {
   std::function<std::optional<Failure>()> failure;  // why the session failed, if it did
   std::function<void(const Failure&)> fail;
   double deadline_s = 60;
+  uint32_t rank = 0;            // of this host
+  int64_t first_device_id = 0;  // XLA's number of this process's first device: the processes may count as one
 };
 
 // One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
 struct Call {
   int32_t run_id = 0;  // XLA's number of this execution of the executable; wraps
+  int64_t device = 0;  // XLA's number of it
   int64_t member = 0;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
@@ -40,10 +44,17 @@ struct Call {
 // Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
 //
 // A site's calls come in order: a device can't reach a site again before its last sum there is done, as loops and
-// executions run one after the other. So at most one gathering is open per site, and counting gatherings numbers
-// the sums alike on all hosts. Two executions of one program that overlap on a device would break this; the run id
-// gives them away: it rises from one execution of an executable to the next (but those of two executables can't be
-// compared).
+// executions run one after the other. So at most one gathering is open per site of an executable.
+//
+// Sums are counted by their full name, which covers the devices that met: programs on other devices run beside each
+// other, in any order, and each set of devices has a count of its own. A sum is counted when its gathering is complete,
+// as all its devices are known then. All sums of one name meet on the same devices, which run one execution after the
+// other, be it of the same executable or of another one of the same program: so they are complete in the order in which
+// the program issued them, and the count numbers them alike on all hosts.
+//
+// Two executions of one program that overlap on a device would break this. Two things give them away. The run id rises
+// from one execution of an executable to the next (but those of two executables can't be compared). And a device that
+// stands in an open gathering can't reach another one of the same name.
 class Rendezvous {
  public:
   explicit Rendezvous(CompletionPool& pool);
@@ -60,24 +71,32 @@ class Rendezvous {
 
   void Arrive(const std::shared_ptr<const Site>& site, Call call);
 
+  // Of this host in its session, if there is one.
+  std::optional<uint32_t> rank();
+
  private:
   struct Gathering {
     std::shared_ptr<const Site> site;
     std::shared_ptr<Collective> collective;
-    SumKey key;
+    SumKey key;  // once complete
     int64_t opened_us = 0;
     std::vector<Call> calls;
   };
-  struct Progress {  // of one site since attach
+  struct Progress {  // of the sums of one name since attach
     uint32_t next_occurrence = 0;
     uint32_t next_step = 0;
-    std::shared_ptr<const Executions> executions;  // of the last gathering
+    std::shared_ptr<const Executable> executable;  // of the last sum
     int32_t run_id = 0;
-    std::shared_ptr<Gathering> open;
   };
 
-  // Why `call` can't join; the session fails too if `fatal`. These two need the lock, the next three take it.
+  // The first four need the lock, the next three take it.
+  //
+  // Why `call` can't join; the session fails too if `fatal`.
   std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
+  // The gathering that `call` completes, which isn't open any more.
+  std::shared_ptr<Gathering> Join(const std::shared_ptr<const Site>& site, Call call);
+  // Gives a complete gathering its key, and announces its program if it is new on these devices; or why it can't.
+  std::optional<Failure> Name(Gathering& gathering);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
   void StartSum(std::shared_ptr<Gathering> gathering);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
@@ -85,17 +104,19 @@ class Rendezvous {
   void Watch();
 
   CompletionPool& pool_;
-  const std::shared_ptr<LocalCollective> local_;
-
   std::mutex mutex_;
   std::optional<Attachment> attachment_;
-  std::unordered_map<uint64_t, Progress> progress_;  // by site hash
-  size_t open_count_ = 0;
-  uint64_t attachment_number_ = 1;  // before the first one
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
+  std::unordered_map<uint64_t, Progress> progress_;                             // by name: SumKey::site
+  std::unordered_set<uint64_t> announced_;                                      // hashes of program and devices
+  uint64_t attachment_number_ = 1;                                              // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;  // fails gatherings that stay open
 };
+
+// `what` needs a session.
+Failure NotInitialized(const std::string& what);
 
 }  // namespace passing
 

@@ -1,0 +1,133 @@
+"""`pvary`: the cast from equal to varying, whose transpose is the sum over all devices and hosts.
+
+The dual of `psum`, as `jax.lax.pcast(..., to="varying")` is that of `jax.lax.psum`. The forward pass does nothing; the
+backward pass sums the cotangents of all leaves, in buckets, each as soon as it is complete.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jax_passing import _compat
+from jax_passing.axes import Axes, Extent, extent
+from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.errors import ConfigError, GradientError
+from jax_passing.jax_rules import transposed_by_shard_map
+from jax_passing.primitive import check_not_vmapped, declared_here
+from jax_passing.sites import Site, new_site, paths_of
+
+passing_pvary_p = Primitive("passing_pvary")
+passing_pvary_p.multiple_results = True
+
+
+def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+    """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
+
+    The gradient with respect to what was cast is summed over all devices of all hosts:
+
+        def loss(params, batch): return model(jax_passing.pvary(params, "d"), batch)
+        grads = jax.grad(loss)(params, batch)     # the sum, on every host; don't sum it again
+
+    Args:
+      tree: arrays of any shape and dtype, equal on all devices along the axes, on all hosts; Python numbers stay.
+      axis_name, strategy, bucket_bytes: as for `psum`; of the sums.
+
+    Returns: the same values. Under `shard_map(check_vma=True)` their types vary over the axes.
+
+    Raises:
+      ConfigError: a leaf varies already; and as `psum` does.
+      GradientError: when the gradient is taken where JAX would sum it once more (outside of
+        `shard_map(check_vma=False)`, pmap or vmap).
+    """
+    check_bucket_bytes(bucket_bytes)
+    along = extent(axis_name)
+    wanted = check_strategy(strategy, along)
+    leaves, treedef = jax.tree.flatten(tree)
+    indices = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, (bool, int, float, complex))]
+    arrays = [jnp.asarray(leaves[i]) for i in indices]
+    _check_equal(arrays, along.axes)
+    if not along.axes or not arrays:
+        return tree
+    if along.local:
+        cast = [_compat.pvary(array, _compat.must_vary(along.axes)) for array in arrays]
+    else:
+        paths = paths_of(tree)
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
+        cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, site=site)
+    for index, array in zip(indices, cast, strict=True):
+        leaves[index] = array
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def _check_equal(arrays: Sequence[Any], axes: Axes) -> None:
+    if not _compat.check_vma():
+        return
+    for array in arrays:
+        if common := _compat.must_vary(axes) & _compat.varying(jax.typeof(array)):
+            raise ConfigError(
+                f"pvary over {axes} of {jax.typeof(array)}, which differs from device to device along "
+                f"{', '.join(map(repr, sorted(common)))} already: cast the parameters before anything else is done."
+            )
+
+
+def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
+    names = _compat.must_vary(along.axes) if _compat.check_vma() else frozenset()
+    return [_compat.with_varying(aval, names) for aval in avals], {_compat.NamedAxisEffect(a) for a in along.axes}
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
+    check_not_vmapped("pvary", params["vmapped"], params["along"].scope.world_size)
+    cast = passing_pvary_p.bind(*primals, site=site, **params)
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    cast_tangents = [ad.Zero(jax.typeof(c).to_tangent_aval()) for c in cast]
+    if moving:
+        theirs = passing_pvary_p.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
+        for i, tangent in zip(moving, theirs, strict=True):
+            cast_tangents[i] = tangent
+    return cast, cast_tangents
+
+
+def _transpose(cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Site, vmapped: bool) -> list[Any]:
+    if transposed_by_shard_map():
+        raise GradientError(
+            f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
+            "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient inside "
+            "the mapped function, or use check_vma=True."
+        )
+    linear = [i for i, leaf in enumerate(leaves) if ad.is_undefined_primal(leaf)]
+    # A leaf that only some hosts use must be summed by all, so those that nobody uses here take part as zeros.
+    given = [ad.instantiate_zeros(cotangents[i]) for i in linear]
+    result: list[Any] = [None] * len(leaves)
+    for i, total in zip(linear, bucketed_sum(given, along, site.only(linear, "t")), strict=True):
+        result[i] = total
+    return result
+
+
+def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, along: Extent, **params: Any) -> Any:
+    if axis_data.name in along.axes:
+        if any(dim is not None for dim in dims):
+            raise ConfigError(
+                f"pvary over {along.axes} of values that differ along the axis {axis_data.name!r} of vmap: leave them "
+                "out of in_axes (None), as they are equal."
+            )
+        if declared_here(axis_data.name, along.over_hosts):
+            params["vmapped"] = True
+        along = along._replace(axes=tuple(axis for axis in along.axes if axis != axis_data.name))
+    return passing_pvary_p.bind(*operands, along=along, **params), dims
+
+
+def _evaluate(*operands: Any, **_: Any) -> list[Any]:
+    return list(operands)
+
+
+passing_pvary_p.def_impl(_evaluate)
+passing_pvary_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[passing_pvary_p] = _jvp
+ad.primitive_transposes[passing_pvary_p] = _transpose
+batching.fancy_primitive_batchers[passing_pvary_p] = _batch
+mlir.register_lowering(passing_pvary_p, lambda ctx, *operands, **_: operands)

@@ -1,0 +1,115 @@
+"""What a traced program depends on beside its arguments: which axes continue over the hosts, over how many, and more.
+
+JAX keeps it in its cache keys (`jax.make_user_context`), so a program is traced and compiled again where it would mean
+something else: in a session of another size, with other axes, in another stream. Its value belongs to a thread: the
+one that called `init` has the session's, others have none until they enter a stream.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from jax_passing import _compat
+from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+
+
+class Scope(NamedTuple):
+    """
+    Attributes:
+      axis_names: axes of local meshes, pmap and vmap that continue over the hosts.
+      world_size: hosts.
+      device_ranks: devices of each host that are ranks of their own at the switch; 0 unless the strategy is "flat".
+      strategy: of sums that name none.
+      stream: name of this thread's order of sums; "" for the thread that called `init`.
+      per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host.
+    """
+
+    axis_names: tuple[str, ...] = ()
+    world_size: int = 1
+    device_ranks: int = 0
+    strategy: str = "passing"
+    stream: str = ""
+    per_host_gradients: bool = False
+
+
+_session: Scope | None = None  # of the open session
+_streams: set[str] = set()  # those that a thread is in
+_streams_lock = threading.Lock()
+
+
+def begin(scope: Scope) -> None:
+    """A session begins; the calling thread is the one that may sum without a stream."""
+    global _session
+    _session = scope
+    _compat.set_scope(scope)
+
+
+def end() -> None:
+    """The session is over."""
+    global _session
+    _session = None
+    _compat.set_scope(None)
+
+
+def of_session() -> Scope | None:
+    """The scope of the thread that called `init`, on any thread; None without a session."""
+    return _session
+
+
+def current() -> Scope | None:
+    """This thread's scope; None without a session: then nothing is known of the hosts yet.
+
+    Raises:
+      ThreadError: there is a session, but it is another thread's.
+    """
+    if _session is None:
+        return None
+    scope: Scope | None = _compat.scope()
+    if scope is None:
+        raise ThreadError(
+            f"Thread {threading.current_thread().name!r} traces a sum, but another thread called jax_passing.init. "
+            "What two threads dispatch may run in another order on each host, and their sums would mix up: give this "
+            "thread an order of its own with `with jax_passing.stream('name'):` around the calls, under the same name "
+            "on all hosts."
+        )
+    return scope
+
+
+@contextmanager
+def stream(name: str) -> Iterator[None]:
+    """Gives the calling thread an order of sums of its own, so that it may run sums beside other threads.
+
+    What is called in this block meets only what other hosts call in a stream of the same name. The thread that called
+    `init` needs none.
+
+    Raises:
+      NotInitializedError: without a session.
+      ConfigError: the name isn't a short printable text, or somebody is in the stream already.
+    """
+    if _session is None:
+        raise NotInitializedError("no session: call jax_passing.init() before entering a stream")
+    if not isinstance(name, str) or not 1 <= len(name) <= 128 or not name.isprintable():
+        raise ConfigError(f"Bad name of a stream, {name!r}: expected 1 to 128 printable characters.")
+    with _streams_lock:
+        if name in _streams:
+            raise ConfigError(f"The stream {name!r} is in use. One thread at a time: give each a stream of its own.")
+        _streams.add(name)
+    try:
+        with _compat.scope_context(_session._replace(stream=name)):
+            yield
+    finally:
+        with _streams_lock:
+            _streams.remove(name)
+
+
+@contextmanager
+def per_host_gradients() -> Iterator[None]:
+    """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
+
+    Their gradients are those of this host's devices alone. Elsewhere they are summed over all hosts, or raise
+    GradientError where JAX doesn't let them be.
+    """
+    scope = current() or Scope()
+    with _compat.scope_context(scope._replace(per_host_gradients=True)):
+        yield

@@ -1,0 +1,91 @@
+"""What names a sum, alike on all hosts: docs/identity.md."""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+
+from jax_passing import _compat
+from jax_passing.call_place import Place, here
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call of the primitive, as the program says it. A parameter of the primitive.
+
+    Attributes:
+      place: where it is called.
+      call: how many calls came from there before it, in the same trace.
+      stream: the order of sums that it belongs to.
+      strategy: how it is carried out.
+      bucket_bytes: what the call said.
+      paths: of its leaves in their tree.
+      bucket: which of the call's buckets.
+      kind: how it came from the call: "j" for a tangent, "t" for a transpose, several letters for several steps.
+    """
+
+    place: Place
+    call: int
+    stream: str
+    strategy: str
+    bucket_bytes: int
+    paths: tuple[str, ...] = ()
+    bucket: int = 0
+    kind: str = ""
+
+    def only(self, indices: Sequence[int], kind: str = "") -> "Site":
+        """Of some of the leaves, and a step further from the call."""
+        return replace(self, paths=tuple(self.paths[i] for i in indices), kind=self.kind + kind)
+
+    def identity(self, *, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]) -> str:
+        """Canonical JSON.
+
+        Args:
+          calls: of the jitted functions around the call, the innermost first.
+          axes: names.
+          op: "sum" or "max".
+          leaves: their types, "float32[3,4]".
+        """
+        fields = {
+            "axes": list(axes),
+            "bucket": self.bucket,
+            "bucket_bytes": self.bucket_bytes,
+            "call": self.call,
+            "calls": [[*place.frames, place.further] for place in calls],
+            "further": self.place.further,
+            "kind": self.kind,
+            "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
+            "op": op,
+            "place": self.place.frames,
+            "strategy": self.strategy,
+            "stream": self.stream,
+        }
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+_counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of each trace under way
+_counts_lock = threading.Lock()
+
+
+def new_site(
+    stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None
+) -> Site:
+    """The site of a call of this package, or of JAX at `place`."""
+    place = here() if place is None else place
+    call = 0
+    trace = _compat.current_trace()
+    if trace is not None:  # else there is no program: each line is one of its own
+        with _counts_lock:
+            counts = _counts.setdefault(trace, {})
+            call = counts.get(place, 0)
+            counts[place] = call + 1
+    return Site(place, call, stream, strategy, bucket_bytes, tuple(paths))
+
+
+def paths_of(tree: Any) -> tuple[str, ...]:
+    """The path of each leaf: "['layer']['w']"; "" for a tree that is one leaf."""
+    return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
