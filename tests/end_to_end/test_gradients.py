@@ -19,7 +19,7 @@ DEADLINE_S = 20.0
 ROUNDINGS = 64
 BOUND = ROUNDINGS * 2.0**-24
 # An error shows a way on: one of these.
-WAYS = r"pvary|pcast|check_vma|mesh|per.host"
+WAYS = r"pvary|pcast|check_vma|inside|mesh|per.host"
 
 
 class Hosts(NamedTuple):
