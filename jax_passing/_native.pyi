@@ -178,14 +178,16 @@ class SlotPool:
 def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
     """(reason why it can't be decoded, or "none"; fields)"""
 
-def end_compilation() -> list[tuple[str, int]]:
-    """Tells the FFI handlers that what this thread compiled is complete.
+def end_compilation(modules: Sequence[tuple[str, int]] | None = None) -> list[tuple[str, int]]:
+    """Tells the FFI handlers that the executables of these modules that there are by now are complete.
 
-    Returns (program, ordinal), as in the calls' attributes, of those whose sums only a fingerprint can tell apart.
+    `modules`: (program, ordinal), as in the calls' attributes, of all that this thread lowered and may have compiled.
+    None: of all threads, which is right only while no other thread compiles. Returns those whose sums only a
+    fingerprint can tell apart.
     """
 
 def set_fingerprint(program: str, ordinal: int, fingerprint: str) -> None:
-    """Of a module for which `end_compilation` asked on this thread, before it is executed; else without effect."""
+    """Of the module for which `end_compilation` asked last by this name, before it is executed; else no effect."""
 
 def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
     """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}, ...}.

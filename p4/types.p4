@@ -37,7 +37,7 @@ enum bit<8> packet_type_t {
 
 enum bit<8> lane_format_t {
     SUM_INT32 = 1,  // lanes are added, wrapping
-    MAX_INT32 = 2   // the signed maximum is taken: exponents travel so
+    MAX_INT32 = 2   // the signed maximum is taken: exponents travel so, and maxima of elements
 }
 
 // What became of a packet; also its index in the counter `verdicts`.

@@ -21,10 +21,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
+AXES = ("d", "m", "i", "j", "b", "v", "batch")  # declared: in a world of one our primitives then carry out the sums
+
+
 @pytest.fixture
 def session():
     """A world of one host, without a switch."""
-    with jax_passing.init(world_size=1, rank=0, deadline_s=20) as session:
+    with jax_passing.init(world_size=1, rank=0, deadline_s=20, axis_name=AXES) as session:
         yield session
 
 

@@ -1,6 +1,7 @@
 """How sums are lowered: what every host must write alike into its program."""
 
 import gc
+import json
 import re
 import threading
 
@@ -25,7 +26,7 @@ def lowered(f, *shape, sizes=(8,), axis_names=("d",), **options):
 def calls(text):
     """The attributes of each custom call, in the order of the text."""
     pattern = re.compile(r"custom_call @passing_psum.*?mhlo\.backend_config = \{(.*?)\}, operand_layouts", re.S)
-    values = re.compile(r'(\w+) = (?:"([^"]*)"|(?:dense<\[?)?([-\d, ]*\d))')
+    values = re.compile(r'(\w+) = (?:"((?:[^"\\]|\\.)*)"|(?:dense<\[?)?([-\d, ]*\d))')
     return [{k: s or n for k, s, n in values.findall(config)} for config in pattern.findall(text)]
 
 
@@ -33,10 +34,12 @@ def test_attributes():
     def step(x):
         return jax_passing.psum((x, x.astype(jnp.complex64)), "d")
 
-    first, second = calls(lowered(step, 16, 3))
+    second, first = calls(lowered(step, 16, 3))  # the last leaf first
     assert first["program"] == "jit_step on 8 devices"
-    assert re.fullmatch(r"test_primitive\.py:\d+ psum of float32\[2,3\] over d", first["site_name"])
-    assert (first["site"], second["site"]) == ("0", "1")
+    assert re.fullmatch(
+        r"test_primitive\.py:\d+:\d+ in test_attributes.<locals>.step psum of float32\[2,3\] over d", first["site_name"]
+    )
+    assert (first["site"], second["site"]) == ("1", "0")
     assert (first["dtype"], second["dtype"]) == ("float32", "float32")
     assert (first["leaf_elements"], second["leaf_elements"]) == ("6", "12")
     assert (first["member_count"], first["local_member_count"], first["replica_count"]) == ("8", "8", "1")
@@ -96,7 +99,7 @@ def test_numbering_keeps_no_module_alive():
 def test_end_of_compilation_is_told(monkeypatch):
     lowered(lambda x: jax_passing.psum(x, "d"), 8)  # registers the listener
     calls = []
-    monkeypatch.setattr(_native, "end_compilation", lambda: calls.append(threading.get_ident()))
+    monkeypatch.setattr(_native, "end_compilation", lambda: calls.append(threading.get_ident()) or [])
     jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
     assert threading.get_ident() in calls
 
@@ -107,20 +110,74 @@ def test_other_platforms_are_refused():
         jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
 
 
-def test_program_of_another_world_size_is_refused(session, monkeypatch):
-    monkeypatch.setattr(session, "world_size", 3)
-    f = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "i"), axis_name="i"))
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"ConfigError: .* compiled for 3 ranks, .* has 1: .*clear_caches"
-    ):
-        f(jnp.ones(4)).block_until_ready()
+def in_a_world_of(size):
+    """As in a session of so many hosts, as far as tracing goes."""
+    return _compat.scope_context(_compat.scope()._replace(axis_names=("d",), world_size=size))
 
 
-def test_pmean_and_counts_include_the_hosts(session, monkeypatch):
-    monkeypatch.setattr(session, "world_size", 3)
+def test_program_of_another_world_size_is_refused():
+    f = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "d"), axis_name="d"))
+    with in_a_world_of(3):
+        compiled = f.lower(jnp.ones(4)).compile()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ConfigError: .* compiled for 3 ranks, .* has 1"):
+        compiled(jnp.ones(4)).block_until_ready()
+    assert f(jnp.ones(4))[0] == 4  # jit compiles another program
 
+
+def test_pmean_and_counts_include_the_hosts():
     def f(x):
-        assert jax_passing.psum(1, "d") == 24
+        assert jax_passing.psum(1, "d") == jax_passing.axis_size("d") == 24
         return x
 
-    lowered(f, 8)
+    with in_a_world_of(3):
+        lowered(f, 8)
+
+
+def identities(f):
+    return [json.loads(call["identity"].replace('\\22', '"')) for call in calls(lowered(f, 8))]
+
+
+def test_calls_of_one_jitted_function_are_places_of_their_own():
+    total = jax.jit(lambda x: jax_passing.psum(x, "d"))
+
+    def program(x):
+        first = total(x)
+        return first + total(2 * x) + sum(total(i * x) for i in range(2))
+
+    first, second, third, fourth = identities(program)
+    assert first["place"] == second["place"] == third["place"]
+    assert first["calls"] != second["calls"] != third["calls"]
+    assert third == fourth  # one line, in a loop: nothing tells them apart but the order
+
+
+def test_identity_tells_how_a_sum_came_about():
+    def program(x):
+        return jax.grad(lambda x: (jax_passing.psum(x * x, "d") ** 2).sum())(x)
+
+    assert [each["kind"] for each in identities(program)] == ["", "jt"]
+    (one,) = identities(lambda x: jax_passing.psum({"w": x, "b": (x, 2.0)}, "d", bucket_bytes=99)["w"])
+    assert one["leaves"] == [["['w']", "float32[1]"], ["['b'][0]", "float32[1]"]]
+    assert (one["axes"], one["bucket_bytes"], one["op"], one["strategy"], one["stream"]) == (
+        ["d"],
+        99,
+        "sum",
+        "passing",
+        "",
+    )
+
+
+def test_a_module_has_a_fingerprint():
+    def program(factor):
+        total = jax.jit(lambda x: jax_passing.psum(x, "d"))
+        return jax.jit(jax.vmap(lambda x: sum(total(x * i) for i in range(factor)), axis_name="d"))
+
+    def fingerprint(factor):
+        compiled = program(factor).lower(jnp.ones(8)).compile()
+        (ordinal,) = {int(number) for number in re.findall(r"ordinal = (\d+)", compiled.as_text())}
+        return _compat.module_fingerprint("passing_psum", {"ordinal": ordinal})
+
+    assert fingerprint(2) == fingerprint(2)  # of two modules, whose ordinals differ
+    assert fingerprint(2).split()[0] != fingerprint(3).split()[0]
+    assert "2 custom-call" in fingerprint(2)
+    assert "(f32[8])->f32[8]" in fingerprint(2)
+    assert _compat.module_fingerprint("passing_psum", {"ordinal": 1 << 40}) is None

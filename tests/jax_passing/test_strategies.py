@@ -1,7 +1,5 @@
 """Strategies in a world of one host; several hosts: tests/end_to_end/test_strategies.py."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import planner
+from jax_passing import bucketed_sum, planner
+from jax_passing.axes import Extent
 from jax_passing.errors import ConfigError, UnvaryingInputError
-
-sums = importlib.import_module("jax_passing.psum")  # the name psum in the package is the function's
+from jax_passing.scope import Scope
 
 
 def program(x, check_vma=False, **options):
@@ -44,7 +42,7 @@ def test_all_give_the_same_on_one_host(strategy, check_vma):
 
 @pytest.mark.parametrize("strategy", ["native", "passing"])
 def test_the_session_has_a_default(strategy):
-    with jax_passing.init(strategy=strategy):
+    with jax_passing.init(strategy=strategy, axis_name="d"):
         assert ("passing_psum" in str(program(X).jaxpr)) == (strategy == "passing")
         assert "passing_psum" in str(program(X, strategy="passing").jaxpr)
 
@@ -81,11 +79,16 @@ def test_a_misspelt_strategy():
         program(X, strategy="nativ")
 
 
+def extent(world_size, over_hosts, default="passing"):
+    return Extent(("d",), over_hosts, Scope(("d",), world_size, 0, default))
+
+
 def test_native_needs_a_mesh_over_all_hosts():
     with pytest.raises(ConfigError, match=r"other 3 hosts.*jax.distributed.initialize.*strategy='passing'"):
-        sums._checked("native", "passing", 4, beyond_mesh=True)
-    assert sums._checked("native", "native", 4, beyond_mesh=False) == "native"
-    assert sums._checked("native", "passing", 1, beyond_mesh=True) == "native"
+        bucketed_sum.check_strategy("native", extent(4, over_hosts=True))
+    assert bucketed_sum.check_strategy("native", extent(4, over_hosts=False)) == "native"
+    assert bucketed_sum.check_strategy("native", extent(1, over_hosts=True)) == "native"
+    assert bucketed_sum.check_strategy(None, extent(4, over_hosts=False, default="native")) == "native"
 
 
 class Hosts:
@@ -99,7 +102,7 @@ class Hosts:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "beyond_mesh", "chosen"),
+    ("hosts", "over_hosts", "chosen"),
     [
         (Hosts(8, link_gbit=1.0), False, "passing"),
         (Hosts(8, link_gbit=1.0), True, "passing"),
@@ -108,5 +111,7 @@ class Hosts:
         (Hosts(1, link_gbit=1.0), False, "passing"),
     ],
 )
-def test_auto_follows_the_planner(hosts, beyond_mesh, chosen):
-    assert sums._choice(hosts, [jnp.ones(1 << 20)], 16, beyond_mesh) == chosen
+def test_auto_follows_the_planner(hosts, over_hosts, chosen, monkeypatch):
+    monkeypatch.setattr(bucketed_sum.session, "current", lambda: hosts)
+    monkeypatch.setattr(Extent, "mesh_size", 16)
+    assert bucketed_sum._choice(extent(hosts.world_size, over_hosts), [jnp.ones(1 << 20)]) == chosen

@@ -62,7 +62,11 @@ uint8_t ActiveSum::Encode(const Segment& segment, uint32_t chunk, std::span<cons
   plan_.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
     uint8_t* at = lanes + 4 * size_t{plan_.LanesOf(run.offset)};
-    flags |= EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, at);
+    if (shape().op == Op::kMax) {
+      EncodeMaxima(InputsAt(run), run.count, at);
+    } else {
+      flags |= EncodeLanes(shape().dtype, InputsAt(run), run.count, exponent, headroom_bits, at);
+    }
   });
   return flags;
 }

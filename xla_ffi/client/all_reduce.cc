@@ -218,7 +218,7 @@ void AllReduce::Impl::Join(Line& line) {
   if (found == sums_.end()) return;
   ActiveSum* sum = found->get();
   // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
-  // hash covers dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
+  // hash covers operation, dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
   if (id.segment != sum->segments_placed || id.segment >= sum->plan().segment_count()) return;
   const Segment& segment = sum->plan().segment(id.segment);
   if (segment.chunk_count() != line.place.chunk_count) return;
@@ -322,7 +322,7 @@ uint32_t AllReduce::Impl::LanesOf(const Line& line, uint32_t chunk) const {
 
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
-  const bool exponents = line.segment().CarriesExponents(chunk);
+  const bool maxima = line.segment().CarriesExponents(chunk) || line.sum->shape().op == Op::kMax;
   const Stripe stripe = stripes_.At(position);
   const Shard& shard = job_.shards[stripe.shard];
   const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
@@ -333,7 +333,7 @@ wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
           .slot = static_cast<uint16_t>(shard.slot_first + stripe.slot),
           .sequence = static_cast<uint32_t>(position),
           .version = stripe.version,
-          .lane_format = exponents ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
+          .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
           .element_count = static_cast<uint16_t>(lanes)};
 }
 
@@ -344,7 +344,7 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   wire::Header header = HeaderOf(line, chunk);
   const uint32_t lane_count = LanesOf(line, chunk);
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
-  if (header.lane_format == wire::LaneFormat::kMaxInt32) {
+  if (line.segment().CarriesExponents(chunk)) {
     const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
     const auto store = [&](int32_t lane) {
       wire::StoreLane(lanes, static_cast<uint32_t>(lane));

@@ -103,7 +103,7 @@ template <typename Format>
 constexpr bool kMayBePacked = std::is_same_v<Format, kernels::BFloat16>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
 
-// The host elements: summed into `scratch`, or the only input itself if it needs no widening.
+// The host elements: joined in `scratch`, or the only input itself if it needs no widening.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
   assert(!inputs.empty() && count <= kBlockElements);
@@ -112,8 +112,8 @@ const void* HostElements(std::span<const void* const> inputs, size_t count, Scra
     kernels::Widen<Format>(inputs[0], count, scratch.data());
     return scratch.data();
   }
-  kernels::AddPair<Format>(inputs[0], inputs[1], count, scratch.data());
-  for (const void* input : inputs.subspan(2)) kernels::AddTo<Format>(input, count, scratch.data());
+  kernels::JoinPair<Format>(inputs[0], inputs[1], count, scratch.data());
+  for (const void* input : inputs.subspan(2)) kernels::JoinTo<Format>(input, count, scratch.data());
   return scratch.data();
 }
 
@@ -204,6 +204,27 @@ int32_t ExponentOf(int64_t bits) {
 void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
   const auto* first = static_cast<const uint8_t*>(outputs[0]) + offset;
   for (void* other : outputs.subspan(1)) std::memcpy(static_cast<uint8_t*>(other) + offset, first, bytes);
+}
+
+// A tile at a time: all inputs are read before an output, which may be one of them, is written.
+template <typename Format>
+void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
+  constexpr size_t kBytes = sizeof(typename Format::Stored);
+  Scratch<Format> scratch;
+  std::vector<const void*> tile(inputs.size());
+  for (size_t first = 0; first < count; first += kBlockElements) {
+    const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
+    const size_t offset = first * kBytes;
+    for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
+    const void* elements = HostElements<Format>(tile, tile_count, scratch);
+    void* out = static_cast<uint8_t*>(outputs[0]) + offset;
+    if constexpr (kStoredWide<Format>) {
+      if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
+    } else {
+      kernels::Narrow<Format>(scratch.data(), tile_count, out);
+    }
+    CopyToOthers(outputs, offset, tile_count * kBytes);
+  }
 }
 
 }  // namespace
@@ -375,25 +396,16 @@ void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void
 
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
   const DefaultFloatMode mode;
-  WithFormat(dtype, [&]<typename Format>(Format) {
-    constexpr size_t kBytes = sizeof(typename Format::Stored);
-    Scratch<Format> scratch;
-    std::vector<const void*> tile(inputs.size());
-    // A tile at a time: all inputs are read before an output, which may be one of them, is written.
-    for (size_t first = 0; first < count; first += kBlockElements) {
-      const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
-      const size_t offset = first * kBytes;
-      for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
-      const void* elements = HostElements<Format>(tile, tile_count, scratch);
-      void* out = static_cast<uint8_t*>(outputs[0]) + offset;
-      if constexpr (kStoredWide<Format>) {
-        if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
-      } else {
-        kernels::Narrow<Format>(scratch.data(), tile_count, out);
-      }
-      CopyToOthers(outputs, offset, tile_count * kBytes);
-    }
-  });
+  WithFormat(dtype, [&]<typename Format>(Format) { JoinLocal<Format>(inputs, count, outputs); });
+}
+
+void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
+  Scratch<kernels::Maximum32> scratch;
+  kernels::EncodeInteger32(HostElements<kernels::Maximum32>(inputs, count, scratch), count, lanes);
+}
+
+void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
+  JoinLocal<kernels::Maximum32>(inputs, count, outputs);
 }
 
 }  // namespace passing

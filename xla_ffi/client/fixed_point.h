@@ -92,6 +92,10 @@ void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void
 // rounded once. An output may be the same device's input.
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
+// The same two for the maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes results.
+void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes);
+void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
+
 }  // namespace passing
 
 #endif  // XLA_FFI_CLIENT_FIXED_POINT_H_

@@ -44,7 +44,7 @@ static_assert(std::endian::native == std::endian::little);
 inline uint32_t LoadLane(const uint8_t* lanes, size_t index) { return __builtin_bswap32(Load<uint32_t>(lanes, index)); }
 inline void StoreLane(uint8_t* lanes, size_t index, uint32_t lane) { Store(lanes, index, __builtin_bswap32(lane)); }
 
-// A dtype as the loops see it: Stored in buffers, summed over devices as Wide.
+// A dtype as the loops see it: Stored in buffers, joined over devices as Wide.
 // Integers of one size are one format: their sums wrap, and signed and unsigned agree modulo 2^bits.
 template <typename T>
 struct Integer {
@@ -52,6 +52,13 @@ struct Integer {
   using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   static Wide Widen(Stored value) { return value; }
   static Stored Narrow(Wide value) { return static_cast<Stored>(value); }
+};
+// int32 of which the greatest is taken, not the sum: there the sign matters.
+struct Maximum32 {
+  using Stored = int32_t;
+  using Wide = int32_t;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return value; }
 };
 struct Float16 {
   using Stored = uint16_t;
@@ -104,17 +111,29 @@ struct Bits<int16_t> {
 
 // ---- device buffers to host elements, and back
 
-// sum[i] = a[i] + b[i]; rounds where Wide is a float.
+// The same element of two devices; rounds where Wide is a float.
 template <typename Format>
-PASSING_CLONES void AddPair(const void* a, const void* b, size_t count, typename Format::Wide* __restrict sum) {
-  using Stored = typename Format::Stored;
-  for (size_t i = 0; i < count; ++i) sum[i] = Format::Widen(Load<Stored>(a, i)) + Format::Widen(Load<Stored>(b, i));
+inline typename Format::Wide Joined(typename Format::Wide a, typename Format::Wide b) {
+  if constexpr (std::is_same_v<Format, Maximum32>) {
+    return std::max(a, b);
+  } else {
+    return a + b;
+  }
 }
 
-// sum[i] += a[i]
 template <typename Format>
-PASSING_CLONES void AddTo(const void* a, size_t count, typename Format::Wide* __restrict sum) {
-  for (size_t i = 0; i < count; ++i) sum[i] += Format::Widen(Load<typename Format::Stored>(a, i));
+PASSING_CLONES void JoinPair(const void* a, const void* b, size_t count, typename Format::Wide* __restrict joined) {
+  using Stored = typename Format::Stored;
+  for (size_t i = 0; i < count; ++i) {
+    joined[i] = Joined<Format>(Format::Widen(Load<Stored>(a, i)), Format::Widen(Load<Stored>(b, i)));
+  }
+}
+
+template <typename Format>
+PASSING_CLONES void JoinTo(const void* a, size_t count, typename Format::Wide* __restrict joined) {
+  for (size_t i = 0; i < count; ++i) {
+    joined[i] = Joined<Format>(joined[i], Format::Widen(Load<typename Format::Stored>(a, i)));
+  }
 }
 
 template <typename Format>

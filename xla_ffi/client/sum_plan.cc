@@ -19,7 +19,8 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
       places_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements),
       leaf_elements_(shape.leaf_elements) {
   assert(places_per_chunk_ > 0);
-  static_assert(kBlockElements % 2 == 0);  // a block ends with a lane, unless its leaf ends
+  assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
+  static_assert(kBlockElements % 2 == 0);                        // a block ends with a lane, unless its leaf ends
   const auto places = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
   leaf_starts_.push_back(0);
   leaf_blocks_.push_back(0);

@@ -1,12 +1,15 @@
 // What Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ffi/bindings.h"
 #include "ffi/handlers.h"
@@ -70,8 +73,16 @@ void BindFfi(nb::module_& m) {
   m.def(
       "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
 
-  m.def("end_compilation", EndCompilation);
-  m.def("set_fingerprint", SetFingerprint, nb::arg("program"), nb::arg("ordinal"), nb::arg("fingerprint"));
+  m.def(
+      "end_compilation",
+      [](const std::optional<std::vector<ModuleId>>& modules) { return EndCompilation(modules ? &*modules : nullptr); },
+      nb::arg("modules") = nb::none());
+  m.def(
+      "set_fingerprint",
+      [](std::string program, int64_t ordinal, const std::string& fingerprint) {
+        SetFingerprint({std::move(program), ordinal}, fingerprint);
+      },
+      nb::arg("program"), nb::arg("ordinal"), nb::arg("fingerprint"));
   m.def("ffi_targets", [] {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);

@@ -1,5 +1,6 @@
 #include "ffi/completion_pool.h"
 
+#include <algorithm>
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -7,14 +8,31 @@
 
 namespace passing {
 
-CompletionPool::CompletionPool(size_t thread_limit, int64_t idle_us) : thread_limit_(thread_limit), idle_us_(idle_us) {}
+namespace {
+
+// How often the system is asked for a thread that it didn't give.
+constexpr auto kRetryInterval = std::chrono::milliseconds(20);
+
+}  // namespace
+
+CompletionPool::CompletionPool(size_t thread_limit, int64_t idle_us, MakeThread make_thread)
+    : thread_limit_(thread_limit),
+      idle_us_(idle_us),
+      make_thread_(std::move(make_thread)),
+      keeper_(&CompletionPool::Keep, this) {}
 
 CompletionPool::~CompletionPool() {
   std::unique_lock lock(mutex_);
   ending_ = true;
   wake_.notify_all();
-  ended_.wait(lock, [this] { return thread_count_ == 0; });
+  ended_.wait(lock, [this] { return tasks_.empty() && thread_count_ == 0; });
+  ended_all_ = true;
+  wake_keeper_.notify_all();
+  lock.unlock();
+  keeper_.join();
 }
+
+void CompletionPool::MakeDetached(std::function<void()> run) { std::thread(std::move(run)).detach(); }
 
 CompletionPool& CompletionPool::Get() {
   static auto& pool = *new CompletionPool();
@@ -33,15 +51,34 @@ void CompletionPool::Run(std::vector<std::function<void()>> tasks) {
     tasks_.push_back(std::move(task));
     if (tasks_.size() <= idle_count_) {
       wake_.notify_one();
-    } else if (thread_count_ < thread_limit_) {
-      ++thread_count_;
-      try {
-        std::thread(&CompletionPool::Work, this).detach();
-      } catch (const std::system_error&) {
-        // The system has no more threads to give: a busy worker takes the task when it is done.
-        --thread_count_;
-      }
+    } else if (thread_count_ < thread_limit_ && !Grow() && missing_count_++ == 0) {
+      wake_keeper_.notify_all();
     }
+  }
+}
+
+bool CompletionPool::Grow() {
+  ++thread_count_;
+  try {
+    make_thread_([this] { Work(); });
+    return true;
+  } catch (const std::system_error&) {
+    --thread_count_;
+    return false;
+  }
+}
+
+void CompletionPool::Keep() {
+  std::unique_lock lock(mutex_);
+  while (!ended_all_) {
+    if (missing_count_ == 0) {
+      wake_keeper_.wait(lock);
+      continue;
+    }
+    wake_keeper_.wait_for(lock, kRetryInterval);
+    missing_count_ = std::min(missing_count_, tasks_.size());  // workers took the other tasks meanwhile
+    while (missing_count_ > 0 && thread_count_ < thread_limit_ && Grow()) --missing_count_;
+    if (thread_count_ == thread_limit_) missing_count_ = 0;
   }
 }
 

@@ -47,6 +47,10 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
   }
   const auto op = ParseOp(op_name);
   if (!op) return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown op " + std::string(op_name)));
+  if (*op == Op::kMax && *dtype != DType::kInt32) {
+    return ffi::Unexpected(
+        ffi::Error::InvalidArgument("passing_psum: maxima are of int32, not " + std::string(dtype_name)));
+  }
   return std::make_unique<State>(SiteInfo{.program = std::string(program),
                                           .ordinal = ordinal,
                                           .site = site,

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cassert>
 #include <map>
-#include <thread>
-#include <tuple>
 
 #include "ffi/hash.h"
 
@@ -30,8 +28,8 @@ uint64_t HashOf(const SiteInfo& info) {
 class Program {
  public:
   static std::shared_ptr<Program> Join(Instance* instance);
-  static std::vector<std::pair<std::string, int64_t>> EndCompilation();
-  static void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint);
+  static std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules);
+  static void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
   void Leave(Instance* instance);
 
   struct Place {
@@ -44,10 +42,9 @@ class Program {
   // The instances of all open programs change together with their list.
   struct Registry {
     std::mutex mutex;
-    std::map<std::pair<std::string, int64_t>, std::shared_ptr<Program>> open;  // may get more instances
-    // Compiled, and to get a fingerprint before they are executed. By thread too: two threads may compile one module,
-    // with other options. They live as long as their instances.
-    std::map<std::tuple<std::string, int64_t, std::thread::id>, std::weak_ptr<Program>> unmarked;
+    std::map<ModuleId, std::shared_ptr<Program>> open;  // may get more instances
+    // Compiled, and to get a fingerprint before they are executed. They live as long as their instances.
+    std::map<ModuleId, std::weak_ptr<Program>> unmarked;
   };
   static Registry& registry() {
     static auto& registry = *new Registry();  // instances may outlive static destruction
@@ -64,7 +61,6 @@ class Program {
   std::vector<Instance*> Ambiguous() const;
   void Complete();
 
-  const std::thread::id thread_ = std::this_thread::get_id();  // that compiles it
   std::vector<Instance*> instances_;  // in the order of instantiation; those of a complete program may be gone
   std::unordered_map<const Instance*, uint64_t> ranks_;
   std::string fingerprint_;
@@ -94,16 +90,15 @@ void Program::Close(const SiteInfo& info) {
   if (it != registry().open.end() && it->second.get() == this) registry().open.erase(it);
 }
 
-std::vector<std::pair<std::string, int64_t>> Program::EndCompilation() {
-  const auto thread = std::this_thread::get_id();
-  std::vector<std::pair<std::string, int64_t>> ambiguous;
+std::vector<ModuleId> Program::EndCompilation(const std::vector<ModuleId>* modules) {
+  std::vector<ModuleId> ambiguous;
   std::lock_guard lock(registry().mutex);
   std::erase_if(registry().unmarked, [](const auto& entry) { return entry.second.expired(); });
   std::erase_if(registry().open, [&](const auto& entry) {
     const auto& [id, program] = entry;
-    if (program->thread_ != thread) return false;
+    if (modules && std::find(modules->begin(), modules->end(), id) == modules->end()) return false;
     if (!program->Ambiguous().empty()) {
-      registry().unmarked[{id.first, id.second, thread}] = program;
+      registry().unmarked[id] = program;
       ambiguous.push_back(id);
     }
     return true;
@@ -111,12 +106,11 @@ std::vector<std::pair<std::string, int64_t>> Program::EndCompilation() {
   return ambiguous;
 }
 
-void Program::SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint) {
-  std::shared_ptr<Program> found;  // let go of without the lock
+void Program::SetFingerprint(const ModuleId& module, std::string_view fingerprint) {
   std::lock_guard lock(registry().mutex);
-  const auto it = registry().unmarked.find({std::string(program), ordinal, std::this_thread::get_id()});
+  const auto it = registry().unmarked.find(module);
   if (it == registry().unmarked.end()) return;
-  found = it->second.lock();
+  const std::shared_ptr<Program> found = it->second.lock();
   registry().unmarked.erase(it);
   if (found && !found->executable_) found->fingerprint_ = fingerprint;
 }
@@ -207,10 +201,10 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   return site;
 }
 
-std::vector<std::pair<std::string, int64_t>> EndCompilation() { return Program::EndCompilation(); }
+std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules) { return Program::EndCompilation(modules); }
 
-void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint) {
-  Program::SetFingerprint(program, ordinal, fingerprint);
+void SetFingerprint(const ModuleId& module, std::string_view fingerprint) {
+  Program::SetFingerprint(module, fingerprint);
 }
 
 }  // namespace passing

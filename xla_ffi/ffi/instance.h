@@ -93,13 +93,18 @@ class Instance {
   std::unordered_map<int64_t, std::shared_ptr<const Site>> sites_;  // by group
 };
 
-// What the calling thread compiled is complete. Without this, two executables of one module, both compiled before
-// either runs, would be taken for one. Returns (program, ordinal) of those that need a fingerprint.
-std::vector<std::pair<std::string, int64_t>> EndCompilation();
+using ModuleId = std::pair<std::string, int64_t>;  // program and ordinal
 
-// Of the module that the calling thread compiled last for this program, once EndCompilation has asked for it. It has no
-// effect once the program was executed.
-void SetFingerprint(std::string_view program, int64_t ordinal, std::string_view fingerprint);
+// Executables of these modules (null: of any) that have instances by now are complete. Without this, two executables of
+// one module, both compiled before either runs, would be taken for one: so it is with programs on two local devices,
+// for which JAX lowers one module. Whoever compiles must say which modules, as other threads may be in the midst of
+// theirs: XLA instantiates on threads of its own, so nothing here tells whose an instance is.
+//
+// Returns those that need a fingerprint.
+std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules = nullptr);
+
+// Of the executable for which EndCompilation asked last under this id. It has no effect once that was executed.
+void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
 
 }  // namespace passing
 

@@ -1,5 +1,6 @@
 #include "ffi/local_collective.h"
 
+#include <cassert>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,7 @@ void LocalCollective::Start(Sum sum) {
     }
   }
   const SumShape& shape = *sum.shape;
+  assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);
   const size_t leaf_count = shape.leaf_elements.size();
   std::vector<const void*> inputs(shape.device_count);
   std::vector<void*> outputs(shape.device_count);
@@ -26,7 +28,11 @@ void LocalCollective::Start(Sum sum) {
       inputs[device] = sum.inputs[device * leaf_count + leaf];
       outputs[device] = sum.outputs[device * leaf_count + leaf];
     }
-    SumLocal(shape.dtype, inputs, shape.leaf_elements[leaf], outputs);
+    if (shape.op == Op::kMax) {
+      MaxLocal(inputs, shape.leaf_elements[leaf], outputs);
+    } else {
+      SumLocal(shape.dtype, inputs, shape.leaf_elements[leaf], outputs);
+    }
     bytes += shape.leaf_elements[leaf] * SizeOf(shape.dtype);
   }
   {

@@ -7,6 +7,8 @@
 #include <limits>
 #include <new>
 
+#include "wire/header.h"
+
 // Bytes on the heap, now and at most. One thread only.
 namespace {
 size_t live_bytes = 0, peak_bytes = 0;
@@ -79,6 +81,31 @@ TEST(ActiveSum, scatteredInfinities) {
   for (size_t i = 0; i < elements.size(); i += 2 * kLanes) elements[i] = -HUGE_VALF;
   EXPECT_LT(PeakBytes(elements), elements.size() * sizeof(float) / 20);
   for (size_t i = 0; i < elements.size(); ++i) ASSERT_EQ(elements[i], i % (2 * kLanes) == 0 ? -HUGE_VALF : 1.0f);
+}
+
+// What leaves this host is the maximum of its devices, what comes back is that of all hosts.
+TEST(ActiveSum, maximaOfTwoDevices) {
+  const auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});
+  int32_t a[] = {-5, INT32_MIN, 7}, b[] = {-6, INT32_MIN, INT32_MAX}, a_last[] = {-1}, b_last[] = {0};
+  Sum sum{.key = {}, .shape = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
+  ActiveSum active(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
+  const Segment& segment = active.plan().segment(0);
+  ASSERT_EQ(segment.chunk_count(), 1u);
+  uint8_t lanes[4 * kLanes];
+  EXPECT_EQ(active.Encode(segment, 0, {}, kHeadroomBits, lanes), 0);
+  const int32_t sent[] = {-5, INT32_MIN, INT32_MAX, 0};
+  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes + 4 * i)), sent[i]) << i;
+
+  wire::StoreLane(lanes + 4, static_cast<uint32_t>(-9));  // another host's
+  active.Decode(segment, 0, {}, kHeadroomBits, lanes, /*flags=*/0);
+  for (const int32_t* device : {a, b}) {
+    EXPECT_EQ(device[0], -5);
+    EXPECT_EQ(device[1], -9);
+    EXPECT_EQ(device[2], INT32_MAX);
+  }
+  EXPECT_EQ(a_last[0], 0);
+  EXPECT_EQ(b_last[0], 0);
 }
 
 }  // namespace

@@ -53,9 +53,10 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   for (int site = 0; site < sites; ++site) {
     std::vector<uint64_t> leaves;
     for (uint64_t leaf = 0; leaf <= random() % 4; ++leaf) leaves.push_back(1 + random() % pick(3u, 300u, 4000u));
-    workload.AddSite(pick(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32,
-                          DType::kInt64, DType::kUint8),
-                     leaves, pick(1u, 2u));
+    const DType dtype = pick(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32,
+                             DType::kInt64, DType::kUint8);
+    const bool maxima = dtype == DType::kInt32 && (seed + site) % 3 != 0;
+    workload.AddSite(dtype, leaves, pick(1u, 2u), maxima ? Op::kMax : Op::kSum);
   }
   // Two programs that share some sites; the first one is run again and again, the second now and then.
   std::vector<std::vector<size_t>> programs(2);
@@ -112,7 +113,8 @@ TEST(AllReduceCluster, treesOf128Ranks) {
     workload.AddSite(DType::kFloat32, {3000, 1}, 1);
     workload.AddSite(DType::kBFloat16, {2001}, 1);
     workload.AddSite(DType::kInt64, {100}, 1);
-    workload.Execute({0, 1, 2}, 1000, 0.0001);
+    workload.AddSite(DType::kInt32, {500}, 1, Op::kMax);
+    workload.Execute({0, 1, 2, 3}, 1000, 0.0001);
     ASSERT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
     workload.Check();
     EXPECT_GT(cluster.Count(Verdict::kForwardedAgain), 0u);
@@ -236,6 +238,24 @@ TEST(AllReduceCluster, lossRecoveryStaysAsFast) {
   EXPECT_LT(resent[6] - resent[5], 2 * (resent[1] - resent[0]));
   EXPECT_LT(resent[6] - resent[5], 2913u * 5 / 100 * 3);
   workload.Check();
+}
+
+// Exponents are maxima, too, but travel ahead of data. Maxima of elements are data: the same packets come and go, the
+// same are lost, and it is noticed as soon, as in a sum of as many int32.
+TEST(AllReduceCluster, maximaLoseAsSumsDo) {
+  const auto run = [](Op op) {
+    ClusterOptions options{.world_size = 4, .slot_count = 1024, .lanes_per_chunk = 360, .faults = {.loss = 0.01}};
+    Cluster cluster(1, options);
+    Workload workload(cluster, options.world_size);
+    workload.AddSite(DType::kInt32, {1 << 20}, 1, op);
+    workload.Execute({0}, 1);
+    EXPECT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
+    workload.Check();
+    return std::pair(workload.call(0, 0, 0).done_us, cluster.rank(0).stats().packets_resent);
+  };
+  const auto [sums_us, sums_resent] = run(Op::kSum);
+  EXPECT_GT(sums_resent, 0u);
+  EXPECT_EQ(run(Op::kMax), std::pair(sums_us, sums_resent));
 }
 
 // Data that was sent at guessed exponents counts if all guesses were right, and is sent again if not.

@@ -545,6 +545,36 @@ TEST(FixedPoint, sumLocalInPlace) {
   }
 }
 
+// The same for maxima: on one host alone, and as the lanes of a block that come back.
+TEST(FixedPoint, maximaOfInt32) {
+  std::mt19937_64 random(10);
+  for (size_t devices = 1; devices <= 4; ++devices) {
+    const size_t count = 2 * kBlockElements + 77;
+    std::vector<std::vector<int32_t>> buffers(devices, std::vector<int32_t>(count));
+    std::vector<int32_t> want(count, INT32_MIN);
+    for (auto& buffer : buffers) {
+      for (size_t i = 0; i < count; ++i) {
+        const int32_t values[] = {static_cast<int32_t>(random()), INT32_MIN, INT32_MAX, -1, 0, 1};
+        buffer[i] = values[random() % std::size(values)];
+        want[i] = std::max(want[i], buffer[i]);
+      }
+    }
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    for (auto& buffer : buffers) inputs.push_back(buffer.data()), outputs.push_back(buffer.data());
+
+    Bytes lanes(4 * kBlockElements);
+    EncodeMaxima(inputs, kBlockElements, lanes.data());
+    std::vector<int32_t> decoded(kBlockElements);
+    void* output = decoded.data();
+    DecodeLanes(DType::kInt32, lanes.data(), kBlockElements, 0, 3, {&output, 1});
+    EXPECT_TRUE(std::equal(decoded.begin(), decoded.end(), want.begin())) << devices;
+
+    MaxLocal(inputs, count, outputs);
+    for (const auto& buffer : buffers) EXPECT_EQ(buffer, want) << devices;
+  }
+}
+
 // All 65536 values of the 16-bit floats survive widening and narrowing.
 TEST(FixedPoint, sixteenBitFloatsSurvive) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {

@@ -53,6 +53,23 @@ TEST(SumPlan, integersNeedNoExponents) {
   EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
 }
 
+// Maxima are cut as sums are, and need no exponents to be compared.
+TEST(SumPlan, maximaAreOfInt32Alone) {
+  SumShape shape = Shape(DType::kInt32, {50'000, 1});
+  const SumPlan sums(shape, 360, 256, /*headroom_bits=*/1);
+  shape.op = Op::kMax;
+  const SumPlan maxima(shape, 360, 256, /*headroom_bits=*/1);
+  ASSERT_EQ(maxima.segment_count(), sums.segment_count());
+  for (uint32_t i = 0; i < maxima.segment_count(); ++i) {
+    EXPECT_EQ(maxima.segment(i).data_chunks, sums.segment(i).data_chunks);
+    EXPECT_EQ(maxima.segment(i).chunk_count(), maxima.segment(i).data_chunks);
+  }
+  for (const DType dtype : {DType::kUint32, DType::kInt8, DType::kInt64, DType::kFloat32}) {
+    shape.dtype = dtype;
+    EXPECT_DEATH(SumPlan(shape, 360, 256, /*headroom_bits=*/1), "kInt32") << static_cast<int>(dtype);
+  }
+}
+
 TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
   const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256, /*headroom_bits=*/1);
   ASSERT_EQ(plan.segment_count(), 1u);

@@ -406,6 +406,27 @@ TEST(Transport, jobOutOfRange) {
   EXPECT_THROW(make([](JobConfig& job) { job.rank = 2; }), std::invalid_argument);
 }
 
+TEST(Transport, announce_comesBeforeTheSumsOrder) {
+  const TransportOptions options{
+      .job = {.rank = 0, .world_size = 2, .shards = {{.job = 1, .epoch = 1}}, .slots_per_shard = kSlotCount}};
+  FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
+  Transport transport(One(UdpSocket::ConnectedTo("127.0.0.1", 9)), options);
+  transport.Announce({.name = "jit_step on 2 devices", .devices = "0,1", .fingerprint = "f", .identities = {"a", "a"}});
+  call.Start(transport);
+  const auto first = transport.WaitEvent(20), second = transport.WaitEvent(20);
+  ASSERT_TRUE(first && second);
+  ASSERT_EQ(first->kind, TransportEvent::Kind::kProgram);
+  EXPECT_EQ(first->program->name, "jit_step on 2 devices");
+  EXPECT_EQ(first->program->devices, "0,1");
+  EXPECT_EQ(first->program->fingerprint, "f");
+  EXPECT_EQ(first->program->identities, (std::vector<std::string>{"a", "a"}));
+  EXPECT_EQ(second->kind, TransportEvent::Kind::kOrderMessage);
+  transport.Fail({"HostLostError", "rank 1"});
+  transport.Announce({});
+  EXPECT_EQ(transport.WaitEvent(20)->kind, TransportEvent::Kind::kFailed);
+  EXPECT_FALSE(transport.WaitEvent(0));
+}
+
 TEST(Transport, deliverOrderMessage_foreignDataFailsTheJob) {
   Cluster cluster(2);
   FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -63,6 +64,23 @@ inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, FakeNetwork& n
   return bytes;
 }
 
+inline Bytes MaximaOf(const SumShape& shape, const std::vector<Call>& hosts, size_t leaf) {
+  std::vector<int32_t> maxima(shape.leaf_elements[leaf], std::numeric_limits<int32_t>::min());
+  for (const Call& host : hosts) {
+    for (uint32_t device = 0; device < shape.device_count; ++device) {
+      const Bytes& buffer = host.buffers[device * shape.leaf_elements.size() + leaf];
+      for (size_t i = 0; i < maxima.size(); ++i) {
+        int32_t element;
+        std::memcpy(&element, &buffer[4 * i], 4);
+        maxima[i] = std::max(maxima[i], element);
+      }
+    }
+  }
+  Bytes bytes(4 * maxima.size());
+  std::memcpy(bytes.data(), maxima.data(), bytes.size());
+  return bytes;
+}
+
 // What every host must get, from the inputs alone: leaf by leaf and block by block, without a protocol.
 inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hosts) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
@@ -70,6 +88,10 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Cal
   std::vector<Bytes> leaves;
   for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
     const uint64_t elements = shape.leaf_elements[leaf];
+    if (shape.op == Op::kMax) {
+      leaves.push_back(MaximaOf(shape, hosts, leaf));
+      continue;
+    }
     Bytes out(elements * SizeOf(shape.dtype));
     for (uint64_t first = 0; first < elements; first += kBlockElements) {
       const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
@@ -114,12 +136,13 @@ class Workload {
  public:
   Workload(Cluster& cluster, uint32_t world_size) : cluster_(cluster), world_size_(world_size) {}
 
-  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count) {
+  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum) {
     const uint64_t id = 0x9E3779B97F4A7C15 * (sites_.size() + 1);
     sites_.push_back({id, std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
                                                               .dtype = dtype,
                                                               .leaf_elements = std::move(leaves),
-                                                              .device_count = device_count})});
+                                                              .device_count = device_count,
+                                                              .op = op})});
     occurrences_.push_back(0);
   }
   size_t site_count() const { return sites_.size(); }

@@ -5,7 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
+#include <vector>
 
 namespace passing {
 namespace {
@@ -16,6 +16,7 @@ SiteInfo Info(int64_t ordinal, int64_t site, const std::string& program = "") {
   info.program = program.empty() ? testing::UnitTest::GetInstance()->current_test_info()->name() : program;
   info.ordinal = ordinal;
   info.site = site;
+  info.identity = "sum " + std::to_string(site);
   info.site_name = "train.py:41 psum of float32[8]";
   info.leaf_elements = {8};
   info.member_count = 4;
@@ -25,22 +26,110 @@ SiteInfo Info(int64_t ordinal, int64_t site, const std::string& program = "") {
 
 uint64_t HashOf(Instance& instance, int64_t group = 0) { return instance.SiteOf(group)->hash; }
 
-TEST(Instance, hostsAgree_whateverTheirOrdinalsAndOtherModules) {
+// A sum that XLA inlined: only its order of instantiation tells it from the others of this identity.
+SiteInfo LookAlike(int64_t ordinal, int64_t site = 0) {
+  SiteInfo info = Info(ordinal, site);
+  info.identity = "look-alike";
+  info.world_size = 2;
+  return info;
+}
+
+// As the session does when a compilation ended.
+std::vector<ModuleId> EndWith(const std::string& fingerprint) {
+  const auto asked = EndCompilation();
+  for (const ModuleId& module : asked) SetFingerprint(module, fingerprint);
+  return asked;
+}
+
+TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
   Instance a0(Info(0, 0)), a1(Info(0, 1)), other(Info(1, 5));
-  Instance b1(Info(7, 1)), b0(Info(7, 0));
+  SiteInfo late = Info(7, 1), early = Info(7, 0);  // this host lowered its sums in the other order
+  late.site = 0;
+  early.site = 1;
+  Instance b1(late), b0(early);
   EXPECT_EQ(HashOf(a0), HashOf(b0));
   EXPECT_EQ(HashOf(a1), HashOf(b1));
   EXPECT_NE(HashOf(a0), HashOf(a1));
+  EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, b0.SiteOf(0)->executable->program.identities);
 }
 
-TEST(Instance, copiesOfOneSiteAreRankedInOrder) {
-  Instance a0(Info(0, 0)), a1(Info(0, 0)), a2(Info(0, 0));
-  Instance b0(Info(1, 0)), b1(Info(1, 0)), b2(Info(1, 0));
+TEST(Instance, lookAlikesAreRankedBySiteThenByOrder) {
+  Instance a2(LookAlike(0, 1)), a0(LookAlike(0)), a1(LookAlike(0));
+  EndWith("f");
+  Instance b0(LookAlike(1)), b1(LookAlike(1)), b2(LookAlike(1, 1));
+  EndWith("f");
   // The order of first execution doesn't matter.
   EXPECT_EQ(HashOf(a2), HashOf(b2));
   EXPECT_EQ(HashOf(b0), HashOf(a0));
   EXPECT_EQ(HashOf(a1), HashOf(b1));
   EXPECT_EQ(std::set({HashOf(a0), HashOf(a1), HashOf(a2)}).size(), 3);
+}
+
+TEST(Instance, lookAlikesNeedAFingerprint) {
+  Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Info(0, 7));
+  const auto asked = EndCompilation();
+  EXPECT_EQ(asked, (std::vector<ModuleId>{{a0.info().program, 0}}));
+  EXPECT_EQ(EndCompilation(), std::vector<ModuleId>{});  // once
+  for (Instance* each : {&a0, &a1, &other}) {
+    const auto& refused = each->SiteOf(0)->executable->refused;
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->kind, "ProgramMismatchError");
+    EXPECT_EQ(refused->message.find("2 sums (train.py:41 psum of float32[8]) of program lookAlikesNeedAFingerprint"), 0)
+        << refused->message;
+  }
+  SetFingerprint(asked[0], "too late");
+  EXPECT_EQ(a0.SiteOf(1)->executable->program.fingerprint, "");
+}
+
+TEST(Instance, withFingerprintLookAlikesAreSummed) {
+  Instance a0(LookAlike(0)), a1(LookAlike(0));
+  EXPECT_EQ(EndWith("f").size(), 1);
+  EXPECT_FALSE(a0.SiteOf(0)->executable->refused);
+  EXPECT_EQ(a0.SiteOf(0)->executable->program.fingerprint, "f");
+  EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, (std::vector<std::string>(2, "look-alike")));
+  EXPECT_NE(HashOf(a0), HashOf(a1));
+}
+
+TEST(Instance, inAWorldOfOneLookAlikesNeedNoFingerprint) {
+  SiteInfo info = LookAlike(0);
+  info.world_size = 1;
+  Instance a0(info), a1(info);
+  EXPECT_EQ(EndCompilation().size(), 0);
+  EXPECT_FALSE(a0.SiteOf(0)->executable->refused);
+  EXPECT_NE(HashOf(a0), HashOf(a1));
+}
+
+TEST(Instance, fingerprintChangesEverySumOfItsProgram) {
+  std::set<uint64_t> hashes;
+  for (const auto* fingerprint : {"f", "g"}) {
+    static int64_t ordinal = 0;
+    Instance a0(LookAlike(++ordinal)), a1(LookAlike(ordinal)), other(Info(ordinal, 7));
+    EndWith(fingerprint);
+    for (Instance* each : {&a0, &a1, &other}) hashes.insert(HashOf(*each));
+  }
+  EXPECT_EQ(hashes.size(), 6);
+}
+
+TEST(Instance, fingerprintIsOfTheLastExecutableOfItsModule) {
+  Instance a0(LookAlike(0)), a1(LookAlike(0));
+  EXPECT_EQ(EndCompilation().size(), 1);
+  Instance b0(LookAlike(0)), b1(LookAlike(0));
+  EXPECT_EQ(EndWith("of b").size(), 1);
+  EXPECT_TRUE(a0.SiteOf(0)->executable->refused);
+  EXPECT_EQ(b0.SiteOf(0)->executable->program.fingerprint, "of b");
+}
+
+TEST(Instance, fingerprintOfAProgramThatIsGone) {
+  std::vector<ModuleId> asked;
+  {
+    Instance a0(LookAlike(0)), a1(LookAlike(0));
+    asked = EndCompilation();
+  }
+  ASSERT_EQ(asked.size(), 1);
+  SetFingerprint(asked[0], "f");
+  SetFingerprint({"never seen", 0}, "f");
+  Instance b0(LookAlike(0)), b1(LookAlike(0));
+  EXPECT_TRUE(b0.SiteOf(0)->executable->refused);  // it wasn't meant for this one
 }
 
 TEST(Instance, groupsAreApart) {
@@ -58,14 +147,17 @@ TEST(Instance, anyDifferenceOfTheProgramsChangesEverySite) {
     return HashOf(a);
   };
   std::set<uint64_t> hashes{hash_with([](SiteInfo&) {})};
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.site = 2; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.site_name += " "; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.identity += " "; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.op = Op::kMax; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.devices = "TPU 0"; })).second);
   EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.dtype = DType::kInt32; })).second);
   EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.leaf_elements = {4, 4}; })).second);
   EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.leaf_elements = {9}; })).second);
   EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.member_count = 5; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo&) {})).second);
   // What differs between hosts of one job does not.
+  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.site = 2; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.site_name += " "; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.local_member_count = 1; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.replica_count = 2; })).second);
 }
@@ -89,27 +181,29 @@ TEST(Instance, instantiatedAfterExecutionIsAnotherExecutable) {
   const uint64_t hash = HashOf(a);
   Instance b(Info(0, 0));
   EXPECT_EQ(HashOf(b), hash);  // the same program, compiled again
-  EXPECT_NE(a.SiteOf(0)->executions, b.SiteOf(0)->executions);
+  EXPECT_NE(a.SiteOf(0)->executable, b.SiteOf(0)->executable);
   EXPECT_EQ(HashOf(a), hash);
 }
 
 TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
   Instance a0(Info(0, 0)), a1(Info(0, 0));
-  EndCompilation();
+  const std::vector<ModuleId> modules{{a0.info().program, 0}};
+  EndCompilation(&modules);
   Instance b0(Info(0, 0)), b1(Info(0, 0));
-  EndCompilation();
+  EndCompilation(&modules);
   EXPECT_EQ(HashOf(b1), HashOf(a1));
   EXPECT_EQ(HashOf(a0), HashOf(b0));
-  EXPECT_NE(a0.SiteOf(0)->executions, b0.SiteOf(0)->executions);
-  EXPECT_EQ(a0.SiteOf(0)->executions, a1.SiteOf(0)->executions);
+  EXPECT_NE(a0.SiteOf(0)->executable, b0.SiteOf(0)->executable);
+  EXPECT_EQ(a0.SiteOf(0)->executable, a1.SiteOf(0)->executable);
 }
 
-TEST(Instance, endOfAnotherThreadsCompilationChangesNothing) {
+TEST(Instance, endOfAnotherModulesCompilationChangesNothing) {
   Instance a0(Info(0, 0));
-  std::thread(EndCompilation).join();
+  const std::vector<ModuleId> others{{a0.info().program, 1}, {"another", 0}};
+  EndCompilation(&others);
   Instance a1(Info(0, 0));
   EXPECT_NE(HashOf(a0), HashOf(a1));
-  EXPECT_EQ(a0.SiteOf(0)->executions, a1.SiteOf(0)->executions);
+  EXPECT_EQ(a0.SiteOf(0)->executable, a1.SiteOf(0)->executable);
 }
 
 TEST(Instance, closedProgramOutlivesTheRegistrysNextOne) {
@@ -118,7 +212,7 @@ TEST(Instance, closedProgramOutlivesTheRegistrysNextOne) {
   Instance b0(Info(0, 0));
   a.reset();  // was never executed; must not close the program that b0 opened
   Instance b1(Info(0, 0));
-  EXPECT_EQ(b0.SiteOf(0)->executions, b1.SiteOf(0)->executions);
+  EXPECT_EQ(b0.SiteOf(0)->executable, b1.SiteOf(0)->executable);
   EXPECT_NE(HashOf(b0), HashOf(b1));
 }
 

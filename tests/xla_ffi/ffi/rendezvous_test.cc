@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "ffi/local_collective.h"
 
 namespace passing {
 namespace {
@@ -23,6 +26,10 @@ class HeldCollective : public Collective {
   void Start(Sum sum) override {
     std::lock_guard lock(mutex);
     sums.push_back(std::move(sum));
+  }
+  void Announce(const ProgramInfo& program) override {
+    std::lock_guard lock(mutex);
+    announced.push_back(program.name + " on " + program.devices + " after " + std::to_string(sums.size()));
   }
   size_t count() {
     std::lock_guard lock(mutex);
@@ -39,7 +46,10 @@ class HeldCollective : public Collective {
 
   std::mutex mutex;
   std::vector<Sum> sums;
+  std::vector<std::string> announced;  // and how many sums had been started
 };
+
+constexpr int64_t kFirstDevice = 2048;
 
 // One call of one device with one float, summed in place.
 struct Device {
@@ -48,8 +58,10 @@ struct Device {
   std::shared_ptr<std::promise<std::string>> promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> result = promise->get_future();
 
-  Call MakeCall(int32_t run_id, int64_t member) {
+  // On the device of the member's number, unless told another.
+  Call MakeCall(int32_t run_id, int64_t member, int64_t device = -1) {
     return {.run_id = run_id,
+            .device = kFirstDevice + (device < 0 ? member : device),
             .member = member,
             .inputs = {&value},
             .outputs = {&value},
@@ -81,16 +93,29 @@ class RendezvousTest : public testing::Test {
                                           std::lock_guard lock(mutex_);
                                           failure_ = failure;
                                         },
-                                    .deadline_s = deadline_s}));
+                                    .deadline_s = deadline_s,
+                                    .rank = 1,
+                                    .first_device_id = kFirstDevice}));
   }
 
   static std::shared_ptr<Site> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
     auto site = std::make_shared<Site>();
     site->hash = hash;
     site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1}, members});
-    site->executions = std::make_shared<Executions>();
+    site->executable = std::make_shared<Executable>();
+    site->executable->hash = hash;
+    site->executable->program.name = "program " + std::to_string(hash);
+    // Said by the program: then a site's hash is its sums' name.
+    site->executable->program.devices = "mesh";
     site->replica_count = replicas;
     site->world_size = 2;
+    return site;
+  }
+
+  // Of a mesh inside this process: the devices that meet are part of the name.
+  static std::shared_ptr<Site> MakeLocalSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
+    auto site = MakeSite(hash, members, replicas);
+    site->executable->program.devices = "";
     return site;
   }
 
@@ -157,10 +182,10 @@ TEST_F(RendezvousTest, countsOccurrencesAndSteps) {
 TEST_F(RendezvousTest, replicasShareTheResult) {
   const auto site = MakeSite(7, 2, 2);
   Device a{1}, a2{1}, b{2}, b2{2};
-  rendezvous_.Arrive(site, b.MakeCall(10, 1));
-  rendezvous_.Arrive(site, a.MakeCall(10, 0));
-  rendezvous_.Arrive(site, b2.MakeCall(10, 1));
-  rendezvous_.Arrive(site, a2.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1, 3));
+  rendezvous_.Arrive(site, a.MakeCall(10, 0, 2));
+  rendezvous_.Arrive(site, b2.MakeCall(10, 1, 1));
+  rendezvous_.Arrive(site, a2.MakeCall(10, 0, 0));
   ASSERT_EQ(collective_->count(), 1);
   EXPECT_EQ(collective_->sums[0].inputs.size(), 2);
   collective_->Complete(0);
@@ -173,8 +198,8 @@ TEST_F(RendezvousTest, replicasShareTheResult) {
 TEST_F(RendezvousTest, devicesThatDontBelongTogetherFailTheSession) {
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2};
-  rendezvous_.Arrive(site, a.MakeCall(10, 1));
-  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  rendezvous_.Arrive(site, a.MakeCall(10, 1, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1, 1));
   EXPECT_TRUE(a.Result().starts_with("ProgramMismatchError"));
   EXPECT_TRUE(b.Result().starts_with("ProgramMismatchError"));
   EXPECT_EQ(session_failure(), "ProgramMismatchError");
@@ -220,6 +245,100 @@ TEST_F(RendezvousTest, runIdsOfTwoExecutablesArentCompared) {
   EXPECT_EQ(collective_->sums[1].key, (SumKey{7, 1, 0}));
 }
 
+TEST_F(RendezvousTest, anotherExecutableOnADeviceThatStillWaitsFailsTheSession) {
+  const auto site = MakeLocalSite(7, 2);
+  const auto again = MakeLocalSite(7, 2);  // the same program, compiled again
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(again, b.MakeCall(10, 0));
+  EXPECT_TRUE(a.Result().starts_with("ProgramMismatchError: two executions"));
+  EXPECT_TRUE(b.Result().starts_with("ProgramMismatchError: two executions"));
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+}
+
+// One program, compiled for devices {0, 1} and for {2, 3}: they run beside each other, in any order.
+TEST_F(RendezvousTest, programsOnOtherDevicesShareNoQueue) {
+  const auto low = MakeLocalSite(7, 2), high = MakeLocalSite(7, 2);
+  std::vector<Device> devices(12);
+  rendezvous_.Arrive(low, devices[0].MakeCall(10, 0, 0));
+  rendezvous_.Arrive(high, devices[1].MakeCall(10, 0, 2));  // both gatherings are open
+  rendezvous_.Arrive(high, devices[2].MakeCall(10, 1, 3));
+  rendezvous_.Arrive(high, devices[3].MakeCall(11, 1, 3));
+  rendezvous_.Arrive(high, devices[4].MakeCall(11, 0, 2));
+  rendezvous_.Arrive(low, devices[5].MakeCall(10, 1, 1));
+  ASSERT_EQ(collective_->count(), 3);
+  const SumKey first = collective_->sums[0].key, second = collective_->sums[1].key, third = collective_->sums[2].key;
+  EXPECT_EQ(second, (SumKey{first.site, 1, 0}));  // of devices {2, 3}
+  EXPECT_NE(third.site, first.site);
+  EXPECT_EQ(third.occurrence, 0);  // of devices {0, 1}: none of theirs was counted
+  EXPECT_EQ(collective_->announced, (std::vector<std::string>{"program 7 on 2,3 after 0", "program 7 on 0,1 after 2"}));
+  EXPECT_EQ(session_failure(), "");
+  for (size_t i = 0; i < 3; ++i) collective_->Complete(i);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(devices[i].Result(), "");
+}
+
+// Hosts may number their devices from anywhere, and lay out their meshes in any order.
+TEST_F(RendezvousTest, nameCoversTheDevicesIndices) {
+  const auto run = [this](int64_t first, int64_t second) {
+    Device a{1}, b{2};
+    const auto site = MakeLocalSite(7, 2);
+    rendezvous_.Arrive(site, a.MakeCall(10, 0, first));
+    rendezvous_.Arrive(site, b.MakeCall(10, 1, second));
+    collective_->Complete(collective_->count() - 1);
+    EXPECT_EQ(a.Result() + b.Result(), "");
+    return collective_->sums.back().key;
+  };
+  const SumKey key = run(0, 1);
+  EXPECT_EQ(run(1, 0), (SumKey{key.site, 1, 0}));
+  EXPECT_NE(run(0, 2).site, key.site);
+}
+
+TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
+  const auto first = MakeLocalSite(7, 2), second = MakeLocalSite(8, 1), again = MakeLocalSite(7, 2);
+  const auto other_sum = MakeLocalSite(9, 2);
+  other_sum->executable = first->executable;
+  std::vector<Device> devices(20);
+  size_t next = 0;
+  const auto run = [&](const std::shared_ptr<Site>& site, int32_t run_id) {
+    for (uint32_t member = 0; member < site->shape->device_count; ++member) {
+      rendezvous_.Arrive(site, devices[next++].MakeCall(run_id, member));
+    }
+    collective_->Complete(collective_->count() - 1);
+  };
+  rendezvous_.Arrive(first, devices[next++].MakeCall(10, 0));  // opened first, complete second
+  run(second, 5);
+  rendezvous_.Arrive(first, devices[next++].MakeCall(10, 1));
+  collective_->Complete(1);
+  run(other_sum, 10);
+  run(again, 3);
+  run(second, 6);
+  EXPECT_EQ(collective_->announced, (std::vector<std::string>{"program 8 on 0 after 0", "program 7 on 0,1 after 1"}));
+  rendezvous_.Detach();
+  collective_ = std::make_shared<HeldCollective>();
+  Attach(60, std::make_shared<HeldCollective>());
+  first->flat = true;  // announced to the host's session all the same
+  for (int member : {0, 1}) rendezvous_.Arrive(first, devices[next++].MakeCall(11, member));
+  EXPECT_EQ(collective_->announced, std::vector<std::string>{"program 7 on 0,1 after 0"});
+}
+
+TEST_F(RendezvousTest, lookAlikesWithoutFingerprintFailTheSession) {
+  const auto site = MakeLocalSite(7, 2);
+  site->executable->refused = Failure{"ProgramMismatchError", "2 sums"};
+  Device a{1}, b{2};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  rendezvous_.Arrive(site, b.MakeCall(10, 1));
+  EXPECT_EQ(a.Result(), "ProgramMismatchError: 2 sums");
+  EXPECT_EQ(b.Result(), "ProgramMismatchError: 2 sums");
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+  EXPECT_EQ(collective_->announced.size(), 0);
+}
+
+TEST_F(RendezvousTest, rankIsTheSessions) {
+  EXPECT_EQ(rendezvous_.rank(), 1);
+  rendezvous_.Detach();
+  EXPECT_EQ(rendezvous_.rank(), std::nullopt);
+}
+
 TEST_F(RendezvousTest, withoutSession) {
   rendezvous_.Detach();
   Device a{1};
@@ -235,18 +354,6 @@ TEST_F(RendezvousTest, anotherWorldSize) {
   EXPECT_NE(a.Result().find("ConfigError: train.py:41 was compiled for 3 ranks, but the session has 2"),
             std::string::npos);
   EXPECT_EQ(session_failure(), "");
-}
-
-TEST_F(RendezvousTest, localSumsDontLeaveTheHost) {
-  const auto site = MakeSite(7, 2);
-  site->local = true;
-  site->world_size = 1;
-  Device a{1}, b{2};
-  rendezvous_.Arrive(site, a.MakeCall(10, 0));
-  rendezvous_.Arrive(site, b.MakeCall(10, 1));
-  EXPECT_EQ(a.Result(), "");
-  EXPECT_EQ(a.value, 3);
-  EXPECT_EQ(collective_->count(), 0);
 }
 
 TEST_F(RendezvousTest, detachFailsOpenGatherings_andRefusesTheirExecutions) {

@@ -1,0 +1,84 @@
+#include "ffi/local_collective.h"
+
+#include <gtest/gtest.h>
+
+#include <climits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace passing {
+namespace {
+
+// More elements than are joined at a time, and a scalar, on three devices.
+class LocalCollectiveTest : public testing::Test {
+ protected:
+  static constexpr uint32_t kDevices = 3;
+  static constexpr size_t kElements = 5000;
+
+  // In place; `done` is called before this returns.
+  void Run(Op op) {
+    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "site",
+                                                     .dtype = DType::kInt32,
+                                                     .leaf_elements = {kElements, 1},
+                                                     .device_count = kDevices,
+                                                     .op = op});
+    Sum sum{.key = {}, .shape = shape, .inputs = {}, .outputs = {}};
+    for (auto& device : devices_) {
+      for (auto& leaf : device) sum.inputs.push_back(leaf.data()), sum.outputs.push_back(leaf.data());
+    }
+    int done_count = 0;
+    sum.done = [&](const Failure* failure) {
+      ++done_count;
+      if (failure) failure_ = *failure;
+    };
+    collective_.Start(std::move(sum));
+    EXPECT_EQ(done_count, 1);
+  }
+  // Device k has the elements -i + 1000 k, and INT_MIN or k.
+  void SetUp() override {
+    for (uint32_t k = 0; k < kDevices; ++k) {
+      std::vector<int32_t> elements(kElements);
+      for (size_t i = 0; i < kElements; ++i) elements[i] = static_cast<int32_t>(1000 * k) - static_cast<int32_t>(i);
+      devices_.push_back({elements, {k == 1 ? INT_MIN : static_cast<int32_t>(k)}});
+    }
+  }
+
+  LocalCollective collective_;
+  std::vector<std::vector<std::vector<int32_t>>> devices_;  // by device and leaf
+  std::optional<Failure> failure_;
+};
+
+TEST_F(LocalCollectiveTest, sums) {
+  Run(Op::kSum);
+  for (const auto& leaves : devices_) {
+    for (size_t i = 0; i < kElements; ++i) ASSERT_EQ(leaves[0][i], 3000 - 3 * static_cast<int32_t>(i));
+    EXPECT_EQ(leaves[1][0], INT_MIN + 2);
+  }
+  EXPECT_EQ(collective_.stats().sums_completed, 1u);
+  EXPECT_EQ(collective_.stats().tensor_bytes, 4 * (kElements + 1));
+}
+
+TEST_F(LocalCollectiveTest, maxima) {
+  Run(Op::kMax);
+  for (const auto& leaves : devices_) {
+    for (size_t i = 0; i < kElements; ++i) ASSERT_EQ(leaves[0][i], 2000 - static_cast<int32_t>(i));
+    EXPECT_EQ(leaves[1][0], 2);
+  }
+}
+
+TEST_F(LocalCollectiveTest, failsWhatComesAfterAFailure) {
+  const auto before = devices_;
+  collective_.Fail({"SessionError", "first"});
+  collective_.Fail({"SessionError", "second"});
+  Run(Op::kSum);
+  ASSERT_TRUE(failure_);
+  EXPECT_EQ(failure_->message, "first");
+  EXPECT_EQ(devices_, before);
+  EXPECT_EQ(collective_.stats().sums_started, 1u);
+  EXPECT_EQ(collective_.stats().sums_completed, 0u);
+}
+
+}  // namespace
+}  // namespace passing
