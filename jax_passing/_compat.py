@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import named_sharding as _named_sharding
@@ -25,6 +27,8 @@ from jax._src.clusters import ClusterEnv as _ClusterEnv
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import parallel as _parallel
+from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.lax.control_flow import loops as _loops
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 
@@ -83,6 +87,11 @@ def axis_exists(name: Axis) -> bool:
 def manual_axes() -> frozenset[Axis]:
     """Mesh axes over which the code being traced is per-device."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def vmapped(axes: Sequence[Axis]) -> bool:
+    """Whether one of `axes` is no mesh's."""
+    return not set(axes) <= manual_axes()
 
 
 def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
@@ -207,7 +216,7 @@ class SiteCounter:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.next_site = 0
-        self.of_blocks: list[tuple[Any, Any]] = []
+        self.counts: dict[object, int] = {}
 
 
 # Of each thread: .modules that it has lowered, as keys; .calls, the stacks of the inner jitted calls around.
@@ -217,19 +226,19 @@ _counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
 _module_counts: dict[str, int] = {}
 
 
-def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
-    """What `make` made when it was first asked for, in the block of operations that is being lowered now.
+_of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary()  # by module
 
-    The module must have a site already.
-    """
+
+def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
+    """What `make` made when it was first asked for, in the block of operations that is being lowered now."""
     block = ir.InsertionPoint.current.block
-    counter = _counters[ctx.module_context.shape_poly_state]
-    for known, value in reversed(counter.of_blocks):
+    of_blocks = _of_blocks.setdefault(ctx.module_context.shape_poly_state, [])
+    for known, value in reversed(of_blocks):
         if known == block:
             made: _T = value
             return made
-    counter.of_blocks.append((block, make()))
-    made = counter.of_blocks[-1][1]
+    made = make()
+    of_blocks.append((block, made))
     return made
 
 
@@ -238,8 +247,9 @@ def modules_of_thread() -> list[tuple[str, int]]:
     return list(getattr(_lowering, "modules", ()))
 
 
-def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
-    """(how many modules of that program this process lowered before this one, how many sites this module has so far).
+def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tuple[int, int, int]:
+    """(how many modules of that program this process lowered before this one, how many sites this module has so far, how
+    many of them are `alike`).
 
     All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
     """
@@ -251,8 +261,10 @@ def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
             _module_counts[program] = counter.ordinal + 1
         site = counter.next_site
         counter.next_site += 1
+        nth = counter.counts.get(alike, 0)
+        counter.counts[alike] = nth + 1
     _lowering.__dict__.setdefault("modules", {})[program, counter.ordinal] = None
-    return counter.ordinal, site
+    return counter.ordinal, site, nth
 
 
 def module_name(ctx: mlir.LoweringRuleContext) -> str:
@@ -317,7 +329,7 @@ def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **para
     """JAX's rule lowers a jitted function once, however often a program calls it, and XLA makes the copies: nothing
     would tell their sums apart, nor put them in order. So one with sums is lowered where it is called, line by line."""
     body = getattr(jaxpr, "jaxpr", jaxpr)
-    if not _holds_sums(body):
+    if not holds_sums(body):
         return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
     calls = _lowering.__dict__.setdefault("calls", [])
     calls.append(_frames(ctx.traceback))
@@ -349,19 +361,36 @@ def _shardings(params: Mapping[str, Any]) -> list[Any]:
 _with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def _holds_sums(jaxpr: Any) -> bool:
+def holds_sums(jaxpr: Any) -> bool:
+    """Whether this program, or any inside of it, calls the primitive."""
     found = _with_sums.get(jaxpr)
     if found is None:
         found = any(
             equation.primitive.name.startswith("passing_psum")
-            or any(map(_holds_sums, _core.jaxprs_in_params(equation.params)))
+            or any(map(holds_sums, _core.jaxprs_in_params(equation.params)))
             for equation in jaxpr.eqns
         )
         _with_sums[jaxpr] = found
     return found
 
 
+def bodies(params: Mapping[str, Any]) -> list[Any]:
+    """The programs inside of an equation."""
+    return list(_core.jaxprs_in_params(dict(params)))
+
+
 mlir.register_lowering(_pjit.jit_p, _lower_jit, cacheable=False)
+
+# As a jitted function, each of these would be lowered once for several equal calls.
+_mlir._uncacheable_primitives.update(
+    {_loops.scan_p, _ad_checkpoint.remat_p, _custom_derivatives.custom_jvp_call_p, _shard_map.shard_map_p}
+)
+
+
+def wrap_lowering_of_control_flow(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Of loops (scan becomes one) and branches: (context, *operands, **parameters)."""
+    for primitive in (_loops.while_p, _conditionals.cond_p):
+        mlir.register_lowering(primitive, wrap(_mlir._lowerings[primitive].rule), cacheable=False)
 
 
 # What was compiled.

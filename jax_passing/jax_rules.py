@@ -57,7 +57,7 @@ def _cast(rule: Rule) -> Rule:
         scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
         if scope is None:
             return rule(cotangent, operand, axes=axes)
-        place = place_of(_compat.traced_frames())
+        place = place_of(_compat.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
         site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], place).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)

@@ -28,7 +28,7 @@ from jax_passing.call_place import place_of
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError
 from jax_passing.handlers import register_ffi
 from jax_passing.placement import Placement, place
-from jax_passing.sites import Site
+from jax_passing.sites import Site, canonical
 
 passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
@@ -216,7 +216,16 @@ def _lower(
     avals = [avals_in[i] for i in carried]
     types = [_type_text(aval) for aval in avals]
     program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
-    ordinal, number = _compat.next_site(ctx, program)
+    identity = site.only(carried).identity(
+        scope=str(ctx.name_stack),
+        calls=[place_of(frames) for frames in _compat.calls_around()],
+        axes=[str(axis) for axis in axes],
+        op=op,
+        leaves=types,
+    )
+    ordinal, number, nth = _compat.next_site(ctx, program, canonical(identity))
+    if site.in_order and "rematted_computation" not in identity["scope"]:  # JAX recomputes in an order that it makes up
+        identity["nth"] = nth
     dtype = avals[0].dtype
     parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
     spans = placement.process_count > 1 and mesh.devices is not None
@@ -224,13 +233,7 @@ def _lower(
         "program": program,
         "ordinal": np.int64(ordinal),
         "site": np.int64(number),
-        "identity": site.only(carried).identity(
-            scope=str(ctx.name_stack),
-            calls=[place_of(frames) for frames in _compat.calls_around()],
-            axes=[str(axis) for axis in axes],
-            op=op,
-            leaves=types,
-        ),
+        "identity": canonical(identity),
         "site_name": _site_name(site, types, axes, flat, op),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
         "op": op,
