@@ -1,6 +1,7 @@
 """`lax_over_hosts`: for libraries that call JAX's own collectives."""
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,16 +115,15 @@ def _cast(leaf: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def _refusing(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(theirs)
+
     @functools.wraps(theirs)
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        position = 3 - 1 if name == "precv" else 1
-        axis_name = kwargs["axis_name"] if "axis_name" in kwargs else args[position : position + 1]
-        if axis_name and _over_hosts(
-            axis_name[0] if isinstance(axis_name, tuple) and len(axis_name) == 1 else axis_name
-        ):
+        axis_name = signature.bind(*args, **kwargs).arguments["axis_name"]
+        if _over_hosts(axis_name):
             raise ConfigError(
                 f"jax.lax.{name} over {axis_name!r}: the axis continues over the hosts, and this collective doesn't. "
-                "Available there are " + ", ".join(sorted(_OURS)) + "."
+                f"Those that do are {', '.join(_OURS)}, and jax_passing.broadcast."
             )
         return theirs(*args, **kwargs)
 
