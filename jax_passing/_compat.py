@@ -65,6 +65,14 @@ def process_in_cluster() -> tuple[int, int, str] | None:
 
 # Tracing.
 
+jax_collectives: Any = _parallel
+"""JAX's own functions, even where `lax_over_hosts` has put others into jax.lax."""
+
+
+def tracing() -> bool:
+    """Whether the calling code is being traced or transformed, so that no values are known."""
+    return not _core.trace_state_clean()
+
 
 def check_vma() -> bool:
     """Whether the code being traced is under `shard_map(check_vma=True)`."""
