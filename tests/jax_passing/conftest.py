@@ -26,9 +26,10 @@ AXES = ("d", "m", "i", "j", "b", "v", "batch")  # declared: in a world of one ou
 
 
 @pytest.fixture(autouse=True)
-def _job(monkeypatch):
-    """The name of every job whose test gives none."""
+def _settings(monkeypatch):
+    """The name of every job whose test gives none, and the axis that goes on over its hosts."""
     monkeypatch.setenv("JAX_PASSING_JOB", JOB)
+    monkeypatch.setenv("JAX_PASSING_AXIS_NAME", "d")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def run_on_all(hosts, *infos):
 
 
 def test_equal_programs_and_the_order_beside_them(hosts):
-    run_on_all(hosts, program(), program(devices=[0]), program(identity(stream="data")))
+    run_on_all(hosts, program(), program(devices="0"), program(identity(stream="data")))
     hosts[0].transport.orders(b"first")
     hosts[0].transport.orders(b"")
     for host in hosts[1:]:
@@ -112,7 +112,7 @@ def test_a_stall_tells_of_programs_that_rank_0_hasnt(hosts, caplog):
         waits_for_order=True, shard=0, slot=0, version=0, sequence=0, site_name="psum", occurrence=0
     )
     note, failure = hosts[1]._stalls.report(stall, 5.0)
-    assert note.endswith("Rank 1 runs jit_alone on devices 0, 1, rank 0 hasn't so far.")
+    assert note.endswith("Rank 1 runs jit_alone on devices 0,1, rank 0 hasn't so far.")
     assert note in caplog.text
     assert failure is None
 

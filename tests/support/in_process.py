@@ -41,8 +41,9 @@ class SwitchThread:
 
 
 def settings_of(running, rank, world_size=2, **changes):
-    defaults = {"switch": parse_switches(running.address), "job": JOB, "deadline_s": 60.0, "join_deadline_s": 60.0}
-    return Settings(rank=rank, world_size=world_size, **{**defaults, **changes})
+    defaults = {"switch": parse_switches(running.address), "job": JOB, "axis_name": ("d",)}
+    deadlines = {"deadline_s": 60.0, "join_deadline_s": 60.0}
+    return Settings(rank=rank, world_size=world_size, **{**defaults, **deadlines, **changes})
 
 
 def members(running, world_size=2, **changes):

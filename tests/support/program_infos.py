@@ -23,7 +23,6 @@ def identity(**changes):
     return json.dumps(fields | changes, sort_keys=True)
 
 
-def program(*identities, name="jit_step, 2 devices", devices=(0, 1), fingerprint=""):
-    devices = devices if isinstance(devices, str) else list(devices)
+def program(*identities, name="jit_step, 2 devices", devices="0,1", fingerprint=""):
     identities = sorted(identities or [identity()])
     return SimpleNamespace(name=name, devices=devices, fingerprint=fingerprint, identities=identities)
