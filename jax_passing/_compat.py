@@ -381,17 +381,19 @@ def _shardings(params: Mapping[str, Any]) -> list[Any]:
     return [*params["in_shardings"], *params["out_shardings"]]
 
 
+summing: set[Any] = set()
+"""The primitives that are sums, or are made of them when they are lowered."""
+
 _with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def holds_sums(jaxpr: Any) -> bool:
-    """Whether this program, or any inside of it, calls the primitive."""
+    """Whether this program, or any inside of it, calls one of those primitives."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found = _with_sums.get(jaxpr)
     if found is None:
         found = any(
-            equation.primitive.name.startswith("passing_psum")
-            or any(map(holds_sums, _core.jaxprs_in_params(equation.params)))
+            equation.primitive in summing or any(map(holds_sums, _core.jaxprs_in_params(equation.params)))
             for equation in jaxpr.eqns
         )
         _with_sums[jaxpr] = found

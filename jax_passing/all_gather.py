@@ -130,8 +130,8 @@ def _split(array: jax.Array, dimension: int, parts: int, tiled: bool) -> jax.Arr
     if size != parts and not (tiled and size % parts == 0):
         raise ConfigError(
             f"psum_scatter of {array.dtype.name}{list(shape)}: dimension {dimension} has size {size}, but there are "
-            f"{parts} devices along the axis on all hosts. It must be {'a multiple of' if tiled else ''} their number"
-            f"{'.' if tiled else '; or give each device several of them with tiled=True.'}"
+            f"{parts} devices along the axis on all hosts. It must be "
+            f"{'a multiple of their number.' if tiled else 'their number, or a multiple with tiled=True.'}"
         )
     return array.reshape(*shape[:dimension], parts, size // parts, *shape[dimension + 1 :]) if tiled else array
 

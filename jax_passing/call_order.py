@@ -52,7 +52,7 @@ def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: C
       call: given int32[] to wait for, makes the call: (int32[] that is there when it is done, its results).
     """
     line: _Line = _compat.of_block(ctx, _Line)
-    group = (site.place, site.call, site.kind, site.stream) if size_bytes >= LARGE_BYTES else object()
+    group = (site.place, site.call, site.kind, site.function, site.stream) if size_bytes >= LARGE_BYTES else object()
     if line.group != group or not line.after:
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []

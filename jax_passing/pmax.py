@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -67,7 +68,8 @@ def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool
     long = [i for i, key in enumerate(keys) if key.dtype != np.int32]
     lowers = [jnp.where(uppers[i] == greatest[i], halves(keys[i])[1], np.iinfo(np.int32).min) for i in long]
     if long:
-        for i, lower in zip(long, bucketed_sum(lowers, span.along, site.only(long, "l"), "max"), strict=True):
+        second = replace(site.only(long), function=f"{site.function} of lower halves")
+        for i, lower in zip(long, bucketed_sum(lowers, span.along, second, "max"), strict=True):
             greatest[i] = whole(greatest[i], lower)
     return [from_key(key, leaf.dtype, largest) for key, leaf in zip(greatest, leaves, strict=True)]
 

@@ -291,6 +291,7 @@ def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Seque
 
 for _primitive in (passing_psum_p, passing_psum_invariant_p):
     _primitive.multiple_results = True
+    _compat.summing.add(_primitive)
     _primitive.def_impl(functools.partial(_evaluate, _primitive))
     _primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, _primitive))
     ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)

@@ -25,9 +25,8 @@ class Site:
       bucket_bytes: what the call said.
       paths: of its leaves in their tree.
       bucket: which of the call's buckets.
-      kind: how it came from the call: "j" for a tangent, "t" for a transpose, "l" for the lower halves of numbers,
-        several letters for several steps.
-      function: what was called, with what must be the same on all hosts: "broadcast from 2".
+      kind: how it came from the call: "j" for a tangent, "t" for a transpose, several letters for several steps.
+      function: what was called, and what must be the same on all hosts: "broadcast from 2".
       types: of its leaves, where what travels has others.
     """
 

@@ -3,6 +3,8 @@
 # ruff: noqa: B008, B023 (each function is called in the loop that makes it)
 
 import functools
+import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
+from jax_passing import _compat
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError, UnsupportedDtypeError
+from jax_passing.sites import canonical
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -431,7 +435,10 @@ def identities(program, *args):
                 walk(getattr(inner, "jaxpr", inner))
 
     walk(jax.make_jaxpr(program)(*args).jaxpr)
-    return [site.identity(calls=[], axes=["d"], op="sum", leaves=[""] * len(site.paths)) for site in found]
+    return [
+        canonical(site.identity(scope="", calls=[], axes=["d"], op="sum", leaves=[""] * len(site.paths)))
+        for site in found
+    ]
 
 
 def test_what_hosts_do_differently_has_another_identity():
@@ -453,6 +460,26 @@ def test_what_hosts_do_differently_has_another_identity():
     stripped = {(i.split('"function"')[1].split('"further"')[0], i.split('"types"')[1]) for i in named}
     assert len(named) == 14
     assert len(stripped) == 1 + 2 * (len(functions) - 1)  # psum says its type in "leaves"
+
+
+def test_they_are_known_to_hold_sums():
+    """So jitted functions, loops and branches with them are lowered as those with sums are: in the program's order."""
+    for function in (
+        lambda x: jax_passing.pmin(x, "d"),
+        lambda x: jax_passing.all_gather(x, "d")[0],
+        lambda x: jax_passing.psum_scatter(x, "d", tiled=True),
+        lambda x: jax_passing.broadcast(x, "d"),
+    ):
+        helper = jax.jit(function)
+
+        def program(x, helper=helper):
+            return jax.lax.scan(lambda c, _: (c + helper(c).sum() * helper(2 * c).sum(), None), x, None, length=2)[0]
+
+        mapped = on_mesh(program)
+        assert _compat.holds_sums(jax.make_jaxpr(mapped)(jnp.ones(16)).jaxpr)
+        ordinals = re.findall(r"site = (\d+) : i64", mapped.lower(jnp.ones(16)).as_text())
+        assert len(ordinals) == len(set(ordinals)) == 2
+        mapped(jnp.ones(16)).block_until_ready()
 
 
 # axis names
@@ -559,8 +586,6 @@ def test_process_sum_and_barrier_without_a_session_or_on_another_thread(session)
             jax_passing.barrier()
             assert jax_passing.process_sum(3) == 3
             raised.append(None)
-
-    import threading
 
     thread = threading.Thread(target=run)
     thread.start()
