@@ -34,7 +34,7 @@ def tree(*names, dtype="float32[]"):
 
 def test_a_message_says_it_all():
     assert compare(tree("loss", "memory"), tree("loss", "learning_rate")) == (
-        "Hosts run different programs. In jit_step, 2 devices (program 1 with sums over hosts on devices 0, 1): at "
+        "Hosts run different programs. In jit_step, 2 devices (program 1 with sums over hosts on devices 0,1): at "
         "train.py:41:9 in step rank 1 sums {loss, memory}, rank 0 {loss, learning_rate}. Sum the same tree on all "
         "hosts."
     )
@@ -140,7 +140,7 @@ def test_programs_of_different_names():
 
 def test_the_line_is_named():
     sums = [identity(stream="data", op=op) for op in ("sum", "max")]
-    text = difference(*(bounded(program(one, devices=[3])) for one in sums), 7, 4)
+    text = difference(*(bounded(program(one, devices="3")) for one in sums), 7, 4)
     assert "(program 4 with sums over hosts on devices 3 in stream 'data'): at" in text
     assert "rank 7 sums" in text
 

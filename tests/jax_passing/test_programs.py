@@ -69,7 +69,7 @@ def test_what_one_side_alone_runs_is_told_to_who_waits_for_a_sum():
     ledger.rank_0s(sent(program(devices="0,1")))
     step = "jit_step, 2 devices on devices"
     assert ledger.waiting() == (
-        f"Rank 2 runs {step} 0, {step} 1, {step} 2 and 2 more, rank 0 hasn't so far. Rank 0 runs {step} 0, 1, rank 2 "
+        f"Rank 2 runs {step} 0, {step} 1, {step} 2 and 2 more, rank 0 hasn't so far. Rank 0 runs {step} 0,1, rank 2 "
         "hasn't so far."
     )
 
