@@ -134,7 +134,7 @@ def test_pmean_and_counts_include_the_hosts():
 
 
 def identities(f):
-    return [json.loads(call["identity"].replace('\\22', '"')) for call in calls(lowered(f, 8))]
+    return [json.loads(call["identity"].replace("\\22", '"')) for call in calls(lowered(f, 8))]
 
 
 def test_calls_of_one_jitted_function_are_places_of_their_own():
