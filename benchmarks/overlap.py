@@ -153,7 +153,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
         assert serving.stdout is not None
         serving.stdout.readline()
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_PASSING_SWITCH": switch}
+        job = {"JAX_PASSING_SWITCH": switch, "JAX_PASSING_JOB": "overlap"}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **job}
         flags = ["--ranks", str(arguments.hosts), "--coordinator", f"{star.address(0)}:{PORT + 1}"]
         hosts = [
             star.start(

@@ -76,8 +76,12 @@ def main() -> None:
         serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
         assert serving.stdout is not None
         serving.stdout.readline()
-        world = {"JAX_PASSING_SWITCH": switch, "JAX_PASSING_WORLD_SIZE": str(arguments.hosts)}
-        environment = {**os.environ, **world, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+        job = {
+            "JAX_PASSING_SWITCH": switch,
+            "JAX_PASSING_JOB": "small_beside_large",
+            "JAX_PASSING_WORLD_SIZE": str(arguments.hosts),
+        }
+        environment = {**os.environ, **job, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
         ranks = [
             star.start(
                 rank,

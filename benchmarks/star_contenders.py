@@ -125,6 +125,7 @@ def _start_ranks(running: Running, switches: Sequence[str]) -> None:
             JAX_NUM_CPU_DEVICES=str(running.contender.devices),
             JAX_PASSING_STRATEGY=str(running.contender.strategy or "passing"),
             JAX_PASSING_SWITCH=switches[rank],
+            JAX_PASSING_JOB="star",
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
         )

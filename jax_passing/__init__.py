@@ -20,7 +20,18 @@ _HOMES = {
     "session": ("Session", "init"),
 }
 
-__all__ = ["Session", "axis_index", "axis_size", "errors", "init", "per_host_gradients", "pmean", "psum", "pvary", "stream"]
+__all__ = [
+    "Session",
+    "axis_index",
+    "axis_size",
+    "errors",
+    "init",
+    "per_host_gradients",
+    "pmean",
+    "psum",
+    "pvary",
+    "stream",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
+from jax._src import named_sharding as _named_sharding
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _sharding_impls
@@ -22,8 +25,14 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.clusters import ClusterEnv as _ClusterEnv
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import parallel as _parallel
+from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.lax.control_flow import loops as _loops
+from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
+
+_T = TypeVar("_T")
 
 Axis = Any  # a mesh axis's or vmap axis's name
 Aval = Any  # a ShapedArray
@@ -78,6 +87,11 @@ def axis_exists(name: Axis) -> bool:
 def manual_axes() -> frozenset[Axis]:
     """Mesh axes over which the code being traced is per-device."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def vmapped(axes: Sequence[Axis]) -> bool:
+    """Whether one of `axes` is no mesh's."""
+    return not set(axes) <= manual_axes()
 
 
 def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
@@ -202,15 +216,40 @@ class SiteCounter:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.next_site = 0
+        self.counts: dict[object, int] = {}
 
 
+# Of each thread: .modules that it has lowered, as keys; .calls, the stacks of the inner jitted calls around.
+_lowering = threading.local()
 _counters_lock = threading.Lock()  # JAX may lower on several threads
 _counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
 _module_counts: dict[str, int] = {}
 
 
-def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
-    """(how many modules of that program this process lowered before this one, how many sites this module has so far).
+_of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary()  # by module
+
+
+def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
+    """What `make` made when it was first asked for, in the block of operations that is being lowered now."""
+    block = ir.InsertionPoint.current.block
+    of_blocks = _of_blocks.setdefault(ctx.module_context.shape_poly_state, [])
+    for known, value in reversed(of_blocks):
+        if known == block:
+            made: _T = value
+            return made
+    made = make()
+    of_blocks.append((block, made))
+    return made
+
+
+def modules_of_thread() -> list[tuple[str, int]]:
+    """(program, ordinal) of all modules with sums that the calling thread has lowered."""
+    return list(getattr(_lowering, "modules", ()))
+
+
+def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tuple[int, int, int]:
+    """(how many modules of that program this process lowered before this one, how many sites this module has so far, how
+    many of them are `alike`).
 
     All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
     """
@@ -222,7 +261,10 @@ def next_site(ctx: mlir.LoweringRuleContext, program: str) -> tuple[int, int]:
             _module_counts[program] = counter.ordinal + 1
         site = counter.next_site
         counter.next_site += 1
-        return counter.ordinal, site
+        nth = counter.counts.get(alike, 0)
+        counter.counts[alike] = nth + 1
+    _lowering.__dict__.setdefault("modules", {})[program, counter.ordinal] = None
+    return counter.ordinal, site, nth
 
 
 def module_name(ctx: mlir.LoweringRuleContext) -> str:
@@ -251,6 +293,11 @@ class LoweringMesh(NamedTuple):
     device_count: int
     devices: list[Any] | None
 
+    @property
+    def all_manual(self) -> bool:
+        """Whether XLA has nothing left to partition."""
+        return self.device_count == 1 or (self.manual_axes.issuperset(self.axis_sizes) and bool(self.axis_sizes))
+
 
 def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
     """The mesh around the equation that is being lowered."""
@@ -272,33 +319,78 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
 
 # Jitted functions inside of programs.
 
-_lowering = threading.local()  # .calls: frames of the inner jitted calls around; .sums: lowered by this thread
-
 
 def calls_around() -> list[list[tuple[CodeType, int]]]:
     """The stacks of the calls of jitted functions around what is being lowered, the innermost first."""
-    _lowering.sums = getattr(_lowering, "sums", 0) + 1
     return list(reversed(getattr(_lowering, "calls", ())))
 
 
 def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **params: Any) -> Any:
-    """JAX's rule lowers a jitted function once, however often a program calls it: then nothing tells the copies of its
-    sums apart. So one with sums is lowered for each call, which `calls_around` then knows."""
+    """JAX's rule lowers a jitted function once, however often a program calls it, and XLA makes the copies: nothing
+    would tell their sums apart, nor put them in order. So one with sums is lowered where it is called, line by line."""
+    body = getattr(jaxpr, "jaxpr", jaxpr)
+    if not holds_sums(body):
+        return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
     calls = _lowering.__dict__.setdefault("calls", [])
-    before = getattr(_lowering, "sums", 0)
     calls.append(_frames(ctx.traceback))
     try:
-        result = _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
+        if any(not isinstance(each, _named_sharding.UnspecifiedValue) for each in _shardings(params)):
+            # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
+            return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
+        results, tokens = _mlir.jaxpr_subcomp(
+            ctx.module_context,
+            body,
+            ctx.name_stack,
+            ctx.tokens_in,
+            _mlir.ir_consts(getattr(jaxpr, "consts", ()), [variable.aval for variable in body.constvars]),
+            *operands,
+            dim_var_values=ctx.dim_var_values,
+            const_lowering=ctx.const_lowering,
+            outer_traceback=ctx.traceback,
+        )
     finally:
         calls.pop()
-    if getattr(_lowering, "sums", 0) != before:
-        cache = ctx.module_context.cached_primitive_lowerings
-        for key in [key for key in cache if jaxpr in key]:
-            del cache[key]
-    return result
+    ctx.set_tokens_out(tokens)
+    return results
+
+
+def _shardings(params: Mapping[str, Any]) -> list[Any]:
+    return [*params["in_shardings"], *params["out_shardings"]]
+
+
+_with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def holds_sums(jaxpr: Any) -> bool:
+    """Whether this program, or any inside of it, calls the primitive."""
+    found = _with_sums.get(jaxpr)
+    if found is None:
+        found = any(
+            equation.primitive.name.startswith("passing_psum")
+            or any(map(holds_sums, _core.jaxprs_in_params(equation.params)))
+            for equation in jaxpr.eqns
+        )
+        _with_sums[jaxpr] = found
+    return found
+
+
+def bodies(params: Mapping[str, Any]) -> list[Any]:
+    """The programs inside of an equation."""
+    return list(_core.jaxprs_in_params(dict(params)))
 
 
 mlir.register_lowering(_pjit.jit_p, _lower_jit, cacheable=False)
+
+# As a jitted function, each of these would be lowered once for several equal calls.
+_mlir._uncacheable_primitives.update(
+    {_loops.scan_p, _ad_checkpoint.remat_p, _custom_derivatives.custom_jvp_call_p, _shard_map.shard_map_p}
+)
+
+
+def wrap_lowering_of_control_flow(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Of loops (scan becomes one) and branches: (context, *operands, **parameters)."""
+    for primitive in (_loops.while_p, _conditionals.cond_p):
+        mlir.register_lowering(primitive, wrap(_mlir._lowerings[primitive].rule), cacheable=False)
 
 
 # What was compiled.
@@ -328,7 +420,7 @@ def _digest(text: str, attributes: Mapping[str, int]) -> str:
     text = re.sub(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text, flags=re.MULTILINE)
     for name in attributes:
         text = _attribute(name, r"\d+").sub("", text)
-    operations = collections.Counter(re.findall(r" = \S+ ([a-z][\w-]*)\(", text))
+    operations = collections.Counter(re.findall(r" = (?:\([^=]*?\)|\S+) ([a-z][\w-]*)\(", text))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(operations.items()))
     layout = re.search(r"entry_computation_layout=\{(.*?)\}(?:,|$)", text, re.MULTILINE)
     shapes = re.sub(r"\{[\d,]*\}", "", layout[1])[:400] if layout else ""

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 import msgspec
 
+from jax_passing import alike
 from jax_passing import control_messages as messages
 from jax_passing.config import RANKS_MAX
 from jax_passing.epochs import Epoch, Member
@@ -28,11 +29,11 @@ class Abilities:
     link_gbit: float | None
 
 
-def check_version(protocol_version: int) -> None:
-    if protocol_version != messages.PROTOCOL_VERSION:
+def check_version(rack: messages.RackJoin, own_name: str) -> None:
+    if rack.protocol_version != messages.PROTOCOL_VERSION:
+        who = f"the switch at {rack.name}"
         raise RefusalError(
-            f"The switch speaks protocol version {messages.PROTOCOL_VERSION}, this host {protocol_version}. "
-            "Install the same version of jax_passing everywhere."
+            alike.protocol_difference(own_name, messages.PROTOCOL_VERSION, who, rack.protocol_version, "that switch")
         )
 
 
@@ -51,14 +52,15 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
             f"The job's name {join.job!r} has {messages.STRIPE_MARK!r} in it: so switches name the stripes of a job. "
             "Choose another one (JAX_PASSING_JOB)."
         )
+    # A host of another version waits for the others as well: they are to hear of it, too.
+    is_ours = join.protocol_version == messages.PROTOCOL_VERSION
     return messages.RankJoin(
         rank=join.rank,
         world_size=join.world_size,
         instance=join.instance,
         host=host,
         stripes=len(join.switches),
-        strategy=join.strategy,
-        devices=join.devices,
+        alike=join.alike if is_ours else {alike.PROTOCOL: str(join.protocol_version)},
         join_deadline_s=join.join_deadline_s,
         wait_s=join.join_deadline_s,
         slot_count=here.slot_count,
@@ -107,10 +109,32 @@ def common_lanes(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, b
 
 
 def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
-    """What the switches on the ways of all ranks can do."""
+    """What the switches on the ways of all ranks can do. Raises RefusalError, for all of them."""
+    if unlike := differences(epoch):
+        raise RefusalError(unlike)
     joins = epoch.joined().values()
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
     return messages.Prepare(attempt, min(join.slot_count for join in joins), lanes, whole)
+
+
+def differences(epoch: Epoch) -> str:
+    """In what the ranks that are here aren't alike; empty if they are.
+
+    They are compared when all of them have come, at the root of a tree: so that all hear of it, at once and by name,
+    whoever came first. Nobody loses anything by it, as the job couldn't have started earlier; and a stranger can't end
+    a job's joining by this that couldn't by taking a rank.
+    """
+    by_rank = {rank: join.alike for rank, join in epoch.joined().items()}
+    foreign: dict[str, list[int]] = {}
+    for rank, facts in sorted(by_rank.items()):
+        if (version := facts.get(alike.PROTOCOL, "")).isdecimal():
+            foreign.setdefault(version, []).append(rank)
+    if not foreign:
+        return alike.differences(epoch.job.name, by_rank)
+    version, ranks = next(iter(foreign.items()))
+    who = f"{names(ranks)} of job {epoch.job.name!r}"
+    hosts = "that host" if len(ranks) == 1 else "those hosts"
+    return alike.protocol_difference(epoch.own_name, messages.PROTOCOL_VERSION, who, int(version), hosts)
 
 
 def check_fits(
@@ -125,11 +149,6 @@ def check_fits(
             f"{epoch.world_size}. All hosts of a job need the same."
         )
     for other in joined.values():
-        if (other.strategy, other.devices) != (join.strategy, join.devices):
-            raise RefusalError(
-                f"Rank {join.rank} of job {job!r} says {_strategy(join)}, rank {other.rank} said {_strategy(other)}. "
-                "All hosts of a job need the same (JAX_PASSING_STRATEGY)."
-            )
         if other.stripes != join.stripes:
             raise RefusalError(
                 f"Rank {join.rank} lists {join.stripes} switches, rank {other.rank} lists {other.stripes}. "
@@ -154,10 +173,6 @@ def check_fits(
             f"This switch adds up what {worker_limit} hosts send (with strategy 'flat': devices), and job {job!r} has "
             "one more here. Spread them over racks: a switch for each, started with --parent (docs/trees.md)."
         )
-
-
-def _strategy(join: messages.RankJoin) -> str:
-    return f"strategy {join.strategy!r}" + (f" with {join.devices} devices a host" if join.devices else "")
 
 
 def _same_switches(job: str) -> str:

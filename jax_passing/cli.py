@@ -155,8 +155,8 @@ def bench(
 ) -> None:
     """Measure psum over a sweep of sizes; print a table as nccl-tests does.
 
-    With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose rank and
-    world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
+    With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose name, rank
+    and world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
     """
     from jax_passing import bench_table
 

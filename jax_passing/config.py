@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from jax_passing import job_names
 from jax_passing.errors import ConfigError
 
 PREFIX = "JAX_PASSING_"
@@ -18,6 +19,7 @@ RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
 DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (ranks.py)
 STRATEGIES = ("passing", "flat", "native", "auto")
+AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas: they travel in a join
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,8 @@ class Settings:
 
     switch: tuple[tuple[str, int], ...] | None = None
     """One, or several over which the job is striped: in the same order on all hosts."""
-    job: str = "default"
-    axis_name: tuple[str, ...] = ()
-    """Axes of local meshes, pmap and vmap that continue over the hosts."""
+    job: str | None = None
+    """Name that the hosts of one run share; None without a switch."""
     rank: int = 0
     world_size: int = 1
     deadline_s: float = 60.0
@@ -41,6 +42,8 @@ class Settings:
     """How sums are carried out that don't say: one of STRATEGIES."""
     link_gbit: float | None = None
     """Rate of this host's link, for `auto`; None: as the network card says."""
+    axis_name: tuple[str, ...] = ()
+    """Axes of local meshes, pmap or vmap that go on over the hosts."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -120,10 +123,18 @@ def _job(value: Any) -> str:
     return name
 
 
-def _axis_name(value: Any) -> tuple[str, ...]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
-    if not all(isinstance(name, str) and name and name.isprintable() for name in names) or len({*names}) < len(names):
-        raise ValueError("expected the name of an axis, or several different ones")
+def axis_names(value: Any) -> tuple[str, ...]:
+    """Names from "d,i" or ("d", "i"). Raises ValueError."""
+    names = tuple(item.strip() for item in value.split(",")) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError("expected the name of an axis, or several of them")
+    for name in names:
+        if not name or not name.isprintable() or "," in name or name != name.strip():
+            raise ValueError(f"expected names of printable characters without commas; got {name!r}")
+        if names.count(name) > 1:
+            raise ValueError(f"expected each axis once; {name!r} is there twice")
+    if len(",".join(names)) > AXIS_NAMES_CHARACTERS_MAX:
+        raise ValueError(f"expected at most {AXIS_NAMES_CHARACTERS_MAX} characters, commas between names included")
     return tuple(names)
 
 
@@ -171,7 +182,6 @@ def gbit(value: Any) -> float:
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "switch": parse_switches,
     "job": _job,
-    "axis_name": _axis_name,
     "rank": _integer(0, RANKS_MAX - 1),
     "world_size": _integer(1, RANKS_MAX),
     "deadline_s": _seconds,
@@ -179,6 +189,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "join_deadline_s": _seconds,
     "strategy": strategy,
     "link_gbit": gbit,
+    "axis_name": axis_names,
 }
 assert set(_PARSERS) == {field.name for field in fields(Settings)}
 
@@ -224,6 +235,15 @@ def _collect(
     return values
 
 
+def _parse(key: str, value: Any, source: str) -> Any:
+    """Raises ConfigError."""
+    try:
+        return _PARSERS[key](value)
+    except (TypeError, ValueError) as error:
+        reason = str(error) if str(error).startswith("expected") else "it has the wrong type"
+        raise ConfigError(f"Bad value {value!r} of {key} ({source}): {reason}.") from error
+
+
 def _no_process() -> tuple[int, int, str] | None:
     return None
 
@@ -249,17 +269,15 @@ def resolve(
     resolved: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key, (value, source) in _collect(arguments, environment, config).items():
-        try:
-            resolved[key], sources[key] = _PARSERS[key](value), source
-        except (TypeError, ValueError) as error:
-            reason = str(error) if str(error).startswith("expected") else "it has the wrong type"
-            raise ConfigError(f"Bad value {value!r} of {key} ({source}): {reason}.") from error
+        resolved[key], sources[key] = _parse(key, value, source), source
     if "rank" not in resolved or "world_size" not in resolved:
         found = process_in_cluster()
         if found is not None:
             for key, value in (("rank", found[0]), ("world_size", found[1])):
                 if key not in resolved:
                     resolved[key], sources[key] = value, found[2]
+    if "job" not in resolved and (name := job_names.found(environment, resolved.get("rank", 0))) is not None:
+        resolved["job"], sources["job"] = _parse("job", *name), name[1]
     settings = Settings(**resolved)
     _check(settings, sources)
     return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}
@@ -274,6 +292,13 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"A switch is configured ({sources['switch']}), but {' and '.join(missing)} given nowhere: no launcher "
                 f"that jax.distributed knows was found. Start the script with `jax-passing run`, or set {names}."
+            )
+        if settings.job is None:
+            raise ConfigError(
+                f"A switch is configured ({sources['switch']}), but job given nowhere: no launcher that tells all "
+                f"hosts the id of their run was found. Write jax_passing.init(job='NAME') or set {PREFIX}JOB=NAME: the "
+                "same name on all hosts of this run, another one for every other run, or they would sum up each "
+                "other's numbers."
             )
     elif settings.world_size > 1:
         raise ConfigError(

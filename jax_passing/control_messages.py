@@ -8,6 +8,7 @@ RackJoin first, then a RankJoin for each rank. When all ranks are there, the roo
 Prepared comes back, and Welcome ends it.
 """
 
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -16,15 +17,18 @@ from msgspec import Meta, Struct
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
 from jax_passing.wire import WORKERS_MAX
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
+FACTS_MAX = 16
 STRIPE_MARK = "/stripe "  # in names of jobs that switches give; hosts may not
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
+RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
 # Base64 takes 4 bytes for 3; the rest of the line is short.
 RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
 
+Version = Annotated[int, Meta(ge=0)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
@@ -36,6 +40,9 @@ SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Gbit = Annotated[float, Meta(gt=0, le=1e5)]
+FactName = Annotated[str, Meta(min_length=1, max_length=64)]
+FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
+Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
 
 
 def stripe_name(job: str, stripe: int) -> str:
@@ -50,7 +57,7 @@ class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unkno
 class Hello(Message, frozen=True):
     """Switch, first: who it is, and where packets go."""
 
-    protocol_version: int
+    protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
     data_port: Port
     instance: Name  # tells this switch from any other, whatever its addresses
@@ -61,11 +68,14 @@ class Join(Message, frozen=True):
     random, and switches tell it to their parents only.
 
     `switches`: the instances of all that the job is striped over, this one among them, in the order of its stripes.
-    `link_gbit`: the rate of its link, if it knows it. `strategy`: the session's default; `devices`: of this host that
-    have a rank of their own beside this one. Both must be the same on all hosts.
+    `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts, by name; one that
+    isn't there is empty.
+
+    The fields up to `join_deadline_s`, Hello and Refused stay what they are in all versions, so that hosts and switches
+    of different ones can tell their users.
     """
 
-    protocol_version: int
+    protocol_version: Version
     job: Name
     rank: Annotated[int, Meta(ge=0)]
     world_size: Annotated[int, Meta(ge=1)]
@@ -74,15 +84,27 @@ class Join(Message, frozen=True):
     instance: Name
     join_deadline_s: Seconds
     link_gbit: Gbit | None = None
-    strategy: Name = "passing"
-    devices: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
+    alike: Facts = {}
+
+
+class ForeignJoin(Struct, frozen=True, tag="join", tag_field="type"):
+    """What any version's host says first."""
+
+    protocol_version: Version
+    job: Name
+    rank: Annotated[int, Meta(ge=0)]
+    world_size: Annotated[int, Meta(ge=1)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
+    udp_port: Port
+    instance: Name
+    join_deadline_s: Seconds
 
 
 class RackJoin(Message, frozen=True):
     """A rack's switch, first. `name`: its address, for people. `data_host`: the IP address that its packets come from;
     empty: that of this connection. `instance` is as a host's, not the one of its Hello, which anybody may read."""
 
-    protocol_version: int
+    protocol_version: Version
     job: Name
     instance: Name
     name: Name
@@ -103,8 +125,7 @@ class RankJoin(Message, frozen=True):
     instance: Name
     host: Name
     stripes: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
-    strategy: Name
-    devices: Annotated[int, Meta(ge=0, le=RANKS_MAX)]
+    alike: Facts
     join_deadline_s: Seconds
     wait_s: Seconds
     slot_count: SlotCount
@@ -202,7 +223,11 @@ class Refused(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this."""
+    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
+
+    The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
+    transport's; RELAYED_PROGRAM, then what programs.py encodes.
+    """
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
 
@@ -304,6 +329,7 @@ FromParent = FromSwitch | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_member = msgspec.json.Decoder(FromMember)
+_foreign_join = msgspec.json.Decoder(ForeignJoin)
 _from_switch = msgspec.json.Decoder(FromSwitch)
 _from_parent = msgspec.json.Decoder(FromParent)
 
@@ -316,6 +342,18 @@ def encode(message: Message) -> bytes:
 def decode_from_member(line: bytes) -> FromMember:
     """What a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass ValidationError."""
     return _from_member.decode(line)
+
+
+def decode_first(line: bytes) -> FromMember:
+    """The same for the first message, which may be the Join of another version's host."""
+    try:
+        return decode_from_member(line)
+    except msgspec.ValidationError:
+        with suppress(msgspec.DecodeError):
+            join = _foreign_join.decode(line)
+            if join.protocol_version != PROTOCOL_VERSION:
+                return Join(**msgspec.structs.asdict(join))
+        raise
 
 
 def decode_from_switch(line: bytes) -> FromSwitch:

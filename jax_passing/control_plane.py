@@ -129,7 +129,7 @@ class ControlPlane:
             return
         if len(line) > messages.LINE_BYTES_MAX:
             raise msgspec.DecodeError("the first line is too long")
-        join = messages.decode_from_member(line)
+        join = messages.decode_first(line)
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
@@ -159,10 +159,10 @@ class ControlPlane:
 
     def _admit(self, join: messages.Join | messages.RackJoin, connection: StreamConnection) -> Member:
         """Raises RefusalError."""
-        check_version(join.protocol_version)
         now = time.monotonic()
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
+            check_version(join, connection.own_name)
             return Member(connection, join.instance, address, now, rack=join.name)
         member = Member(connection, join.instance, address, now, switches=join.switches)
         self._jobs.admit(self._name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)

@@ -48,7 +48,8 @@ class DeadlineExceededError(PassingError):
 
 
 class ProgramMismatchError(PassingError):
-    """Executions or devices met at a sum that don't belong together. (Different programs on hosts: the deadline.)"""
+    """Hosts run programs whose sums differ, which all of them hear at once; or executions or devices of one host met at
+    a sum that don't belong together."""
 
 
 class ProtocolError(PassingError):

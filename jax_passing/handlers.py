@@ -27,10 +27,11 @@ def first_device_id() -> int:
 
 
 def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
-    # Comes on the thread that compiled. The handlers tell executables apart by it, and do without for most programs.
+    # Comes on the thread that lowered and compiled, which may not be the one on which XLA made the handlers' instances.
+    # JAX may compile one module several times, once for each device: so all that this thread ever lowered may be over.
     if event != "/jax/core/compile/backend_compile_duration":
         return
-    for program, ordinal in _native.end_compilation():
+    for program, ordinal in _native.end_compilation(_compat.modules_of_thread()):
         fingerprint = _compat.module_fingerprint("passing_psum", {"ordinal": ordinal})
         if fingerprint is not None:
             _native.set_fingerprint(program, ordinal, fingerprint)

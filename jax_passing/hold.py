@@ -25,7 +25,7 @@ passing_hold_p.multiple_results = True
 
 
 def hold(sums: Sequence[jax.Array], last: Sequence[jax.Array]) -> list[jax.Array]:
-    """`sums`, any shapes and dtypes, none of them empty; they can't be used before all of `last`, not empty, are there."""
+    """`sums`, of any shapes and dtypes; they can't be used before all of `last` are there. No array may be empty."""
     tokens = [jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim) for array in last]
     held: list[jax.Array] = passing_hold_p.bind(*sums, *tokens, count=len(sums))
     return held

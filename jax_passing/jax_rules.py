@@ -16,8 +16,8 @@ from jax.interpreters import ad
 from jax_passing import _compat
 from jax_passing import scope as scopes
 from jax_passing.axes import Extent, declared
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.bucketed_sum import bucketed_sum
+from jax_passing.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.call_place import place_of
 from jax_passing.errors import GradientError
 from jax_passing.sites import new_site
@@ -57,7 +57,7 @@ def _cast(rule: Rule) -> Rule:
         scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
         if scope is None:
             return rule(cotangent, operand, axes=axes)
-        place = place_of(_compat.traced_frames())
+        place = place_of(_compat.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
         site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], place).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
@@ -94,7 +94,7 @@ def _shard_map(rule: Rule) -> Rule:
 
 
 def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]) -> None:
-    """JAX divides the cotangents of results P() by the devices, and sums those of operands P() over them: this host's."""
+    """JAX divides cotangents of results P() by the devices, and sums those of operands P() over them: this host's."""
     manual = params.get("newly_manual_axes", params.get("manual_axes", params["mesh"].axis_names))
     scope = _over_hosts(tuple(manual))
     if scope is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from jax_passing import control_messages as messages
-from jax_passing.admission import RefusalError, check_fits
+from jax_passing.admission import RefusalError, check_fits, differences
 from jax_passing.config import SHARDS_MAX
 from jax_passing.data_plane import DataPlane, unexpected
 from jax_passing.epoch_start import EpochStart
@@ -262,6 +262,8 @@ class JobTable:
                 "Are those hosts running, with the same job name, and the same switches in the same order? Raise "
                 "join_deadline_s if they start later."
             )
+        if unlike := differences(epoch):
+            advice = f"{advice} Besides: {unlike}"
         return f"{names(epoch.absent()).capitalize()} of {job} didn't join {waited}. {advice}"
 
     def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | Uplink) -> None:

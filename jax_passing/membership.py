@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from jax_passing import _native, config
+from jax_passing import _native, alike, config, programs
 from jax_passing import control_messages as messages
 from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.link_rate import link_gbit
@@ -34,7 +34,7 @@ def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
 class Membership:
     """Made by joining, which waits for all ranks. Raises SwitchUnreachableError, JoinError or ConfigError.
 
-    `devices`: how many devices of each host join beside it (strategy "flat").
+    `device_count`: of this host; all hosts must have as many. 0: it isn't compared.
 
     The job's positions are striped over its switches, the shards. The first one is more: it relays rank 0's order.
 
@@ -47,7 +47,7 @@ class Membership:
       on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], devices: int = 0):
+    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int = 0):
         self._settings = settings
         self.on_failed: Callable[[Failure], None] | None = None
         self._failed: Failure | None = None
@@ -58,7 +58,7 @@ class Membership:
         until = time.monotonic() + settings.join_deadline_s
         self._shards = connect_all(addresses, until)
         try:
-            join_all(self._shards, lambda shard: self._join(shard, until, devices))
+            join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()
         except BaseException:
             close_all(self._shards)
@@ -68,17 +68,20 @@ class Membership:
         self.link_gbit = min((gbit for welcome in welcomes if (gbit := welcome.link_gbit)), default=None)
         self.switch_link_gbit = min((gbit for welcome in welcomes if (gbit := welcome.switch_link_gbit)), default=None)
         self._lease_s = min(welcome.lease_s for welcome in welcomes)
+        self._ledger = programs.Ledger(settings.rank)
         self._byes_awaited = set(self._shards)
         self._stalls = StallReporter(
             rank=settings.rank,
             epoch=self.epoch,
             switches=[shard.name for shard in self._shards],
             ask=lambda shard, query: self._shards[shard].ask(query),
+            programs=self._ledger.waiting,
         )
         log.info("joined job %s: rank %d of %d, epoch %d", settings.job, settings.rank, settings.world_size, self.epoch)
 
-    def _join(self, shard: Shard, until: float, devices: int) -> messages.Join:
+    def _join(self, shard: Shard, until: float, device_count: int) -> messages.Join:
         settings = self._settings
+        assert settings.job is not None  # there is a switch
         return messages.Join(
             protocol_version=messages.PROTOCOL_VERSION,
             job=settings.job,
@@ -89,8 +92,7 @@ class Membership:
             instance=_INSTANCE,
             join_deadline_s=max(0.1, until - time.monotonic()),
             link_gbit=settings.link_gbit or link_gbit(shard.control.own_host),
-            strategy=settings.strategy,
-            devices=devices,
+            alike=alike.facts(settings, device_count),
         )
 
     def _make_transport(self) -> _native.Transport:
@@ -127,7 +129,7 @@ class Membership:
             while True:
                 match shard.control.receive():
                     case messages.Relay(payload) if shard is self._shards[0]:
-                        self.transport.deliver_order_message(payload)
+                        self._on_relay(payload)
                     case messages.SlotState() as state:
                         shard.on_answer(state)
                     case messages.Failed(kind, message, ranks):
@@ -141,6 +143,28 @@ class Membership:
         except (OSError, ValueError, msgspec.DecodeError) as error:  # ValueError: closed by shutdown
             if not self._closing.is_set():
                 self.fail(self._lost(shard, error))
+
+    def _on_relay(self, payload: bytes) -> None:
+        """Rank 0's. Raises msgspec.DecodeError."""
+        kind, content = payload[:1], payload[1:]
+        if kind == messages.RELAYED_ORDER:
+            self.transport.deliver_order_message(content)
+        elif kind == messages.RELAYED_PROGRAM:
+            self._check(self._ledger.rank_0s(programs.decode(content)))
+        else:
+            raise msgspec.DecodeError(f"rank 0 relays something of the unknown kind {kind!r}")
+
+    def _on_program(self, info: _native.ProgramInfo) -> None:
+        """One of ours runs for the first time."""
+        program = programs.bounded(info)
+        if self._settings.rank == 0:
+            self._shards[0].send(messages.Relay(messages.RELAYED_PROGRAM + programs.encode(program)))
+        else:
+            self._check(self._ledger.own(program))
+
+    def _check(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.fail(failure)
 
     def _lost(self, shard: Shard, error: Exception) -> Failure:
         reason = f"it was silent for {shard.welcome.lease_s:g} s" if isinstance(error, TimeoutError) else str(error)
@@ -168,7 +192,9 @@ class Membership:
             if event is None:
                 continue
             if event.kind == "order_message":
-                self._shards[0].send(messages.Relay(event.order_message))
+                self._shards[0].send(messages.Relay(messages.RELAYED_ORDER + event.order_message))
+            elif event.kind == "program" and event.program is not None:
+                self._on_program(event.program)
             elif event.kind == "stall" and event.stall is not None:
                 note, failure = self._stalls.report(event.stall, event.stalled_s)
                 self.transport.note_stall(note)

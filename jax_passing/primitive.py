@@ -23,11 +23,12 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing import _compat
 from jax_passing import scope as scopes
 from jax_passing.axes import Axes, undeclared
+from jax_passing.call_order import INT32, in_order
 from jax_passing.call_place import place_of
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError
 from jax_passing.handlers import register_ffi
 from jax_passing.placement import Placement, place
-from jax_passing.sites import Site
+from jax_passing.sites import Site, canonical
 
 passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
@@ -215,7 +216,16 @@ def _lower(
     avals = [avals_in[i] for i in carried]
     types = [_type_text(aval) for aval in avals]
     program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
-    ordinal, number = _compat.next_site(ctx, program)
+    identity = site.only(carried).identity(
+        scope=str(ctx.name_stack),
+        calls=[place_of(frames) for frames in _compat.calls_around()],
+        axes=[str(axis) for axis in axes],
+        op=op,
+        leaves=types,
+    )
+    ordinal, number, nth = _compat.next_site(ctx, program, canonical(identity))
+    if site.in_order and "rematted_computation" not in identity["scope"]:  # JAX recomputes in an order that it makes up
+        identity["nth"] = nth
     dtype = avals[0].dtype
     parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
     spans = placement.process_count > 1 and mesh.devices is not None
@@ -223,9 +233,7 @@ def _lower(
         "program": program,
         "ordinal": np.int64(ordinal),
         "site": np.int64(number),
-        "identity": site.only(carried).identity(
-            calls=[place_of(frames) for frames in _compat.calls_around()], axes=[str(axis) for axis in axes], op=op, leaves=types
-        ),
+        "identity": canonical(identity),
         "site_name": _site_name(site, types, axes, flat, op),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
         "op": op,
@@ -237,9 +245,22 @@ def _lower(
         "flat": np.int64(flat),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
-    call = jax.ffi.ffi_lowering("passing_psum", operand_output_aliases={i + 1: i for i in range(len(avals))})
-    call_ctx = ctx.replace(avals_in=[int32_2, *avals], avals_out=[ctx.avals_out[i] for i in carried])
-    sums = call(call_ctx, *where, *(leaves[i] for i in carried), **attributes)
+    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
+    # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
+    # refuses side effects in what it partitions itself.)
+    call = jax.ffi.ffi_lowering(
+        "passing_psum",
+        operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
+        has_side_effect=mesh.all_manual,
+    )
+    outs = [ctx.avals_out[i] for i in carried]
+    call_ctx = ctx.replace(avals_in=[int32_2, INT32, *avals], avals_out=[INT32, *outs])
+
+    def sum_after(before: Any) -> tuple[Any, Any]:
+        after, *sums = call(call_ctx, *where, before, *(leaves[i] for i in carried), **attributes)
+        return after, sums
+
+    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value
@@ -250,9 +271,9 @@ def _lower_local(
     ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
 ) -> Sequence[Any]:
     """An axis of a mesh that lies inside each process: JAX's own sum."""
-    if placement.process_count == 1 and world_size > 1 and axes and (scope := scopes.current()) is not None:
-        if not scope.axis_names:
-            raise ConfigError(undeclared(axes))
+    scope = scopes.current()
+    if placement.process_count == 1 and world_size > 1 and axes and scope is not None and not scope.axis_names:
+        raise ConfigError(undeclared(axes))
     if placement.member_count == 1:
         return leaves
     reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax}[op]

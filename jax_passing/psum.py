@@ -55,7 +55,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     if not along.axes:
         return tree
     wanted = check_strategy(strategy, along)
-    if along.local:
+    if along.local and not (_compat.check_vma() and _compat.vmapped(along.axes)):  # lax.psum fails on both together
         return jax.lax.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)

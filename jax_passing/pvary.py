@@ -96,8 +96,8 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Sit
     if transposed_by_shard_map():
         raise GradientError(
             f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
-            "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient inside "
-            "the mapped function, or use check_vma=True."
+            "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient "
+            "inside the mapped function, or use check_vma=True."
         )
     linear = [i for i, leaf in enumerate(leaves) if ad.is_undefined_primal(leaf)]
     # A leaf that only some hosts use must be summed by all, so those that nobody uses here take part as zeros.

@@ -1,7 +1,7 @@
 """The ranks of this process at the switch: one for the host, and with strategy "flat" one more for each device."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing import _native, config
@@ -9,13 +9,13 @@ from jax_passing.errors import ConfigError, Failure
 from jax_passing.membership import Membership
 
 
-def device_ranks(settings: config.Settings, count_devices: Callable[[], int]) -> int:
-    """How many devices get a rank of their own; 0 unless the session's strategy is "flat".
+def device_ranks(settings: config.Settings, devices: int) -> int:
+    """How many of this host's `devices` get a rank of their own; 0 unless the session's strategy is "flat".
 
     Raises:
       ConfigError: there are more devices than a job may have ranks.
     """
-    if settings.strategy != "flat" or (devices := count_devices()) == 1:
+    if settings.strategy != "flat" or devices == 1:
         return 0  # a host with one device is that device
     if settings.world_size * devices > config.RANKS_MAX:
         raise ConfigError(
@@ -31,18 +31,22 @@ class Ranks:
     The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
     one of both.
 
+    `device_ranks`: how many of this host's `device_count` devices join beside it: all, or none.
+
     Attributes:
       host: this host's membership in the job.
       devices: its devices' in the second job, in the order of the devices.
     """
 
-    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int):
+    def __init__(
+        self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_ranks: int, device_count: int
+    ):
         self._settings = settings
         self.host = Membership(settings, addresses, device_count)
         self.devices: list[Membership] = []
         try:
-            if device_count:
-                self.devices = _join_devices(settings, addresses, device_count)
+            if device_ranks:
+                self.devices = _join_devices(settings, addresses, device_ranks)
         except BaseException:
             self.host.close()
             raise
@@ -123,6 +127,7 @@ class Ranks:
 def _join_devices(
     settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int
 ) -> list[Membership]:
+    assert settings.job is not None  # there is a switch
     joins = [
         dataclasses.replace(
             settings,

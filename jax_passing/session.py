@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from jax_passing import _native, config
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
@@ -59,11 +59,12 @@ class Session:
             first_device_id = _prepare_jax()
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=first_device_id)
         else:
-            self.device_ranks = device_ranks(settings, _count_devices)
-            self._ranks = Ranks(settings, settings.switch, self.device_ranks)
+            first_device_id, device_count = _prepare_jax(), _count_devices()
+            self.device_ranks = device_ranks(settings, device_count)
+            self._ranks = Ranks(settings, settings.switch, self.device_ranks, device_count)
             self.epoch = self._ranks.host.epoch
             try:
-                self._ranks.attach(settings.deadline_s, _prepare_jax())
+                self._ranks.attach(settings.deadline_s, first_device_id)
             except BaseException:
                 self._ranks.close()
                 raise
@@ -245,7 +246,6 @@ def init(
     switch: str | None = None,
     *,
     job: str | None = None,
-    axis_name: str | Sequence[str] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     deadline_s: float | None = None,
@@ -253,6 +253,7 @@ def init(
     join_deadline_s: float | None = None,
     strategy: str | None = None,
     link_gbit: float | None = None,
+    axis_name: str | Sequence[str] | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -264,9 +265,8 @@ def init(
     Args:
       switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
         in the same order on all hosts.
-      job: name of the job; hosts of one job share it.
-      axis_name: the axis (or several) of local meshes, pmap and vmap that continues over the hosts: sums over it go over
-        all devices of all hosts, every other axis stays inside its host. Not needed where the mesh spans the processes.
+      job: name of the job: hosts of one run share it, other runs have others. Default: the launcher's job id
+        (docs/settings.md); required where there is a switch, but no such id.
       rank: index of this host.
       world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
       deadline_s: how long a sum may make no progress.
@@ -274,6 +274,9 @@ def init(
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
       link_gbit: rate of this host's link to the switch, for "auto".
+      axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
+        the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
+        where the mesh spans the processes. The same on all hosts.
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
@@ -284,7 +287,6 @@ def init(
     arguments = {
         "switch": switch,
         "job": job,
-        "axis_name": axis_name,
         "rank": rank,
         "world_size": world_size,
         "deadline_s": deadline_s,
@@ -292,6 +294,7 @@ def init(
         "join_deadline_s": join_deadline_s,
         "strategy": strategy,
         "link_gbit": link_gbit,
+        "axis_name": axis_name,
     }
     if _sessions_before_fork:
         raise PassingError(
@@ -318,9 +321,7 @@ def init(
         _init_lock.release()
 
 
-def _resolve(
-    arguments: dict[str, object], path: str | Path | None
-) -> tuple[config.Settings, dict[str, str]]:
+def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
     from jax_passing import _compat  # loads jax
 
     return config.resolve(arguments, path, process_in_cluster=_compat.process_in_cluster)

@@ -11,6 +11,7 @@ import msgspec
 
 from jax_passing import _native
 from jax_passing import control_messages as messages
+from jax_passing.alike import protocol_difference
 from jax_passing.config import address_text
 from jax_passing.control_connection import connect
 from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachableError
@@ -54,6 +55,10 @@ class Shard:
             while isinstance(answer := self.control.receive(), messages.GroupOffer):
                 self._answer(answer)
         except (OSError, msgspec.DecodeError) as error:
+            if (version := self.hello.protocol_version) != join.protocol_version:  # it didn't understand us, or we it
+                who = f"rank {join.rank} of job {join.job!r}"
+                text = protocol_difference(self.name, version, who, join.protocol_version, "that host")
+                raise JoinError(text) from error
             raise JoinError(
                 f"The switch at {self.name} ended the connection while rank {join.rank} waited to join job "
                 f"{join.job!r}: {error}. Look at the switch's log."

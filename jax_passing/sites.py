@@ -41,16 +41,24 @@ class Site:
         """Of some of the leaves, and a step further from the call."""
         return replace(self, paths=tuple(self.paths[i] for i in indices), kind=self.kind + kind)
 
-    def identity(self, *, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]) -> str:
-        """Canonical JSON.
+    @property
+    def in_order(self) -> bool:
+        """Whether the order of calls that are alike is that of the program."""
+        return not self.kind and not self.place.transposing
+
+    def identity(
+        self, *, scope: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
+    ) -> dict[str, Any]:
+        """For canonical JSON.
 
         Args:
+          scope: JAX's name stack: transforms, modules of Flax, `jax.named_scope`.
           calls: of the jitted functions around the call, the innermost first.
           axes: names.
           op: "sum" or "max".
           leaves: their types, "float32[3,4]".
         """
-        fields = {
+        return {
             "axes": list(axes),
             "bucket": self.bucket,
             "bucket_bytes": self.bucket_bytes,
@@ -61,23 +69,29 @@ class Site:
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
             "op": op,
             "place": self.place.frames,
+            "scope": scope,
             "strategy": self.strategy,
             "stream": self.stream,
         }
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+def canonical(identity: dict[str, Any]) -> str:
+    return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 
 _counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of each trace under way
 _counts_lock = threading.Lock()
 
 
-def new_site(
-    stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None
-) -> Site:
-    """The site of a call of this package, or of JAX at `place`."""
+def new_site(stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None) -> Site:
+    """The site of a call of this package, or of JAX at `place`.
+
+    Calls from one place are counted in the order of the program. Those that JAX makes while it transposes aren't: it
+    makes up their order, which may depend on the program's other parts, in which hosts may differ.
+    """
     place = here() if place is None else place
     call = 0
-    trace = _compat.current_trace()
+    trace = None if place.transposing else _compat.current_trace()
     if trace is not None:  # else there is no program: each line is one of its own
         with _counts_lock:
             counts = _counts.setdefault(trace, {})

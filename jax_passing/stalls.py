@@ -50,13 +50,20 @@ class StallReporter:
     """Asks the switches about stalls and warns: at once, then ever more rarely."""
 
     def __init__(
-        self, *, rank: int, epoch: int, switches: Sequence[str], ask: Callable[[int, Query], SlotState | None]
+        self,
+        *,
+        rank: int,
+        epoch: int,
+        switches: Sequence[str],
+        ask: Callable[[int, Query], SlotState | None],
+        programs: Callable[[], str],
     ):
-        """`ask`: by the switch's index in `switches`, their addresses."""
+        """`ask`: by the switch's index in `switches`, their addresses. `programs`: which ones not all hosts run."""
         self._rank = rank
         self._epoch = epoch
         self._switches = switches
         self._ask = ask
+        self._programs = programs
         self._about: tuple[object, ...] = ()
         self._next_warning_s = 0.0
 
@@ -64,7 +71,8 @@ class StallReporter:
         """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
         query = Query() if stall.waits_for_order else Query(stall.slot, stall.version)
         switch = self._switches[stall.shard]
-        note, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
+        text, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
+        note = f"{text} {self._programs()}".rstrip()
         place = (
             f"epoch {self._epoch}"
             if stall.waits_for_order

@@ -10,6 +10,7 @@ import msgspec
 from jax_passing import _native
 from jax_passing import control_messages as messages
 from jax_passing.admission import least
+from jax_passing.alike import protocol_difference
 from jax_passing.background import keep
 from jax_passing.config import address_text, unicast_address
 from jax_passing.data_plane import DataPlane
@@ -129,6 +130,13 @@ class Uplink:
             if not isinstance(hello, messages.Hello):
                 raise msgspec.DecodeError("what answers there is no jax_passing switch")
             if self._is_over():
+                return
+            if hello.protocol_version != messages.PROTOCOL_VERSION:
+                own = f"the switch at {self._epoch.own_name}"
+                text = protocol_difference(
+                    self.name, hello.protocol_version, own, messages.PROTOCOL_VERSION, "that switch"
+                )
+                self._jobs.refuse_all(self._epoch, text)
                 return
             self._join(connection, hello)
             lease_s: float | None = None

@@ -7,6 +7,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import hypothesis
 import jax
 import pytest
+from in_process import JOB
 
 import jax_passing
 
@@ -22,6 +23,12 @@ hypothesis.settings.load_profile("same")
 
 
 AXES = ("d", "m", "i", "j", "b", "v", "batch")  # declared: in a world of one our primitives then carry out the sums
+
+
+@pytest.fixture(autouse=True)
+def _job(monkeypatch):
+    """The name of every job whose test gives none."""
+    monkeypatch.setenv("JAX_PASSING_JOB", JOB)
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ from jax_passing.admission import Abilities, RefusalError, common_lanes, least, 
 
 RACK = Abilities("rack", 1024, 360, False, None)
 SPINE = Abilities("spine", 256, 64, True, 100.0)
-JOIN = messages.Join(1, "a", 0, 2, ("x", "y"), 9, "process", 5.0, link_gbit=25.0, strategy="flat", devices=4)
+FACTS = {"strategy": "flat", "jaxlib": "0.10.0"}
+JOIN = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("x", "y"), 9, "process", 5.0, link_gbit=25.0, alike=FACTS)
 
 
 def test_a_rank_takes_along_what_its_host_said_and_what_switches_can_do():
     at_rack = rank_of_host(JOIN, "10.0.0.1", RACK)
     assert (at_rack.rank, at_rack.world_size, at_rack.host, at_rack.stripes) == (0, 2, "10.0.0.1", 2)
-    assert (at_rack.strategy, at_rack.devices, at_rack.link_gbit, at_rack.switch_link_gbit) == ("flat", 4, 25.0, None)
+    assert (at_rack.alike, at_rack.link_gbit, at_rack.switch_link_gbit) == (FACTS, 25.0, None)
     at_spine = rank_of_rack(at_rack, SPINE)
     assert (at_spine.slot_count, at_spine.lanes_per_chunk, at_spine.whole_chunks) == (256, 64, True)
     assert (at_spine.path, at_spine.link_gbit, at_spine.switch_link_gbit) == (("rack", "spine"), 25.0, 100.0)

@@ -56,7 +56,7 @@ def test_the_file_may_come_from_a_variable(toml):
 
 
 def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
-    switch = {"switch": "s:1"}
+    switch = {"switch": "s:1", "job": "a"}
     assert resolve(switch, cluster=(2, 4, "slurm"))[0].rank == 2
     settings, sources = resolve({**switch, "rank": 1}, cluster=(2, 4, "slurm"))
     assert (settings.rank, settings.world_size, sources["world_size"]) == (1, 4, "slurm")
@@ -88,6 +88,14 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"deadline_s": 0}, {}, "above 0"),
         ({"deadline_s": float("nan")}, {}, "above 0"),
         ({"deadline_s": []}, {}, "expected seconds"),
+        ({"axis_name": "d,,i"}, {}, r"without commas; got ''"),
+        ({"axis_name": ("d", "a,b")}, {}, r"without commas; got 'a,b'"),
+        ({"axis_name": ["d", "i", "d"]}, {}, "each axis once; 'd' is there twice"),
+        ({"axis_name": "a\nb"}, {}, "printable"),
+        ({"axis_name": ["d", 1]}, {}, "the name of an axis, or several"),
+        ({"axis_name": 3}, {}, "the name of an axis, or several"),
+        ({"axis_name": "d" * 257}, {}, "at most 256 characters"),
+        ({}, {"JAX_PASSING_AXIS_NAME": "d,d"}, r"variable JAX_PASSING_AXIS_NAME.*each axis once"),
         ({"job": ""}, {}, "1 to 128"),
         ({"job": {}}, {}, "1 to 128"),
         ({"job": "a\nb"}, {}, "printable"),
@@ -106,7 +114,13 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"world_size": 2, "rank": 0}, {}, "needs a switch"),
         ({"switch": "s:1"}, {}, "rank and world_size given nowhere"),
         ({"switch": "s:1", "rank": 0}, {}, "world_size given nowhere"),
-        ({"switch": "s:1", "rank": 2, "world_size": 2}, {}, "Rank 2 .* isn't below the world size 2"),
+        (
+            {"switch": "s:1", "rank": 0, "world_size": 1},
+            {},
+            "job given nowhere.* or set JAX_PASSING_JOB=NAME",
+        ),
+        ({}, {"PBS_JOBID": "a\nb"}, r"job \(variable PBS_JOBID\): expected a name"),
+        ({"switch": "s:1", "rank": 2, "world_size": 2, "job": "a"}, {}, "Rank 2 .* isn't below the world size 2"),
         ({"rank": 1}, {}, "isn't below"),
     ],
 )
@@ -158,10 +172,30 @@ def test_addresses_of_none_or_many(host):
 
 def test_several_switches(toml):
     several = (("a", 1), ("::1", 2), ("c", 3))
-    rest = {"rank": 0, "world_size": 1}
+    rest = {"rank": 0, "world_size": 1, "job": "a"}
     assert resolve({"switch": "a:1,[::1]:2, c:3", **rest})[0].switch == several
     assert resolve(rest, environment={"JAX_PASSING_SWITCH": "a:1,[::1]:2,c:3"})[0].switch == several
     assert resolve(rest, file=toml('switch = "a:1, [::1]:2, c:3"'))[0].switch == several
+
+
+def test_axes_that_go_on_over_the_hosts(toml):
+    assert resolve()[0].axis_name == ()
+    for value in ("d,i", " d , i", ["d", "i"], ("d", "i")):
+        assert resolve({"axis_name": value})[0].axis_name == ("d", "i")
+    assert resolve({"axis_name": "d"})[0].axis_name == ("d",)
+    assert resolve(environment={"JAX_PASSING_AXIS_NAME": "d, i"})[0].axis_name == ("d", "i")
+    for text in ('axis_name = "d,i"', 'axis_name = ["d", "i"]'):
+        assert resolve(file=toml(text))[0].axis_name == ("d", "i")
+    declared_nothing = resolve({"axis_name": ()}, environment={"JAX_PASSING_AXIS_NAME": "d"})[0]
+    assert declared_nothing.axis_name == ()
+
+
+def test_the_launchers_id_is_the_name_unless_one_is_given():
+    slurm = {"SLURM_JOB_ID": "123", "SLURM_STEP_ID": "0"}
+    settings, sources = resolve({"switch": "s:1", "rank": 0, "world_size": 2}, environment=slurm)
+    assert (settings.job, sources["job"]) == ("slurm-123.0", "variable SLURM_JOB_ID")
+    assert resolve({"job": "mine"}, environment=slurm)[0].job == "mine"
+    assert resolve(environment={**slurm, "JAX_PASSING_JOB": "mine"})[1]["job"] == "variable JAX_PASSING_JOB"
 
 
 @given(st.text())

@@ -42,11 +42,98 @@ async def test_all_hosts_hear_of_the_slowest_link(switch):
 
 
 @scenario()
-async def test_hosts_agree_on_the_strategy(switch):
-    await switch.join(0, 2, strategy="flat", devices=2)
-    for changes in ({"strategy": "auto"}, {"strategy": "flat", "devices": 4}):
-        host = await switch.join(1, 2, **changes)
-        assert "rank 0 said strategy 'flat' with 2 devices a host" in await host.refusal()
+async def test_hosts_that_arent_alike_hear_of_it_all_at_once(switch):
+    """The one that came last is right here: who says so?"""
+    facts = [{"jaxlib": "0.10.0", "strategy": "flat"}, {"jaxlib": "0.10.2", "strategy": "flat"}]
+    waiting = [await switch.join(rank, 4, alike=facts[rank > 0]) for rank in (3, 0, 1)]
+    await switch.has(0, 1, 3)
+    for host in [*waiting, await switch.join(2, 4, alike=facts[1])]:
+        refusal = await host.refusal()
+        assert "Ranks 1, 2, 3 of job 'a' have jaxlib 0.10.2, rank 0 has 0.10.0. All hosts" in refusal
+        assert "strategy" not in refusal
+    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+
+
+@scenario()
+async def test_hosts_that_arent_alike_hear_of_it_too_if_others_dont_come(switch):
+    hosts = [await switch.join(rank, 3, alike={"axis_name": "d" * rank}, join_deadline_s=2.0) for rank in (0, 1)]
+    assert "Besides: Rank 1 of job 'a' has axis_name d, rank 0 has none." in await hosts[0].refusal()
+
+
+@scenario()
+async def test_a_stranger_in_a_place_that_is_taken_ends_nothing(switch):
+    first = await switch.join(0, alike={"jax": "1"})
+    await switch.has(0)
+    assert "was taken" in await (await switch.join(0, alike={"jax": "2"})).refusal()
+    second = await switch.join(1, alike={"jax": "1"})
+    assert isinstance(await first.receive(), messages.Welcome)
+    assert isinstance(await second.receive(), messages.Welcome)
+    assert "is running" in await (await switch.join(1, alike={"jax": "2"})).refusal()
+
+
+def join_of_version(version, switch, rank, **changes):
+    """As that version writes it: it may have fields of its own."""
+    join = {
+        "type": "join",
+        "protocol_version": version,
+        "job": "a",
+        "rank": rank,
+        "world_size": 2,
+        "switches": [switch.instance],
+        "udp_port": 7,
+        "instance": f"foreign {rank}",
+        "join_deadline_s": 20.0,
+        **changes,
+    }
+    return msgspec.json.encode(join) + b"\n"
+
+
+@pytest.mark.parametrize("foreign_first", [False, True])
+@pytest.mark.parametrize(
+    ("version", "changes", "older"),
+    [(1, {"strategy": "passing", "devices": 0}, "that host"), (99, {"alike": ["of another kind"]}, "the switch")],
+)
+def test_all_hosts_hear_of_a_protocol_version_that_the_switch_doesnt_speak(foreign_first, version, changes, older):
+    @scenario()
+    async def run(switch):
+        async def foreign():
+            host = await switch.connect()
+            host.send(join_of_version(version, switch, 1, **changes))
+            return host
+
+        hosts = [await foreign()] if foreign_first else []
+        hosts.append(await switch.join(0, alike={"jax": "1"}))
+        hosts += [] if foreign_first else [await foreign()]
+        for host in hosts:
+            refusal = await host.refusal()
+            assert f"protocol version {messages.PROTOCOL_VERSION}, rank 1 of job 'a' version {version}." in refusal
+            assert f"Upgrade jax_passing on {older}:" in refusal
+
+    run()
+
+
+@scenario()
+async def test_hosts_that_all_speak_another_version_are_refused(switch):
+    hosts = [await switch.connect() for _ in range(2)]
+    for rank, host in enumerate(hosts):
+        host.send(join_of_version(1, switch, rank))
+    for host in hosts:
+        assert "ranks 0, 1 of job 'a' version 1. Upgrade jax_passing on those hosts" in await host.refusal()
+
+
+@scenario()
+async def test_a_host_may_call_a_fact_as_we_call_the_protocols_version(switch):
+    hosts = [await switch.join(rank, alike={"protocol version": "no number" * rank}) for rank in range(2)]
+    for host in hosts:
+        assert "has protocol version 'no number', rank 0 has none" in await host.refusal()
+
+
+@scenario()
+async def test_a_join_of_our_version_with_unknown_fields_is_malformed(switch):
+    host = await switch.connect()
+    host.send(join_of_version(messages.PROTOCOL_VERSION, switch, 0, surprise=1))
+    assert await host.receive() is None
+    assert switch.plane.stats()["malformed"] == 1
 
 
 @scenario()
@@ -127,7 +214,6 @@ async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"protocol_version": 99}, "version 1, this host 99"),
         ({"world_size": 1025}, "at most 1024 ranks"),
         ({"rank": 2}, "Rank 2 isn't below the world size 2"),
         ({"world_size": 3, "rank": 1}, "says world_size 3, but rank 0 of job 'a' said 2"),
@@ -236,7 +322,7 @@ async def test_epochs_increase(switch):
 
 def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
     """(the job's number, its epoch's)."""
-    host = messages.Join(1, name, 0, 2, ("y",), 1, "x", 1.0)
+    host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
     join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0)
     epoch = jobs._epoch_to_join(jobs._job(name), join, member)
     return epoch.job.number, epoch.number

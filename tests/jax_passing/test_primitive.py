@@ -99,7 +99,7 @@ def test_numbering_keeps_no_module_alive():
 def test_end_of_compilation_is_told(monkeypatch):
     lowered(lambda x: jax_passing.psum(x, "d"), 8)  # registers the listener
     calls = []
-    monkeypatch.setattr(_native, "end_compilation", lambda: calls.append(threading.get_ident()) or [])
+    monkeypatch.setattr(_native, "end_compilation", lambda modules: calls.append(threading.get_ident()) or [])
     jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
     assert threading.get_ident() in calls
 

@@ -14,6 +14,7 @@ import pytest
 from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
+from jax_passing import control_messages as messages
 from jax_passing import session as sessions
 from jax_passing import stalls
 from jax_passing.control_messages import SlotState
@@ -107,8 +108,35 @@ def test_the_switch_may_come_later():
         late.result().stop()
 
 
+def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
+    settings = settings_of(running, 1, axis_name=("d", "i"))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Membership, settings, settings.switch)
+        text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
+        with pytest.raises(JoinError, match=text):
+            jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
+        with pytest.raises(JoinError, match=text):
+            joining.result()
+
+
+@pytest.mark.parametrize(("version", "older"), [(1, "the switch"), (99, "that host")])
+def test_a_switch_of_another_protocol_version_that_hangs_up(version, older):
+    """It doesn't understand our join: the former version's switch did so."""
+
+    def serve(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(messages.encode(messages.Hello(version, "", 9, "old")))
+            connection.recv(65536)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(serve, server)
+        with pytest.raises(JoinError, match=f"protocol version {version}, .*Upgrade jax_passing on {older}:"):
+            jax_passing.init("{}:{}".format(*server.getsockname()), rank=0, world_size=2)
+
+
 def test_missing_ranks_are_named(running):
-    with pytest.raises(JoinError, match="Ranks 0, 2 of job 'default'"):
+    with pytest.raises(JoinError, match="Ranks 0, 2 of job 'test'"):
         jax_passing.init(running.address, rank=1, world_size=3, join_deadline_s=2.0)
 
 
@@ -118,7 +146,7 @@ def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(jax_passing.init, running.address, rank=0, world_size=2, join_deadline_s=3)
         until(lambda: "rank 0 of 2 joined" in caplog.text)
-        with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'default' said 2"):
+        with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'test' said 2"):
             Membership(settings, settings.switch)
         assert isinstance(waiting.exception(), JoinError)
 
@@ -183,7 +211,7 @@ def test_a_host_that_stops_with_an_exception_tells_the_others(running):
         _ = 1 // 0
     until(lambda: other.failed)
     assert (other.failed.kind, other.failed.ranks) == ("HostLostError", (0,))
-    assert "Rank 0 left job 'default', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
+    assert "Rank 0 left job 'test', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
     other.close()
 
 
@@ -258,7 +286,7 @@ def test_explanations(state, order, sentence, gone):
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda shard, query: None)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda *_: None, programs=str)
     for second in range(5, 60):
         reporter.report(Stall(), float(second))
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s

@@ -157,7 +157,6 @@ async def overfull(switch, count):
     ("changes", "message"),
     [
         ({"world_size": 3}, "says world_size 3, but ranks 0, 1 of job 'a' said 4"),
-        ({"strategy": "auto"}, "rank 0 said strategy 'passing'"),
         ({"rank": 1}, "Rank 1 of job 'a' was taken by a process at 127.0.0.1"),
         ({"switches": ("x", "y")}, "Rank 2 lists 2 switches, rank 0 lists 1."),
         ({"rank": 4}, "Rank 4 isn't below the world size 4"),
@@ -175,6 +174,55 @@ def test_refusals_reach_the_one_host_of_another_rack(changes, message):
             assert isinstance(await host.receive(), messages.Welcome)
 
     run()
+
+
+@pytest.mark.parametrize("odd", [1, 3], ids=["beside rank 0", "in the other rack"])
+def test_hosts_that_arent_alike_hear_of_it_all_in_all_racks(odd):
+    @scenario()
+    async def run(tree, root, left, right):
+        facts = [{"jax": "0.10.0" if rank == odd else "0.10.2"} for rank in range(4)]
+        hosts = [
+            await switch.join(rank, 4, alike=facts[rank])
+            for switch, ranks in ((left, (0, 1)), (right, (2, 3)))
+            for rank in ranks
+        ]
+        for host in hosts:
+            assert f"ank {odd}" in (refusal := await host.refusal())
+            assert "0.10.0" in refusal
+            assert "0.10.2" in refusal
+        await job(left, right)  # nothing is left of them
+
+    run()
+
+
+@scenario()
+async def test_all_racks_hear_of_a_host_of_another_protocol_version(tree, root, left, right):
+    hosts = [await left.join(0, 2), await right.join(1, 2, protocol_version=7)]
+    for host in hosts:
+        text = f"protocol version {messages.PROTOCOL_VERSION}, rank 1 of job 'a' version 7. Upgrade jax_passing on the"
+        assert text in await host.refusal()
+
+
+@scenario(racks=0)
+async def test_a_rack_below_a_parent_of_another_protocol_version(tree, root):
+    async def parent(reader, writer):
+        writer.write(messages.encode(messages.Hello(1, "", 4242, "old")))
+        await reader.read()
+
+    server = await asyncio.start_server(parent, "127.0.0.1", 0)
+    rack = await tree.add(root)
+    rack.plane._parent = server.sockets[0].getsockname()
+    refusal = await (await rack.join(0, 2)).refusal()
+    assert f"speaks protocol version 1, the switch at {rack.name} version {messages.PROTOCOL_VERSION}" in refusal
+    assert "Upgrade jax_passing on the switch:" in refusal
+    server.close()
+
+
+@scenario()
+async def test_a_rack_of_another_protocol_version(tree, root, left, right):
+    rack = await root.connect()
+    rack.send(messages.RackJoin(1, "a", "r", "far:1", 4242))
+    assert "the switch at far:1 version 1. Upgrade jax_passing on that switch" in await rack.refusal()
 
 
 @scenario()
@@ -535,7 +583,7 @@ async def spoken(root):
     first = await root.join(0, 2)
     rack = await root.connect()
     rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242))
-    rack.send(messages.RankJoin(1, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)))
+    rack.send(messages.RankJoin(1, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)))
     assert messages.decode_from_parent(await rack.reader.readline()) == messages.Prepare(1, 256, 360, False)
     rack.send(messages.Prepared(1))
     assert isinstance(await first.receive(), messages.Welcome)
@@ -547,7 +595,7 @@ async def test_what_a_switch_tells_everybody_lets_nobody_take_its_place(tree, ro
     hosts, _ = await job(left, right)
     other = await root.connect()
     other.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", right.instance, "far:1", 4242))
-    other.send(messages.RankJoin(2, 4, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)))
+    other.send(messages.RankJoin(2, 4, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)))
     assert "is running (epoch 1) and rank 2 is in it" in (await other.receive()).message
     for host in hosts:
         host.send(messages.Heartbeat())
@@ -555,7 +603,7 @@ async def test_what_a_switch_tells_everybody_lets_nobody_take_its_place(tree, ro
 
 
 def rack_says(rank, world_size=2):
-    return messages.RankJoin(rank, world_size, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",))
+    return messages.RankJoin(rank, world_size, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",))
 
 
 @pytest.mark.parametrize("several", [(), (rack_says(0), messages.RankGone(0))], ids=["never", "no longer"])
@@ -846,8 +894,8 @@ BAD_LINES = [
     messages.Relay(b"x"),
     messages.Left((0,)),
     messages.Fail("KeyboardInterrupt", ""),
-    messages.RankJoin(1, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 360, False, ("r",)),
-    messages.RankJoin(0, 2, "i", "h", 1, "passing", 0, 9.0, 9.0, 256, 2, False, ("r",)),
+    messages.RankJoin(1, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)),
+    messages.RankJoin(0, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 2, False, ("r",)),
     messages.Fail("HostLostError", "", (77,)),
     messages.Leave(),
     messages.Bye(),

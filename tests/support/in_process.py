@@ -12,6 +12,8 @@ from jax_passing import switch
 from jax_passing.config import Settings, parse_switches
 from jax_passing.membership import Membership
 
+JOB = "test"
+
 
 class SwitchThread:
     """A switch with the software data plane on a thread."""
@@ -39,7 +41,7 @@ class SwitchThread:
 
 
 def settings_of(running, rank, world_size=2, **changes):
-    defaults = {"switch": parse_switches(running.address), "deadline_s": 60.0, "join_deadline_s": 60.0}
+    defaults = {"switch": parse_switches(running.address), "job": JOB, "deadline_s": 60.0, "join_deadline_s": 60.0}
     return Settings(rank=rank, world_size=world_size, **{**defaults, **changes})
 
 
@@ -62,7 +64,7 @@ def init_beside(running, other_rank=1, **changes):
     """This process as one rank of two, and a bare membership without any sums as the other."""
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, settings.switch)
+        other = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
         arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
         session = jax_passing.init(running.address, **arguments)
         other.result().start()

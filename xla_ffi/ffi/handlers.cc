@@ -68,7 +68,9 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
 }
 
 ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> place,
-                    ffi::RemainingArgs leaves, ffi::RemainingRets sums) {
+                    ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
+                    ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums) {
+  *after->typed_data() = 0;
   ffi::Promise promise;
   ffi::Future future(promise);
   Call call;
@@ -129,7 +131,9 @@ XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
                              .Ctx<ffi::RunId>()
                              .Ctx<ffi::DeviceOrdinal>()
                              .Arg<ffi::BufferR1<ffi::S32>>()
+                             .Arg<ffi::BufferR0<ffi::S32>>()
                              .RemainingArgs()
+                             .Ret<ffi::BufferR0<ffi::S32>>()
                              .RemainingRets()
                              .To(Execute)
                              .release();

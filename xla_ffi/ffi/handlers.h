@@ -6,8 +6,9 @@
 
 namespace passing {
 
-// "passing_psum". Operands: int32[2] (group, member), then the leaves; results: the leaves' sums, in place. The
-// attributes are those of SiteInfo.
+// "passing_psum". Operands: int32[2] (group, member), int32[] that is there when the sums before it in the program are
+// done, then the leaves; results: int32[], for the sums after it, and the leaves' sums, in place. The attributes are
+// those of SiteInfo.
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
@@ -15,7 +16,7 @@ XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 // the hosts' programs are alike.
 XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame);
 
-// "passing_hold". Operands: any number, and one more to wait for; results: the former, in place.
+// "passing_hold". Operands: any number, and more to wait for; results: the former, in place.
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame);
 
 // The state that each instance of passing_psum keeps. XLA sets the id when Python registers the type.

@@ -1,0 +1,84 @@
+"""Facts in which all hosts of a job must be alike, and what to say where they aren't."""
+
+import re
+from collections.abc import Mapping
+from importlib import metadata
+
+from jax_passing.config import Settings
+from jax_passing.errors import names
+
+DEVICES = "devices"
+PROTOCOL = "protocol version"  # of a host whose version isn't the switch's: its other facts mean nothing here
+_PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
+_SAME_VERSIONS = "install the same versions on all of them"
+_ADVICE = {
+    "axis_name": "declare the same in jax_passing.init(axis_name=…) or JAX_PASSING_AXIS_NAME",
+    "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
+    DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
+    **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
+}
+_SHOWN_MAX = 4  # values of one fact
+_TEXT_MAX = 8 * 1024  # less than messages take
+
+
+def facts(settings: Settings, device_count: int) -> dict[str, str]:
+    """This host's, by name. `device_count`: of its devices; 0 if that isn't known. Asks the installed packages' own
+    metadata: importing them would load JAX."""
+    ours = {
+        "axis_name": ",".join(settings.axis_name),
+        "strategy": settings.strategy,
+        DEVICES: str(device_count or ""),
+        **{name: _version(package) for name, package in _PACKAGES.items()},
+    }
+    return {name: value for name, value in ours.items() if value}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _shown(fact: str, value: str, with_name: bool) -> str:
+    if not value:
+        return f"no {fact}" if with_name else "none"
+    plain = value if re.fullmatch(r"[\w.+-]+", value) else repr(value)
+    if not with_name:
+        return plain
+    return f"{plain} {fact}" if fact == DEVICES else f"{fact} {plain}"
+
+
+def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
+    """What to say of the hosts' facts, each by its name; empty if they are alike."""
+    sentences: list[str] = []
+    advice: dict[str, None] = {}
+    for fact in sorted({name for theirs in by_rank.values() for name in theirs}):
+        groups: dict[str, list[int]] = {}
+        for rank in sorted(by_rank):
+            groups.setdefault(by_rank[rank].get(fact, ""), []).append(rank)
+        if len(groups) == 1:
+            continue
+        # The highest first: what the lowest ranks have is most people's idea of right.
+        (value, ranks), *others = reversed(groups.items())
+        who = names(ranks).capitalize() + ("" if sentences else f" of job {job!r}")
+        has = "has" if len(ranks) == 1 else "have"
+        parts = [f"{who} {has} {_shown(fact, value, True)}"]
+        for value, ranks in others[-_SHOWN_MAX:]:
+            parts.append(f"{names(ranks)} {'has' if len(ranks) == 1 else 'have'} {_shown(fact, value, False)}")
+        sentences.append(", ".join(parts) + ".")
+        advice[_ADVICE.get(fact, _SAME_VERSIONS)] = None
+    if not sentences:
+        return ""
+    this = "this" if len(sentences) == 1 else "these"
+    text = " ".join(sentences)[:_TEXT_MAX]
+    return f"{text} All hosts of a job must be alike in {this}: {'; '.join(advice)}."
+
+
+def protocol_difference(switch: str, switch_version: int, who: str, version: int, them: str) -> str:
+    """`switch`: its address. `who`: speaks the other version; `them`: the same in short."""
+    older = them if version < switch_version else "the switch"
+    return (
+        f"The switch at {switch} speaks protocol version {switch_version}, {who} version {version}. Upgrade "
+        f"jax_passing on {older}: all hosts and switches of a job need the same version."
+    )

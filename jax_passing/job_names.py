@@ -1,0 +1,81 @@
+"""A job's name, from the launcher's own: only what its makers document to be the same on all hosts of one run."""
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+Environment = Mapping[str, str]
+
+
+def _open_mpi(environment: Environment) -> tuple[str, str] | None:
+    """First of all: `mpirun` within another launcher's job starts some ranks itself, others over that launcher, and
+    only the latter know of a step. Two of them may run in one job at once, each under an id of its own."""
+    if "OMPI_COMM_WORLD_SIZE" not in environment or "JSM_NAMESPACE_SIZE" in environment:
+        return None  # jsrun, LSF's, sets the former as well, but numbers its runs 1, 2 ... in every job
+    for variable in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):  # Open MPI 5; 2 to 4
+        if identifier := environment.get(variable):
+            return f"openmpi-{identifier}", f"variable {variable}"
+    return None
+
+
+def _slurm(environment: Environment) -> tuple[str, str] | None:
+    """Without a step nobody knows which processes of the allocation belong together; the parts of a heterogeneous job
+    have an id each."""
+    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
+    if not job or not step or "SLURM_HET_SIZE" in environment:
+        return None
+    return f"slurm-{job}.{step}", "variable SLURM_JOB_ID"
+
+
+def _pbs(environment: Environment) -> tuple[str, str] | None:
+    job = environment.get("PBS_JOBID")
+    return (f"pbs-{job}", "variable PBS_JOBID") if job else None
+
+
+def _lsf(environment: Environment) -> tuple[str, str] | None:
+    """The elements of a job array share the id; the index is 0 outside of arrays."""
+    job, index = environment.get("LSB_JOBID"), environment.get("LSB_JOBINDEX", "0")
+    return (f"lsf-{job}" + (f"[{index}]" if index != "0" else ""), "variable LSB_JOBID") if job else None
+
+
+def _kubernetes(environment: Environment, rank: int, hostname: str, namespace: Callable[[], str]) -> str | None:
+    """A pod of an Indexed Job is called JOB-INDEX. A rank other than the index says that the run is made of several
+    Jobs (of a JobSet), which have a name each."""
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    job, dash, suffix = hostname.partition(".")[0].rpartition("-")
+    if "KUBERNETES_SERVICE_HOST" not in environment or not dash or suffix != index or index != str(rank):
+        return None
+    where = namespace()
+    return f"kubernetes-{where}.{job}" if where else None
+
+
+def _own_namespace() -> str:
+    """Of this pod; empty if nobody says."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except (OSError, UnicodeError):
+        return ""
+
+
+def found(
+    environment: Environment,
+    rank: int,
+    *,
+    hostname: Callable[[], str] = socket.gethostname,
+    namespace: Callable[[], str] = _own_namespace,
+) -> tuple[str, str] | None:
+    """(the job's name, who said so), or None: to guess might let two runs sum up each other's numbers.
+
+    Args:
+      environment: variables.
+      rank: of this host.
+      hostname: this machine's, or pod's.
+      namespace: this pod's.
+    """
+    for launcher in (_open_mpi, _slurm, _pbs, _lsf):
+        if (name := launcher(environment)) is not None:
+            return name
+    job = _kubernetes(environment, rank, hostname(), namespace)
+    return (job, "hostname of this pod of an Indexed Job") if job else None

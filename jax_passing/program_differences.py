@@ -1,0 +1,272 @@
+"""In what a host's program differs from rank 0's: for people, with what to do about it. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import msgspec
+
+SHOWN_MAX = 4  # places, leaves or operations
+TREE_MAX = 8  # leaves of a tree that is shown whole
+_TEXT_MAX = 6 * 1024
+_PART_MAX = 300
+_WHERE = frozenset({"place", "call", "kind", "bucket", "stream"})  # of an identity: which sum it is
+
+_SAME_PROGRAMS = (
+    "All hosts must run the same programs in the same order, with the same sums: start the same script on all of them, "
+    "and look for a branch that depends on the rank or on a host's own data."
+)
+_SAME_TREE = "Sum the same tree on all hosts."
+_SAME_SHAPES = "Sum arrays of the same shapes and dtypes on all hosts: pad what is shorter on one of them, or cast it."
+_SAME_MODULE = (
+    "Call the jitted helper that sums without jax.jit around it, so that each of its calls has a place of its own, or "
+    "make the hosts' programs equal: the same operations and shapes, the same jaxlib, the same kind of processor."
+)
+
+
+class Compared(Protocol):
+    """A program."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def devices(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def identities(self) -> Sequence[str]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
+    """What to say of two programs that aren't equal.
+
+    Args:
+      own: this host's.
+      rank_0s: rank 0's.
+      rank: this host's.
+      number: they are the so-many-th of their line.
+    """
+    stream = f" in stream {own.stream!r}" if own.stream else ""
+    where = f"program {number} with sums over hosts on devices {own.devices}{stream}"
+    if own.name != rank_0s.name:
+        what = (
+            f"Instead of rank 0's {rank_0s.name}, which sums at {_places(_sums(rank_0s))}, rank {rank} runs {own.name} "
+            f"({where}), which sums at {_places(_sums(own))}"
+        )
+        remedies = [_SAME_PROGRAMS]
+    elif (own.identities, own.digest) != (rank_0s.identities, rank_0s.digest):
+        whats, remedies = _sums_differ(own, rank_0s, rank)
+        what = f"In {own.name} ({where}): {'; '.join(whats)}"
+    else:
+        what = f"In {own.name} ({where}): {_modules_differ(own, rank_0s, rank)}"
+        remedies = [_SAME_MODULE]
+    return f"Hosts run different programs. {what[:_TEXT_MAX]}. {' '.join(dict.fromkeys(remedies))}"
+
+
+_Place = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives
+
+
+class _Sum:
+    """An identity, read leniently: it may have more keys, and comes over the network."""
+
+    def __init__(self, identity: str):
+        try:
+            self.all: dict[str, Any] = msgspec.json.decode(identity, type=dict[str, Any])
+        except msgspec.DecodeError:
+            self.all = {"place": [identity[:_PART_MAX]]}
+        frames = self.all.get("place")
+        self.where: _Place = tuple(map(str, frames)) if isinstance(frames, list) else (), str(self.all.get("kind", ""))
+        self.bucket = str(self.all.get("bucket", 0))
+        leaves = self.all.get("leaves")
+        pairs = [leaf for leaf in leaves if isinstance(leaf, list)] if isinstance(leaves, list) else []
+        self.leaves = [(str(leaf[0]), str(leaf[1])) for leaf in pairs if len(leaf) == 2]
+
+    @property
+    def how(self) -> dict[str, str]:
+        """Everything but which sum it is, and of what."""
+        named = {key: value for key, value in self.all.items() if key not in _WHERE and key != "leaves"}
+        return {key: value if isinstance(value, str) else str(value) for key, value in named.items()}
+
+
+def place_of(identity: str) -> _Place:
+    """By which identities are sorted, so that the sums of a place stand together."""
+    return _Sum(identity).where
+
+
+def _sums(program: Compared) -> list[_Sum]:
+    return [_Sum(identity) for identity in program.identities]
+
+
+def _by_place(sums: Iterable[_Sum]) -> dict[_Place, list[_Sum]]:
+    places: dict[_Place, list[_Sum]] = {}
+    for one in sums:
+        places.setdefault(one.where, []).append(one)
+    return places
+
+
+def _sums_differ(own: Compared, rank_0s: Compared, rank: int) -> tuple[list[str], list[str]]:
+    """What differs, and what to do."""
+    ours, theirs = _by_place(_sums(own)), _by_place(_sums(rank_0s))
+    # What was left out on one side may be there: nothing is said of places from the last one on.
+    ends = [max(places, default=((), "")) for places, program in ((ours, own), (theirs, rank_0s)) if program.digest]
+    if ends:
+        ours, theirs = ({place: each[place] for place in each if place < min(ends)} for each in (ours, theirs))
+    whats: list[str] = []
+    remedies: list[str] = []
+    for place in [place for place in ours if place in theirs]:
+        found = _place_differs(ours[place], theirs[place], rank)
+        if found:
+            text, remedy = found
+            whats.append(f"at {_place(place, ours)} {text}")
+            remedies.append(remedy)
+    lone_ours = [place for place in ours if place not in theirs]
+    lone_theirs = [place for place in theirs if place not in ours]
+    for who, other, lone, beside in (
+        (f"rank {rank}", "rank 0", lone_ours, theirs),
+        ("rank 0", f"rank {rank}", lone_theirs, ours),
+    ):
+        if lone:
+            some = [_place(place, [*beside, *lone]) for place in lone[:SHOWN_MAX]]
+            whats.append(f"{who} sums at {_listed(some, len(lone))}, where {other} doesn't")
+            remedies.append(_SAME_PROGRAMS)
+    if not whats:
+        whats = [f"they differ beyond the first {sum(map(len, ours.values()))} sums: hosts tell each other of no more"]
+        remedies = [_SAME_PROGRAMS]
+    if len(whats) > SHOWN_MAX:
+        whats = [*whats[:SHOWN_MAX], f"and so do {len(whats) - SHOWN_MAX} other places"]
+    return whats, remedies
+
+
+def _place_differs(ours: Sequence[_Sum], theirs: Sequence[_Sum], rank: int) -> tuple[str, str] | None:
+    """(what, remedy) of the sums of one place; None if they are equal."""
+    if Counter(_canonical(one) for one in ours) == Counter(_canonical(one) for one in theirs):
+        return None
+    whats: list[str] = []
+    remedies: list[str] = []
+    for key in sorted({key for one in (*ours, *theirs) for key in one.how}):
+        values = [_all_of(one.how.get(key, "nothing") for one in sums) for sums in (ours, theirs)]
+        if values[0] != values[1]:
+            whats.append(f"rank {rank} sums with {key} {values[0]}, rank 0 with {values[1]}")
+            remedies.append(f"Give the same {key} on all hosts.")
+    if leaves := _leaves_differ(_leaves(ours), _leaves(theirs), rank):
+        whats.append(leaves[0])
+        remedies.append(leaves[1])
+    counts = [_calls(sums) for sums in (ours, theirs)]
+    if counts[0] != counts[1]:
+        times = [f"{count} time{'' if count == 1 else 's'}" for count in counts]
+        whats.append(f"rank {rank} sums {times[0]}, rank 0 {times[1]}")
+        remedies.append(_SAME_PROGRAMS)
+    if not whats:
+        whats.append(f"rank {rank} packs the same leaves into other buckets, or sums them in other calls, than rank 0")
+        remedies.append(_SAME_PROGRAMS)
+    return ", and ".join(whats), " ".join(dict.fromkeys(remedies))
+
+
+def _canonical(one: _Sum) -> bytes:
+    return msgspec.json.encode(one.all, order="deterministic")
+
+
+def _calls(sums: Iterable[_Sum]) -> int:
+    """Buckets of one call count once."""
+    by_bucket = Counter(one.bucket for one in sums)
+    return max(by_bucket.values())
+
+
+def _leaves(sums: Iterable[_Sum]) -> dict[str, str]:
+    """Types by path, whatever buckets they are in."""
+    types: dict[str, set[str]] = {}
+    for one in sums:
+        for path, dtype in one.leaves:
+            types.setdefault(path, set()).add(dtype)
+    return {path: _all_of(several) for path, several in types.items()}
+
+
+def _leaves_differ(ours: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> tuple[str, str] | None:
+    if ours.keys() != theirs.keys():
+        if max(len(ours), len(theirs)) <= TREE_MAX:
+            return f"rank {rank} sums {_tree(ours)}, rank 0 {_tree(theirs)}", _SAME_TREE
+        parts = [
+            f"{who} sums {_tree({path: one[path] for path in one if path not in other})}, which {whose} doesn't"
+            for who, whose, one, other in (
+                (f"rank {rank}", "rank 0", ours, theirs),
+                ("rank 0", f"rank {rank}", theirs, ours),
+            )
+            if one.keys() - other.keys()
+        ]
+        return ", and ".join(parts), _SAME_TREE
+    differ = [path for path in ours if ours[path] != theirs[path]]
+    if not differ:
+        return None
+    some = [f"{path or 'an array'} as {ours[path]}, rank 0 as {theirs[path]}" for path in differ[:SHOWN_MAX]]
+    return f"rank {rank} sums {_listed(some, len(differ), ' leaves')}", _SAME_SHAPES
+
+
+def _tree(leaves: Mapping[str, str]) -> str:
+    """ "{loss, memory}"."""
+    if list(leaves) == [""]:
+        return f"an array {leaves['']}"
+    names = [re.sub(r"^\['([^'\]]*)'\]$", r"\1", path) for path in leaves]
+    return "{" + _listed(names[:TREE_MAX], len(names)) + "}"
+
+
+def _modules_differ(own: Compared, rank_0s: Compared, rank: int) -> str:
+    """Their fingerprints do."""
+    copies = Counter(own.identities)
+    alike = _by_place(_Sum(identity) for identity, count in copies.items() if count > 1)
+    some = _listed([_place(place, alike) for place in list(alike)[:SHOWN_MAX]], len(alike))
+    needed = (
+        f"the sums at {some} are there several times, and XLA's order alone tells them apart"
+        if alike
+        else ("XLA's order alone tells some of its sums apart")
+    )
+    parts: list[str] = []
+    summaries = [program.fingerprint.partition(" ")[2].split("; ") for program in (own, rank_0s)]
+    for ours, theirs in zip_longest(*summaries, fillvalue=""):
+        if ours == theirs:
+            continue
+        operations = [_operations(part) for part in (ours, theirs)]
+        if operations[0] is not None and operations[1] is not None:
+            ours, theirs = _only(operations[0], operations[1]), _only(operations[1], operations[0])
+        parts.append(f"rank {rank} has {ours[:_PART_MAX] or 'nothing'}, rank 0 {theirs[:_PART_MAX] or 'nothing'}")
+    differ = "; ".join(parts) or "in something other than the numbers of operations and the shapes (constants, layouts)"
+    return f"{needed}; for that the compiled modules must be equal, but they differ: {differ}"
+
+
+def _operations(text: str) -> dict[str, str] | None:
+    """ "14 fusion, 3 dot"; None if it isn't of this kind."""
+    parts = [re.fullmatch(r"(\d+) ([\w.-]+)", part) for part in text.split(", ")]
+    return {found[2]: found[1] for found in parts if found} if all(parts) else None
+
+
+def _only(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Of the operations that both count, and count differently."""
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
+    return _listed([f"{ours.get(name, 'no')} {name}" for name in names[: 2 * SHOWN_MAX]], len(names))
+
+
+def _place(place: _Place, others: Collection[_Place] = ()) -> str:
+    """The innermost frame; with those around it if that isn't enough to tell it from others."""
+    frames, kind = place
+    same = [other for other in others if other[0][:1] == frames[:1] and other[0] != frames]
+    shown = frames[:SHOWN_MAX] if same else frames[:1]
+    text = ", called from ".join(shown)[:_PART_MAX] or "an unknown place"
+    return f"{text} (in a derivative)" if kind else text
+
+
+def _places(sums: Iterable[_Sum]) -> str:
+    places = list(_by_place(sums))
+    return _listed([_place(place, places) for place in places[:SHOWN_MAX]], len(places)) or "places too long to tell"
+
+
+def _all_of(values: Iterable[str]) -> str:
+    return " and ".join(sorted(set(values)))
+
+
+def _listed(some: Sequence[str], count: int, what: str = "") -> str:
+    return ", ".join(some) + (f" and {count - len(some)} more{what}" if count > len(some) else "")
