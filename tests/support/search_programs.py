@@ -366,7 +366,7 @@ class Program:
         lines += [f"    {v.name} = {v.name}[0]" for v in self.inputs if v.varies]
         lines += ["    " + line for line in self.block.lines()]
         lines += [f"    results = [{', '.join(v.name for v in self.results)}]"]
-        busy = f"[jnp.sort({self.inputs[0].name} * i)[None] for i in range(1, {0 if self.tiny else BUSY})]"
+        busy = f"[({self.inputs[0].name} * i + 1)[None] for i in range({0 if self.tiny else BUSY})]"
         lines += [f"    return [results[i][None] for i in {self.orders}[rank]], {busy}"]
         return "\n".join(lines) + "\n"
 
@@ -436,7 +436,7 @@ class Drawer:
         program = self.program
         program.inputs = [self.variable(varies) for varies in (True, True, True, False, False)]
         program.block.variables = list(program.inputs)
-        self.fill(program.block, chance.randint(1, 5), depth=0)
+        self.fill(program.block, chance.randint(1, 4), depth=0)
         self.sum(program.block)  # at least one, of all hosts
         if kind == "harm":
             self.harm()

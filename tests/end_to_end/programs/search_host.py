@@ -18,7 +18,7 @@ from search_programs import MODULUS, Program, draw
 import jax_passing
 
 SLEEP_S = 0.02
-DEADLINE_S = 10.0  # a hang shows as an error of this session, which isn't allowed
+DEADLINE_S = 15.0  # a hang shows as an error of this session, which isn't allowed
 
 
 def local(x: Any, how: str, here: bool) -> Any:
