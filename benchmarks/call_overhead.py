@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--calls", type=int, default=3000)
     arguments = parser.parse_args()
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d") as session:
         mesh = jax.sharding.Mesh(jax.local_devices()[:1], ("d",))
         x = jax.device_put(np.ones((1, arguments.bytes // 4), np.float32), NamedSharding(mesh, P("d")))
 

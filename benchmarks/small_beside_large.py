@@ -25,7 +25,7 @@ def work(mebibytes: float) -> None:
 
     import jax_passing
 
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d") as session:
         mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
 
         def psum_of(elements):

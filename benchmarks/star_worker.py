@@ -118,7 +118,7 @@ class PassingProgram(JaxProgram):
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax_passing
 
-        self._session = jax_passing.init()
+        self._session = jax_passing.init(axis_name="d")
         super().__init__(arguments, jax_passing.psum)
 
     def close(self) -> None:

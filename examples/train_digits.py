@@ -52,16 +52,18 @@ def make_steps(mesh):
     """A training step of this host, and the check that every device of every host holds the same parameters."""
 
     def train(params, state, images, labels):
-        # Each device differentiates a copy of its own: JAX then leaves the sum over devices and hosts to us.
-        copy = jax.lax.pcast(params, "d", to="varying")
-        loss, grads = jax_passing.pmean(jax.value_and_grad(loss_of)(copy, images, labels), "d")
-        return *update(params, state, grads), loss
+        def loss_here(params):
+            # Equal on all devices of all hosts, and used by each: so the gradient is the sum over all of them.
+            return loss_of(jax_passing.pvary(params, "d"), images, labels) / jax_passing.axis_size("d")
+
+        loss, grads = jax.value_and_grad(loss_here)(params)
+        return *update(params, state, grads), jax_passing.psum(loss, "d")
 
     def same_bits(params):
         # Halves of 16 bits add up exactly. If each device finds its own bits to be the mean, all are alike.
         bits = [jax.lax.bitcast_convert_type(leaf, jnp.uint16).astype(jnp.int32) for leaf in jax.tree.leaves(params)]
         bits = jax.lax.pcast(bits, "d", to="varying")
-        device_count = jax_passing.psum(1, "d")
+        device_count = jax_passing.axis_size("d")
         sums = jax_passing.psum(bits, "d")
         same = [jnp.all(total == device_count * own) for total, own in zip(sums, bits, strict=True)]
         return jnp.all(jnp.stack(same))[None]
@@ -146,6 +148,6 @@ def main(session):
 
 
 if __name__ == "__main__":
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d") as session:
         passed = main(session)
     sys.exit(0 if passed else 1)

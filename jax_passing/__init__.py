@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING, Any
 from jax_passing import errors
 
 if TYPE_CHECKING:
+    from jax_passing.all_gather import all_gather, psum_scatter
     from jax_passing.axes import axis_index, axis_size
+    from jax_passing.broadcast import broadcast
+    from jax_passing.lax_over_hosts import lax_over_hosts
+    from jax_passing.pmax import pmax, pmin
+    from jax_passing.process_sum import barrier, process_sum
     from jax_passing.psum import pmean, psum
     from jax_passing.pvary import pvary
     from jax_passing.scope import per_host_gradients, stream
     from jax_passing.session import Session, init
 
 _HOMES = {
+    "all_gather": ("all_gather", "psum_scatter"),
     "axes": ("axis_index", "axis_size"),
+    "broadcast": ("broadcast",),
+    "lax_over_hosts": ("lax_over_hosts",),
+    "pmax": ("pmax", "pmin"),
+    "process_sum": ("barrier", "process_sum"),
     "psum": ("pmean", "psum"),
     "pvary": ("pvary",),
     "scope": ("per_host_gradients", "stream"),
@@ -22,13 +32,21 @@ _HOMES = {
 
 __all__ = [
     "Session",
+    "all_gather",
     "axis_index",
     "axis_size",
+    "barrier",
+    "broadcast",
     "errors",
     "init",
+    "lax_over_hosts",
     "per_host_gradients",
+    "pmax",
     "pmean",
+    "pmin",
+    "process_sum",
     "psum",
+    "psum_scatter",
     "pvary",
     "stream",
 ]

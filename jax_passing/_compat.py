@@ -65,6 +65,14 @@ def process_in_cluster() -> tuple[int, int, str] | None:
 
 # Tracing.
 
+jax_collectives: Any = _parallel
+"""JAX's own functions, even where `lax_over_hosts` has put others into jax.lax."""
+
+
+def tracing() -> bool:
+    """Whether the calling code is being traced or transformed, so that no values are known."""
+    return not _core.trace_state_clean()
+
 
 def check_vma() -> bool:
     """Whether the code being traced is under `shard_map(check_vma=True)`."""
@@ -248,8 +256,8 @@ def modules_of_thread() -> list[tuple[str, int]]:
 
 
 def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tuple[int, int, int]:
-    """(how many modules of that program this process lowered before this one, how many sites this module has so far, how
-    many of them are `alike`).
+    """(how many modules of that program this process lowered before this one, how many sites this module has so far,
+    how many of them are `alike`).
 
     All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
     """
@@ -328,8 +336,7 @@ def calls_around() -> list[list[tuple[CodeType, int]]]:
 def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **params: Any) -> Any:
     """JAX's rule lowers a jitted function once, however often a program calls it, and XLA makes the copies: nothing
     would tell their sums apart, nor put them in order. So one with sums is lowered where it is called, line by line."""
-    body = getattr(jaxpr, "jaxpr", jaxpr)
-    if not holds_sums(body):
+    if not holds_sums(jaxpr):
         return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
     calls = _lowering.__dict__.setdefault("calls", [])
     calls.append(_frames(ctx.traceback))
@@ -337,19 +344,35 @@ def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **para
         if any(not isinstance(each, _named_sharding.UnspecifiedValue) for each in _shardings(params)):
             # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
             return _pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
-        results, tokens = _mlir.jaxpr_subcomp(
-            ctx.module_context,
-            body,
-            ctx.name_stack,
-            ctx.tokens_in,
-            _mlir.ir_consts(getattr(jaxpr, "consts", ()), [variable.aval for variable in body.constvars]),
-            *operands,
-            dim_var_values=ctx.dim_var_values,
-            const_lowering=ctx.const_lowering,
-            outer_traceback=ctx.traceback,
-        )
+        return _lower_lines(ctx, operands, jaxpr)
     finally:
         calls.pop()
+
+
+def _lower_call(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for calls that JAX makes of its own, as in the body of a scan."""
+
+    def lower(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, **params: Any) -> Any:
+        if holds_sums(call_jaxpr):
+            return _lower_lines(ctx, operands, call_jaxpr)
+        return rule(ctx, *operands, call_jaxpr=call_jaxpr, **params)
+
+    return lower
+
+
+def _lower_lines(ctx: mlir.LoweringRuleContext, operands: Sequence[Any], jaxpr: Any) -> Any:
+    body = getattr(jaxpr, "jaxpr", jaxpr)
+    results, tokens = _mlir.jaxpr_subcomp(
+        ctx.module_context,
+        body,
+        ctx.name_stack,
+        ctx.tokens_in,
+        _mlir.ir_consts(getattr(jaxpr, "consts", ()), [variable.aval for variable in body.constvars]),
+        *operands,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
     ctx.set_tokens_out(tokens)
     return results
 
@@ -363,6 +386,7 @@ _with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 def holds_sums(jaxpr: Any) -> bool:
     """Whether this program, or any inside of it, calls the primitive."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found = _with_sums.get(jaxpr)
     if found is None:
         found = any(
@@ -380,6 +404,8 @@ def bodies(params: Mapping[str, Any]) -> list[Any]:
 
 
 mlir.register_lowering(_pjit.jit_p, _lower_jit, cacheable=False)
+for _primitive in {_core.call_p, _core.closed_call_p}:
+    mlir.register_lowering(_primitive, _lower_call(_mlir._lowerings[_primitive].rule), cacheable=False)
 
 # As a jitted function, each of these would be lowered once for several equal calls.
 _mlir._uncacheable_primitives.update(

@@ -87,6 +87,56 @@ def extent(axis_name: Any) -> Extent:
     return Extent(axes, over_hosts, scope)
 
 
+class Span(NamedTuple):
+    """The devices of an extent in the order of `axis_index`: the axes as they were named, the first one slowest; the
+    hosts, by rank, just outside of the axis that continues over them. A parameter of primitives.
+
+    Attributes:
+      along: the axes; those of vmap are gone once they are dimensions of arrays.
+      hosts_at: before which of the axes the hosts come; None if they don't.
+    """
+
+    along: Extent
+    hosts_at: int | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the axes, and the number of hosts in its place."""
+        sizes = [_compat.axis_size(axis) for axis in self.along.axes]
+        if self.hosts_at is not None:
+            sizes.insert(self.hosts_at, self.along.scope.world_size)
+        return sizes
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.sizes)
+
+    def axis_index(self) -> jax.Array:
+        """int32[], of this device."""
+        indices = [_compat.jax_collectives.axis_index(axis) for axis in self.along.axes]
+        if self.hosts_at is not None:
+            indices.insert(self.hosts_at, rank())
+        total = jnp.zeros((), np.int32)
+        for size, index in zip(self.sizes, indices, strict=True):
+            total = total * np.int32(size) + index
+        return total
+
+    def without(self, axis: Any) -> tuple["Span", int]:
+        """What is left when `axis` of vmap has become a dimension, and which of `sizes` was its own."""
+        k = self.along.axes.index(axis)
+        along = self.along._replace(axes=self.along.axes[:k] + self.along.axes[k + 1 :])
+        if self.hosts_at is None or k < self.hosts_at:
+            return Span(along, None if self.hosts_at is None else self.hosts_at - 1), k
+        return Span(along, self.hosts_at), k + 1
+
+
+def span(along: Extent) -> Span:
+    hosts_at = None
+    if along.over_hosts:
+        hosts_at = min(k for k, axis in enumerate(along.axes) if axis in along.scope.axis_names)
+    return Span(along, hosts_at)
+
+
 def declared(axes: Sequence[Any], scope: scopes.Scope) -> list[Any]:
     """Those of `axes` that continue over the hosts."""
     return [axis for axis in axes if axis in scope.axis_names]
@@ -116,15 +166,7 @@ def axis_index(axis_name: Any) -> jax.Array:
     along = extent(axis_name)
     if along.over_hosts is None:
         raise NotInitializedError("no session: call jax_passing.init() before tracing jax_passing.axis_index")
-    index = jnp.zeros((), np.int32)
-    for axis in along.axes:
-        here = jax.lax.axis_index(axis)
-        size = _compat.axis_size(axis)
-        if along.over_hosts and axis in along.scope.axis_names:
-            here = here + rank() * np.int32(size)
-            size *= along.scope.world_size
-        index = index * np.int32(size) + here
-    return index
+    return span(along).axis_index()
 
 
 # The rank is known when the program runs, not when it is traced: so the hosts' programs are alike.

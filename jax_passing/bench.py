@@ -137,7 +137,7 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
     """
     if _dtype(options.dtype).itemsize // (2 if options.dtype.startswith("complex") else 1) == 8:
         jax.config.update("jax_enable_x64", True)
-    with jax_passing.init(switch=switch) as session:
+    with jax_passing.init(switch=switch, axis_name="d") as session:
         bench = Bench(session, options)
         cases = [(count, in_place) for count in options.counts() for in_place in (False, True)]
         console = Console(stderr=True)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from jax_passing import _compat, planner, session
 from jax_passing.axes import Extent
 from jax_passing.buckets import Leaf, make_buckets
@@ -63,7 +61,7 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str) -> Sequ
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands))
     if site.strategy == "native":
-        results: Sequence[Any] = jax.lax.psum(operands, along.axes)
+        results: Sequence[Any] = _compat.jax_collectives.psum(operands, along.axes)
         return results
     invariant = _compat.check_vma() and bool(_compat.must_vary(along.axes))
     scope = along.scope

@@ -168,14 +168,16 @@ def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
         )
 
 
-def _type_text(aval: Any) -> str:
+def type_text(aval: Any) -> str:
+    """Of an array, for identities and messages."""
     # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
     return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
 
-def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool, op: str) -> str:
+def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
+    types = site.types or types
     leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
-    kind = ("flat " if flat else "") + {"sum": "psum", "max": "pmax"}[op]
+    kind = ("flat " if flat else "") + site.function
     return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
 
 
@@ -207,14 +209,16 @@ def _lower(
 
     def group_and_member() -> jax.Array:
         others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
-        return jnp.stack([jax.lax.axis_index(names) if names else jnp.int32(0) for names in (others, axes)])
+        return jnp.stack(
+            [_compat.jax_collectives.axis_index(names) if names else jnp.int32(0) for names in (others, axes)]
+        )
 
     int32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
     where = mlir.lower_fun(group_and_member, multiple_results=False)(
         ctx.replace(primitive=None, avals_in=(), avals_out=(int32_2,))
     )
     avals = [avals_in[i] for i in carried]
-    types = [_type_text(aval) for aval in avals]
+    types = [type_text(aval) for aval in avals]
     program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
     identity = site.only(carried).identity(
         scope=str(ctx.name_stack),
@@ -234,7 +238,7 @@ def _lower(
         "ordinal": np.int64(ordinal),
         "site": np.int64(number),
         "identity": canonical(identity),
-        "site_name": _site_name(site, types, axes, flat, op),
+        "site_name": _site_name(site.only(carried), types, axes, flat),
         "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
         "op": op,
         "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
@@ -276,7 +280,7 @@ def _lower_local(
         raise ConfigError(undeclared(axes))
     if placement.member_count == 1:
         return leaves
-    reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax}[op]
+    reduce = {"sum": _compat.jax_collectives.psum, "max": _compat.jax_collectives.pmax}[op]
     lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
     return lowered
 

@@ -56,7 +56,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
         return tree
     wanted = check_strategy(strategy, along)
     if along.local and not (_compat.check_vma() and _compat.vmapped(along.axes)):  # lax.psum fails on both together
-        return jax.lax.psum(tree, along.axes)
+        return _compat.jax_collectives.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
@@ -91,7 +91,7 @@ def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
     return require_varying(array, leaf, axes)
 
 
-def require_varying(array: jax.Array, leaf: Any, axes: Axes) -> jax.Array:
+def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "psum") -> jax.Array:
     """Under `check_vma=True`: `array`, made from `leaf`, as one that differs from device to device.
 
     Raises:
@@ -104,12 +104,12 @@ def require_varying(array: jax.Array, leaf: Any, axes: Axes) -> jax.Array:
         names = ", ".join(repr(axis) for axis in sorted(missing))
         if _compat.is_constant(leaf):
             raise UnvaryingInputError(
-                f"psum over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along {names}: its "
-                f"sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is meant, cast it "
-                f"with jax.lax.pcast(x, {axes}, to='varying')."
+                f"{function} over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along "
+                f"{names}: its sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is "
+                f"meant, cast it with jax.lax.pcast(x, {axes}, to='varying')."
             )
         raise UnvaryingInputError(
-            f"psum over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
+            f"{function} over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
             "gradient of parameters that are equal on all devices, it has been summed over the devices already: use it "
             "as it is. For sums in large buckets beside the backward pass cast the parameters first, with params = "
             f"jax_passing.pvary(params, {axes}), and don't sum their gradients; for gradients of each device's own, "

@@ -23,6 +23,7 @@ class Scope(NamedTuple):
       strategy: of sums that name none.
       stream: name of this thread's order of sums; "" for the thread that called `init`.
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host.
+      lax_over_hosts: jax.lax's collectives go over the hosts, too.
     """
 
     axis_names: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class Scope(NamedTuple):
     strategy: str = "passing"
     stream: str = ""
     per_host_gradients: bool = False
+    lax_over_hosts: bool = False
 
 
 _session: Scope | None = None  # of the open session

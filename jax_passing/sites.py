@@ -25,7 +25,10 @@ class Site:
       bucket_bytes: what the call said.
       paths: of its leaves in their tree.
       bucket: which of the call's buckets.
-      kind: how it came from the call: "j" for a tangent, "t" for a transpose, several letters for several steps.
+      kind: how it came from the call: "j" for a tangent, "t" for a transpose, "l" for the lower halves of numbers,
+        several letters for several steps.
+      function: what was called, with what must be the same on all hosts: "broadcast from 2".
+      types: of its leaves, where what travels has others.
     """
 
     place: Place
@@ -36,10 +39,14 @@ class Site:
     paths: tuple[str, ...] = ()
     bucket: int = 0
     kind: str = ""
+    function: str = "psum"
+    types: tuple[str, ...] = ()
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
         """Of some of the leaves, and a step further from the call."""
-        return replace(self, paths=tuple(self.paths[i] for i in indices), kind=self.kind + kind)
+        paths = tuple(self.paths[i] for i in indices)
+        types = tuple(self.types[i] for i in indices) if self.types else ()
+        return replace(self, paths=paths, types=types, kind=self.kind + kind)
 
     @property
     def in_order(self) -> bool:
@@ -64,6 +71,7 @@ class Site:
             "bucket_bytes": self.bucket_bytes,
             "call": self.call,
             "calls": [[*place.frames, place.further] for place in calls],
+            "function": self.function,
             "further": self.place.further,
             "kind": self.kind,
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
@@ -72,6 +80,7 @@ class Site:
             "scope": scope,
             "strategy": self.strategy,
             "stream": self.stream,
+            "types": list(self.types),
         }
 
 
@@ -83,7 +92,16 @@ _counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of ea
 _counts_lock = threading.Lock()
 
 
-def new_site(stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str], place: Place | None = None) -> Site:
+def new_site(
+    stream: str,
+    strategy: str,
+    bucket_bytes: int,
+    paths: Sequence[str],
+    place: Place | None = None,
+    *,
+    function: str = "psum",
+    types: Sequence[str] = (),
+) -> Site:
     """The site of a call of this package, or of JAX at `place`.
 
     Calls from one place are counted in the order of the program. Those that JAX makes while it transposes aren't: it
@@ -97,7 +115,7 @@ def new_site(stream: str, strategy: str, bucket_bytes: int, paths: Sequence[str]
             counts = _counts.setdefault(trace, {})
             call = counts.get(place, 0)
             counts[place] = call + 1
-    return Site(place, call, stream, strategy, bucket_bytes, tuple(paths))
+    return Site(place, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types))
 
 
 def paths_of(tree: Any) -> tuple[str, ...]:

@@ -63,5 +63,6 @@ def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -
     for process in cluster.run("mismatch.py", kind, devices=1):
         raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)
         assert raised, process.text
-        assert float(raised[2]) < 6 + 12
+        assert raised[1] == "ProgramMismatchError"
+        assert "Hosts run different programs. In jit_body on 1 devices" in process.text
         assert "mismatch.py:" in process.text  # the site, by name

@@ -147,7 +147,16 @@ def test_calls_of_one_jitted_function_are_places_of_their_own():
     first, second, third, fourth = identities(program)
     assert first["place"] == second["place"] == third["place"]
     assert first["calls"] != second["calls"] != third["calls"]
-    assert third == fourth  # one line, in a loop: nothing tells them apart but the order
+    assert third["calls"] == fourth["calls"]  # one line, in a loop: told apart by their order in the program
+    assert [each["nth"] for each in (first, second, third, fourth)] == [0, 0, 0, 1]
+
+
+def test_a_scan_in_a_function_that_is_called_several_times():
+    @jax.jit
+    def helper(x):
+        return jax.lax.scan(lambda c, _: (c + jax_passing.psum(c, "d"), None), x, None, length=3)[0]
+
+    assert [each["nth"] for each in identities(lambda x: helper(x) + helper(x + 1))] == [0, 1]
 
 
 def test_identity_tells_how_a_sum_came_about():

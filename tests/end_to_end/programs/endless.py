@@ -19,7 +19,7 @@ def main(deadline_s: float) -> None:
     x = jnp.ones(100_000)
     last = time.monotonic()
     try:
-        with jax_passing.init(deadline_s=deadline_s, warn_s=1):
+        with jax_passing.init(deadline_s=deadline_s, warn_s=1, axis_name="d"):
             for i in range(10**9):
                 step(x).block_until_ready()
                 last = time.monotonic()
@@ -31,7 +31,9 @@ def main(deadline_s: float) -> None:
     # The process goes on: alone, as a new job at the switch that is named next, or without one.
     switch = os.environ.get("NEXT_SWITCH")
     os.environ.pop("JAX_PASSING_SWITCH")
-    with jax_passing.init(switch=switch, job=f"alone-{os.environ['JAX_PASSING_RANK']}", rank=0, world_size=1):
+    with jax_passing.init(
+        switch=switch, job=f"alone-{os.environ['JAX_PASSING_RANK']}", rank=0, world_size=1, axis_name="d"
+    ):
         jax.clear_caches()
         print("went on with", float(step(x)[0]))
 

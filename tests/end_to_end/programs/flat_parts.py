@@ -17,7 +17,7 @@ def attempt(mesh: jax.sharding.Mesh, axes: tuple[str, ...], strategy: str | None
 
 
 def main() -> None:
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="b") as session:
         hosts = session.world_size
         grid = jax.sharding.Mesh(np.reshape(jax.local_devices(), (2, 2)), ("a", "b"))
         half = jax.sharding.Mesh(np.reshape(jax.local_devices()[:2], (1, 2)), ("a", "b"))

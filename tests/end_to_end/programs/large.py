@@ -10,7 +10,7 @@ ELEMENTS = 2**28
 
 
 def main() -> None:
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d") as session:
         mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
 
         def total(x: jax.Array) -> jax.Array:

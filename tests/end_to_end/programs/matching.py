@@ -15,7 +15,7 @@ COUNT = 200
 
 
 def main(rounds: int) -> None:
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d") as session:
         mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
         total = jax.local_device_count() * session.world_size
         chaos = random.Random(session.rank)

@@ -13,7 +13,7 @@ import jax_passing
 def main(kind: str) -> None:
     start = time.monotonic()
     try:
-        with jax_passing.init(deadline_s=6, warn_s=2) as session:
+        with jax_passing.init(deadline_s=6, warn_s=2, axis_name="d") as session:
             start = time.monotonic()
             odd = session.rank == 1
             mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 
 mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
-with jax_passing.init() as session:
+with jax_passing.init(axis_name="d") as session:
     body = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     drawn = jax.random.normal(jax.random.key(session.rank), (20_000,))
     leaves = {"one": jnp.ones(1000), "float32": drawn, "bfloat16": drawn.astype(jnp.bfloat16)}

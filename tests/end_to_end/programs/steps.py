@@ -14,7 +14,7 @@ def main() -> None:
         jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     )
     x = jnp.arange(100_000)
-    with jax_passing.init(deadline_s=20) as session:
+    with jax_passing.init(deadline_s=20, axis_name="d") as session:
         expected = np.arange(100_000) * session.world_size
         for i in range(10**9):
             np.testing.assert_array_equal(step(x), expected)

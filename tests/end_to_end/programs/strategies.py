@@ -30,7 +30,7 @@ def main() -> None:
             os.environ["COORDINATOR"], int(os.environ["JAX_PASSING_WORLD_SIZE"]), int(os.environ["JAX_PASSING_RANK"])
         )
     digest = hashlib.sha256()
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name="d" if deployment == "local" else None) as session:
         local, ranks = jax.local_device_count(), session.world_size * jax.local_device_count()
         mesh = jax.sharding.Mesh(jax.devices() if deployment == "global" else jax.local_devices(), ("d",))
         mine = slice(session.rank * local, (session.rank + 1) * local)

@@ -62,7 +62,7 @@ def psum_rows(mesh: jax.sharding.Mesh, rows: np.ndarray, **kwargs: bool) -> jax.
 
 
 def main() -> None:
-    with jax_passing.init() as session:
+    with jax_passing.init(axis_name=("d", "i")) as session:
         devices = jax.local_device_count()
         mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
         everyone = range(session.world_size)

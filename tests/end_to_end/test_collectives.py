@@ -1,0 +1,39 @@
+"""What hosts do beside sums, on several real hosts, through a real switch."""
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import finish
+
+if TYPE_CHECKING:
+    from .conftest import Cluster
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 0, "passing"), (3, 1, "flat")])
+def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
+    env = {"JAX_PASSING_STRATEGY": strategy}
+    for process in cluster.run("collectives.py", str(seed), "local", hosts=hosts, env=env):
+        assert "collectives done" in process.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 2, "auto"), (3, 3, "passing")])
+def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    env = {"COORDINATOR": coordinator, "JAX_PASSING_STRATEGY": strategy}
+    started = cluster.start("collectives.py", str(seed), "global", hosts=hosts, env=env)
+    finish(started)
+    for process in started:
+        assert "collectives done" in process.text
+
+
+def test_a_host_that_does_not_come_to_a_barrier(cluster: "Cluster") -> None:
+    for process in cluster.run("alone_at_barrier.py", devices=1):
+        assert "raised DeadlineExceededError: " in process.text
+        assert "alone_at_barrier.py:14:" in process.text  # the place, by name
+        assert "barrier of" in process.text

@@ -1,0 +1,148 @@
+"""Libraries that call JAX's own collectives, on one host whose axes are declared."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+from jax_passing.errors import ConfigError, NotInitializedError
+
+X = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32)
+
+
+def mesh_of(name="d"):
+    return jax.make_mesh((4,), (name,), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def everything(x):
+    axis = "d"
+    return (
+        jax.lax.psum({"x": x}, axis)["x"] * jax.lax.psum(1, axis),
+        jax.lax.pmean(x, axis_name=axis) + jax.lax.pmax(x, axis) + jax.lax.pmin(x, (axis,)),
+        jax.lax.all_gather(x, axis, axis=1, tiled=True).sum(1),
+        jax.lax.psum_scatter(jnp.broadcast_to(x[:1, :1], (4, 4, 3)), axis, scatter_dimension=1).sum(),
+        jax.lax.axis_index(axis) * jax.lax.axis_size(axis),
+    )
+
+
+def mapped(f, check_vma=False, name="d"):
+    return jax.shard_map(
+        lambda x: jax.tree.map(lambda y: jnp.sum(y)[None], f(x)),
+        mesh=mesh_of(name), in_specs=P(name), out_specs=P(name), check_vma=check_vma,
+    )  # fmt: skip
+
+
+def test_they_are_ours_in_the_block_and_nowhere_else(session, check_vma):
+    f = mapped(everything, check_vma)
+    jitted = jax.jit(f)
+    before = jitted(X)
+    assert "passing" not in str(jax.make_jaxpr(jitted)(X))
+    with jax_passing.lax_over_hosts():
+        text = str(jax.make_jaxpr(jitted)(X))
+        for name in ("psum", "pmax", "pmin", "all_gather", "psum_scatter", "rank"):
+            assert f"passing_{name}" in text
+        for name in ("psum", "pmax", "pmin", "all_gather", "reduce_scatter"):
+            assert f" {name}[" not in text
+        inside = jitted(X)
+    assert "passing" not in str(jax.make_jaxpr(jitted)(X))
+    for results in (inside, jitted(X)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, before)
+
+
+def test_axes_that_are_not_declared_and_other_threads_keep_those_of_jax(session):
+    texts = []
+    with jax_passing.lax_over_hosts():
+        jaxpr = jax.make_jaxpr(mapped(lambda x: jax.lax.all_to_all(jax.lax.psum(x, "e"), "e", 1, 1), name="e"))
+        assert "passing" not in str(jaxpr(X))
+        thread = threading.Thread(target=lambda: texts.append(str(jax.make_jaxpr(mapped(everything))(X))))
+        thread.start()
+        thread.join(60)
+        assert "passing" not in texts[0]
+
+
+def test_our_own_functions_do_not_notice(session, check_vma):
+    def ours(x):
+        index = jax_passing.axis_index("d")
+        scattered = jax_passing.psum_scatter(jnp.broadcast_to(x[:1, :1], (4, 4, 3)), "d", scatter_dimension=1)
+        return jax_passing.pmean(x, "d") + index.astype(x.dtype), jax_passing.all_gather(x, "d"), scattered
+
+    with jax_passing.lax_over_hosts():
+        result = jax.jit(mapped(ours, check_vma))(X)
+    jax.tree.map(np.testing.assert_array_equal, result, jax.jit(mapped(ours, check_vma))(X))
+
+
+def test_what_is_equal_is_cast_as_jax_does(session):
+    def f(w, x):
+        return jax.lax.psum(w, "d"), jax.lax.pmean(w, "d"), jax.lax.psum(x, "d")
+
+    program = jax.shard_map(f, mesh=mesh_of(), in_specs=(P(), P("d")), out_specs=P(), check_vma=True)
+    with jax_passing.lax_over_hosts():
+        total, mean, _ = jax.jit(program)(jnp.float32(3), X)
+        slope = jax.grad(lambda w: jax.jit(program)(w, X)[0])(jnp.float32(3))
+    assert (total, mean, slope) == (12, 3, 4)
+
+
+def test_what_has_no_counterpart_raises(session):
+    for f, message in (
+        (lambda x: jax.lax.psum(x, "d", axis_index_groups=[[0, 1], [2, 3]]), "psum over 'd' with axis_index_groups"),
+        (lambda x: jax.lax.all_gather(x, "d", to="reduced"), "to='reduced'"),
+        (lambda x: jax.lax.ppermute(x, "d", [(0, 1)]), "ppermute over 'd'.*psum_scatter, and jax_passing.broadcast"),
+        (lambda x: jax.lax.all_to_all(x, axis_name=("d",), split_axis=1, concat_axis=1), "all_to_all"),
+    ):
+        with jax_passing.lax_over_hosts(), pytest.raises(ConfigError, match=message):
+            jax.make_jaxpr(mapped(f))(X)
+
+
+def test_without_session():
+    with pytest.raises(NotInitializedError, match="lax_over_hosts"), jax_passing.lax_over_hosts():
+        pass
+
+
+@pytest.mark.parametrize("fast_variance", [True, False])
+def test_batch_norm_of_linen(session, fast_variance, check_vma):
+    linen = pytest.importorskip("flax.linen")
+    norm = linen.BatchNorm(use_running_average=False, axis_name="d", use_fast_variance=fast_variance, momentum=0.9)
+    alone = norm.clone(axis_name=None)
+    variables = alone.init(jax.random.key(0), X)
+
+    def loss_of(norm, params, x):
+        y, updates = norm.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+        return (jnp.sin(3 * y) * x).sum(), updates
+
+    def step(params, x):
+        def loss_of_cast(params):
+            return loss_of(norm, jax_passing.pvary(params, "d"), x)
+
+        (loss, updates), grads = jax.value_and_grad(loss_of_cast, has_aux=True)(params)
+        return jax_passing.psum(loss, "d"), updates, grads
+
+    program = jax.shard_map(step, mesh=mesh_of(), in_specs=(P(), P("d")), out_specs=P(), check_vma=check_vma)
+    with jax_passing.lax_over_hosts():
+        loss, updates, grads = jax.jit(program)(variables["params"], X)
+    (expected, stats), slopes = jax.value_and_grad(lambda p: loss_of(alone, p, X), has_aux=True)(variables["params"])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        (loss, updates, grads),
+        (expected, stats, slopes),
+    )
+
+
+def test_batch_norm_of_nnx(session):
+    nnx = pytest.importorskip("flax.nnx")
+    norm, alone = (nnx.BatchNorm(3, axis_name=axis, rngs=nnx.Rngs(0)) for axis in ("d", None))
+    graph, state = nnx.split(norm)
+
+    def step(state, x):
+        layer = nnx.merge(graph, state)
+        y = layer(x)
+        return y, nnx.state(layer)
+
+    program = jax.shard_map(step, mesh=mesh_of(), in_specs=(P(), P("d")), out_specs=(P("d"), P()), check_vma=False)
+    with jax_passing.lax_over_hosts():
+        y, state = jax.jit(program)(state, X)
+    np.testing.assert_allclose(y, alone(X), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(nnx.merge(graph, state).var[...], alone.var[...], rtol=1e-5)
