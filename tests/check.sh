@@ -91,6 +91,9 @@ cpp_tests() {
 # pytest of virtual environment $1 on the paths that follow.
 python_tests() { timeout 3000 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
 
+# Programs drawn from a seed, which the first line tells.
+randomised_search() { timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 300; }
+
 bazel_tests() { timeout 1800 bash tests/bazel.sh; }
 
 # What may differ between versions of JAX: all that runs in one process, and what real hosts compute.
@@ -155,6 +158,7 @@ if $fast; then
 else
   stage "P4" python_tests "$oldest" tests/p4
   stage "end to end" python_tests "$oldest" tests/end_to_end
+  stage "randomised search" randomised_search
   stage "Bazel" bazel_tests
   stage "newest jaxlib" newest_jaxlib
   rm -rf "$work/wheel-3.12"

@@ -43,6 +43,7 @@ def run(which: str, file: str, report: str) -> int:
 
 def replace_psum(jax: Any, binds: "collections.Counter[str]") -> None:
     import jax_passing
+    from jax_passing import scope
 
     lax_psum = jax.lax.psum
 
@@ -51,7 +52,10 @@ def replace_psum(jax: Any, binds: "collections.Counter[str]") -> None:
             return lax_psum(x, axis_name, axis_index_groups=axis_index_groups)
         return jax_passing.psum(x, axis_name)
 
-    jax_passing.init(axis_name=EveryAxis())
+    jax_passing.init()
+    session = scope.of_session()
+    assert session is not None
+    scope.begin(session._replace(axis_names=EveryAxis()))
     count_binds(binds)
     jax.lax.psum = psum
 

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "support"), str(HERE.parents[1])]
+sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.append(str(HERE))
 
 import lockstep  # noqa: E402
 import numpy as np  # noqa: E402
+from conftest import PROGRAMS, Switch, host_settings  # noqa: E402
 from search_programs import Program, draw  # noqa: E402
 
-from tests.end_to_end.conftest import PROGRAMS, Switch, host_settings  # noqa: E402
-
 LIMIT_S = 90.0  # for an answer; what hangs has met the session's deadline long before
+FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 DEVICES = {2: 2, 3: 2, 4: 1}  # of each host, by the number of hosts
 
 
@@ -35,7 +36,9 @@ class World:
         self.switch = Switch()
         settings = [host_settings(self.switch.address, "search", rank, hosts, self.devices) for rank in range(hosts)]
         # Sets and dicts are in another order on each host.
-        settings = [own | {"PYTHONHASHSEED": str(rank + 1)} for rank, own in enumerate(settings)]
+        settings = [
+            own | {"PYTHONHASHSEED": str(rank + 1), "XLA_FLAGS": FAST_COMPILER} for rank, own in enumerate(settings)
+        ]
         self.processes = [lockstep.Follower(PROGRAMS / "search_host.py", [], own) for own in settings]
         self.init()
 

@@ -55,36 +55,44 @@ class Case(NamedTuple):
         devices, where `grad` is inside ("reverse": the same for vmap, but without forward derivatives); "nothing" where
         it is outside, as shard_map and vmap sum up there.
       local_only: it makes no sense on a mesh over the hosts.
+      right_on_global: there it is right, as JAX knows all devices.
     """
 
     run: Callable[[World], Outcome]
     raises: str | None
     reference: str
     local_only: bool
+    right_on_global: bool
 
 
 CASES: dict[str, Case] = {}
 
 
 def case(
-    name: str, *, raises: str | None = None, reference: str = "cast", local_only: bool = False
+    name: str,
+    *,
+    raises: str | None = None,
+    reference: str = "cast",
+    local_only: bool = False,
+    right_on_global: bool = False,
 ) -> Callable[[Callable[[World], Outcome]], Callable[[World], Outcome]]:
     def add(run: Callable[[World], Outcome]) -> Callable[[World], Outcome]:
-        CASES[name] = Case(run, raises, reference, local_only)
+        CASES[name] = Case(run, raises, reference, local_only, right_on_global)
         return run
 
     return add
 
 
 def in_both_modes(
-    name: str, *, raises: dict[bool, str] | None = None, reference: str = "cast"
+    name: str, *, raises: dict[bool, str] | None = None, reference: str = "cast", right_on_global: bool = False
 ) -> Callable[[Callable[[World, bool], Outcome]], None]:
     """A case for check_vma=True and one for False. `raises` by check_vma."""
 
     def add(run: Callable[[World, bool], Outcome]) -> None:
         for vma in (True, False):
             full = f"{name}, check_vma={vma}"
-            case(full, raises=(raises or {}).get(vma), reference=reference)(lambda w, vma=vma: run(w, vma))
+            add_case = case(full, raises=(raises or {}).get(vma), reference=reference, right_on_global=right_on_global)
+            add_case(lambda w, vma=vma: run(w, vma))
 
     return add
 
@@ -180,7 +188,9 @@ def _(w: World, vma: bool) -> Outcome:
     return jax.jit(jax.grad(total))(w.params), ()
 
 
-@in_both_modes("grad outside, of what enters by rows", raises={False: "GradientError"}, reference="nothing")
+@in_both_modes(
+    "grad outside, of what enters by rows", raises={False: "GradientError"}, reference="nothing", right_on_global=True
+)
 def _(w: World, vma: bool) -> Outcome:
     step = w.spmd(lambda p, x, y: w.op.psum(loss(p, x[0], y[0]), "d"), check_vma=vma)
     return (), jax.grad(step, argnums=1)(w.params, w.x, w.y)
@@ -201,6 +211,7 @@ def _(w: World) -> Outcome:
     "grad outside, of a summed loss of uncast parameters",
     raises={False: "GradientError"},
     reference="nothing",
+    right_on_global=True,
 )
 def _(w: World, vma: bool) -> Outcome:
     step = w.spmd(lambda p, x, y: w.op.psum(loss(p, x[0], y[0]), "d"), check_vma=vma)

@@ -107,10 +107,8 @@ def compiled(program: Program, rank: int, devices: Sequence[Any]) -> Any:
     exec(compile(program.source, program.file, "exec"), scope)
     specs = tuple(P("d") if variable.varies else P() for variable in program.inputs)
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    out_specs = (P("d"),) * len(program.results)
-    return jax.jit(
-        jax.shard_map(scope["step"], mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=program.check_vma)
-    )
+    mapped = jax.shard_map(scope["step"], mesh=mesh, in_specs=specs, out_specs=P("d"), check_vma=program.check_vma)
+    return jax.jit(mapped)
 
 
 def run(program: Program, rank: int) -> list[list[list[Any]]]:
@@ -128,7 +126,7 @@ def run(program: Program, rank: int) -> list[list[list[Any]]]:
                 value[own] if variable.varies else value[0]
                 for variable, value in zip(program.inputs, rows, strict=True)
             ]
-            pending.append(step(*inputs))
+            pending.append(step(*inputs)[0])
     order = program.orders[rank]
     return [[np.asarray(results[order.index(i)]).tolist() for i in range(len(order))] for results in pending]
 
