@@ -126,8 +126,11 @@ def pvary(x: Any, axes: frozenset[Axis]) -> Any:
 
 
 def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
-    """The same type, varying over `axes` too."""
-    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying.union(axes))) if axes else aval
+    """The same type, varying over `axes` too, in the mesh around: what is closed over has none."""
+    if not axes:
+        return aval
+    sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
+    return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=aval.mat.varying.union(axes)))
 
 
 def is_constant(tracer: Any) -> bool:
@@ -144,6 +147,23 @@ def is_constant(tracer: Any) -> bool:
         if seen > 100:
             return False
     return True
+
+
+def derivative_has_sums(tracer: Any) -> bool:
+    """Whether a call of the primitive is among what the derivative of this is computed from; False outside of
+    derivatives, or if another JAX doesn't tell."""
+    waiting, seen = [getattr(tracer, "tangent", None)], set()
+    while waiting:
+        equation = getattr(waiting.pop(), "parent", None)
+        if equation is None or id(equation) in seen:
+            continue
+        seen.add(id(equation))
+        if getattr(equation, "primitive", None) in summing or any(
+            map(holds_sums, bodies(getattr(equation, "params", {})))
+        ):
+            return True
+        waiting += getattr(equation, "in_tracers", ())
+    return False
 
 
 def _is_closed_over(tracer: Any) -> bool:

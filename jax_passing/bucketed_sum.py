@@ -43,27 +43,33 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     return strategy
 
 
-def bucketed_sum(arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum") -> list[Any]:
-    """The sum of each array over the extent; `site.paths` names them, in their order."""
+def bucketed_sum(
+    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
+) -> list[Any]:
+    """The sum of each array over the extent; `site.paths` names them, in their order.
+
+    `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
+    derivatives, are cast again, also where types don't tell.
+    """
     leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
     buckets = make_buckets(leaves, site.bucket_bytes)
     sums: list[Any] = list(arrays)
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
-        results = _sum_bucket([arrays[i] for i in members], along, bucket, op)
+        results = _sum_bucket([arrays[i] for i in members], along, bucket, op, of_casts)
         for index, result in zip(members, results, strict=True):
             sums[index] = result
     _hold_behind_all(sums, buckets, arrays)
     return sums
 
 
-def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str) -> Sequence[Any]:
+def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool) -> Sequence[Any]:
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands))
     if site.strategy == "native":
         results: Sequence[Any] = _compat.jax_collectives.psum(operands, along.axes)
         return results
-    invariant = _compat.check_vma() and bool(_compat.must_vary(along.axes))
+    invariant = of_casts or (_compat.check_vma() and bool(_compat.must_vary(along.axes)))
     scope = along.scope
     return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
         *operands,

@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_passing import _compat
 from jax_passing import scope as scopes
-from jax_passing.axes import Axes, undeclared
+from jax_passing.axes import Axes, Extent, undeclared
 from jax_passing.call_order import INT32, in_order
 from jax_passing.call_place import place_of
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError
@@ -98,13 +98,25 @@ def _transpose(
     given = [cotangents[i] for i in moving]
     if primitive is passing_psum_invariant_p:
         # The sum is one value that every device and host shares, so its cotangent is each one's own.
-        given = [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in given]
+        given = _cast(given, axes, site.only(moving, "t"), params)
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
         given = primitive.bind(*given, axes=axes, site=site.only(moving, "t"), **params)
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
     return result
+
+
+def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
+    if _compat.check_vma():
+        return [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in cotangents]
+    from jax_passing.pvary import passing_pvary_p  # which imports this module
+
+    along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
+    cast: list[Any] = passing_pvary_p.bind(
+        *cotangents, along=along, vmapped=params["vmapped"], of_sums=False, site=site
+    )
+    return cast
 
 
 # vmap.

@@ -5,6 +5,7 @@ backward pass sums the cotangents of all leaves, in buckets, each as soon as it 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,6 +36,8 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
 
     Args:
       tree: arrays of any shape and dtype, equal on all devices along the axes, on all hosts; Python numbers stay.
+        Under `check_vma=False` nothing that comes from a `psum` which is differentiated as well: the gradient of either
+        would add up all devices.
       axis_name, strategy, bucket_bytes: as for `psum`; of the sums.
 
     Returns: the same values. Under `shard_map(check_vma=True)` their types vary over the axes.
@@ -58,7 +61,8 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     else:
         paths = paths_of(tree)
         site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
-        cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, site=site)
+        of_sums = not _compat.check_vma() and any(_compat.derivative_has_sums(leaves[i]) for i in indices)
+        cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
     for index, array in zip(indices, cast, strict=True):
         leaves[index] = array
     return jax.tree.unflatten(treedef, leaves)
@@ -92,7 +96,15 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **param
     return cast, cast_tangents
 
 
-def _transpose(cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Site, vmapped: bool) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Site, vmapped: bool, of_sums: bool
+) -> list[Any]:
+    if of_sums:
+        raise GradientError(
+            f"jax_passing.pvary casts at {site.place} what comes from a sum over the same devices. Under "
+            "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
+            "several times: leave out the cast, or use check_vma=True."
+        )
     if transposed_by_shard_map():
         raise GradientError(
             f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
@@ -103,7 +115,10 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Sit
     # A leaf that only some hosts use must be summed by all, so those that nobody uses here take part as zeros.
     given = [ad.instantiate_zeros(cotangents[i]) for i in linear]
     result: list[Any] = [None] * len(leaves)
-    for i, total in zip(linear, bucketed_sum(given, along, site.only(linear, "t")), strict=True):
+    site = site.only(linear, "t")
+    if site.strategy == "native" and not _compat.check_vma():  # lax.psum would be transposed to a sum once more
+        site = replace(site, strategy="passing")
+    for i, total in zip(linear, bucketed_sum(given, along, site, of_casts=True), strict=True):
         result[i] = total
     return result
 

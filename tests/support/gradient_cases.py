@@ -179,13 +179,13 @@ def _(w: World, vma: bool) -> Outcome:
 
 @in_both_modes("grad outside, of cast and closed-over parameters", raises={False: "GradientError"}, reference="nothing")
 def _(w: World, vma: bool) -> Outcome:
-    def total(p: Any) -> Any:
+    def total(p: Any, x: Any, y: Any) -> Any:
         body = lambda x, y: w.op.psum(loss(w.op.pvary(p, "d"), x[0], y[0]), "d")  # noqa: E731
         return jax.shard_map(
             body, mesh=jax.sharding.Mesh(np.array(w.devices), ("d",)), in_specs=ROWS[1:], out_specs=P(), check_vma=vma
-        )(w.x, w.y)
+        )(x, y)
 
-    return jax.jit(jax.grad(total))(w.params), ()
+    return jax.jit(jax.grad(total))(w.params, w.x, w.y), ()
 
 
 @in_both_modes(
