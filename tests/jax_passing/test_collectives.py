@@ -41,6 +41,8 @@ def any_bits(dtype, shape, seed=0):
         bits &= 1
     if dtype in ("int4", "uint4"):
         return jnp.asarray(bits[..., 0] >> 4, np.uint8).astype(dtype)
+    if dtype == "float8_e5m2":
+        bits[(bits & 0x7F) == 0x7D] |= 2  # jaxlib 0.12 makes these quiet NaN wherever it copies them
     return jnp.asarray(bits.view(jnp.dtype(dtype))[..., 0])
 
 
