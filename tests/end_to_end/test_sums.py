@@ -2,6 +2,7 @@
 
 import re
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +57,12 @@ def test_jobs_share_a_switch_and_nothing_else(cluster: "Cluster") -> None:
 @pytest.mark.slow
 def test_one_gibibyte(cluster: "Cluster") -> None:
     cluster.run("large.py", devices=1)
+
+
+def test_an_executable_from_another_process(cluster: "Cluster", tmp_path: Path) -> None:
+    for what in ("write", "read"):
+        for process in cluster.run("kept.py", what, str(tmp_path)):
+            assert "sum right" in process.text
 
 
 @pytest.mark.parametrize("kind", ["shape", "dtype", "count", "order"])
