@@ -83,7 +83,7 @@ def axis_size(name: Axis) -> int:
     """Size of a mesh or vmap axis; NameError if it isn't bound here."""
     env = _core.get_axis_env()
     if not env.axis_exists(name):
-        raise NameError(f"unbound axis name: {name}; psum needs jax.shard_map, jax.pmap or jax.vmap to bind it")
+        raise NameError(f"unbound axis name: {name}; bind it with jax.shard_map, jax.pmap or jax.vmap")
     return int(env.axis_size(name))
 
 
@@ -150,7 +150,7 @@ def is_constant(tracer: Any) -> bool:
 
 
 def derivative_has_sums(tracer: Any) -> bool:
-    """Whether a call of the primitive is among what the derivative of this is computed from; False outside of
+    """Whether a sum, ours or JAX's, is among what the derivative of this is computed from; False outside of
     derivatives, or if another JAX doesn't tell."""
     waiting, seen = [getattr(tracer, "tangent", None)], set()
     while waiting:
@@ -158,7 +158,7 @@ def derivative_has_sums(tracer: Any) -> bool:
         if equation is None or id(equation) in seen:
             continue
         seen.add(id(equation))
-        if getattr(equation, "primitive", None) in summing or any(
+        if getattr(equation, "primitive", None) in {*summing, _parallel.psum_p} or any(
             map(holds_sums, bodies(getattr(equation, "params", {})))
         ):
             return True

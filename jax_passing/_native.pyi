@@ -192,8 +192,9 @@ def set_fingerprint(program: str, ordinal: int, fingerprint: str) -> None:
 def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
     """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}, ...}.
 
-    `passing_psum` takes int32[2] (group, member) and the leaves; its attributes are those of SiteInfo in
-    xla_ffi/ffi/instance.h. `passing_rank` takes nothing and gives int32[]. `passing_hold`: see hold.py.
+    `passing_psum` takes int32[2] (group, member), int32[] that is there when the sums before it are done, and the
+    leaves; it gives int32[] for the sums after it, and the leaves' sums. Its attributes are those of SiteInfo in
+    xla_ffi/ffi/instance.h. `passing_rank` takes nothing and gives int32[]. `passing_hold`: see hold.py, call_order.py.
     """
 
 def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:

@@ -233,14 +233,16 @@ def _lower(
     types = [type_text(aval) for aval in avals]
     program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
     identity = site.only(carried).identity(
-        scope=str(ctx.name_stack),
+        name_stack=str(ctx.name_stack),
         calls=[place_of(frames) for frames in _compat.calls_around()],
         axes=[str(axis) for axis in axes],
         op=op,
         leaves=types,
     )
     ordinal, number, nth = _compat.next_site(ctx, program, canonical(identity))
-    if site.in_order and "rematted_computation" not in identity["scope"]:  # JAX recomputes in an order that it makes up
+    if (
+        site.in_order and "rematted_computation" not in identity["name_stack"]
+    ):  # JAX recomputes in an order that it makes up
         identity["nth"] = nth
     dtype = avals[0].dtype
     parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats

@@ -12,7 +12,8 @@ SHOWN_MAX = 4  # places, leaves or operations
 TREE_MAX = 8  # leaves of a tree that is shown whole
 _TEXT_MAX = 6 * 1024
 _PART_MAX = 300
-_WHERE = frozenset({"place", "call", "kind", "bucket", "stream"})  # of an identity: which sum it is
+# Of an identity: which sum it is.
+_WHERE = frozenset({"place", "further", "call", "calls", "nth", "kind", "bucket", "stream"})
 
 _SAME_PROGRAMS = (
     "All hosts must run the same programs in the same order, with the same sums: start the same script on all of them, "
@@ -21,8 +22,8 @@ _SAME_PROGRAMS = (
 _SAME_TREE = "Sum the same tree on all hosts."
 _SAME_SHAPES = "Sum arrays of the same shapes and dtypes on all hosts: pad what is shorter on one of them, or cast it."
 _SAME_MODULE = (
-    "Call the jitted helper that sums without jax.jit around it, so that each of its calls has a place of its own, or "
-    "make the hosts' programs equal: the same operations and shapes, the same jaxlib, the same kind of processor."
+    "Put each of the equal calls on a line of its own, or in a jax.named_scope of its own; or make the hosts' programs "
+    "equal: the same operations and shapes, the same jaxlib, the same kind of processor."
 )
 
 
@@ -80,8 +81,10 @@ class _Sum:
             self.all: dict[str, Any] = msgspec.json.decode(identity, type=dict[str, Any])
         except msgspec.DecodeError:
             self.all = {"place": [identity[:_PART_MAX]]}
-        frames = self.all.get("place")
-        self.where: _Place = tuple(map(str, frames)) if isinstance(frames, list) else (), str(self.all.get("kind", ""))
+        calls = self.all.get("calls")
+        stacks = [self.all.get("place"), *(calls if isinstance(calls, list) else [])]
+        frames = [str(frame) for stack in stacks if isinstance(stack, list) for frame in stack if frame]
+        self.where: _Place = tuple(frames), str(self.all.get("kind", ""))
         self.bucket = str(self.all.get("bucket", 0))
         leaves = self.all.get("leaves")
         pairs = [leaf for leaf in leaves if isinstance(leaf, list)] if isinstance(leaves, list) else []

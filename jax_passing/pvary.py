@@ -56,7 +56,7 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     _check_equal(arrays, along.axes)
     if not along.axes or not arrays:
         return tree
-    if along.local:
+    if along.local and _compat.check_vma() and not _compat.vmapped(along.axes):  # else JAX's own cast does nothing
         cast = [_compat.pvary(array, _compat.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)

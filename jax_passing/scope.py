@@ -36,14 +36,15 @@ class Scope(NamedTuple):
 
 
 _session: Scope | None = None  # of the open session
+_thread = 0  # that began it
 _streams: set[str] = set()  # those that a thread is in
 _streams_lock = threading.Lock()
 
 
 def begin(scope: Scope) -> None:
     """A session begins; the calling thread is the one that may sum without a stream."""
-    global _session
-    _session = scope
+    global _session, _thread
+    _session, _thread = scope, threading.get_ident()
     _compat.set_scope(scope)
 
 
@@ -68,7 +69,7 @@ def current() -> Scope | None:
     if _session is None:
         return None
     scope: Scope | None = _compat.scope()
-    if scope is None:
+    if scope is None or (not scope.stream and threading.get_ident() != _thread):  # none, or that of an earlier session
         raise ThreadError(
             f"Thread {threading.current_thread().name!r} traces a sum, but another thread called jax_passing.init. "
             "What two threads dispatch may run in another order on each host, and their sums would mix up: give this "

@@ -53,12 +53,12 @@ class Site:
         return not self.kind and not self.place.transposing
 
     def identity(
-        self, *, scope: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
+        self, *, name_stack: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
     ) -> dict[str, Any]:
         """For canonical JSON.
 
         Args:
-          scope: JAX's name stack: transforms, modules of Flax, `jax.named_scope`.
+          name_stack: JAX's: transforms, modules of Flax, `jax.named_scope`.
           calls: of the jitted functions around the call, the innermost first.
           axes: names.
           op: "sum" or "max".
@@ -76,7 +76,7 @@ class Site:
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
             "op": op,
             "place": self.place.frames,
-            "scope": scope,
+            "name_stack": name_stack,
             "strategy": self.strategy,
             "stream": self.stream,
             "types": list(self.types),

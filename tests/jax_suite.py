@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("-k", dest="keyword", help="pytest's -k")
     parser.add_argument("--files", nargs="+", default=list(FILES))
     arguments = parser.parse_args()
-    compare(arguments.checkout.resolve(), arguments.files, arguments.keyword)
+    sys.exit(1 if compare(arguments.checkout.resolve(), arguments.files, arguments.keyword) else 0)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class World:
     def init(self) -> None:
         lockstep.ask(self.processes, {"do": "init"}, LIMIT_S)
 
-    def run(self, program: Program, siblings: bool) -> list[dict[str, Any]]:
-        question = {"do": "run", "seed": program.seed, "siblings": siblings}
+    def run(self, program: Program) -> list[dict[str, Any]]:
+        question = {"do": "run", "seed": program.seed}
         answers = lockstep.ask(self.processes, question, LIMIT_S)
         if any("error" in answer or answer["failed"] for answer in answers):
             self.init()
@@ -75,16 +75,16 @@ def outcome(program: Program, rank: int, answer: dict[str, Any]) -> str:
     return "right"
 
 
-def search(worlds: list[int], seeds: list[int], siblings: bool) -> tuple[int, "collections.Counter[str]"]:
+def search(worlds: list[int], seeds: list[int]) -> tuple[int, "collections.Counter[str]"]:
     """Runs the programs; (how many failed, how the others ended)."""
     failures, ends = 0, collections.Counter[str]()
     for hosts in sorted({*worlds}):
         world = World(hosts)
         try:
             for seed in (seed for seed, its_hosts in zip(seeds, worlds, strict=True) if its_hosts == hosts):
-                program = draw(seed, hosts, world.devices, siblings)
+                program = draw(seed, hosts, world.devices)
                 try:
-                    answers = world.run(program, siblings)
+                    answers = world.run(program)
                     found = [outcome(program, rank, answer) for rank, answer in enumerate(answers)]
                 except AssertionError as error:
                     answers, found = [], [f"HANG: {error}"]
@@ -116,12 +116,9 @@ def main() -> None:
     seeds = list(range(first, first + arguments.programs))
     counts = [int(text) for text in arguments.hosts.split(",")]
     worlds = [random.Random(seed).choice(counts) for seed in seeds]
-    import jax_passing
-
-    siblings = hasattr(jax_passing, "pmax")
     print(f"seeds {first} to {seeds[-1]}, hosts {arguments.hosts}", flush=True)
     began = time.monotonic()
-    failures, ends = search(worlds, seeds, siblings)
+    failures, ends = search(worlds, seeds)
     counted = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     print(
         f"{len(seeds)} programs in {time.monotonic() - began:.0f} s: {counted or 'none as allowed'}; {failures} failed"

@@ -175,7 +175,7 @@ def test_fingerprints(own, rank_0s, message):
     text = compare(module(own), module(rank_0s, "cd34"))
     assert f"the sums at {HERE} are there several times, and XLA's order alone tells them apart; for that" in text
     assert message in text
-    assert "Call the jitted helper that sums without jax.jit around it" in text
+    assert "Put each of the equal calls on a line of its own" in text
 
 
 @pytest.mark.parametrize("summary", ["3 dot; (f32[4])->f32[4]", ""])

@@ -1,3 +1,6 @@
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -6,7 +9,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, UnvaryingInputError
+from jax_passing import _compat, scope
+from jax_passing.errors import (
+    ConfigError,
+    NotInitializedError,
+    ThreadError,
+    UnsupportedDtypeError,
+    UnvaryingInputError,
+)
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -330,3 +340,47 @@ def test_steady_state_neither_retraces_nor_relowers():
     for step in range(5):
         assert f(jnp.full(4, float(step))).item() == 4 * step
     assert traces == 1
+
+
+@pytest.mark.parametrize("axis_name", [(), ("d",)], ids=["inside the host", "declared"])
+def test_the_gradient_of_what_pvary_cast_is_the_sum(session, axis_name, check_vma):
+    session.shutdown()
+    with jax_passing.init(world_size=1, rank=0, axis_name=axis_name):
+
+        def step(p, x):
+            return jax.grad(lambda p: (jax_passing.pvary(p, "d") * x).sum())(p)
+
+        x = jnp.arange(4.0)
+        assert on_mesh(step, in_specs=(P(), P("d")), check_vma=check_vma)(jnp.float32(2), x) == 6
+        mapped = jax.vmap(lambda x: step(jnp.float32(2), x), axis_name="d")
+        np.testing.assert_array_equal(mapped(x), [6] * 4)
+
+
+def test_per_host_gradients_are_summed_inside_the_host(monkeypatch):
+    def grads(p, x):
+        return jax.grad(lambda p: (p * x).sum())(p)
+
+    program = on_mesh(grads, in_specs=(P(), P("d")), check_vma=True)
+    two_hosts = scope.current()._replace(axis_names=("d",), world_size=2)
+    monkeypatch.setattr(scope, "_session", two_hosts)
+    for opened, ours in ((contextlib.nullcontext(), 1), (jax_passing.per_host_gradients(), 0)):
+        with _compat.scope_context(two_hosts), opened:
+            jaxpr = jax.make_jaxpr(program)(jnp.float32(2), jnp.arange(4.0))
+        assert len(psums(jaxpr.jaxpr)) == ours
+
+
+def test_another_thread_needs_a_stream(session):
+    f = on_mesh(lambda x: jax_passing.psum(x, "d"))
+    x = jnp.arange(4.0)
+    assert f(x) == 6
+
+    def beside():
+        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+            f(x)
+        with jax_passing.stream("beside"):
+            with pytest.raises(ConfigError, match="in use"), jax_passing.stream("beside"):
+                pass
+            return float(f(x)[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(beside).result() == 6

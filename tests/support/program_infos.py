@@ -1,26 +1,18 @@
 """Programs as the transport tells of them."""
 
-import json
 from types import SimpleNamespace
+
+from jax_passing.call_place import Place
+from jax_passing.sites import Site, canonical
 
 PLACE = ("train.py:41:9 in step", "train.py:80:5 in main")
 
 
 def identity(**changes):
     """Of a sum, as all hosts write it."""
-    fields = {
-        "axes": ["d"],
-        "bucket": 0,
-        "bucket_bytes": 26214400,
-        "call": 0,
-        "kind": "",
-        "leaves": [["['w']", "float32[3,4]"]],
-        "op": "sum",
-        "place": list(PLACE),
-        "stream": "",
-        "strategy": "passing",
-    }
-    return json.dumps(fields | changes, sort_keys=True)
+    site = Site(Place(PLACE), 0, "", "passing", 26214400, ("['w']",))
+    fields = site.identity(name_stack="jit(step)", calls=[], axes=["d"], op="sum", leaves=["float32[3,4]"])
+    return canonical(fields | {"nth": 0, **changes})
 
 
 def program(*identities, name="jit_step, 2 devices", devices="0,1", fingerprint=""):

@@ -412,9 +412,8 @@ class Program:
 class Drawer:
     """Draws one program."""
 
-    def __init__(self, seed: int, hosts: int, devices: int, siblings: bool) -> None:
+    def __init__(self, seed: int, hosts: int, devices: int) -> None:
         self.chance = random.Random(seed)
-        self.siblings = siblings
         self.count = 0
         chance = self.chance
         tiny = chance.random() < 0.5
@@ -477,9 +476,8 @@ class Drawer:
             (self.vmap, 2),
             (self.grad, 3),
             (self.loop, 2),
+            (self.extreme, 1),
         ]
-        if self.siblings:
-            kinds.append((self.extreme, 1))
         if depth < 2:
             kinds.append((self.call, 4))
         for _ in range(statements):
@@ -518,9 +516,8 @@ class Drawer:
         if len(body.variables) == 1:
             self.sum(body)
         style = chance.choice(["lines", "line", "place"])
-        # A function that holds another program (a scan, a branch) is copied with it.
-        whole = any(isinstance(each, Scan | Cond | Call) for each in body.statements)
-        self.program.look_alikes |= (style == "place" or whole) and len(operands) > 1
+        # JAX makes up the order of what it transposes: calls from one place look alike there.
+        self.program.look_alikes |= style == "place" and len(operands) > 1 and _differentiates(body)
         self.count += 1
         name = f"helper{self.count}"
         outs = [self.variable(body.result.varies, body.result) for _ in operands]
@@ -576,6 +573,10 @@ class Drawer:
         self.program.harm = chosen.harm
 
 
+def _differentiates(block: Block) -> bool:
+    return any(isinstance(s, Grad) or (isinstance(s, Call) and _differentiates(s.body)) for s in block.statements)
+
+
 def _sums(block: Block) -> list[Sum]:
     """Those whose first result leaves the program: XLA drops the others, whatever they would sum."""
     found = [statement for statement in block.statements if isinstance(statement, Sum)]
@@ -585,6 +586,6 @@ def _sums(block: Block) -> list[Sum]:
     return found
 
 
-def draw(seed: int, hosts: int, devices: int, siblings: bool) -> Program:
-    """The program of that seed; the same in every process. `siblings`: with pmax and pmin."""
-    return Drawer(seed, hosts, devices, siblings).program
+def draw(seed: int, hosts: int, devices: int) -> Program:
+    """The program of that seed; the same in every process."""
+    return Drawer(seed, hosts, devices).program

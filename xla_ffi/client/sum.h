@@ -31,7 +31,7 @@ enum class Op : uint8_t { kSum, kMax };  // what is done with the elements
 
 // What is the same each time a site is called.
 struct SumShape {
-  std::string site_name;  // for people: "train.py:41 psum of f32[128,10]"
+  std::string site_name;  // for people: "train.py:41:9 in step psum of float32[128,10] over d"
   DType dtype = DType::kFloat32;
   std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
   uint32_t device_count = 1;            // L

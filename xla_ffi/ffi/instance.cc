@@ -155,10 +155,10 @@ void Program::Complete() {
     executable_->refused = Failure{
         "ProgramMismatchError",
         std::to_string(alike.size()) + " sums (" + alike.front()->info().site_name + ") of program " + program.name +
-            " come from one jitted function that is called several times, or from equal calls. Only XLA's "
-            "order tells them apart, and the compiled module can't be compared with the other hosts'. Call "
-            "the function without jax.jit around it (the outer jit covers it), so that each call is a place "
-            "of its own in the program"};
+            " come from equal calls: in a loop that is differentiated, under jax.checkpoint, or in a jitted function "
+            "with "
+            "shardings of its own. Only XLA's order tells them apart, and the compiled module can't be compared with "
+            "the other hosts'. Put each call on a line, or in a jax.named_scope, of its own"};
   }
   instances_.clear();
 }

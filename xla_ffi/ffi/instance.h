@@ -1,9 +1,9 @@
 // Which sum is which, alike on every host.
 //
-// A *site* is a psum in a lowered module; XLA may inline the jitted function that holds it several times, and each copy
-// is an *instance*. What the program says about a sum is its identity; Python writes it, and it is the same on all
-// hosts, whatever work of its own a host does around the sum. Numbers that depend on that work (which site of the
-// module this is, which of this process's modules) never get into a sum's name.
+// A *site* is a psum in a lowered module; XLA may copy it (with a jitted function that has shardings of its own, say),
+// and each copy is an *instance*. What the program says about a sum is its identity; Python writes it, and it is the
+// same on all hosts, whatever work of its own a host does around the sum. Numbers that depend on that work (which site
+// of the module this is, which of this process's modules) never get into a sum's name.
 //
 // Instances of one executable with equal identities are *look-alikes*: nothing but XLA's order tells them apart, and
 // that is the same on two hosts only if the whole compiled module is. So look-alikes are ranked in that order, and the

@@ -113,13 +113,13 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
   if (site.flat && !attachment_->flat) {
     return Failure{"ConfigError", name +
                                       " was compiled for strategy 'flat', which this session doesn't know: call "
-                                      "jax_passing.init(strategy='flat') again, or jax.clear_caches()"};
+                                      "jax_passing.init(strategy='flat') again, or compile it again in this session"};
   }
   const uint32_t world_size = (site.flat ? attachment_->flat : attachment_->collective)->world_size();
   if (site.world_size != world_size) {
     return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
                                       " ranks, but the session has " + std::to_string(world_size) +
-                                      ": call jax.clear_caches() after init() with another world size"};
+                                      ": compile it again in this session"};
   }
   fatal = true;
   if (executable.refused) return executable.refused;

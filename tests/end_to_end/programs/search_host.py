@@ -141,7 +141,7 @@ def main() -> None:
                 current.shutdown()
             jax_passing.init(axis_name="d", deadline_s=DEADLINE_S)
             return {}
-        program = draw(question["seed"], at.hosts, jax.local_device_count(), question["siblings"])
+        program = draw(question["seed"], at.hosts, jax.local_device_count())
         answer = attempt(lambda: run(program, at.rank))
         current = jax_passing.session.current()
         answer["failed"] = current is None or current.failed is not None
