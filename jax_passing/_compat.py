@@ -135,7 +135,11 @@ def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
 
 def is_constant(tracer: Any) -> bool:
     """Whether the program makes this of constants alone; False if that is long to tell, or another JAX doesn't."""
-    waiting, seen = [tracer], 0
+    tracer = _without_vmap(tracer)
+    if not isinstance(tracer, jax.core.Tracer):
+        return True
+    waiting: list[Any] = [tracer]
+    seen = 0
     while waiting:
         one = waiting.pop()
         seen += 1
@@ -152,18 +156,32 @@ def is_constant(tracer: Any) -> bool:
 def derivative_has_sums(tracer: Any) -> bool:
     """Whether a sum, ours or JAX's, is among what the derivative of this is computed from; False outside of
     derivatives, or if another JAX doesn't tell."""
-    waiting, seen = [getattr(tracer, "tangent", None)], set()
+    sums = {*summing, _parallel.psum_p}
+    return comes_from(
+        getattr(tracer, "tangent", None),
+        lambda equation: equation.primitive in sums or any(map(holds_sums, bodies(equation.params))),
+    )
+
+
+def comes_from(tracer: Any, is_meant: Callable[[Any], bool]) -> bool:
+    """Whether such an equation is among those that the program being traced makes this from."""
+    waiting, seen = [_without_vmap(tracer)], set()
     while waiting:
         equation = getattr(waiting.pop(), "parent", None)
-        if equation is None or id(equation) in seen:
+        if equation is None or id(equation) in seen or not hasattr(equation, "params"):
             continue
         seen.add(id(equation))
-        if getattr(equation, "primitive", None) in {*summing, _parallel.psum_p} or any(
-            map(holds_sums, bodies(getattr(equation, "params", {})))
-        ):
+        if is_meant(equation):
             return True
         waiting += getattr(equation, "in_tracers", ())
     return False
+
+
+def _without_vmap(tracer: Any) -> Any:
+    """What a tracer of vmap stands for."""
+    while hasattr(tracer, "batch_dim"):
+        tracer = tracer.val
+    return tracer
 
 
 def _is_closed_over(tracer: Any) -> bool:

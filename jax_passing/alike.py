@@ -1,5 +1,6 @@
 """Facts in which all hosts of a job must be alike, and what to say where they aren't."""
 
+import os
 import re
 from collections.abc import Mapping
 from importlib import metadata
@@ -8,12 +9,14 @@ from jax_passing.config import Settings
 from jax_passing.errors import names
 
 DEVICES = "devices"
+HASH_SEED = "PYTHONHASHSEED"
 PROTOCOL = "protocol version"  # of a host whose version isn't the switch's: its other facts mean nothing here
 _PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
 _SAME_VERSIONS = "install the same versions on all of them"
 _ADVICE = {
     "axis_name": "declare the same in jax_passing.init(axis_name=…) or JAX_PASSING_AXIS_NAME",
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
+    HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
 }
@@ -28,9 +31,16 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
         DEVICES: str(device_count or ""),
+        HASH_SEED: hash_seed(),
         **{name: _version(package) for name, package in _PACKAGES.items()},
     }
     return {name: value for name, value in ours.items() if value}
+
+
+def hash_seed() -> str:
+    """What makes Python's sets of texts be in the same order on all hosts; empty if they aren't."""
+    seed = os.environ.get(HASH_SEED, "")
+    return seed if seed.isdecimal() else ""
 
 
 def _version(package: str) -> str:

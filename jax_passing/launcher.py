@@ -130,6 +130,8 @@ def _environment(rank: int, hosts: int, devices: int, switch: str, job: str, con
         PREFIX + "WORLD_SIZE": str(hosts),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONUNBUFFERED": "1",
+        # Loops over sets are then in the same order on all hosts.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
     }
     if console.is_terminal:
         # Rich then draws its bars into our pipe, which shows them as rank 0's last line.

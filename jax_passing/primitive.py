@@ -12,6 +12,7 @@ one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from jax_passing import scope as scopes
 from jax_passing.axes import Axes, Extent, undeclared
 from jax_passing.call_order import INT32, in_order
 from jax_passing.call_place import place_of
-from jax_passing.errors import ConfigError, GradientError, NotInitializedError
+from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError
 from jax_passing.handlers import register_ffi
 from jax_passing.placement import Placement, place
 from jax_passing.sites import Site, canonical
@@ -90,6 +91,9 @@ def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], 
     return sums, sum_tangents
 
 
+LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is a constant
+
+
 def _transpose(
     primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, site: Site, **params: Any
 ) -> list[Any]:
@@ -101,7 +105,8 @@ def _transpose(
         given = _cast(given, axes, site.only(moving, "t"), params)
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
-        given = primitive.bind(*given, axes=axes, site=site.only(moving, "t"), **params)
+        step = LOSS if all(map(_compat.is_constant, given)) else "t"
+        given = primitive.bind(*given, axes=axes, site=site.only(moving, step), **params)
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
     return result
@@ -142,6 +147,7 @@ def _batch(
         ]
     if declared_here(axis_data.name, params["over_hosts"]):
         params["vmapped"] = True
+        params["site"] = replace(params["site"], vmapped=axis_data.size)  # of which all hosts must have as many
     rest = tuple(axis for axis in axes if axis != axis_data.name)
     return primitive.bind(*leaves, axes=rest, **params), [None] * len(leaves)
 
@@ -214,6 +220,12 @@ def _lower(
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried:
         return leaves
+    if site.stream and mesh.device_count > 1 and world_size > 1:
+        raise ThreadError(
+            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
+            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
+            "each other: dispatch them from the thread that called init, and only programs on one device from others."
+        )
     flat = device_ranks > 0
     if flat:
         _check_flat(placement, axes, device_ranks)

@@ -19,7 +19,7 @@ from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_str
 from jax_passing.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError, GradientError
 from jax_passing.jax_rules import transposed_by_shard_map
-from jax_passing.primitive import check_not_vmapped, declared_here
+from jax_passing.primitive import LOSS, check_not_vmapped, declared_here
 from jax_passing.sites import Site, new_site, paths_of
 
 passing_pvary_p = Primitive("passing_pvary")
@@ -56,7 +56,7 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     _check_equal(arrays, along.axes)
     if not along.axes or not arrays:
         return tree
-    if along.local and _compat.check_vma() and not _compat.vmapped(along.axes):  # else JAX's own cast does nothing
+    if along.local and _compat.check_vma() and not _compat.vmapped(along.axes):  # else JAX's does nothing
         cast = [_compat.pvary(array, _compat.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)
@@ -105,6 +105,13 @@ def _transpose(
             "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
             "several times: leave out the cast, or use check_vma=True."
         )
+    if not _compat.check_vma() and any(_compat.comes_from(ct, _is_loss) for ct in cotangents):
+        raise GradientError(
+            f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
+            "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "
+            "out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for a mean) "
+            "and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
+        )
     if transposed_by_shard_map():
         raise GradientError(
             f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
@@ -121,6 +128,11 @@ def _transpose(
     for i, total in zip(linear, bucketed_sum(given, along, site, of_casts=True), strict=True):
         result[i] = total
     return result
+
+
+def _is_loss(equation: Any) -> bool:
+    site = equation.params.get("site")
+    return isinstance(site, Site) and site.kind.endswith(LOSS)
 
 
 def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, along: Extent, **params: Any) -> Any:

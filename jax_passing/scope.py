@@ -22,6 +22,7 @@ class Scope(NamedTuple):
       device_ranks: devices of each host that are ranks of their own at the switch; 0 unless the strategy is "flat".
       strategy: of sums that name none.
       stream: name of this thread's order of sums; "" for the thread that called `init`.
+      same_hashes: Python's sets are in the same order on all hosts, and what a program does in a loop over one is, too.
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host.
       lax_over_hosts: jax.lax's collectives go over the hosts, too.
     """
@@ -31,6 +32,7 @@ class Scope(NamedTuple):
     device_ranks: int = 0
     strategy: str = "passing"
     stream: str = ""
+    same_hashes: bool = False
     per_host_gradients: bool = False
     lax_over_hosts: bool = False
 
@@ -74,7 +76,7 @@ def current() -> Scope | None:
             f"Thread {threading.current_thread().name!r} traces a sum, but another thread called jax_passing.init. "
             "What two threads dispatch may run in another order on each host, and their sums would mix up: give this "
             "thread an order of its own with `with jax_passing.stream('name'):` around the calls, under the same name "
-            "on all hosts."
+            "on all hosts. (Programs on several devices at once must all come from one thread.)"
         )
     return scope
 
@@ -83,8 +85,9 @@ def current() -> Scope | None:
 def stream(name: str) -> Iterator[None]:
     """Gives the calling thread an order of sums of its own, so that it may run sums beside other threads.
 
-    What is called in this block meets only what other hosts call in a stream of the same name. The thread that called
-    `init` needs none.
+    What is called in this block meets only what other hosts call in a stream of the same name: programs on one device,
+    `process_sum` and `barrier`. (Programs on several devices XLA runs one after the other, in an order that differs
+    between hosts if they come from several threads: they raise ThreadError.) The thread that called `init` needs none.
 
     Raises:
       NotInitializedError: without a session.

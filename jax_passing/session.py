@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jax_passing import _native, config
+from jax_passing import _native, alike, config
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
 from jax_passing.planner import UNKNOWN_LINK_GBIT, Cluster
 from jax_passing.ranks import Ranks, device_ranks
@@ -75,7 +75,15 @@ class Session:
         from jax_passing import scope
 
         settings = self.settings
-        scope.begin(scope.Scope(settings.axis_name, self.world_size, self.device_ranks, settings.strategy))
+        scope.begin(
+            scope.Scope(
+                settings.axis_name,
+                self.world_size,
+                self.device_ranks,
+                settings.strategy,
+                same_hashes=self.world_size == 1 or bool(alike.hash_seed()),
+            )
+        )
 
     @property
     def failed(self) -> Failure | None:

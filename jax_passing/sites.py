@@ -28,6 +28,7 @@ class Site:
       kind: how it came from the call: "j" for a tangent, "t" for a transpose, several letters for several steps.
       function: what was called, and what must be the same on all hosts: "broadcast from 2".
       types: of its leaves, where what travels has others.
+      vmapped: size of the axis of vmap that continues over the hosts; 0 without one.
     """
 
     place: Place
@@ -40,6 +41,7 @@ class Site:
     kind: str = ""
     function: str = "psum"
     types: tuple[str, ...] = ()
+    vmapped: int = 0
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
         """Of some of the leaves, and a step further from the call."""
@@ -50,7 +52,7 @@ class Site:
     @property
     def in_order(self) -> bool:
         """Whether the order of calls that are alike is that of the program."""
-        return not self.kind and not self.place.transposing
+        return not self.kind and not self.place.transposing and _same_loops()
 
     def identity(
         self, *, name_stack: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
@@ -80,6 +82,7 @@ class Site:
             "strategy": self.strategy,
             "stream": self.stream,
             "types": list(self.types),
+            "vmapped": self.vmapped,
         }
 
 
@@ -89,6 +92,11 @@ def canonical(identity: dict[str, Any]) -> str:
 
 _counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of each trace under way
 _counts_lock = threading.Lock()
+
+
+def _same_loops() -> bool:
+    scope = _compat.scope()
+    return scope is None or bool(scope.same_hashes)
 
 
 def new_site(
@@ -103,13 +111,14 @@ def new_site(
 ) -> Site:
     """The site of a call of this package, or of JAX at `place`.
 
-    Calls from one place are counted in the order of the program. Those that JAX makes while it transposes aren't: it
-    makes up their order, which may depend on the program's other parts, in which hosts may differ.
+    Calls from one place are counted in the order of the program, if that is sure to be the same on all hosts: a loop
+    over a set of texts goes in another order in each process, unless PYTHONHASHSEED says otherwise. Those that JAX
+    makes while it transposes aren't counted, as it makes up their order, which may depend on the program's other parts.
     """
     place = here() if place is None else place
     call = 0
-    trace = None if place.transposing else _compat.current_trace()
-    if trace is not None:  # else there is no program: each line is one of its own
+    trace = None if place.transposing or not _same_loops() else _compat.current_trace()
+    if trace is not None:  # else there may be no program: each line is one of its own
         with _counts_lock:
             counts = _counts.setdefault(trace, {})
             call = counts.get(place, 0)

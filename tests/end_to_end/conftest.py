@@ -76,6 +76,7 @@ class Switch(Process):
 def host_settings(switch: str, job: str, rank: int, world_size: int, devices: int = 1) -> dict[str, str]:
     """The environment of a host."""
     return {
+        "PYTHONHASHSEED": "0",  # as `jax-passing run` says
         "JAX_PASSING_SWITCH": switch,
         "JAX_PASSING_JOB": job,
         "JAX_PASSING_RANK": str(rank),

@@ -36,9 +36,7 @@ class World:
         self.switch = Switch()
         settings = [host_settings(self.switch.address, "search", rank, hosts, self.devices) for rank in range(hosts)]
         # Sets and dicts are in another order on each host.
-        settings = [
-            own | {"PYTHONHASHSEED": str(rank + 1), "XLA_FLAGS": FAST_COMPILER} for rank, own in enumerate(settings)
-        ]
+        settings = [own | {"XLA_FLAGS": FAST_COMPILER} for own in settings]
         self.processes = [lockstep.Follower(PROGRAMS / "search_host.py", [], own) for own in settings]
         self.init()
 

@@ -438,7 +438,7 @@ def identities(program, *args):
 
     walk(jax.make_jaxpr(program)(*args).jaxpr)
     return [
-        canonical(site.identity(scope="", calls=[], axes=["d"], op="sum", leaves=[""] * len(site.paths)))
+        canonical(site.identity(name_stack="", calls=[], axes=["d"], op="sum", leaves=[""] * len(site.paths)))
         for site in found
     ]
 
