@@ -109,8 +109,8 @@ def _transpose(
         raise GradientError(
             f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
             "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "
-            "out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for a mean) "
-            "and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
+            "out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for a "
+            "mean) and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
         )
     if transposed_by_shard_map():
         raise GradientError(
