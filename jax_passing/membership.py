@@ -218,9 +218,9 @@ class Membership:
             if self._failed is not None:
                 return
             self._failed = failure
+            if tell:  # before anybody here learns of it, and hangs up: else the others would only hear of a lost host
+                self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self.transport.fail(failure.kind, failure.message)
-        if tell:
-            self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self._over.set()
         if self.on_failed is not None:
             self.on_failed(failure)
@@ -254,6 +254,8 @@ class Membership:
     def close(self) -> None:
         """Fails what is pending. Bounded in time."""
         self._closing.set()
+        with self._fail_lock:  # a failure that is being told goes first
+            pass
         self.transport.close()
         for shard in self._shards:
             shard.hang_up()

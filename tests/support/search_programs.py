@@ -569,6 +569,8 @@ class Drawer:
         sums = list(_sums(self.program.block))
         chosen = self.chance.choice(sums)
         kinds = [kind for kind in HARMFUL if kind != "name" or chosen.container == "dict"]
+        if all(isinstance(statement, Mix) or statement is chosen for statement in self.program.block.statements):
+            kinds.remove("missing")  # a host without any sum has no program that could be compared
         chosen.harm, chosen.odd = self.chance.choice(kinds), self.chance.randrange(self.program.hosts)
         self.program.harm = chosen.harm
 
