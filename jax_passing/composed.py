@@ -17,7 +17,7 @@ from jax_passing import _compat
 from jax_passing.axes import Extent, Span
 from jax_passing.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import GradientError
-from jax_passing.primitive import check_not_vmapped, type_text
+from jax_passing.primitive import check_not_vmapped, linear_jvp, type_text
 from jax_passing.sites import Site, new_site, paths_of
 
 Arrays = list[Any]
@@ -60,13 +60,7 @@ def define(
             )
         if moving:
             check_not_vmapped(name, params["vmapped"], params["span"].along.scope.world_size)
-        results = primitive.bind(*primals, site=site, **params)
-        result_tangents = [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
-        if moving:
-            theirs = primitive.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
-            for i, tangent in zip(moving, theirs, strict=True):
-                result_tangents[i] = tangent
-        return results, result_tangents
+        return linear_jvp(primitive, primals, tangents, site=site, **params)
 
     def transpose_rule(cotangents: Sequence[Any], *leaves: Any, site: Site, **params: Any) -> list[Any]:
         assert transpose is not None

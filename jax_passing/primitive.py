@@ -77,18 +77,25 @@ def check_not_vmapped(name: str, vmapped: bool, world_size: int) -> None:
         )
 
 
+def linear_jvp(
+    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Of a primitive that maps each leaf linearly to a result."""
+    results = primitive.bind(*primals, site=site, **params)
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    result_tangents: list[Any] = [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
+    if moving:
+        theirs = primitive.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
+        for i, tangent in zip(moving, theirs, strict=True):
+            result_tangents[i] = tangent
+    return results, result_tangents
+
+
 def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
     check_not_vmapped("psum", params["vmapped"], params["world_size"])
     if params["op"] != "sum":
         raise GradientError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
-    sums = primitive.bind(*primals, site=site, **params)
-    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-    sum_tangents = [ad.Zero(jax.typeof(s).to_tangent_aval()) for s in sums]
-    if moving:
-        their_sums = primitive.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
-        for i, tangent in zip(moving, their_sums, strict=True):
-            sum_tangents[i] = tangent
-    return sums, sum_tangents
+    return linear_jvp(primitive, primals, tangents, site=site, **params)
 
 
 LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is a constant

@@ -19,7 +19,7 @@ from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_str
 from jax_passing.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError, GradientError
 from jax_passing.jax_rules import transposed_by_shard_map
-from jax_passing.primitive import LOSS, check_not_vmapped, declared_here
+from jax_passing.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp
 from jax_passing.sites import Site, new_site, paths_of
 
 passing_pvary_p = Primitive("passing_pvary")
@@ -86,14 +86,7 @@ def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
     check_not_vmapped("pvary", params["vmapped"], params["along"].scope.world_size)
-    cast = passing_pvary_p.bind(*primals, site=site, **params)
-    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-    cast_tangents = [ad.Zero(jax.typeof(c).to_tangent_aval()) for c in cast]
-    if moving:
-        theirs = passing_pvary_p.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
-        for i, tangent in zip(moving, theirs, strict=True):
-            cast_tangents[i] = tangent
-    return cast, cast_tangents
+    return linear_jvp(passing_pvary_p, primals, tangents, site=site, **params)
 
 
 def _transpose(
