@@ -61,9 +61,9 @@ template <typename F>
 void SumInPlace(Transport& transport, std::vector<float>& data, F&& while_waiting) {
   const auto shape = std::make_shared<SumShape>(
       SumShape{.site_name = "memory", .dtype = DType::kFloat32, .leaf_elements = {data.size()}});
-  for (uint32_t occurrence = 0; occurrence < kSums; ++occurrence) {
+  for (uint32_t execution = 0; execution < kSums; ++execution) {
     std::latch done(1);
-    transport.Start({.key = {.site = 1, .occurrence = occurrence},
+    transport.Start({.key = {.site = 1, .execution = execution},
                      .shape = shape,
                      .inputs = {data.data()},
                      .outputs = {data.data()},

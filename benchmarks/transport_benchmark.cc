@@ -107,7 +107,7 @@ struct Line {
 };
 
 // What one host does: `sums` sums, one after the other, from `in` to `out`. Returns the times.
-std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_occurrence, int sums,
+std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_execution, int sums,
                               const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
   const auto shape = std::make_shared<SumShape>(
       SumShape{.site_name = "benchmark", .dtype = c.dtype, .leaf_elements = {c.bytes / SizeOf(c.dtype)}});
@@ -120,7 +120,7 @@ std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_occ
   std::vector<double> times_us;
   for (int i = 0; i < sums; ++i) {
     const auto start = Clock::now();
-    host.Start({.key = {.site = 1, .occurrence = first_occurrence + static_cast<uint32_t>(i), .step = 0},
+    host.Start({.key = {.site = 1, .execution = first_execution + static_cast<uint32_t>(i), .step = 0},
                 .shape = shape,
                 .inputs = {in.data()},
                 .outputs = {out.data()},
@@ -149,13 +149,13 @@ Line Measure(const Case& c) {
   std::vector<double> times_us;
   std::mutex mutex;
   double caller_ns = 0;
-  const auto run = [&](uint32_t first_occurrence, int sums) {
+  const auto run = [&](uint32_t first_execution, int sums) {
     times_us.clear();
     caller_ns = 0;
     std::vector<std::thread> programs;
     for (uint32_t rank = 0; rank < c.world_size; ++rank) {
       programs.emplace_back([&, rank] {
-        const auto mine = SumInTurn(cluster.host(rank), c, first_occurrence, sums, in, outs[rank]);
+        const auto mine = SumInTurn(cluster.host(rank), c, first_execution, sums, in, outs[rank]);
         timespec ran{};
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
         std::lock_guard lock(mutex);

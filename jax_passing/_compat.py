@@ -299,23 +299,35 @@ def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tup
 
     All contexts of one module share `shape_poly_state`; it goes when the lowering is over.
     """
-    key = ctx.module_context.shape_poly_state
     with _counters_lock:
-        counter = _counters.get(key)
-        if counter is None:
-            counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
-            _module_counts[program] = counter.ordinal + 1
+        counter = _counter(ctx, program)
         site = counter.next_site
         counter.next_site += 1
         nth = counter.counts.get(alike, 0)
         counter.counts[alike] = nth + 1
-    _lowering.__dict__.setdefault("modules", {})[program, counter.ordinal] = None
     return counter.ordinal, site, nth
 
 
-def module_name(ctx: mlir.LoweringRuleContext) -> str:
-    """`jit_step` for a jitted function `step`."""
-    return str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
+def module_ordinal(ctx: mlir.LoweringRuleContext, program: str) -> int:
+    """How many modules of that program this process lowered before this one."""
+    with _counters_lock:
+        return _counter(ctx, program).ordinal
+
+
+def _counter(ctx: mlir.LoweringRuleContext, program: str) -> SiteCounter:
+    key = ctx.module_context.shape_poly_state
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
+        _module_counts[program] = counter.ordinal + 1
+    _lowering.__dict__.setdefault("modules", {})[program, counter.ordinal] = None
+    return counter
+
+
+def program_name(ctx: mlir.LoweringRuleContext) -> str:
+    """`jit_step on 4 devices` for a jitted function `step`."""
+    module_name = str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
+    return f"{module_name} on {lowering_mesh(ctx).device_count} devices"
 
 
 def context_mesh() -> Any:

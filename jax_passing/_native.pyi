@@ -24,7 +24,8 @@ class UdpSocket:
 @final
 class Stall:
     site_name: str
-    occurrence: int
+    execution: int
+    step: int
     waits_for_order: bool
     shard: int
     slot: int

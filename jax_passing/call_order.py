@@ -10,11 +10,16 @@ The buckets of one call are an exception, as they should travel side by side: la
 don't wait for each other's buffers, as what uses them is held behind all of them (hold.py); and with idle operations
 beside them and buffers of their size XLA doesn't take the program for a small one.
 
+What a loop or branch comes to must be the same on all hosts, but may not be. So before the outermost one goes a visit,
+which counts the executions of the program: a sum meets those of the same execution alone.
+
 It is the order of one straight line of code: of a body of shard_map, of a loop or a branch. A jitted function inside of
 it counts as the lines that it stands for, a loop or branch as one call. docs/identity.md says what that leaves open.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +28,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing import _compat
+from jax_passing import scope as scopes
 from jax_passing.handlers import register_ffi
 from jax_passing.sites import Site
 
@@ -67,18 +73,23 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Of a loop or a branch with sums inside: it starts when the sums before it are done, and those after it wait."""
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
-        if not any(map(_compat.holds_sums, _compat.bodies(params))) or not _compat.lowering_mesh(ctx).all_manual:
+        if not any(map(_compat.holds_sums, _compat.bodies(params))):
             return rule(ctx, *operands, **params)
         register_ffi()
         line: _Line = _compat.of_block(ctx, _Line)
+        in_line = _compat.lowering_mesh(ctx).all_manual
+        before = [_sum_of(ctx, line.after)] if in_line and line.after else []
+        scope = scopes.of_session()
+        visit = _visit(ctx) if scope is not None and scope.world_size > 1 and not in_control_flow() else None
         smallest = _smallest(ctx.avals_in)
-        if line.after and smallest is not None:
-            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
+        if smallest is not None and (before or visit):
+            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], [INT32] * len(before), before, visit)
             operands = (*operands[:smallest], held, *operands[smallest + 1 :])
-        results = rule(ctx, *operands, **params)
+        with _inside():
+            results = rule(ctx, *operands, **params)
         smallest = _smallest(ctx.avals_out)
-        if smallest is not None:
-            after = _hold(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest])
+        if smallest is not None and in_line:
+            after = _hold(ctx, INT32, _zero(), [ctx.avals_out[smallest]], [results[smallest]])
             line.group, line.after = None, [after]
         return results
 
@@ -87,10 +98,36 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 _compat.wrap_lowering_of_control_flow(_in_order_as_a_whole)
 
+_depth = threading.local()  # .of_thread: loops and branches around what is being lowered
+
+
+def in_control_flow() -> bool:
+    """Whether what is being lowered lies in a loop or branch."""
+    return getattr(_depth, "of_thread", 0) > 0
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    _depth.of_thread = getattr(_depth, "of_thread", 0) + 1
+    try:
+        yield
+    finally:
+        _depth.of_thread -= 1
+
+
+def _visit(ctx: mlir.LoweringRuleContext) -> dict[str, Any]:
+    program = _compat.program_name(ctx)
+    return {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
+
 
 def _smallest(avals: Sequence[Any]) -> int | None:
-    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it."""
-    sizes = {i: aval.size * aval.dtype.itemsize for i, aval in enumerate(avals) if _is_plain(aval) and aval.size}
+    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it. Rather no integer,
+    which may count a loop's iterations: XLA needs to know its value."""
+    sizes = {
+        i: (aval.ndim == 0 and np.issubdtype(aval.dtype, np.integer), aval.size * aval.dtype.itemsize)
+        for i, aval in enumerate(avals)
+        if _is_plain(aval) and aval.size
+    }
     return min(sizes, key=sizes.__getitem__, default=None)
 
 
@@ -98,10 +135,18 @@ def _is_plain(aval: Any) -> bool:
     return isinstance(aval, jax.core.ShapedArray) and isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize > 0
 
 
-def _hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
-    """`value`, which is there when `other` is."""
-    own = ctx.replace(primitive=None, avals_in=(aval, other_aval), avals_out=(aval,))
-    (held,) = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases={0: 0})(own, value, other)
+def _hold(
+    ctx: mlir.LoweringRuleContext,
+    aval: Any,
+    value: Any,
+    other_avals: Sequence[Any],
+    others: Sequence[Any],
+    visit: dict[str, Any] | None = None,
+) -> Any:
+    """`value`, which is there when all `others` are, and `visit` is made if there is one."""
+    own = ctx.replace(primitive=None, avals_in=(aval, *other_avals), avals_out=(aval,))
+    target = "passing_visit" if visit else "passing_hold"
+    (held,) = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0})(own, value, *others, **(visit or {}))
     return held
 
 

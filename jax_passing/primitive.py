@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing import _compat
 from jax_passing import scope as scopes
 from jax_passing.axes import Axes, Extent, undeclared
-from jax_passing.call_order import INT32, in_order
+from jax_passing.call_order import INT32, in_control_flow, in_order
 from jax_passing.call_place import place_of
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError
 from jax_passing.handlers import register_ffi
@@ -203,7 +203,8 @@ def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
     types = site.types or types
     leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
     kind = ("flat " if flat else "") + site.function
-    return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}"
+    where = " in a loop or branch that all hosts must go through alike" if in_control_flow() else ""
+    return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}{where}"
 
 
 def _lower(
@@ -250,7 +251,7 @@ def _lower(
     )
     avals = [avals_in[i] for i in carried]
     types = [type_text(aval) for aval in avals]
-    program = f"{_compat.module_name(ctx)} on {mesh.device_count} devices"
+    program = _compat.program_name(ctx)
     identity = site.only(carried).identity(
         name_stack=str(ctx.name_stack),
         calls=[place_of(frames) for frames in _compat.calls_around()],
@@ -314,7 +315,12 @@ def _lower_local(
     if placement.member_count == 1:
         return leaves
     reduce = {"sum": _compat.jax_collectives.psum, "max": _compat.jax_collectives.pmax}[op]
-    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
+
+    def reduced(*xs: jax.Array) -> list[jax.Array]:
+        # jaxlib 0.11.2 dies of the maximum of an empty array.
+        return [reduce(x, axes) if x.size else x for x in xs]
+
+    lowered: Sequence[Any] = mlir.lower_fun(reduced, multiple_results=True)(ctx, *leaves)
     return lowered
 
 

@@ -79,8 +79,8 @@ class StallReporter:
             else f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, "
             f"epoch {self._epoch}"
         )
-        sum_text = f"{stall.site_name} (occurrence {stall.occurrence}; {place})"
-        about = (stall.site_name, stall.occurrence, stall.sequence)
+        sum_text = f"{stall.site_name} (execution {stall.execution}, step {stall.step}; {place})"
+        about = (stall.site_name, stall.execution, stall.step, stall.sequence)
         if about != self._about or stalled_s >= self._next_warning_s:
             self._about, self._next_warning_s = about, 2 * stalled_s
             log.warning("rank %d has waited %.1f s for %s. %s", self._rank, stalled_s, sum_text, note)

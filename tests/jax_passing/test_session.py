@@ -257,7 +257,8 @@ def test_waiting_for_the_order_of_rank_0(running, caplog):
 @dataclass
 class Stall:
     site_name: str = "psum(d) #0 of jit_step"
-    occurrence: int = 7
+    execution: int = 7
+    step: int = 0
     waits_for_order: bool = False
     shard: int = 1
     slot: int = 3

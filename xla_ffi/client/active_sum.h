@@ -31,7 +31,7 @@ class ActiveSum {
   uint32_t pass() const { return first_ ? 1 : 0; }
   int64_t started_us() const { return started_us_; }
   bool flagged() const { return !flagged_.empty(); }
-  SegmentId IdOf(uint32_t segment) const { return {key().site, key().occurrence, segment, pass()}; }
+  SegmentId IdOf(uint32_t segment) const { return {key().site, key().execution, key().step, segment, pass()}; }
   // Tells the caller.
   void Finish(const Failure* failure) const { (first_ ? *first_ : *this).sum_.done(failure); }
 

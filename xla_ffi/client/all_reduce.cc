@@ -150,8 +150,8 @@ void AllReduce::Impl::Issue(std::unique_ptr<ActiveSum> sum) {
 void AllReduce::Impl::PlaceIssued(int64_t now_us) {
   const auto place = [&](ActiveSum& sum) {
     const uint32_t segment = sum.segments_placed;
-    AddLine(order_.Append(sum.IdOf(segment), sum.key().step, sum.plan().segment(segment).chunk_count(),
-                          sum.plan().segment_count(), sum.shape().site_name, announcement_));
+    AddLine(order_.Append(sum.IdOf(segment), sum.plan().segment(segment).chunk_count(), sum.plan().segment_count(),
+                          sum.shape().site_name, announcement_));
     deviate_us_ = 0;
     ++segments_placed_;
   };

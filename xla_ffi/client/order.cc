@@ -57,7 +57,7 @@ std::optional<Place> Order::Predict() const {
     step = successor->step;
   } else if (auto guess = loose_.find({last_.id.site, last_.id.segment, 0}); guess != loose_.end()) {
     successor = &guess->second;
-    step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{last_.step} + successor->step_delta));
+    step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{last_.id.step} + successor->step_delta));
   } else if (last_.id.segment + 1 < last_.segment_count) {
     Place next = last_;  // all segments of a sum are alike but the last
     ++next.id.segment;
@@ -67,25 +67,25 @@ std::optional<Place> Order::Predict() const {
   } else {
     return std::nullopt;
   }
-  const auto occurrence = next_occurrence_.find({successor->site, successor->segment, 0});
-  return Place{.id = {.site = successor->site,
-                      .occurrence = occurrence == next_occurrence_.end() ? 0 : occurrence->second,
-                      .segment = successor->segment},
-               .step = step,
+  uint32_t execution = 0;
+  if (const auto found = latest_.find({successor->site, successor->segment, 0}); found != latest_.end()) {
+    const Latest& latest = found->second;
+    execution = step > latest.step ? latest.execution : latest.execution + latest.stride;
+  }
+  return Place{.id = {.site = successor->site, .execution = execution, .step = step, .segment = successor->segment},
                .chunk_count = successor->chunk_count,
                .segment_count = successor->segment_count,
                .index = next_index_,
                .first_position = next_position_};
 }
 
-Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, uint32_t segment_count,
-                    const std::string& name, std::string& announcement) {
+Place Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
+                    std::string& announcement) {
   if (auto predicted = Predict(); predicted && predicted->id == id && predicted->chunk_count == chunk_count) {
     Push(*predicted);
     return *predicted;
   }
   const Place place{.id = id,
-                    .step = step,
                     .chunk_count = chunk_count,
                     .segment_count = segment_count,
                     .index = next_index_,
@@ -93,13 +93,13 @@ Place Order::Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, ui
   Put(announcement, place.index, 8);
   Put(announcement, place.first_position, 8);
   Put(announcement, id.site, 8);
-  Put(announcement, id.occurrence, 4);
+  Put(announcement, id.execution, 4);
+  Put(announcement, id.step, 4);
   Put(announcement, id.segment, 4);
   Put(announcement, id.pass, 4);
-  Put(announcement, step, 4);
   Put(announcement, chunk_count, 4);
   Put(announcement, segment_count, 4);
-  const bool first = id.occurrence == 0 && id.segment == 0 && id.pass == 0;
+  const bool first = !latest_.contains({id.site, 0, 0});
   const size_t name_bytes = first ? std::min(name.size(), kMaxNameBytes) : 0;
   Put(announcement, name_bytes, 2);
   announcement.append(name, 0, name_bytes);
@@ -121,10 +121,10 @@ std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   place.index = reader.Take(8);
   place.first_position = reader.Take(8);
   place.id.site = reader.Take(8);
-  place.id.occurrence = static_cast<uint32_t>(reader.Take(4));
+  place.id.execution = static_cast<uint32_t>(reader.Take(4));
+  place.id.step = static_cast<uint32_t>(reader.Take(4));
   place.id.segment = static_cast<uint32_t>(reader.Take(4));
   place.id.pass = static_cast<uint32_t>(reader.Take(4));
-  place.step = static_cast<uint32_t>(reader.Take(4));
   place.chunk_count = static_cast<uint32_t>(reader.Take(4));
   place.segment_count = static_cast<uint32_t>(reader.Take(4));
   const auto name = reader.TakeBytes(reader.Take(2));
@@ -152,12 +152,18 @@ void Order::Settle(uint64_t index) {
 }
 
 void Order::Push(const Place& place) {
-  uint32_t& next_occurrence = next_occurrence_[{place.id.site, place.id.segment, 0}];
-  unsettled_.push_back({place, last_, next_occurrence});
-  if (place.id.pass == 0) {
+  const SegmentId& id = place.id;
+  const auto found = latest_.find({id.site, id.segment, 0});
+  const auto before = found == latest_.end() ? std::nullopt : std::optional(found->second);
+  unsettled_.push_back({place, last_, before});
+  if (id.pass == 0) {
     last_ = place;
     // Two calls of one site may overtake each other; none is ever predicted twice.
-    next_occurrence = std::max(next_occurrence, place.id.occurrence + 1);
+    if (!before || id.execution > before->execution) {
+      latest_[{id.site, id.segment, 0}] = {id.execution, id.step, before ? id.execution - before->execution : 1};
+    } else if (id.execution == before->execution && id.step > before->step) {
+      found->second.step = id.step;
+    }
   }
   next_index_ = place.index + 1;
   next_position_ = place.end_position();
@@ -171,10 +177,10 @@ void Order::Learn(const Place& place) {
   }
   const Successor successor{.site = place.id.site,
                             .segment = place.id.segment,
-                            .step = place.step,
+                            .step = place.id.step,
                             .chunk_count = place.chunk_count,
                             .segment_count = place.segment_count,
-                            .step_delta = int64_t{place.step} - last_.step};
+                            .step_delta = int64_t{place.id.step} - last_.id.step};
   exact_[LastContext()] = successor;
   loose_[{last_.id.site, last_.id.segment, 0}] = successor;
 }
@@ -183,7 +189,11 @@ void Order::RollBack(uint64_t index) {
   while (next_index_ > index) {
     const Line& line = unsettled_.back();
     const SegmentId& id = line.place.id;
-    next_occurrence_[{id.site, id.segment, 0}] = line.next_occurrence_before;
+    if (line.latest_before) {
+      latest_[{id.site, id.segment, 0}] = *line.latest_before;
+    } else {
+      latest_.erase({id.site, id.segment, 0});
+    }
     last_ = line.last_before;
     next_index_ = line.place.index;
     next_position_ = line.place.first_position;

@@ -26,7 +26,8 @@ namespace passing {
 // A segment of one sum, named alike on every rank.
 struct SegmentId {
   uint64_t site = 0;
-  uint32_t occurrence = 0;
+  uint32_t execution = 0;
+  uint32_t step = 0;
   uint32_t segment = 0;
   uint32_t pass = 0;  // 1: the class counters that follow a sum with NaN or infinities
 
@@ -36,7 +37,6 @@ struct SegmentId {
 // A line of the log.
 struct Place {
   SegmentId id;
-  uint32_t step = 0;  // occurrence since the program's execution began, as rank 0 announced or the table predicts
   uint32_t chunk_count = 0;
   uint32_t segment_count = 0;  // of the sum
   uint64_t index = 0;          // in the log
@@ -54,8 +54,8 @@ class Order {
   std::optional<Place> Predict() const;
 
   // Rank 0: gives `id` the next place. Appends to `announcement` unless it was predicted. `name` is for people.
-  Place Append(const SegmentId& id, uint32_t step, uint32_t chunk_count, uint32_t segment_count,
-               const std::string& name, std::string& announcement);
+  Place Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
+               std::string& announcement);
 
   // Followers: takes the prediction for granted.
   Place Speculate();
@@ -93,14 +93,20 @@ class Order {
     uint32_t segment_count;
     int64_t step_delta;
   };
+  // The last place of a site's segment: later ones follow from it.
+  struct Latest {
+    uint32_t execution = 0;
+    uint32_t step = 0;
+    uint32_t stride = 1;  // executions since the one before: not every execution may come to a sum under a condition
+  };
   // What must be undone when a line of the log is void.
   struct Line {
     Place place;
     Place last_before;
-    uint32_t next_occurrence_before;
+    std::optional<Latest> latest_before;
   };
 
-  Context LastContext() const { return {last_.id.site, last_.id.segment, last_.step}; }
+  Context LastContext() const { return {last_.id.site, last_.id.segment, last_.id.step}; }
   void Push(const Place& place);
   void Learn(const Place& place);
   void RollBack(uint64_t index);
@@ -114,7 +120,7 @@ class Order {
   std::deque<Line> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length
-  std::unordered_map<Context, uint32_t, ContextHash> next_occurrence_;
+  std::unordered_map<Context, Latest, ContextHash> latest_;    // by site and segment
 };
 
 }  // namespace passing

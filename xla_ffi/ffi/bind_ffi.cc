@@ -87,12 +87,16 @@ void BindFfi(nb::module_& m) {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);
     psum["execute"] = Capsule(PsumExecute);
+    nb::dict visit;
+    visit["instantiate"] = Capsule(VisitInstantiate);
+    visit["execute"] = Capsule(VisitExecute);
     nb::dict rank;
     rank["execute"] = Capsule(RankExecute);
     nb::dict hold;
     hold["execute"] = Capsule(HoldExecute);
     nb::dict targets;
     targets["passing_psum"] = psum;
+    targets["passing_visit"] = visit;
     targets["passing_rank"] = rank;
     targets["passing_hold"] = hold;
     return targets;

@@ -78,7 +78,8 @@ SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank
 void BindEvents(nb::module_& m) {
   nb::class_<Stall>(m, "Stall")
       .def_ro("site_name", &Stall::site_name)
-      .def_prop_ro("occurrence", [](const Stall& self) { return self.key.occurrence; })
+      .def_prop_ro("execution", [](const Stall& self) { return self.key.execution; })
+      .def_prop_ro("step", [](const Stall& self) { return self.key.step; })
       .def_ro("waits_for_order", &Stall::waits_for_order)
       .def_ro("shard", &Stall::shard)
       .def_ro("slot", &Stall::slot)

@@ -92,6 +92,20 @@ ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::Buffer
   return future;
 }
 
+ffi::ErrorOr<std::unique_ptr<State>> InstantiateVisit(std::string_view program, int64_t ordinal) {
+  SiteInfo info;
+  info.program = program;
+  info.ordinal = ordinal;
+  return std::make_unique<State>(std::move(info));
+}
+
+ffi::Error Visit(State* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (const auto executable = state->instance.executable()) {
+    Rendezvous::Get().Visit(executable, static_cast<int32_t>(run_id.run_id), device);
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error Rank(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
   const std::optional<uint32_t> rank = Rendezvous::Get().rank();
   if (!rank) return ToError(NotInitialized("a program that asks for its rank"));
@@ -136,6 +150,27 @@ XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
                              .Ret<ffi::BufferR0<ffi::S32>>()
                              .RemainingRets()
                              .To(Execute)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* VisitInstantiate(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindInstantiate()
+                             .Attr<std::string_view>("program")
+                             .Attr<int64_t>("ordinal")
+                             .To(InstantiateVisit)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::State<State>>()
+                             .Ctx<ffi::RunId>()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .To(Visit)
                              .release();
   return handler->Call(frame);
 }

@@ -12,6 +12,11 @@ namespace passing {
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
+// "passing_visit". As "passing_hold", before a loop or branch with sums: counts the executions of the program. Its
+// attributes are SiteInfo's `program` and `ordinal`.
+XLA_FFI_Error* VisitInstantiate(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame);
+
 // "passing_rank". No operand; result: int32, the rank of this host in its session. Known at run time alone, so that
 // the hosts' programs are alike.
 XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame);
@@ -19,7 +24,7 @@ XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame);
 // "passing_hold". Operands: any number, and more to wait for; results: the former, in place.
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame);
 
-// The state that each instance of passing_psum keeps. XLA sets the id when Python registers the type.
+// The state that each instance of passing_psum and passing_visit keeps. XLA sets the id when Python registers the type.
 inline constexpr char kStateName[] = "passing_psum_instance";
 XLA_FFI_TypeId* StateTypeId();
 const XLA_FFI_TypeInfo* StateTypeInfo();

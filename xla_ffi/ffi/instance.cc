@@ -37,6 +37,8 @@ class Program {
     uint64_t rank;  // among its look-alikes
   };
   Place PlaceOf(Instance* instance);
+  // Completes the list of instances; null if there is no sum among them.
+  std::shared_ptr<Executable> ExecutableOf(const Instance& instance);
 
  private:
   // The instances of all open programs change together with their list.
@@ -60,6 +62,7 @@ class Program {
   // Look-alikes that other hosts take part in; empty if there are none, or a fingerprint says all about their order.
   std::vector<Instance*> Ambiguous() const;
   void Complete();
+  void CompleteOnce(const Instance& instance);
 
   std::vector<Instance*> instances_;  // in the order of instantiation; those of a complete program may be gone
   std::unordered_map<const Instance*, uint64_t> ranks_;
@@ -117,7 +120,9 @@ void Program::SetFingerprint(const ModuleId& module, std::string_view fingerprin
 
 std::map<uint64_t, std::vector<Instance*>> Program::ByHash() const {
   std::map<uint64_t, std::vector<Instance*>> by_hash;
-  for (Instance* instance : instances_) by_hash[instance->hash_].push_back(instance);
+  for (Instance* instance : instances_) {
+    if (!instance->is_visit()) by_hash[instance->hash_].push_back(instance);
+  }
   for (auto& [hash, alike] : by_hash) {
     std::stable_sort(alike.begin(), alike.end(),
                      [](const Instance* a, const Instance* b) { return a->info().site < b->info().site; });
@@ -136,12 +141,17 @@ std::vector<Instance*> Program::Ambiguous() const {
 void Program::Complete() {
   executable_ = std::make_shared<Executable>();
   ProgramInfo& program = executable_->program;
-  program.name = instances_.front()->info().program;
-  program.devices = instances_.front()->info().devices;
+  for (const Instance* instance : instances_) {
+    executable_->visits |= instance->is_visit();
+    if (instance->is_visit()) continue;
+    program.name = instance->info().program;
+    program.devices = instance->info().devices;
+  }
   program.fingerprint = fingerprint_;
   Hash hash;
   hash.Add(program.name);
   hash.Add(program.fingerprint);
+  hash.Add(executable_->visits);
   // In the order of the hashes, which is the same on all hosts: that of the sites, or of their instances, may not be.
   for (const auto& [sum, alike] : ByHash()) {
     for (size_t rank = 0; rank < alike.size(); ++rank) ranks_[alike[rank]] = rank;
@@ -163,12 +173,21 @@ void Program::Complete() {
   instances_.clear();
 }
 
+void Program::CompleteOnce(const Instance& instance) {
+  if (executable_) return;
+  Complete();
+  Close(instance.info());  // what is instantiated from now on belongs to another executable
+}
+
+std::shared_ptr<Executable> Program::ExecutableOf(const Instance& instance) {
+  std::lock_guard lock(registry().mutex);
+  CompleteOnce(instance);
+  return executable_->program.identities.empty() ? nullptr : executable_;
+}
+
 Program::Place Program::PlaceOf(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  if (!executable_) {
-    Complete();
-    Close(instance->info());  // what is instantiated from now on belongs to another executable
-  }
+  CompleteOnce(*instance);
   assert(ranks_.contains(instance));
   return {executable_, ranks_[instance]};
 }
@@ -200,6 +219,8 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   }
   return site;
 }
+
+std::shared_ptr<Executable> Instance::executable() { return program_->ExecutableOf(*this); }
 
 std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules) { return Program::EndCompilation(modules); }
 

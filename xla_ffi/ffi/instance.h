@@ -10,8 +10,9 @@
 // name of every sum of their executable covers a fingerprint of the compiled module. Without one they aren't summed.
 //
 // The instances of an executable are gathered here until its compilation ends, or else until one of them is executed;
-// then they are all known. The name of a sum also covers their whole list (the manifest), in an order that isn't XLA's:
-// sums of different programs never match.
+// then they are all known. A *visit* is an instance, too: it stands before a loop or branch with sums, and tells of
+// each execution, also of those that come to no sum. The name of a sum also covers their whole list (the manifest), in
+// an order that isn't XLA's: sums of different programs never match.
 #ifndef XLA_FFI_FFI_INSTANCE_H_
 #define XLA_FFI_FFI_INSTANCE_H_
 
@@ -34,7 +35,7 @@ struct SiteInfo {
   std::string program;    // module name and device count
   int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts
   int64_t site = 0;       // which psum of the module; orders look-alikes, means nothing else to other hosts
-  std::string identity;   // what the program says about this sum
+  std::string identity;   // what the program says about this sum; empty: this is no sum, but a visit
   std::string site_name;  // for people
   DType dtype = DType::kFloat32;
   Op op = Op::kSum;
@@ -51,6 +52,7 @@ struct SiteInfo {
 struct Executable {
   uint64_t hash = 0;               // of `program` but its devices
   ProgramInfo program;             // devices: as SiteInfo says
+  bool visits = false;             // it tells of each execution: not each may come to a sum
   std::optional<Failure> refused;  // why its sums can't be told apart
 
   // Its executions; guarded by the rendezvous.
@@ -79,8 +81,11 @@ class Instance {
   Instance(const Instance&) = delete;
 
   const SiteInfo& info() const { return info_; }
+  bool is_visit() const { return info_.identity.empty(); }
   // `group`: which of the groups of devices that sum separately. The first call completes the program's list of sites.
   std::shared_ptr<const Site> SiteOf(int64_t group);
+  // Which a visit belongs to; null if it has no sums.
+  std::shared_ptr<Executable> executable();
 
  private:
   friend class Program;

@@ -88,6 +88,7 @@ void Rendezvous::Detach() {
     attachment.swap(attachment_);
     open = TakeOpen();
     progress_.clear();
+    visits_.clear();
     announced_.clear();
     watch = std::move(watch_);
     wake_watch_.notify_all();
@@ -156,6 +157,16 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
   }
 }
 
+void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
+  std::lock_guard lock(mutex_);
+  if (!attachment_) return;
+  Visits& visits = visits_[{executable->hash, device}];
+  if (visits.executable == executable && visits.run_id == run_id) return;  // it has several loops or branches
+  ++visits.count;
+  visits.executable = executable;
+  visits.run_id = run_id;
+}
+
 std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
   if (open_.empty()) wake_watch_.notify_all();
   auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
@@ -204,10 +215,20 @@ std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
   }
   const bool same_executable = progress.executable == executable;
   if (same_executable && IsLater(progress.run_id, run_id)) return Overlapped(site.shape->site_name);
-  if (!same_executable || progress.run_id != run_id) progress.next_step = 0;
+  if (!same_executable || progress.run_id != run_id) {
+    progress.next_step = 0;
+    if (executable->visits) {
+      // That of one device: each visits by itself. The call came behind it on that device.
+      const Visits& visits = visits_[{executable->hash, devices.front() + attachment_->first_device_id}];
+      if (visits.executable != executable || visits.run_id != run_id) return Overlapped(site.shape->site_name);
+      progress.execution = visits.count;
+    } else if (!is_new) {
+      ++progress.execution;
+    }
+  }
   progress.executable = executable;
   progress.run_id = run_id;
-  gathering.key = {name, progress.next_occurrence++, progress.next_step++};
+  gathering.key = {name, progress.execution, progress.next_step++};
   return std::nullopt;
 }
 

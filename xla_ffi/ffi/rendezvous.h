@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "client/sum.h"
@@ -50,7 +52,10 @@ struct Call {
 // other, in any order, and each set of devices has a count of its own. A sum is counted when its gathering is complete,
 // as all its devices are known then. All sums of one name meet on the same devices, which run one execution after the
 // other, be it of the same executable or of another one of the same program: so they are complete in the order in which
-// the program issued them, and the count numbers them alike on all hosts.
+// the program issued them, and the count of executions, with that of the sums since one began, numbers them alike on
+// all hosts. Where sums stand in loops and branches, a host may skip those of an execution, and the next execution's
+// must not meet what another host skips later: so there a visit counts the execution, on each device by itself, as one
+// may be ahead of another.
 //
 // Two executions of one program that overlap on a device would break this. Two things give them away. The run id rises
 // from one execution of an executable to the next (but those of two executables can't be compared). And a device that
@@ -70,6 +75,8 @@ class Rendezvous {
   void Detach();
 
   void Arrive(const std::shared_ptr<const Site>& site, Call call);
+  // A device began an execution of a program whose sums stand in loops or branches.
+  void Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device);
 
   // Of this host in its session, if there is one.
   std::optional<uint32_t> rank();
@@ -83,9 +90,14 @@ class Rendezvous {
     std::vector<Call> calls;
   };
   struct Progress {  // of the sums of one name since attach
-    uint32_t next_occurrence = 0;
+    uint32_t execution = 0;
     uint32_t next_step = 0;
-    std::shared_ptr<const Executable> executable;  // of the last sum
+    std::shared_ptr<const Executable> executable;  // of the last sum; null: there was none
+    int32_t run_id = 0;
+  };
+  struct Visits {  // of one device to one program since attach
+    uint32_t count = 0;
+    std::shared_ptr<const Executable> executable;  // of the last one
     int32_t run_id = 0;
   };
 
@@ -108,6 +120,7 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
   std::unordered_map<uint64_t, Progress> progress_;                             // by name: SumKey::site
+  std::map<std::pair<uint64_t, int64_t>, Visits> visits_;                       // by Executable::hash and device
   std::unordered_set<uint64_t> announced_;                                      // hashes of program and devices
   uint64_t attachment_number_ = 1;                                              // before the first one
 

@@ -455,19 +455,19 @@ TEST(AllReduce, OnOrderMessage_nonsense) {
 // A follower of a rank 0 that may say anything.
 class FoulOrder : public testing::Test {
  protected:
-  void Start(uint64_t site, uint32_t occurrence) {
+  void Start(uint64_t site, uint32_t execution) {
     auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
-    follower_.Start({.key = {.site = site, .occurrence = occurrence},
+    follower_.Start({.key = {.site = site, .execution = execution},
                      .shape = shape,
                      .inputs = {data_},
                      .outputs = {data_},
                      .done = [this](const Failure* failure) { failure == nullptr ? ++succeeded_ : ++failed_; }},
                     0);
   }
-  std::string Announce(uint64_t site, std::initializer_list<uint32_t> occurrences) {
+  std::string Announce(uint64_t site, std::initializer_list<uint32_t> executions) {
     std::string message;
-    for (const uint32_t occurrence : occurrences) {
-      leader_.Append({.site = site, .occurrence = occurrence}, occurrence, 1, 1, "x", message);
+    for (const uint32_t execution : executions) {
+      leader_.Append({.site = site, .execution = execution}, 1, 1, "x", message);
     }
     return message;
   }
@@ -506,7 +506,7 @@ class FoulOrder : public testing::Test {
 };
 
 TEST_F(FoulOrder, rollsBackAndThenMakesNoSense) {
-  for (uint32_t occurrence = 0; occurrence < 4; ++occurrence) Start(1, occurrence);
+  for (uint32_t execution = 0; execution < 4; ++execution) Start(1, execution);
   ASSERT_FALSE(Give(Announce(1, {0, 1})));
   RunTimers();  // speculates
   std::string message = Announce(2, {0});
@@ -516,7 +516,7 @@ TEST_F(FoulOrder, rollsBackAndThenMakesNoSense) {
 }
 
 TEST_F(FoulOrder, voidsWhatHasAResult) {
-  for (uint32_t occurrence = 0; occurrence < 4; ++occurrence) Start(1, occurrence);
+  for (uint32_t execution = 0; execution < 4; ++execution) Start(1, execution);
   ASSERT_FALSE(Give(Announce(1, {0, 1})));
   Start(2, 0);
   RunTimers();

@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint32_t kWindow = 16;
 
-SegmentId Id(uint64_t site, uint32_t occurrence, uint32_t segment = 0, uint32_t pass = 0) {
-  return {site, occurrence, segment, pass};
+SegmentId Id(uint64_t site, uint32_t execution, uint32_t segment = 0, uint32_t pass = 0) {
+  return {site, execution, 0, segment, pass};
 }
 
 std::span<const uint8_t> Span(const std::string& message) {
@@ -18,9 +18,9 @@ std::span<const uint8_t> Span(const std::string& message) {
 }
 
 // Appends on rank 0 and returns whether it had to be announced.
-bool Announces(Order& leader, const SegmentId& id, uint32_t step = 0, uint32_t chunk_count = 3) {
+bool Announces(Order& leader, const SegmentId& id) {
   std::string announcement;
-  leader.Append(id, step, chunk_count, 1, "name", announcement);
+  leader.Append(id, 3, 1, "name", announcement);
   return !announcement.empty();
 }
 
@@ -37,21 +37,21 @@ TEST(Order, firstExecutionIsAnnouncedTheNextOnesAreNot) {
 TEST(Order, theSegmentsOfASumFollowEachOther) {
   Order leader(kWindow);
   std::string announcement;
-  leader.Append(Id(1, 0, 0), 0, 5, 4, "", announcement);
+  leader.Append(Id(1, 0, 0), 5, 4, "", announcement);
   announcement.clear();
-  leader.Append(Id(1, 0, 1), 0, 5, 4, "", announcement);
-  leader.Append(Id(1, 0, 2), 0, 5, 4, "", announcement);
+  leader.Append(Id(1, 0, 1), 5, 4, "", announcement);
+  leader.Append(Id(1, 0, 2), 5, 4, "", announcement);
   EXPECT_TRUE(announcement.empty());
-  leader.Append(Id(1, 0, 3), 0, 2, 4, "", announcement);  // the last is shorter
+  leader.Append(Id(1, 0, 3), 2, 4, "", announcement);  // the last is shorter
   EXPECT_FALSE(announcement.empty());
   EXPECT_FALSE(leader.Predict());
 }
 
 TEST(Order, aScanOfAnyLengthIsLearnt) {
   Order leader(kWindow);
-  auto execute = [&, occurrence = uint32_t{0}, execution = uint32_t{0}](uint32_t length) mutable {
+  auto execute = [&, execution = uint32_t{0}](uint32_t length) mutable {
     int announced = 0;
-    for (uint32_t step = 0; step < length; ++step) announced += Announces(leader, Id(1, occurrence++), step);
+    for (uint32_t step = 0; step < length; ++step) announced += Announces(leader, {1, execution, step});
     announced += Announces(leader, Id(2, execution++));
     return announced;
   };
@@ -62,12 +62,22 @@ TEST(Order, aScanOfAnyLengthIsLearnt) {
   EXPECT_LE(execute(12), 2);  // not the usual end; the end
 }
 
+// A sum in a branch that every third execution takes.
+TEST(Order, executionsWithoutASumAreLearnt) {
+  Order leader(kWindow);
+  const auto execute = [&](uint32_t execution) { return Announces(leader, Id(1, execution)); };
+  EXPECT_TRUE(execute(2));
+  EXPECT_TRUE(execute(5));
+  for (uint32_t execution = 8; execution < 20; execution += 3) EXPECT_FALSE(execute(execution)) << execution;
+  EXPECT_TRUE(execute(21));
+}
+
 TEST(Order, followerReadsWhatTheLeaderAppended) {
   Order leader(kWindow);
   Order follower(kWindow);
   std::string message;
-  const Place first = leader.Append(Id(9, 0), 0, 4, 2, "train.py:1", message);
-  const Place second = leader.Append(Id(9, 0, 1), 0, 2, 2, "train.py:1", message);
+  const Place first = leader.Append(Id(9, 0), 4, 2, "train.py:1", message);
+  const Place second = leader.Append(Id(9, 0, 1), 2, 2, "train.py:1", message);
   auto rest = Span(message);
   auto change = follower.Read(rest);
   ASSERT_TRUE(change);
@@ -86,9 +96,9 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   Order leader(kWindow);
   Order follower(kWindow);
   std::string message;
-  leader.Append(Id(1, 0), 0, 3, 1, "", message);
-  leader.Append(Id(2, 0), 0, 3, 1, "", message);
-  leader.Append(Id(1, 1), 0, 3, 1, "", message);
+  leader.Append(Id(1, 0), 3, 1, "", message);
+  leader.Append(Id(2, 0), 3, 1, "", message);
+  leader.Append(Id(1, 1), 3, 1, "", message);
   auto rest = Span(message);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(follower.Read(rest));
   const Place guess = follower.Speculate();
@@ -97,7 +107,7 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   follower.Speculate();
 
   message.clear();
-  const Place place = leader.Append(Id(3, 0), 0, 3, 1, "", message);
+  const Place place = leader.Append(Id(3, 0), 3, 1, "", message);
   EXPECT_EQ(place.first_position, 9u + 2 * kWindow);
   rest = Span(message);
   const auto change = follower.Read(rest);
@@ -106,9 +116,9 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   ASSERT_EQ(change->places.size(), 1u);
   EXPECT_EQ(change->places[0].first_position, place.first_position);
   EXPECT_EQ(follower.next_position(), leader.next_position());
-  // The void guesses left no trace in the occurrences.
+  // The void guesses left no trace in the executions.
   message.clear();
-  leader.Append(Id(2, 1), 0, 3, 1, "", message);
+  leader.Append(Id(2, 1), 3, 1, "", message);
   rest = Span(message);
   ASSERT_TRUE(follower.Read(rest));
   EXPECT_EQ(follower.Predict()->id, leader.Predict()->id);
@@ -125,7 +135,7 @@ TEST(Order, secondPassIsNeverPredictedAndTeachesNothing) {
 TEST(Order, Read_nonsense) {
   Order leader(kWindow);
   std::string message;
-  leader.Append(Id(1, 0), 0, 3, 1, "a name", message);
+  leader.Append(Id(1, 0), 3, 1, "a name", message);
   const std::string good = message;
   for (size_t bytes = 0; bytes < good.size(); ++bytes) {
     Order follower(kWindow);
@@ -150,7 +160,7 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
     std::vector<Place> truth;
     std::vector<Place> log;
     std::vector<std::pair<size_t, std::string>> messages;  // length of the truth, announcement
-    uint32_t occurrences[4] = {};
+    uint32_t sums[4] = {};
     size_t read = 0;
     const auto catch_up = [&] {
       for (; read < messages.size(); ++read) {
@@ -165,7 +175,8 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
     for (int i = 0; i < 200; ++i) {
       const uint64_t site = random() % 10 < 8 ? i % 3 : random() % 4;
       std::string message;
-      truth.push_back(leader.Append(Id(site + 1, occurrences[site]++), i / 3, 1 + site, 1, "", message));
+      truth.push_back(leader.Append({site + 1, sums[site] / 5, sums[site] % 5}, 1 + site, 1, "", message));
+      ++sums[site];
       if (!message.empty()) messages.emplace_back(truth.size(), message);
       if (random() % 4 == 0) catch_up();
       const uint64_t certain = log.empty() ? 0 : log.back().end_position();

@@ -26,8 +26,8 @@ constexpr uint32_t kSlotCount = 64;
 template <typename T>
 class Call {
  public:
-  Call(uint64_t site, uint32_t occurrence, DType dtype, std::vector<T> values)
-      : key_{.site = site, .occurrence = occurrence, .step = occurrence}, dtype_(dtype) {
+  Call(uint64_t site, uint32_t execution, DType dtype, std::vector<T> values)
+      : key_{.site = site, .execution = execution}, dtype_(dtype) {
     outcome_->values = std::move(values);
   }
 
@@ -183,10 +183,10 @@ std::vector<float> Ramp(size_t count, float factor) {
 }
 
 // All ranks of the cluster sum `count` floats; each gives `factor` times the ramp.
-void SumRamps(Cluster& cluster, uint32_t world_size, uint32_t occurrence, size_t count) {
+void SumRamps(Cluster& cluster, uint32_t world_size, uint32_t execution, size_t count) {
   std::vector<std::unique_ptr<FloatCall>> calls;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
-    calls.push_back(std::make_unique<FloatCall>(7, occurrence, DType::kFloat32, Ramp(count, 1)));
+    calls.push_back(std::make_unique<FloatCall>(7, execution, DType::kFloat32, Ramp(count, 1)));
     calls.back()->Start(cluster.host(rank));
   }
   const std::vector<float> expected = Ramp(count, static_cast<float>(world_size));
@@ -271,18 +271,18 @@ TEST(Transport, start_manySumsInAnyOrderOfIssue) {
   constexpr uint32_t kWorldSize = 3;
   constexpr uint32_t kSites = 40;
   Cluster cluster(kWorldSize);
-  for (uint32_t occurrence = 0; occurrence < 5; ++occurrence) {
+  for (uint32_t execution = 0; execution < 5; ++execution) {
     std::vector<std::vector<std::unique_ptr<IntCall>>> calls(kWorldSize);
     std::vector<std::thread> programs;
     for (uint32_t rank = 0; rank < kWorldSize; ++rank) {
       for (uint32_t site = 0; site < kSites; ++site) {
         const std::vector<int32_t> values(1 + site * 97, static_cast<int32_t>((rank + 1) * 1000 + site));
-        calls[rank].push_back(std::make_unique<IntCall>(100 + site, occurrence, DType::kInt32, values));
+        calls[rank].push_back(std::make_unique<IntCall>(100 + site, execution, DType::kInt32, values));
       }
       programs.emplace_back([&, rank] {
         std::vector<uint32_t> order(kSites);
         std::iota(order.begin(), order.end(), 0);
-        std::shuffle(order.begin(), order.end(), std::mt19937(occurrence * 10 + rank));
+        std::shuffle(order.begin(), order.end(), std::mt19937(execution * 10 + rank));
         for (const uint32_t site : order) calls[rank][site]->Start(cluster.host(rank));
       });
     }
@@ -313,7 +313,7 @@ TEST(Transport, deadline_namesWhatItWaitedFor) {
   ASSERT_TRUE(call.Wait());
   const Failure failure = call.failure().value();
   EXPECT_EQ(failure.kind, "DeadlineExceededError");
-  for (const char* part : {"site 7", "occurrence 3", "3.5 s", "slot 0", "version 0", "sequence 0", "switch 0",
+  for (const char* part : {"site 7", "execution 3", "3.5 s", "slot 0", "version 0", "sequence 0", "switch 0",
                            "rank 0 of 2", "epoch 2", "Missing: rank 1.", "deadline_s"}) {
     EXPECT_NE(failure.message.find(part), std::string::npos) << part << " isn't in: " << failure.message;
   }

@@ -143,7 +143,7 @@ class Workload {
                                                               .leaf_elements = std::move(leaves),
                                                               .device_count = device_count,
                                                               .op = op})});
-    occurrences_.push_back(0);
+    executions_.push_back(0);
   }
   size_t site_count() const { return sites_.size(); }
 
@@ -153,9 +153,9 @@ class Workload {
                std::optional<float> value = std::nullopt) {
     std::vector<std::pair<size_t, uint32_t>> calls;
     for (size_t site : sites) {
-      const uint32_t occurrence = occurrences_[site]++;
-      calls.emplace_back(site, occurrence);
-      auto& hosts = calls_[{site, occurrence}];
+      const uint32_t execution = executions_[site]++;
+      calls.emplace_back(site, execution);
+      auto& hosts = calls_[{site, execution}];
       hosts.resize(world_size_);
       for (Call& host : hosts) {
         for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
@@ -165,13 +165,13 @@ class Workload {
           }
         }
       }
-      references_[{site, occurrence}] = Reference(*sites_[site].shape, hosts);
+      references_[{site, execution}] = Reference(*sites_[site].shape, hosts);
     }
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
-      for (const auto& [site, occurrence] : calls) {
+      for (const auto& [site, execution] : calls) {
         const int64_t delay_us = cluster_.network().Below(spread_us);
         cluster_.network().After(delay_us,
-                                 [this, rank, site = site, occurrence = occurrence] { Issue(rank, site, occurrence); });
+                                 [this, rank, site = site, execution = execution] { Issue(rank, site, execution); });
       }
     }
   }
@@ -182,22 +182,22 @@ class Workload {
       const auto& reference = references_.at(key);
       for (uint32_t rank = 0; rank < world_size_; ++rank) {
         const Call& call = hosts[rank];
-        ASSERT_TRUE(call.done) << "site " << key.first << " occurrence " << key.second << " rank " << rank;
+        ASSERT_TRUE(call.done) << "site " << key.first << " execution " << key.second << " rank " << rank;
         ASSERT_FALSE(call.failure) << call.failure->message;
         for (size_t i = 0; i < call.buffers.size(); ++i) {
           ASSERT_EQ(call.buffers[i], reference[i % reference.size()])
-              << "site " << key.first << " occurrence " << key.second << " rank " << rank << " buffer " << i;
+              << "site " << key.first << " execution " << key.second << " rank " << rank << " buffer " << i;
         }
       }
     }
   }
 
-  Call& call(size_t site, uint32_t occurrence, uint32_t rank) { return calls_.at({site, occurrence})[rank]; }
+  Call& call(size_t site, uint32_t execution, uint32_t rank) { return calls_.at({site, execution})[rank]; }
 
  private:
-  void Issue(uint32_t rank, size_t site, uint32_t occurrence) {
-    Call& call = calls_.at({site, occurrence})[rank];
-    Sum sum{.key = {.site = sites_[site].id, .occurrence = occurrence, .step = 0},
+  void Issue(uint32_t rank, size_t site, uint32_t execution) {
+    Call& call = calls_.at({site, execution})[rank];
+    Sum sum{.key = {.site = sites_[site].id, .execution = execution, .step = 0},
             .shape = sites_[site].shape,
             .inputs = {},
             .outputs = {}};
@@ -217,7 +217,7 @@ class Workload {
   Cluster& cluster_;
   const uint32_t world_size_;
   std::vector<Site> sites_;
-  std::vector<uint32_t> occurrences_;
+  std::vector<uint32_t> executions_;
   std::map<std::pair<size_t, uint32_t>, std::vector<Call>> calls_;
   std::map<std::pair<size_t, uint32_t>, std::vector<Bytes>> references_;
 };
@@ -227,8 +227,8 @@ inline std::string Stalls(Cluster& cluster, uint32_t world_size) {
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     const auto stall = cluster.rank(rank).OldestStall();
     if (!stall) continue;
-    text += "rank " + std::to_string(rank) + ": " + stall->site_name + " occurrence " +
-            std::to_string(stall->key.occurrence) + (stall->waits_for_order ? " waits for its place" : "") + ", slot " +
+    text += "rank " + std::to_string(rank) + ": " + stall->site_name + " execution " +
+            std::to_string(stall->key.execution) + (stall->waits_for_order ? " waits for its place" : "") + ", slot " +
             std::to_string(stall->slot) + " version " + std::to_string(stall->version) + " sequence " +
             std::to_string(stall->sequence) + " job is at " + stall->job_is_at + "\n";
   }

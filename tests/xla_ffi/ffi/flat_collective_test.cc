@@ -21,7 +21,7 @@ class FlatCollectiveTest : public testing::Test {
   FlatCollectiveTest() : flat_({ranks_.begin(), ranks_.end()}) {
     sum_.shape = std::make_shared<SumShape>(
         SumShape{.site_name = "site", .dtype = DType::kFloat32, .leaf_elements = {3, 5}, .device_count = 2});
-    sum_.key = {.site = 1, .occurrence = 2, .step = 3};
+    sum_.key = {.site = 1, .execution = 2, .step = 3};
     for (float& value : values_) sum_.inputs.push_back(&value), sum_.outputs.push_back(&value);
     sum_.done = [this](const Failure* failure) {
       ++done_count_;

@@ -65,6 +65,24 @@ TEST(Instance, lookAlikesAreRankedBySiteThenByOrder) {
   EXPECT_EQ(std::set({HashOf(a0), HashOf(a1), HashOf(a2)}).size(), 3);
 }
 
+TEST(Instance, aVisitBelongsToTheExecutableOfTheSumsAround) {
+  SiteInfo visit;
+  visit.program = Info(0, 0).program;
+  Instance before(visit), sum(Info(0, 0)), after(visit);
+  EndWith("");
+  EXPECT_EQ(before.executable(), sum.SiteOf(0)->executable);
+  EXPECT_EQ(after.executable(), before.executable());
+  EXPECT_TRUE(before.executable()->visits);
+  EXPECT_EQ(before.executable()->program.identities, std::vector<std::string>{"sum 0"});
+
+  Instance other(Info(1, 0));
+  EXPECT_NE(HashOf(other), HashOf(sum));  // one host's sums are conditional, the other's aren't
+
+  visit.ordinal = 2;
+  Instance alone(visit);
+  EXPECT_EQ(alone.executable(), nullptr);
+}
+
 TEST(Instance, lookAlikesNeedAFingerprint) {
   Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Info(0, 7));
   const auto asked = EndCompilation();

@@ -165,7 +165,7 @@ TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
   }
 }
 
-TEST_F(RendezvousTest, countsOccurrencesAndSteps) {
+TEST_F(RendezvousTest, countsExecutionsAndSteps) {
   const auto site = MakeSite(7, 1);
   std::vector<Device> devices(5);
   const int32_t run_ids[] = {10, 10, 11, INT32_MAX, INT32_MIN};  // wraps
@@ -175,7 +175,7 @@ TEST_F(RendezvousTest, countsOccurrencesAndSteps) {
     collective_->Complete(i);
     EXPECT_EQ(devices[i].Result(), "");
   }
-  const SumKey expected[] = {{7, 0, 0}, {7, 1, 1}, {7, 2, 0}, {7, 3, 0}, {7, 4, 0}};
+  const SumKey expected[] = {{7, 0, 0}, {7, 0, 1}, {7, 1, 0}, {7, 2, 0}, {7, 3, 0}};
   for (int i = 0; i < 5; ++i) EXPECT_EQ(collective_->sums[i].key, expected[i]);
 }
 
@@ -270,11 +270,46 @@ TEST_F(RendezvousTest, programsOnOtherDevicesShareNoQueue) {
   const SumKey first = collective_->sums[0].key, second = collective_->sums[1].key, third = collective_->sums[2].key;
   EXPECT_EQ(second, (SumKey{first.site, 1, 0}));  // of devices {2, 3}
   EXPECT_NE(third.site, first.site);
-  EXPECT_EQ(third.occurrence, 0);  // of devices {0, 1}: none of theirs was counted
+  EXPECT_EQ(third.execution, 0);  // of devices {0, 1}: none of theirs was counted
   EXPECT_EQ(collective_->announced, (std::vector<std::string>{"program 7 on 2,3 after 0", "program 7 on 0,1 after 2"}));
   EXPECT_EQ(session_failure(), "");
   for (size_t i = 0; i < 3; ++i) collective_->Complete(i);
   for (int i = 0; i < 6; ++i) EXPECT_EQ(devices[i].Result(), "");
+}
+
+// A host that skips a sum in one execution must not meet, with the next one, what others skip later.
+TEST_F(RendezvousTest, whereSumsAreConditionalVisitsCountTheExecutions) {
+  const auto site = MakeLocalSite(7, 2);
+  const auto again = MakeLocalSite(7, 2);  // the same program, compiled again
+  site->executable->visits = again->executable->visits = true;
+  std::vector<Device> devices(8);
+  size_t next = 0;
+  const auto execute = [&](const auto& executed, int32_t run_id) {
+    for (int64_t member : {0, 1}) rendezvous_.Arrive(executed, devices[next++].MakeCall(run_id, member));
+  };
+  const auto visit = [&](const auto& visited, int32_t run_id, int64_t member) {
+    rendezvous_.Visit(visited->executable, run_id, kFirstDevice + member);
+  };
+  for (int64_t member : {0, 1}) visit(site, 10, member);
+  execute(site, 10);
+  execute(site, 10);  // the second step of a loop
+  for (int64_t member : {0, 1}) {
+    visit(site, 11, member);  // comes to no sum
+    visit(again, 3, member);
+    visit(again, 3, member);  // has two loops
+  }
+  visit(again, 4, 1);  // this device is ahead
+  execute(again, 3);
+  ASSERT_EQ(collective_->count(), 3);
+  const uint64_t name = collective_->sums[0].key.site;
+  EXPECT_EQ(collective_->sums[0].key, (SumKey{name, 1, 0}));
+  EXPECT_EQ(collective_->sums[1].key, (SumKey{name, 1, 1}));
+  EXPECT_EQ(collective_->sums[2].key, (SumKey{name, 3, 0}));
+  for (size_t i = 0; i < 3; ++i) collective_->Complete(i);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(devices[i].Result(), "");
+  execute(site, 12);  // nobody visited
+  EXPECT_TRUE(devices[6].Result().starts_with("ProgramMismatchError"));
+  EXPECT_TRUE(devices[7].Result().starts_with("ProgramMismatchError"));
 }
 
 // Hosts may number their devices from anywhere, and lay out their meshes in any order.
