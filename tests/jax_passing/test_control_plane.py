@@ -734,6 +734,58 @@ def test_shutting_down_doesnt_wait_for_who_doesnt_read():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+@scenario(lease_s=1.0)
+async def test_a_fault_while_one_job_is_watched_ends_no_other(switch):
+    """Neither the faulty job's hosts nor others wait for anything: those hear of it, these are watched as before."""
+    table = switch.plane._jobs
+    end_waits, faulty = table.end_waits, {"faulty", "forming"}
+
+    def fail_for_some(epoch, now):
+        if epoch.job.name in faulty:
+            raise RuntimeError(f"no such thing in {epoch.job.name}")
+        end_waits(epoch, now)
+
+    hosts, _ = await switch.job(job="faulty")
+    waiting = await switch.join(0, 2, job="forming")
+    others, _ = await switch.job(job="other")
+    await switch.has(0, job="forming")
+    table.end_waits = fail_for_some
+    for host in hosts:
+        failed = await host.receive()
+        assert failed.kind == "SwitchLostError"
+        assert "RuntimeError: no such thing in faulty" in failed.message
+    assert "no such thing in forming" in await waiting.refusal()
+    assert switch.plane.stats()["watches_failed"] == 2
+    assert not switch.watcher.done()
+
+    faulty.clear()
+    again, _ = await switch.job(job="faulty")
+    again[0].send(messages.Heartbeat())
+    assert await again[0].receive() == messages.Heartbeat()
+    lost = await others[0].receive()  # the lease of the two has run out meanwhile, as nobody sent anything
+    assert (lost.kind, "was silent for 1 s" in lost.message) == ("HostLostError", True)
+
+
+@scenario()
+async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
+    """Its hosts hear nothing, but nobody else's do, and the switch goes on."""
+
+    def fail(*_):
+        raise RuntimeError("no way")
+
+    await switch.job(job="a")
+    table = switch.plane._jobs
+    end_waits = table.end_waits
+    table.end_waits = lambda epoch, now: fail() if epoch.job.name == "a" else end_waits(epoch, now)
+    table.fail = fail
+    await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
+    del table.fail
+    others, _ = await switch.job(job="b")
+    others[0].send(messages.Heartbeat())
+    assert await others[0].receive() == messages.Heartbeat()
+    assert not switch.watcher.done()
+
+
 # Input that nobody of ours sends.
 
 BAD_LINES = [
