@@ -113,7 +113,7 @@ class ControlPlane:
         try:
             await self._converse(reader, connection)
         except (msgspec.DecodeError, TimeoutError) as error:
-            self._counts["malformed"] += 1
+            self._counts["messages_malformed"] += 1
             log.warning("closing the connection of %s: %s", connection.name, error or "it says nothing")
         except OSError as error:
             log.info("connection of %s: %s", connection.name, error)

@@ -133,7 +133,7 @@ async def test_a_join_of_our_version_with_unknown_fields_is_malformed(switch):
     host = await switch.connect()
     host.send(join_of_version(messages.PROTOCOL_VERSION, switch, 0, surprise=1))
     assert await host.receive() is None
-    assert switch.plane.stats()["malformed"] == 1
+    assert switch.plane.stats()["messages_malformed"] == 1
 
 
 @scenario()
@@ -833,7 +833,7 @@ def test_a_bad_line_costs_its_sender_the_connection_alone(line):
         assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
         bystanders[0].send(messages.Heartbeat())
         assert await bystanders[0].receive() == messages.Heartbeat()
-        assert switch.plane.stats()["malformed"] == 2
+        assert switch.plane.stats()["messages_malformed"] == 2
 
     run()
 
