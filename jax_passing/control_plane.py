@@ -112,9 +112,9 @@ class ControlPlane:
         self._connections.add(connection)
         try:
             await self._converse(reader, connection)
-        except (msgspec.DecodeError, TimeoutError) as error:
+        except msgspec.DecodeError as error:
             self._counts["messages_malformed"] += 1
-            log.warning("closing the connection of %s: %s", connection.name, error or "it says nothing")
+            log.warning("closing the connection of %s: %s", connection.name, error)
         except OSError as error:
             log.info("connection of %s: %s", connection.name, error)
         finally:
@@ -124,7 +124,10 @@ class ControlPlane:
     async def _converse(self, reader: asyncio.StreamReader, connection: StreamConnection) -> None:
         data_plane = self._data_plane
         connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port, self._instance))
-        line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
+        try:
+            line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
+        except TimeoutError as error:
+            raise msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s") from error
         if line is None:
             return
         if len(line) > messages.LINE_BYTES_MAX:

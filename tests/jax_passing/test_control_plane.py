@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
+from jax_passing import control_plane
 from jax_passing.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.data_plane import DataPlaneError, Group
 from jax_passing.epochs import Member
@@ -834,6 +835,30 @@ def test_a_bad_line_costs_its_sender_the_connection_alone(line):
         bystanders[0].send(messages.Heartbeat())
         assert await bystanders[0].receive() == messages.Heartbeat()
         assert switch.plane.stats()["messages_malformed"] == 2
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(b"", "it has said nothing for 0.05 s"), (b"no end", "the connection ended inside a line"), (b"{}\n", "Object")],
+    ids=["silence", "half a line", "no message"],
+)
+def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reason):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    monkeypatch.setattr(control_plane, "FIRST_MESSAGE_S", 0.05)
+
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(line)
+        if line and not line.endswith(b"\n"):
+            stranger.writer.write_eof()
+        assert await stranger.receive() is None
+        host, port, *_ = stranger.writer.get_extra_info("sockname")
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"closing the connection of {host}:{port}: {reason}")
+        assert switch.plane.stats()["messages_malformed"] == 1
 
     run()
 
