@@ -23,7 +23,13 @@ control Neighbours(in headers_t hdr, in standard_metadata_t standard) {
     neighbour_t held;
 
     apply {
-        seen.ip = hdr.arp.isValid() ? hdr.arp.sender_ip : hdr.ipv4.src_ip;
+        // A header that the frame lacks (IPv6, LLDP, STP, a VLAN tag) may hold the values of an earlier frame.
+        seen.ip = 0;
+        if (hdr.arp.isValid() && hdr.arp.hardware_type == 1 && hdr.arp.protocol_type == ETHERTYPE_IPV4) {
+            seen.ip = hdr.arp.sender_ip;
+        } else if (hdr.ipv4.isValid()) {
+            seen.ip = hdr.ipv4.src_ip;
+        }
         seen.mac = hdr.ethernet.src_mac;
         seen.port = standard.ingress_port;
         bit<32> index = (bit<32>)seen.ip[11:0];
