@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A packet that was sent to us goes on to another: from the address that it was sent to.
 #ifndef P4_ADDRESSING_P4_
 #define P4_ADDRESSING_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does the packet belong to a job here, and did the right one send it?
 //
 // One ternary table, for stages are scarce: the control plane fills in, for each job, from the highest priority on,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ordinary traffic and what we send to one: by its destination's MAC address; to all ports if that isn't known, but never
 // back.
 #ifndef P4_TNA_FORWARD_P4_

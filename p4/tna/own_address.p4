@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The switch as a host: it has an address, and answers ARP and ping. So the workers' machines need to know nothing.
 #ifndef P4_TNA_OWN_ADDRESS_P4_
 #define P4_TNA_OWN_ADDRESS_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From Ethernet to the lanes. The parser of a Tofino compares four bytes at a time, as they go by: what it can't say of the
 // header is left to the first stage.
 #ifndef P4_TNA_PARSER_P4_

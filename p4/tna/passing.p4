@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // jax-passing for Tofino 1 (tna) and Tofino 2 (t2na). Its resources, and the tables that the control plane fills:
 // docs/p4.md.
 #include <core.p4>

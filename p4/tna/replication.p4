@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A copy of the result for each worker of the job: the job's multicast group has a node for each, whose replication
 // number is the worker, and whose port leads there.
 #ifndef P4_TNA_REPLICATION_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which sequence the slot version holds, and who is missing in it: so what becomes of this packet.
 //
 // Three tables in three stages, each decided by what the one before has read: a register is touched once a packet.

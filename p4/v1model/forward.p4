@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ordinary traffic, by its destination's MAC address; to all ports if that isn't known, but never back.
 #ifndef P4_V1MODEL_FORWARD_P4_
 #define P4_V1MODEL_FORWARD_P4_

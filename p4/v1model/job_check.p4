@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does the packet belong to a job here, and did the right one send it? Jobs, workers and their addresses stand in
 // tables that the control plane fills; a packet only names its entry.
 #ifndef P4_V1MODEL_JOB_CHECK_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Switches in a tree: a job here may be a part of a job of the switch above, its parent, where we are one worker.
 #ifndef P4_V1MODEL_PARENTS_P4_
 #define P4_V1MODEL_PARENTS_P4_

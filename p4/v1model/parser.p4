@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From Ethernet to the lanes.
 //
 // What isn't understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic. Lanes are

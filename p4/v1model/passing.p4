@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // jax-passing for v1model (bmv2's simple_switch). The tables that the control plane fills: ../README.md.
 #include <core.p4>
 #include <v1model.p4>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet.
 #ifndef P4_V1MODEL_SLOT_CHECK_P4_
 #define P4_V1MODEL_SLOT_CHECK_P4_
