@@ -70,7 +70,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
 
     // The sum becomes one contribution; `slot_shift` is the parent's first slot minus ours, modulo 2^16.
-    action sum_to_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_shift, mac_t mac, ip_t ip,
+    @id(7) action sum_to_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_shift, mac_t mac, ip_t ip,
                          bit<16> udp_port) {
         hdr.passing.job = job;
         hdr.passing.epoch = epoch;
@@ -78,7 +78,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         hdr.passing.slot = hdr.passing.slot + slot_shift;
         address_to(hdr, mac, ip, udp_port);
     }
-    table parent {
+    @id(6) table parent {
         key = { hdr.passing.job: exact @name("job"); }
         actions = { sum_to_parent; @defaultonly drop_it; }
         const default_action = drop_it;

@@ -7,8 +7,8 @@
 
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
-    action set_ours() { meta.to_us = 1; }
-    table own_address {
+    @id(1) action set_ours() { meta.to_us = 1; }
+    @id(1) table own_address {
         key = { hdr.ipv4.dst_ip: exact @name("ip"); }
         actions = { set_ours; @defaultonly NoAction; }
         const default_action = NoAction;
@@ -20,7 +20,7 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
 
 // Answers go out where the question came in: the sender's MAC address leads there.
 control AnswerArp(inout headers_t hdr) {
-    action answer_arp(mac_t own_mac) {
+    @id(9) action answer_arp(mac_t own_mac) {
         ip_t own_ip = hdr.arp.target_ip;
         hdr.ethernet.dst_mac = hdr.arp.sender_mac;
         hdr.ethernet.src_mac = own_mac;
@@ -30,7 +30,7 @@ control AnswerArp(inout headers_t hdr) {
         hdr.arp.sender_mac = own_mac;
         hdr.arp.sender_ip = own_ip;
     }
-    table question {
+    @id(8) table question {
         key = {
             hdr.arp.target_ip: exact @name("ip");
             hdr.arp.operation: exact @name("operation");

@@ -8,11 +8,11 @@
 
 control Replication(inout headers_t hdr, in bit<16> replica,
                     inout egress_intrinsic_metadata_for_deparser_t departure) {
-    action to_worker(mac_t mac, ip_t ip, bit<16> udp_port) { address_to(hdr, mac, ip, udp_port); }
+    @id(8) action to_worker(mac_t mac, ip_t ip, bit<16> udp_port) { address_to(hdr, mac, ip, udp_port); }
 
     action drop_it() { departure.drop_ctl = 1; }
 
-    table receiver {
+    @id(7) table receiver {
         key = {
             hdr.passing.job: exact @name("job");
             replica: exact @name("worker");

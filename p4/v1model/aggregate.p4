@@ -17,7 +17,7 @@ control Aggregate(inout headers_t hdr, inout metadata_t meta, inout standard_met
     StickyFlags() sticky_flags;
     Lanes() lanes;
     NextStep() next_step;
-    counter(VERDICTS, CounterType.packets) verdicts;
+    @id(1) counter(VERDICTS, CounterType.packets) verdicts;
 
     apply {
         if (hdr.lanes.isValid() && standard.checksum_error == 0) {

@@ -7,13 +7,13 @@
 #include "metadata.p4"
 
 control Forward(in headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
-    action to_port(bit<9> port) { standard.egress_spec = port; }
-    action flood() {
+    @id(2) action to_port(bit<9> port) { standard.egress_spec = port; }
+    @id(3) action flood() {
         standard.mcast_grp = ALL_PORTS;
         meta.flooded = true;
     }
 
-    table forward {
+    @id(2) table forward {
         key = { hdr.ethernet.dst_mac: exact @name("mac"); }
         actions = { to_port; flood; }
         const default_action = flood;

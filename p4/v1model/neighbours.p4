@@ -16,9 +16,9 @@ struct neighbour_t {
 
 control Neighbours(in headers_t hdr, in standard_metadata_t standard) {
     // By the address's low 12 bits: so the hosts of one network (/20) never displace each other.
-    register<ip_t>(NEIGHBOURS) ip;
-    register<mac_t>(NEIGHBOURS) mac;
-    register<bit<9>>(NEIGHBOURS) port;
+    @id(6) register<ip_t>(NEIGHBOURS) ip;
+    @id(7) register<mac_t>(NEIGHBOURS) mac;
+    @id(8) register<bit<9>>(NEIGHBOURS) port;
 
     neighbour_t seen;
     neighbour_t held;

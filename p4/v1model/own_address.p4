@@ -10,8 +10,8 @@
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     ip_t target = 0;
 
-    action set_own_mac(mac_t mac) { meta.own_mac = mac; }
-    table own_address {
+    @id(1) action set_own_mac(mac_t mac) { meta.own_mac = mac; }
+    @id(1) table own_address {
         key = { target: exact @name("ip"); }
         actions = { set_own_mac; @defaultonly NoAction; }
         const default_action = NoAction;

@@ -7,10 +7,10 @@
 #include "../addressing.p4"
 
 control Replication(inout headers_t hdr, inout standard_metadata_t standard) {
-    action to_worker(mac_t mac, ip_t ip, bit<16> udp_port) { address_to(hdr, mac, ip, udp_port); }
+    @id(8) action to_worker(mac_t mac, ip_t ip, bit<16> udp_port) { address_to(hdr, mac, ip, udp_port); }
     action drop_it() { mark_to_drop(standard); }
 
-    table receiver {
+    @id(7) table receiver {
         key = {
             hdr.passing.job: exact @name("job");
             standard.egress_rid: exact @name("worker");

@@ -114,6 +114,7 @@ class Control:
     procedure: Procedure
     members: dict[str, Any] = field(default_factory=dict)  # name: (kind, ...), instances made once
     locals: list[Any] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)  # of members that P4Info is to know by a number
 
 
 class Parser:
@@ -163,16 +164,15 @@ class Parser:
             if depth == 0 and token in ("}", ";"):
                 return
 
-    def annotations(self) -> str:
-        """The @name, if there is one."""
-        name = ""
+    def annotations(self) -> dict[str, str]:
+        """What stands in their parentheses, one word."""
+        found = {}
         while self.accept("@"):
             kind = self.take()
             if self.accept("("):
-                if kind == "name":
-                    name = self.take().strip('"')
+                found[kind] = self.take().strip('"')
                 self.take(")")
-        return name
+        return found
 
     def type(self) -> Any:
         name = self.take()
@@ -445,7 +445,8 @@ class Parser:
         members = control.members
         self.take("{")
         while not self.accept("}"):
-            self.annotations()
+            annotations = self.annotations()
+            known = set(members)
             kind = self.peek()
             if kind == "apply":
                 self.take()
@@ -459,6 +460,9 @@ class Parser:
                 members[name] = self.table()
             else:
                 self.member(control)
+            if "id" in annotations:
+                (added,) = members.keys() - known
+                control.ids[added] = int(annotations["id"])
         return control
 
     def member(self, control: Control) -> None:
@@ -503,7 +507,7 @@ class Parser:
                     expression = self.expression()
                     self.take(":")
                     self.take()
-                    table.key.append((self.annotations(), expression))
+                    table.key.append((self.annotations().get("name", ""), expression))
                     self.take(";")
             elif what == "actions":
                 self.take("{")
