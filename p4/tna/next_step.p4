@@ -41,9 +41,16 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         manager.mcast_grp_a = meta.group;
         meta.forward = 0;
     }
+    // To where the packet came from. On Tofino 1 it has passed again since, and that port is forgotten: the MAC address
+    // leads there, or, if it isn't listed, all ports do, of which only the recirculation port is left out then.
     action result_to_sender() {
         make_result();
         address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
+#if !ONE_WORD
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
+#endif
     }
     table next_step {
         key = {

@@ -18,8 +18,10 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     apply { own_address.apply(); }
 }
 
-// Answers go out where the question came in: the sender's MAC address leads there.
-control AnswerArp(inout headers_t hdr) {
+// Answers go out where the question came in, whether the sender's MAC address is listed or not: whoever isn't would be
+// asked for at all ports but his own.
+control AnswerArp(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                  inout ingress_intrinsic_metadata_for_tm_t manager) {
     @id(9) action answer_arp(mac_t own_mac) {
         ip_t own_ip = hdr.arp.target_ip;
         hdr.ethernet.dst_mac = hdr.arp.sender_mac;
@@ -29,6 +31,9 @@ control AnswerArp(inout headers_t hdr) {
         hdr.arp.target_ip = hdr.arp.sender_ip;
         hdr.arp.sender_mac = own_mac;
         hdr.arp.sender_ip = own_ip;
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
     }
     @id(8) table question {
         key = {
@@ -43,7 +48,8 @@ control AnswerArp(inout headers_t hdr) {
     apply { question.apply(); }
 }
 
-control AnswerPing(inout headers_t hdr) {
+control AnswerPing(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                   inout ingress_intrinsic_metadata_for_tm_t manager) {
     action turn_round() {
         mac_t own_mac = hdr.ethernet.dst_mac;
         ip_t own_ip = hdr.ipv4.dst_ip;
@@ -53,6 +59,9 @@ control AnswerPing(inout headers_t hdr) {
         hdr.ipv4.src_ip = own_ip;
         hdr.ipv4.ttl = 64;
         hdr.icmp.type = ECHO_REPLY;
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
     }
 
     apply {

@@ -85,7 +85,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
         meta.recirculation.setInvalid();
         meta.copy.setInvalid();
         if (hdr.arp.isValid()) {
-            answer_arp.apply(hdr);
+            answer_arp.apply(hdr, meta, arrival, manager);
         } else if (hdr.ipv4.isValid()) {
             own_address.apply(hdr, meta);
         }
@@ -107,7 +107,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
                 if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
                 next_step.apply(hdr, meta, arrival, departure, manager);
             } else if (hdr.icmp.isValid() && hdr.icmp.type == ECHO_REQUEST) {
-                answer_ping.apply(hdr);
+                answer_ping.apply(hdr, meta, arrival, manager);
             } else {
                 departure.drop_ctl = 1;
             }
