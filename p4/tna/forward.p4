@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ordinary traffic and what we send to one: by its destination's MAC address; to all ports if that isn't known, but never
-// back.
+// Ordinary traffic and what we send to one: by its destination's MAC address; to all ports if that isn't known, but
+// never back.
 #ifndef P4_TNA_FORWARD_P4_
 #define P4_TNA_FORWARD_P4_
 
@@ -19,12 +19,7 @@ control Forward(in headers_t hdr, inout metadata_t meta, in ingress_intrinsic_me
         manager.mcast_grp_a = ALL_PORTS;
     }
 
-    @id(2) table forward {
-        key = { hdr.ethernet.dst_mac: exact @name("mac"); }
-        actions = { to_port; flood; }
-        const default_action = flood;
-        size = 4096;
-    }
+#include "../forward_table.p4"
 
     apply { forward.apply(); }
 }

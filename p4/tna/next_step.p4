@@ -30,12 +30,8 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         manager.bypass_egress = 1;
     }
 
-    action make_result() {
-        hdr.passing.type = packet_type_t.RESULT;
-        hdr.passing.worker = EVERY_WORKER;
-    }
     action result_to_workers() {
-        make_result();
+        make_result(hdr);
         meta.copy.setValid();
         meta.copy.result = 1;
         manager.mcast_grp_a = meta.group;
@@ -44,7 +40,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     // To where the packet came from. On Tofino 1 it has passed again since, and that port is forgotten: the MAC address
     // leads there, or, if it isn't listed, all ports do, of which only the recirculation port is left out then.
     action result_to_sender() {
-        make_result();
+        make_result(hdr);
         address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
 #if !ONE_WORD
         meta.forward = 0;

@@ -3,6 +3,7 @@
 #ifndef P4_TNA_OWN_ADDRESS_P4_
 #define P4_TNA_OWN_ADDRESS_P4_
 
+#include "../answers.p4"
 #include "metadata.p4"
 
 // Is the packet for the switch itself?
@@ -23,14 +24,7 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
 control AnswerArp(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
                   inout ingress_intrinsic_metadata_for_tm_t manager) {
     @id(9) action answer_arp(mac_t own_mac) {
-        ip_t own_ip = hdr.arp.target_ip;
-        hdr.ethernet.dst_mac = hdr.arp.sender_mac;
-        hdr.ethernet.src_mac = own_mac;
-        hdr.arp.operation = ARP_REPLY;
-        hdr.arp.target_mac = hdr.arp.sender_mac;
-        hdr.arp.target_ip = hdr.arp.sender_ip;
-        hdr.arp.sender_mac = own_mac;
-        hdr.arp.sender_ip = own_ip;
+        turn_arp_round(hdr, own_mac);
         meta.forward = 0;
         manager.ucast_egress_port = arrival.ingress_port;
         manager.bypass_egress = 1;
@@ -51,14 +45,7 @@ control AnswerArp(inout headers_t hdr, inout metadata_t meta, in ingress_intrins
 control AnswerPing(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
                    inout ingress_intrinsic_metadata_for_tm_t manager) {
     action turn_round() {
-        mac_t own_mac = hdr.ethernet.dst_mac;
-        ip_t own_ip = hdr.ipv4.dst_ip;
-        hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
-        hdr.ethernet.src_mac = own_mac;
-        hdr.ipv4.dst_ip = hdr.ipv4.src_ip;
-        hdr.ipv4.src_ip = own_ip;
-        hdr.ipv4.ttl = 64;
-        hdr.icmp.type = ECHO_REPLY;
+        turn_ping_round(hdr);
         meta.forward = 0;
         manager.ucast_egress_port = arrival.ingress_port;
         manager.bypass_egress = 1;

@@ -7,8 +7,8 @@
 
 #include "metadata.p4"
 
-// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, NEW and
-// the packet's own to the first one of a newer sequence, to all others the one held.
+// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, NEW
+// and the packet's own to the first one of a newer sequence, to all others the one held.
 #define NEW 4
 #define NOT_NEW 3
 

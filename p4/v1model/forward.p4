@@ -13,12 +13,7 @@ control Forward(in headers_t hdr, inout metadata_t meta, inout standard_metadata
         meta.flooded = true;
     }
 
-    @id(2) table forward {
-        key = { hdr.ethernet.dst_mac: exact @name("mac"); }
-        actions = { to_port; flood; }
-        const default_action = flood;
-        size = 4096;
-    }
+#include "../forward_table.p4"
 
     apply { forward.apply(); }
 }
