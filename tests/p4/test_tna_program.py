@@ -87,9 +87,10 @@ def test_answers_leave_where_the_question_came_in(switch):
     answer = ethernet(OWN_MAC, HOST[0], ARP, arp(2, (OWN_MAC, tna_model.OWN_IP), HOST))
     assert switch.on_frame(asked, PORT) == (PORT, answer)
 
-    ping = ethernet(HOST[0], OWN_MAC, IPV4, ipv4(HOST[1], tna_model.OWN_IP, ICMP, echo(8, b"hello")))
-    answer = ethernet(OWN_MAC, HOST[0], IPV4, ipv4(tna_model.OWN_IP, HOST[1], ICMP, echo(0, b"hello")))
-    assert switch.on_frame(ping, PORT) == (PORT, answer)
+    for payload in (b"hello", b"\xf8\xff"):  # the second one's checksum has a carry
+        ping = ethernet(HOST[0], OWN_MAC, IPV4, ipv4(HOST[1], tna_model.OWN_IP, ICMP, echo(8, payload)))
+        answer = ethernet(OWN_MAC, HOST[0], IPV4, ipv4(tna_model.OWN_IP, HOST[1], ICMP, echo(0, payload)))
+        assert switch.on_frame(ping, PORT) == (PORT, answer)
 
 
 def test_other_traffic_goes_by_mac_address(switch):
