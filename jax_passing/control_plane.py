@@ -112,9 +112,9 @@ class ControlPlane:
         self._connections.add(connection)
         try:
             await self._converse(reader, connection)
-        except (msgspec.DecodeError, TimeoutError) as error:
-            self._counts["malformed"] += 1
-            log.warning("closing the connection of %s: %s", connection.name, error or "it says nothing")
+        except msgspec.DecodeError as error:
+            self._counts["messages_malformed"] += 1
+            log.warning("closing the connection of %s: %s", connection.name, error)
         except OSError as error:
             log.info("connection of %s: %s", connection.name, error)
         finally:
@@ -124,7 +124,10 @@ class ControlPlane:
     async def _converse(self, reader: asyncio.StreamReader, connection: StreamConnection) -> None:
         data_plane = self._data_plane
         connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port, self._instance))
-        line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
+        try:
+            line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
+        except TimeoutError as error:
+            raise msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s") from error
         if line is None:
             return
         if len(line) > messages.LINE_BYTES_MAX:
@@ -277,26 +280,54 @@ class ControlPlane:
         keep(member.questions, reply())
 
     async def watch(self) -> None:
-        """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
+        """Ends leases, and waits of those that join, when their time is over. Runs until cancelled.
+
+        The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other.
+        """
         while True:
             await asyncio.sleep(min(self._lease_s / 10, 0.1))
-            if lost := self._check_data_plane():
-                self._fail_running(
-                    f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on "
-                    "every host."
-                )
+            lost = self._check_data_plane()
             now = time.monotonic()
             for member in self._members:
                 if member.epoch is None and now - member.alone_since > FIRST_MESSAGE_S:
                     log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
                     member.connection.give_up()
             for epoch in self._jobs.epochs():
-                self._jobs.end_waits(epoch, now)
-                if epoch.uplink is not None and epoch.state is State.RUNNING:
-                    epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
-                for member in list(epoch.members):
-                    if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
-                        self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+                try:
+                    self._watch_epoch(epoch, now, lost)
+                except Exception as error:
+                    self._end_faulty(epoch, error)
+
+    def _watch_epoch(self, epoch: Epoch, now: float, lost: str) -> None:
+        """`lost`: why the jobs that the data plane had are gone; else empty."""
+        if lost and epoch.state is State.RUNNING:
+            message = (
+                f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on every "
+                "host."
+            )
+            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
+        self._jobs.end_waits(epoch, now)
+        if epoch.uplink is not None and epoch.state is State.RUNNING:
+            epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
+        for member in list(epoch.members):
+            if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
+                self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+
+    def _end_faulty(self, epoch: Epoch, error: Exception) -> None:
+        """Ends an epoch that can't be watched. All of its hosts hear why, and those of no other."""
+        self._counts["watches_failed"] += 1
+        log.error("%s can't be watched any more: %s", epoch, error, exc_info=unexpected(error))
+        text = (
+            f"The switch can't watch over this job any more ({type(error).__name__}: {error}), which the switch's log "
+            "says more about. Call jax_passing.init again on every host."
+        )
+        try:
+            if epoch.state is State.RUNNING:
+                self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+            else:
+                self._jobs.refuse_all(epoch, text)
+        except Exception:  # the same fault, perhaps: the others are still watched
+            log.exception("%s can't be ended", epoch)
 
     def _check_data_plane(self) -> str:
         """Why the jobs that it had are gone; else empty."""
@@ -308,11 +339,6 @@ class ControlPlane:
                 log.exception("the data plane's check failed")
             self._check_raised = lost
         return lost
-
-    def _fail_running(self, message: str) -> None:
-        for epoch in self._jobs.epochs():
-            if epoch.state is State.RUNNING:
-                self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""

@@ -1,11 +1,12 @@
-// A packet that was sent to us goes on to another: from the address that it was sent to.
+// SPDX-License-Identifier: Apache-2.0
+// A packet that was sent to us goes on to another.
 #ifndef P4_ADDRESSING_P4_
 #define P4_ADDRESSING_P4_
 
 #include "headers.p4"
 
-// The UDP checksum is left out (IPv4 allows it): few switches can compute it over all lanes at line rate. Each link
-// has a CRC of its own.
+// From the address that it was sent to. The UDP checksum is left out (IPv4 allows it): few switches can compute it over
+// all lanes at line rate. Each link has a CRC of its own.
 action address_to(inout headers_t hdr, in mac_t mac, in ip_t ip, in bit<16> udp_port) {
     hdr.ethernet.src_mac = hdr.ethernet.dst_mac;
     hdr.ethernet.dst_mac = mac;
@@ -15,6 +16,12 @@ action address_to(inout headers_t hdr, in mac_t mac, in ip_t ip, in bit<16> udp_
     hdr.udp.src_port = hdr.udp.dst_port;
     hdr.udp.dst_port = udp_port;
     hdr.udp.checksum = 0;
+}
+
+// A contribution whose lanes are the sum of all becomes the result.
+action make_result(inout headers_t hdr) {
+    hdr.passing.type = packet_type_t.RESULT;
+    hdr.passing.worker = EVERY_WORKER;
 }
 
 #endif  // P4_ADDRESSING_P4_

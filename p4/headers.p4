@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Headers, from Ethernet to the lanes. The architecture defines `lanes_h` before it includes this file: how lanes are
 // best cut into fields is its own affair. The bytes are the same, LANES times 32 bits.
 #ifndef P4_HEADERS_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Constants and types of the protocol (docs/protocol.md), for every architecture. Numbers that travel are those of
 // xla_ffi/wire/header.h.
 #ifndef P4_TYPES_P4_
@@ -13,6 +14,13 @@
 #endif
 #ifndef PASSING_PORT
 #define PASSING_PORT 7171  // UDP
+#endif
+
+#if LANES < 8 || (LANES & (LANES - 1)) != 0
+#error "LANES is a power of two, at least 8: chunks of fewer lanes are mostly headers"
+#endif
+#if SLOTS < 1 || SLOTS > 32768
+#error "SLOTS is at most 32768: a slot version is found by 16 bits, fifteen of the slot and one of the version"
 #endif
 
 // --- Capacities

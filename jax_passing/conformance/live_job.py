@@ -33,6 +33,9 @@ from jax_passing.control_connection import ControlConnection
 from jax_passing.wire import EVERY_WORKER, RESULT, Packet
 
 ATTEMPTS = 15
+# A device may drop what comes in one go: bmv2 holds some 30 frames of a port, whoever they are from.
+BURST = 16
+PAUSE_S = 0.002
 UNREAD_S = 0.001  # a packet that has come is read by then
 PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes would take all memory
 LEAVE_S = 5.0
@@ -227,7 +230,9 @@ class LiveJob:
         return self._sum(next(self._sums))
 
     def _contribute(self, sent: Packet, workers: Iterable[int]) -> None:
-        for worker in workers:
+        for count, worker in enumerate(workers):
+            if count and count % BURST == 0:
+                time.sleep(PAUSE_S)
             self.send(worker, replace(sent, worker=worker).encode())
 
     def _result(self, sent: Packet) -> bytes:
@@ -236,18 +241,23 @@ class LiveJob:
 
     def _sum(self, sent: Packet) -> Iterator[list[bytes]]:
         """What came before this sum: to the parent, if there is one, and then to the group, or each worker."""
-        everybody, result, answer = range(self.workers), self._result(sent), b""
+        everybody, result, answer = deque(range(self.workers)), self._result(sent), b""
         self._ours.add(result)
+
+        def contribute_again() -> None:
+            everybody.rotate(BURST)  # else the same ones are last, and lost, each time
+            self._contribute(sent, everybody)
+
         self._contribute(sent, everybody)
         if self.parent is not None:
             upwards = self._upwards(sent, self.parent.numbers)
             answer = replace(upwards, type=RESULT, worker=EVERY_WORKER).encode()
             self._ours.add(upwards.encode())
-            yield self._until(self.parent.udp, upwards.encode(), lambda: self._contribute(sent, everybody))
+            yield self._until(self.parent.udp, upwards.encode(), contribute_again)
             self.parent.udp.send(answer)
 
         def again() -> None:
-            self._contribute(sent, everybody)
+            contribute_again()
             if self.parent is not None:
                 self.parent.udp.send(answer)
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does the packet belong to a job here, and did the right one send it?
 //
 // One ternary table, for stages are scarce: the control plane fills in, for each job, from the highest priority on,
@@ -19,7 +20,7 @@
 control Admission(inout headers_t hdr, inout metadata_t meta) {
     // Which job and epoch wrote the slot version. What another one left is void: so nothing has to be cleared when a
     // job joins. Epochs aren't 0, the value of a register that nobody has written.
-    Register<bit<32>, index_t>(VERSIONS, 0) owner;
+    @id(1) Register<bit<32>, index_t>(VERSIONS, 0) owner;
 
     RegisterAction<bit<32>, index_t, bit<1>>(owner) claim_it = {
         void apply(inout bit<32> held, out bit<1> fresh) {
@@ -39,7 +40,7 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
     Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;
     Hash<index_t>(HashAlgorithm_t.IDENTITY) index;
 
-    action accept(missing_t worker, missing_t others, bit<16> group) {
+    @id(10) action accept(missing_t worker, missing_t others, bit<16> group) {
         meta.accepted = 1;
         meta.group = group;
         meta.index = index.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] });
@@ -47,22 +48,22 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
         meta.others = others;
         meta.fresh = claim_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
     }
-    action answer(bit<16> group) {
+    @id(11) action answer(bit<16> group) {
         meta.accepted = 1;
         meta.group = group;
         meta.index = index.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] });
         meta.fresh = compare_it.execute(cell.get({ hdr.passing.slot[14:0], hdr.passing.version[0:0] }));
     }
     // The parent's numbers become ours; `slot_shift` is our first slot minus the parent's, modulo 2^16.
-    action from_parent(bit<16> job, bit<16> epoch, bit<16> slot_shift) {
+    @id(12) action from_parent(bit<16> job, bit<16> epoch, bit<16> slot_shift) {
         hdr.passing.job = job;
         hdr.passing.epoch = epoch;
         hdr.passing.slot = hdr.passing.slot + slot_shift;
         meta.pass = pass_t.TRANSLATED;
     }
-    action refuse(verdict_t verdict) { meta.verdict = verdict; }
+    @id(13) action refuse(verdict_t verdict) { meta.verdict = verdict; }
 
-    table admission {
+    @id(9) table admission {
         key = {
             meta.pass: ternary @name("pass");
             hdr.ipv4.dst_ip: ternary @name("own_ip");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lanes as Tofino sums them: in pairs, each in one cell of a register, whose ALU works on both at once.
 #ifndef P4_TNA_LANE_HEADER_P4_
 #define P4_TNA_LANE_HEADER_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sum, or the signed maximum, of all workers' lanes: one register a pair, each touched once a packet.
 //
 // An ALU has room for four instructions. Where it returns one word they are write, add, maximum and "take the high

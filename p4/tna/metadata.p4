@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of a packet besides its bytes.
 #ifndef P4_TNA_METADATA_P4_
 #define P4_TNA_METADATA_P4_

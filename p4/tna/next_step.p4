@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the verdict means for the packet: it is dropped, or passes once more, or becomes the result, or our contribution
 // to the parent.
 #ifndef P4_TNA_NEXT_STEP_P4_
@@ -29,20 +30,23 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         manager.bypass_egress = 1;
     }
 
-    action make_result() {
-        hdr.passing.type = packet_type_t.RESULT;
-        hdr.passing.worker = EVERY_WORKER;
-    }
     action result_to_workers() {
-        make_result();
+        make_result(hdr);
         meta.copy.setValid();
         meta.copy.result = 1;
         manager.mcast_grp_a = meta.group;
         meta.forward = 0;
     }
+    // To where the packet came from. On Tofino 1 it has passed again since, and that port is forgotten: the MAC address
+    // leads there, or, if it isn't listed, all ports do, of which only the recirculation port is left out then.
     action result_to_sender() {
-        make_result();
+        make_result(hdr);
         address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
+#if !ONE_WORD
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
+#endif
     }
     table next_step {
         key = {
@@ -69,7 +73,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
 
     // The sum becomes one contribution; `slot_shift` is the parent's first slot minus ours, modulo 2^16.
-    action sum_to_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_shift, mac_t mac, ip_t ip,
+    @id(7) action sum_to_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_shift, mac_t mac, ip_t ip,
                          bit<16> udp_port) {
         hdr.passing.job = job;
         hdr.passing.epoch = epoch;
@@ -77,7 +81,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         hdr.passing.slot = hdr.passing.slot + slot_shift;
         address_to(hdr, mac, ip, udp_port);
     }
-    table parent {
+    @id(6) table parent {
         key = { hdr.passing.job: exact @name("job"); }
         actions = { sum_to_parent; @defaultonly drop_it; }
         const default_action = drop_it;

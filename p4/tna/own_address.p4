@@ -1,13 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 // The switch as a host: it has an address, and answers ARP and ping. So the workers' machines need to know nothing.
 #ifndef P4_TNA_OWN_ADDRESS_P4_
 #define P4_TNA_OWN_ADDRESS_P4_
 
+#include "../answers.p4"
 #include "metadata.p4"
 
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
-    action set_ours() { meta.to_us = 1; }
-    table own_address {
+    @id(1) action set_ours() { meta.to_us = 1; }
+    @id(1) table own_address {
         key = { hdr.ipv4.dst_ip: exact @name("ip"); }
         actions = { set_ours; @defaultonly NoAction; }
         const default_action = NoAction;
@@ -17,19 +19,17 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     apply { own_address.apply(); }
 }
 
-// Answers go out where the question came in: the sender's MAC address leads there.
-control AnswerArp(inout headers_t hdr) {
-    action answer_arp(mac_t own_mac) {
-        ip_t own_ip = hdr.arp.target_ip;
-        hdr.ethernet.dst_mac = hdr.arp.sender_mac;
-        hdr.ethernet.src_mac = own_mac;
-        hdr.arp.operation = ARP_REPLY;
-        hdr.arp.target_mac = hdr.arp.sender_mac;
-        hdr.arp.target_ip = hdr.arp.sender_ip;
-        hdr.arp.sender_mac = own_mac;
-        hdr.arp.sender_ip = own_ip;
+// Answers go out where the question came in, whether the sender's MAC address is listed or not: whoever isn't would be
+// asked for at all ports but his own.
+control AnswerArp(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                  inout ingress_intrinsic_metadata_for_tm_t manager) {
+    @id(9) action answer_arp(mac_t own_mac) {
+        turn_arp_round(hdr, own_mac);
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
     }
-    table question {
+    @id(8) table question {
         key = {
             hdr.arp.target_ip: exact @name("ip");
             hdr.arp.operation: exact @name("operation");
@@ -42,16 +42,13 @@ control AnswerArp(inout headers_t hdr) {
     apply { question.apply(); }
 }
 
-control AnswerPing(inout headers_t hdr) {
+control AnswerPing(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
+                   inout ingress_intrinsic_metadata_for_tm_t manager) {
     action turn_round() {
-        mac_t own_mac = hdr.ethernet.dst_mac;
-        ip_t own_ip = hdr.ipv4.dst_ip;
-        hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
-        hdr.ethernet.src_mac = own_mac;
-        hdr.ipv4.dst_ip = hdr.ipv4.src_ip;
-        hdr.ipv4.src_ip = own_ip;
-        hdr.ipv4.ttl = 64;
-        hdr.icmp.type = ECHO_REPLY;
+        turn_ping_round(hdr);
+        meta.forward = 0;
+        manager.ucast_egress_port = arrival.ingress_port;
+        manager.bypass_egress = 1;
     }
 
     apply {

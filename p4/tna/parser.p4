@@ -1,39 +1,13 @@
-// From Ethernet to the lanes. The parser of a Tofino compares four bytes at a time, as they go by: what it can't say of the
-// header is left to the first stage.
+// SPDX-License-Identifier: Apache-2.0
+// From Ethernet to the lanes. The parser of a Tofino compares four bytes at a time, as they go by: what it can't say of
+// the header is left to the first stage.
 #ifndef P4_TNA_PARSER_P4_
 #define P4_TNA_PARSER_P4_
 
 #include "../headers.p4"
 
 parser HostPacket(packet_in packet, out headers_t hdr) {
-    state start {
-        packet.extract(hdr.ethernet);
-        transition select(hdr.ethernet.ether_type) {
-            ETHERTYPE_ARP: arp;
-            ETHERTYPE_IPV4: ipv4;
-            default: accept;
-        }
-    }
-
-    state arp {
-        packet.extract(hdr.arp);
-        transition accept;
-    }
-
-    state ipv4 {
-        packet.extract(hdr.ipv4);
-        transition select(hdr.ipv4.ip_version, hdr.ipv4.header_words, hdr.ipv4.more_fragments,
-                          hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
-            (4, 5, 0, 0, IP_PROTOCOL_ICMP): icmp;
-            (4, 5, 0, 0, IP_PROTOCOL_UDP): udp;
-            default: accept;
-        }
-    }
-
-    state icmp {
-        packet.extract(hdr.icmp);
-        transition accept;
-    }
+#include "../network_states.p4"
 
     state udp {
         packet.extract(hdr.udp);

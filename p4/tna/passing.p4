@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // jax-passing for Tofino 1 (tna) and Tofino 2 (t2na). Its resources, and the tables that the control plane fills:
 // docs/p4.md.
 #include <core.p4>
@@ -78,13 +79,13 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
     AnswerArp() answer_arp;
     AnswerPing() answer_ping;
     Forward() forward;
-    Counter<bit<32>, bit<8>>(VERDICTS, CounterType_t.PACKETS) verdicts;
+    @id(1) Counter<bit<32>, bit<8>>(VERDICTS, CounterType_t.PACKETS) verdicts;
 
     apply {
         meta.recirculation.setInvalid();
         meta.copy.setInvalid();
         if (hdr.arp.isValid()) {
-            answer_arp.apply(hdr);
+            answer_arp.apply(hdr, meta, arrival, manager);
         } else if (hdr.ipv4.isValid()) {
             own_address.apply(hdr, meta);
         }
@@ -106,7 +107,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
                 if (meta.pass == pass_t.FIRST || meta.pass == pass_t.ANSWER) { verdicts.count((bit<8>)meta.verdict); }
                 next_step.apply(hdr, meta, arrival, departure, manager);
             } else if (hdr.icmp.isValid() && hdr.icmp.type == ECHO_REQUEST) {
-                answer_ping.apply(hdr);
+                answer_ping.apply(hdr, meta, arrival, manager);
             } else {
                 departure.drop_ctl = 1;
             }

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What the program takes of the chip, by the logs that the compiler left in FOLDER. Usage: resources.py FOLDER"""
 
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which sequence the slot version holds, and who is missing in it: so what becomes of this packet.
 //
 // Three tables in three stages, each decided by what the one before has read: a register is touched once a packet.
@@ -6,8 +7,8 @@
 
 #include "metadata.p4"
 
-// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, NEW and
-// the packet's own to the first one of a newer sequence, to all others the one held.
+// The lane format as `sequence` holds it, and returns it to whom it concerns: 0 to a packet of an older sequence, NEW
+// and the packet's own to the first one of a newer sequence, to all others the one held.
 #define NEW 4
 #define NOT_NEW 3
 
@@ -19,7 +20,7 @@ struct chunk_t {
 control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // --- The sequence
 
-    Register<chunk_t, index_t>(VERSIONS) sequence;
+    @id(2) Register<chunk_t, index_t>(VERSIONS) sequence;
 
     RegisterAction<chunk_t, index_t, bit<32>>(sequence) begin_it = {
         void apply(inout chunk_t held) {
@@ -79,7 +80,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // The bitmap is kept twice, for the ALU returns one word: one copy says whether this worker was missing, the other
     // who is still missing.
     Register<missing_t, index_t>(VERSIONS) missing_own;
-    Register<missing_t, index_t>(VERSIONS) missing_left;
+    @id(9) Register<missing_t, index_t>(VERSIONS) missing_left;
 
     RegisterAction<missing_t, index_t, missing_t>(missing_own) begin_own = {
         void apply(inout missing_t missing) { missing = meta.others; }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A packet to our UDP port: the protocol of docs/protocol.md, check by check. Each is counted under one verdict.
 #ifndef P4_V1MODEL_AGGREGATE_P4_
 #define P4_V1MODEL_AGGREGATE_P4_
@@ -16,7 +17,7 @@ control Aggregate(inout headers_t hdr, inout metadata_t meta, inout standard_met
     StickyFlags() sticky_flags;
     Lanes() lanes;
     NextStep() next_step;
-    counter(VERDICTS, CounterType.packets) verdicts;
+    @id(1) counter(VERDICTS, CounterType.packets) verdicts;
 
     apply {
         if (hdr.lanes.isValid() && standard.checksum_error == 0) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does the packet belong to a job here, and did the right one send it? Jobs, workers and their addresses stand in
 // tables that the control plane fills; a packet only names its entry.
 #ifndef P4_V1MODEL_JOB_CHECK_P4_
@@ -13,7 +14,7 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     bit<16> right_epoch = 0;
     bit<16> slots_from = 0;
 
-    action set_job(bit<16> epoch, bit<32> owner, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
+    @id(4) action set_job(bit<16> epoch, bit<32> owner, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
                    bit<16> group) {
         meta.job.epoch = epoch;
         meta.job.owner = owner;
@@ -24,19 +25,19 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
         right_epoch = epoch;
         slots_from = slot_first;
     }
-    table job {
+    @id(3) table job {
         key = { meta.job.number: exact @name("job"); }
         actions = { set_job; @defaultonly NoAction; }
         const default_action = NoAction;
         size = JOBS_MAX;
     }
 
-    action set_worker(bitmap_t worker_bit, ip_t ip, bit<16> udp_port) {
+    @id(5) action set_worker(bitmap_t worker_bit, ip_t ip, bit<16> udp_port) {
         meta.worker_bit = worker_bit;
         sender_ip = ip;
         sender_port = udp_port;
     }
-    table worker {
+    @id(4) table worker {
         key = {
             meta.job.number: exact @name("job");
             hdr.passing.worker: exact @name("worker");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lanes as v1model sums them: in groups of up to 64, each group one wide integer (p4c's widest has 2,048 bits).
 #ifndef P4_V1MODEL_LANE_HEADER_P4_
 #define P4_V1MODEL_LANE_HEADER_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sum, or the signed maximum, of all workers' lanes.
 //
 // A group of lanes is one wide integer, joined by a few operations on all of it: bmv2's time goes into the number of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of a packet besides its bytes. All of it starts as 0.
 #ifndef P4_V1MODEL_METADATA_P4_
 #define P4_V1MODEL_METADATA_P4_

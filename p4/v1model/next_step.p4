@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the verdict means for the packet: it is dropped, or it becomes the result, or our contribution to the parent.
 #ifndef P4_V1MODEL_NEXT_STEP_P4_
 #define P4_V1MODEL_NEXT_STEP_P4_
@@ -8,17 +9,13 @@
 control NextStep(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     action drop_it() { mark_to_drop(standard); }
 
-    action make_result() {
-        hdr.passing.type = packet_type_t.RESULT;
-        hdr.passing.worker = EVERY_WORKER;
-    }
     action result_to_workers() {
-        make_result();
+        make_result(hdr);
         standard.mcast_grp = meta.job.group;
         meta.to_workers = true;
     }
     action result_to_sender() {
-        make_result();
+        make_result(hdr);
         address_to(hdr, hdr.ethernet.src_mac, hdr.ipv4.src_ip, hdr.udp.src_port);
         standard.egress_spec = standard.ingress_port;
     }

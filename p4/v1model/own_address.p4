@@ -1,16 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 // The switch as a host: it has an address, and answers ARP and ping. So the workers' machines need to know nothing.
 #ifndef P4_V1MODEL_OWN_ADDRESS_P4_
 #define P4_V1MODEL_OWN_ADDRESS_P4_
 
-#include "../headers.p4"
+#include "../answers.p4"
 #include "metadata.p4"
 
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     ip_t target = 0;
 
-    action set_own_mac(mac_t mac) { meta.own_mac = mac; }
-    table own_address {
+    @id(1) action set_own_mac(mac_t mac) { meta.own_mac = mac; }
+    @id(1) table own_address {
         key = { target: exact @name("ip"); }
         actions = { set_own_mac; @defaultonly NoAction; }
         const default_action = NoAction;
@@ -34,14 +35,7 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
 control AnswerArp(inout headers_t hdr, in metadata_t meta, inout standard_metadata_t standard) {
     apply {
         if (hdr.arp.hardware_type == 1 && hdr.arp.protocol_type == ETHERTYPE_IPV4 && hdr.arp.operation == ARP_REQUEST) {
-            hdr.ethernet.dst_mac = hdr.arp.sender_mac;
-            hdr.ethernet.src_mac = meta.own_mac;
-            hdr.arp.operation = ARP_REPLY;
-            hdr.arp.target_mac = hdr.arp.sender_mac;
-            hdr.arp.sender_mac = meta.own_mac;
-            ip_t own_ip = hdr.arp.target_ip;
-            hdr.arp.target_ip = hdr.arp.sender_ip;
-            hdr.arp.sender_ip = own_ip;
+            turn_arp_round(hdr, meta.own_mac);
             standard.egress_spec = standard.ingress_port;
         } else {
             mark_to_drop(standard);
@@ -49,16 +43,10 @@ control AnswerArp(inout headers_t hdr, in metadata_t meta, inout standard_metada
     }
 }
 
-control AnswerPing(inout headers_t hdr, in metadata_t meta, inout standard_metadata_t standard) {
+control AnswerPing(inout headers_t hdr, inout standard_metadata_t standard) {
     apply {
         if (hdr.icmp.type == ECHO_REQUEST && hdr.icmp.code == 0) {
-            hdr.ethernet.dst_mac = hdr.ethernet.src_mac;
-            hdr.ethernet.src_mac = meta.own_mac;
-            ip_t own_ip = hdr.ipv4.dst_ip;
-            hdr.ipv4.dst_ip = hdr.ipv4.src_ip;
-            hdr.ipv4.src_ip = own_ip;
-            hdr.ipv4.ttl = 64;
-            hdr.icmp.type = ECHO_REPLY;
+            turn_ping_round(hdr);
             // What the message loses with the request's type, 0x0800, its checksum gains (RFC 1141). It comes out as
             // 0xFFFF where 0 would do as well, never the other way round: right even for a message of zeros.
             bit<17> sum = (bit<17>)hdr.icmp.checksum + 0x0800;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Switches in a tree: a job here may be a part of a job of the switch above, its parent, where we are one worker.
 #ifndef P4_V1MODEL_PARENTS_P4_
 #define P4_V1MODEL_PARENTS_P4_
@@ -7,19 +8,19 @@
 
 control Parents(in headers_t hdr, inout metadata_t meta) {
     // Which of our jobs a job of the parent is: its results bear its own number.
-    action set_own_job(bit<16> job) { meta.job.number = job; }
-    table parent_job {
+    @id(6) action set_own_job(bit<16> job) { meta.job.number = job; }
+    @id(5) table parent_job {
         key = { hdr.passing.job: exact @name("job"); }
         actions = { set_own_job; @defaultonly NoAction; }
         const default_action = NoAction;
         size = JOBS_MAX;
     }
 
-    action set_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_first, mac_t mac, ip_t ip,
+    @id(7) action set_parent(bit<16> job, bit<16> epoch, bit<16> worker, bit<16> slot_first, mac_t mac, ip_t ip,
                       bit<16> udp_port, bit<9> port) {
         meta.parent = { job, epoch, worker, slot_first, mac, ip, udp_port, port };
     }
-    table parent {
+    @id(6) table parent {
         key = { meta.job.number: exact @name("job"); }
         actions = { set_parent; @defaultonly NoAction; }
         const default_action = NoAction;

@@ -1,7 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 // From Ethernet to the lanes.
 //
-// What isn't understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic. Lanes are
-// extracted only from a well formed packet: so whoever sees them valid needs no other check of the header.
+// Lanes are extracted only from a well formed packet: so whoever sees them valid needs no other check of the header.
 #ifndef P4_V1MODEL_PARSER_P4_
 #define P4_V1MODEL_PARSER_P4_
 
@@ -9,34 +9,7 @@
 #include "metadata.p4"
 
 parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
-    state start {
-        packet.extract(hdr.ethernet);
-        transition select(hdr.ethernet.ether_type) {
-            ETHERTYPE_ARP: arp;
-            ETHERTYPE_IPV4: ipv4;
-            default: accept;
-        }
-    }
-
-    state arp {
-        packet.extract(hdr.arp);
-        transition accept;
-    }
-
-    state ipv4 {
-        packet.extract(hdr.ipv4);
-        transition select(hdr.ipv4.ip_version, hdr.ipv4.header_words, hdr.ipv4.more_fragments,
-                          hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
-            (4, 5, 0, 0, IP_PROTOCOL_ICMP): icmp;
-            (4, 5, 0, 0, IP_PROTOCOL_UDP): udp;
-            default: accept;
-        }
-    }
-
-    state icmp {
-        packet.extract(hdr.icmp);
-        transition accept;
-    }
+#include "../network_states.p4"
 
     state udp {
         packet.extract(hdr.udp);

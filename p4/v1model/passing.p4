@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // jax-passing for v1model (bmv2's simple_switch). The tables that the control plane fills: ../README.md.
 #include <core.p4>
 #include <v1model.p4>
@@ -38,7 +39,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, inout standar
         } else if (hdr.arp.isValid()) {
             answer_arp.apply(hdr, meta, standard);
         } else if (hdr.icmp.isValid()) {
-            answer_ping.apply(hdr, meta, standard);
+            answer_ping.apply(hdr, standard);
         } else if (hdr.udp.isValid() && hdr.udp.dst_port == PASSING_PORT) {
             aggregate.apply(hdr, meta, standard);
         } else {
@@ -51,7 +52,7 @@ control PassingEgress(inout headers_t hdr, inout metadata_t meta, inout standard
     Replication() replication;
 
     apply {
-        if (meta.to_workers) { replication.apply(hdr, standard); }
+        if (meta.to_workers) { replication.apply(hdr, standard.egress_rid, standard); }
         if (meta.flooded && standard.egress_port == standard.ingress_port) { mark_to_drop(standard); }
         if (hdr.lanes.isValid() && meta.to_us) { truncate(14 + (bit<32>)IPV4_BYTES); }
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet.
 #ifndef P4_V1MODEL_SLOT_CHECK_P4_
 #define P4_V1MODEL_SLOT_CHECK_P4_
@@ -14,12 +15,12 @@ enum bit<2> age_t {
 
 control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     // Whose slot it is. What another owner left in it is void: so nothing has to be cleared when a job joins.
-    register<bit<32>>(VERSIONS) owner;
-    register<bit<32>>(VERSIONS) sequence;
-    register<bit<32>>(VERSIONS) bitmap_low;  // in halves: bmv2's server can tell no number above 2^63 - 1
-    register<bit<32>>(VERSIONS) bitmap_high;
+    @id(1) register<bit<32>>(VERSIONS) owner;
+    @id(2) register<bit<32>>(VERSIONS) sequence;
+    @id(3) register<bit<32>>(VERSIONS) bitmap_low;  // in halves: bmv2's server can tell no number above 2^63 - 1
+    @id(4) register<bit<32>>(VERSIONS) bitmap_high;
     register<bit<8>>(VERSIONS) lane_format;
-    register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
+    @id(5) register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
 
     bit<32> held_owner;
     bit<32> held_sequence;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NaN, +Inf, -Inf: a result has the flags of all workers.
 #ifndef P4_V1MODEL_STICKY_FLAGS_P4_
 #define P4_V1MODEL_STICKY_FLAGS_P4_

@@ -317,6 +317,14 @@ def test_wrong_counts_are_found(monkeypatch):
     assert "added 0 times, not 1" in failed["two workers: the last one to contribute completes the sum, and all get it"]
 
 
+@pytest.mark.parametrize("workers", [33, 64])
+def test_a_switch_may_take_only_so_many_packets_at_once(monkeypatch, workers):
+    """As bmv2, which holds some 30 frames of a port until it wakes up: the 33rd worker was never heard."""
+    monkeypatch.setattr(live_job, "ANSWER_S", 0.1)
+    with closing(ModelSwitch(ring=32)) as switch, closing(live_job.LiveJob(switch.address, workers)) as job:
+        assert list(job.fence_all()) == [[]] * workers
+
+
 def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
     monkeypatch.setattr(live_job, "ANSWER_S", 0.05)
     with (

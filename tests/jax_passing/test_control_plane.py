@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing import control_messages as messages
+from jax_passing import control_plane
 from jax_passing.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.data_plane import DataPlaneError, Group
 from jax_passing.epochs import Member
@@ -133,7 +134,7 @@ async def test_a_join_of_our_version_with_unknown_fields_is_malformed(switch):
     host = await switch.connect()
     host.send(join_of_version(messages.PROTOCOL_VERSION, switch, 0, surprise=1))
     assert await host.receive() is None
-    assert switch.plane.stats()["malformed"] == 1
+    assert switch.plane.stats()["messages_malformed"] == 1
 
 
 @scenario()
@@ -734,6 +735,58 @@ def test_shutting_down_doesnt_wait_for_who_doesnt_read():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+@scenario(lease_s=1.0)
+async def test_a_fault_while_one_job_is_watched_ends_no_other(switch):
+    """Neither the faulty job's hosts nor others wait for anything: those hear of it, these are watched as before."""
+    table = switch.plane._jobs
+    end_waits, faulty = table.end_waits, {"faulty", "forming"}
+
+    def fail_for_some(epoch, now):
+        if epoch.job.name in faulty:
+            raise RuntimeError(f"no such thing in {epoch.job.name}")
+        end_waits(epoch, now)
+
+    hosts, _ = await switch.job(job="faulty")
+    waiting = await switch.join(0, 2, job="forming")
+    others, _ = await switch.job(job="other")
+    await switch.has(0, job="forming")
+    table.end_waits = fail_for_some
+    for host in hosts:
+        failed = await host.receive()
+        assert failed.kind == "SwitchLostError"
+        assert "RuntimeError: no such thing in faulty" in failed.message
+    assert "no such thing in forming" in await waiting.refusal()
+    assert switch.plane.stats()["watches_failed"] == 2
+    assert not switch.watcher.done()
+
+    faulty.clear()
+    again, _ = await switch.job(job="faulty")
+    again[0].send(messages.Heartbeat())
+    assert await again[0].receive() == messages.Heartbeat()
+    lost = await others[0].receive()  # the lease of the two has run out meanwhile, as nobody sent anything
+    assert (lost.kind, "was silent for 1 s" in lost.message) == ("HostLostError", True)
+
+
+@scenario()
+async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
+    """Its hosts hear nothing, but nobody else's do, and the switch goes on."""
+
+    def fail(*_):
+        raise RuntimeError("no way")
+
+    await switch.job(job="a")
+    table = switch.plane._jobs
+    end_waits = table.end_waits
+    table.end_waits = lambda epoch, now: fail() if epoch.job.name == "a" else end_waits(epoch, now)
+    table.fail = fail
+    await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
+    del table.fail
+    others, _ = await switch.job(job="b")
+    others[0].send(messages.Heartbeat())
+    assert await others[0].receive() == messages.Heartbeat()
+    assert not switch.watcher.done()
+
+
 # Input that nobody of ours sends.
 
 BAD_LINES = [
@@ -781,7 +834,31 @@ def test_a_bad_line_costs_its_sender_the_connection_alone(line):
         assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
         bystanders[0].send(messages.Heartbeat())
         assert await bystanders[0].receive() == messages.Heartbeat()
-        assert switch.plane.stats()["malformed"] == 2
+        assert switch.plane.stats()["messages_malformed"] == 2
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(b"", "it has said nothing for 0.05 s"), (b"no end", "the connection ended inside a line"), (b"{}\n", "Object")],
+    ids=["silence", "half a line", "no message"],
+)
+def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reason):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    monkeypatch.setattr(control_plane, "FIRST_MESSAGE_S", 0.05)
+
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(line)
+        if line and not line.endswith(b"\n"):
+            stranger.writer.write_eof()
+        assert await stranger.receive() is None
+        host, port, *_ = stranger.writer.get_extra_info("sockname")
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"closing the connection of {host}:{port}: {reason}")
+        assert switch.plane.stats()["messages_malformed"] == 1
 
     run()
 

@@ -1,12 +1,14 @@
 """The compiled program, and a switch that runs it."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import p4_tools
 import pytest
 from p4_switch import Switch
+from v1model_model import InterpretedSwitch
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +28,19 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     return compiled
 
 
+@pytest.fixture(scope="module", params=["interpreted", "bmv2"])
+def by(request: pytest.FixtureRequest) -> str:
+    """Who runs the program: an interpreter of its text, which every machine has, or bmv2."""
+    return request.param
+
+
 @pytest.fixture(scope="module", params=[64], ids=lambda lanes: f"{lanes} lanes")
-def switch(program, request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
+def switch(by: str, program, request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch | InterpretedSwitch]:
+    if by == "interpreted":
+        if shutil.which("cpp") is None:
+            pytest.skip("no cpp, the C preprocessor")
+        yield InterpretedSwitch(request.param)
+        return
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     bmv2 = p4_tools.find("simple_switch", "PASSING_BMV2")

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import tna_model
+from frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
 
 from jax_passing.conformance import run
 from jax_passing.conformance.model import Job, Parent
@@ -64,3 +65,40 @@ def test_a_result_is_not_for_what_another_epoch_has_left():
 
     assert verdicts(11) == ("stale", "forwarded")
     assert verdicts(12) == ("stale", "forwarded")
+
+
+OWN_MAC = "00:00:00:00:00:fe"
+HOST, OTHER = ("02:00:00:00:00:07", "10.0.1.7"), ("02:00:00:00:00:08", "10.0.1.8")
+PORT, OTHER_PORT = 13, 14
+
+
+@pytest.fixture(params=["listed", "unlisted"])
+def switch(request):
+    switch = tna_model.Tofino(1)
+    switch.add_neighbour(int(OTHER[0].replace(":", ""), 16), OTHER_PORT)
+    if request.param == "listed":
+        switch.add_neighbour(int(HOST[0].replace(":", ""), 16), PORT)
+    return switch
+
+
+def test_answers_leave_where_the_question_came_in(switch):
+    """Also those to a host that nobody has listed: it would be asked for at all ports but its own."""
+    asked = ethernet(HOST[0], BROADCAST, ARP, arp(1, HOST, ("00:00:00:00:00:00", tna_model.OWN_IP)))
+    answer = ethernet(OWN_MAC, HOST[0], ARP, arp(2, (OWN_MAC, tna_model.OWN_IP), HOST))
+    assert switch.on_frame(asked, PORT) == (PORT, answer)
+
+    for payload in (b"hello", b"\xf8\xff"):  # the second one's checksum has a carry
+        ping = ethernet(HOST[0], OWN_MAC, IPV4, ipv4(HOST[1], tna_model.OWN_IP, ICMP, echo(8, payload)))
+        answer = ethernet(OWN_MAC, HOST[0], IPV4, ipv4(tna_model.OWN_IP, HOST[1], ICMP, echo(0, payload)))
+        assert switch.on_frame(ping, PORT) == (PORT, answer)
+
+
+def test_other_traffic_goes_by_mac_address(switch):
+    to_other = ethernet(HOST[0], OTHER[0], IPV4, ipv4(HOST[1], OTHER[1], TCP, b"data"))
+    assert switch.on_frame(to_other, PORT) == (OTHER_PORT, to_other)
+    to_nobody = ethernet(HOST[0], "02:00:00:00:00:09", IPV4, ipv4(HOST[1], OTHER[1], TCP, b"data"))
+    assert switch.on_frame(to_nobody, PORT) == ("flooded", to_nobody)
+    for_other = ethernet(HOST[0], BROADCAST, ARP, arp(1, HOST, ("00:00:00:00:00:00", OTHER[1])))
+    assert switch.on_frame(for_other, PORT) == ("flooded", for_other)
+    to_us = ethernet(HOST[0], OWN_MAC, IPV4, ipv4(HOST[1], tna_model.OWN_IP, TCP, b"data"))
+    assert switch.on_frame(to_us, PORT) is None

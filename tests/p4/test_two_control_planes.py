@@ -12,6 +12,7 @@ from jax_passing.data_planes.pipeline import PipelineError
 JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
 
 
+@pytest.mark.parametrize("by", ["bmv2"], scope="module")  # what its server does with two of them
 def test_the_later_one_stays(switch, monkeypatch):
     monkeypatch.setattr(p4, "CHECK_S", 0.0)
     monkeypatch.setattr(p4, "CHECK_AGAIN_S", 0.0)

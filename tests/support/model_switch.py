@@ -1,8 +1,10 @@
 """A live switch whose data plane is the reference model in Python: for limits and faults that the others don't have."""
 
 import asyncio
+import contextlib
 import socket
 import threading
+import time
 
 from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
@@ -13,16 +15,20 @@ from jax_passing.data_planes.software import group_of
 from jax_passing.wire import EVERY_WORKER, PROBE, Packet
 
 NO_LIMITS = Limits()
+WAKES_UP_S = 0.001  # with a ring, after the first packet of a burst
 
 
 class ModelDataPlane:
-    """`fault` takes (verdict, destinations, packet) and returns what goes wrong instead: destinations and packet."""
+    """`fault` takes (verdict, destinations, packet) and returns what goes wrong instead: destinations and packet.
+
+    `ring`: of so many packets that come in one go the further ones are lost, as in bmv2; None: of any number.
+    """
 
     host = ""
     slot_total = 256
 
-    def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet), multicast=False):
-        self._multicast = multicast
+    def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet), multicast=False, ring=None):
+        self._multicast, self._ring = multicast, ring
         self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
         self.worker_limit = limits.worker_limit
         self._switch, self._fault = Switch(limits), fault
@@ -36,11 +42,23 @@ class ModelDataPlane:
         self._thread.start()
 
     def _serve(self):
-        while (received := self._socket.recvfrom(65536))[0] != b"close":
+        for received in self._packets():
+            if received[0] == b"close":
+                return
             with self._lock:
                 answer = self._switch.on_packet(*received)
                 self._counts[answer.verdict] += 1
             self.send(*self._fault(answer.verdict, answer.to, answer.packet))
+
+    def _packets(self):
+        while True:
+            burst = [self._socket.recvfrom(65536)]
+            if self._ring is not None:
+                time.sleep(WAKES_UP_S)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        burst.append(self._socket.recvfrom(65536, socket.MSG_DONTWAIT))
+            yield from burst[: self._ring]
 
     def send(self, to, packet):
         for address in to:

@@ -1,4 +1,4 @@
-"""Reads a P4 program: the part of P4_16 and of tna that p4/tna uses. p4_interpreter runs it."""
+"""Reads a P4 program: the part of P4_16, tna and v1model that p4/ uses. p4_interpreter runs it."""
 
 import re
 import subprocess
@@ -11,17 +11,18 @@ TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+w)?0[xX][0-9a-fA-F]+|\d+w\d+|\d+)|(?P<name>[A-Za-z_]\w*)|(?P<text>\"[^\"]*\")"
     r"|(?P<sign>&&&|&&|\|\||==|!=|<=|>=|<<|\+\+|[-+*/&|^~!<>=?:;,.(){}\[\]@]))"
 )
+# From the weakest on, as the language has them: unlike in C, | and & bind more than a comparison.
 LEVELS = (
     ("||",),
     ("&&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
     ("|",),
     ("^",),
     ("&",),
-    ("==", "!="),
-    ("<", ">", "<=", ">="),
-    ("<<",),
+    ("<<", ">>"),
     ("++", "+", "-"),
-    ("*",),
+    ("*", "/"),
 )
 ANY = ("any",)
 
@@ -92,10 +93,28 @@ class Procedure:
 
 
 @dataclass
+class State:
+    """Of a parser."""
+
+    body: list[Any]
+    keys: list[Any]  # expressions
+    ways: list[tuple[list[Any], str]]  # what the keys are, the next state; the first that holds
+
+
+@dataclass
+class StateMachine:
+    """A parser of packets."""
+
+    parameters: list[tuple[str, str, Any]]
+    states: dict[str, State]
+
+
+@dataclass
 class Control:
     procedure: Procedure
     members: dict[str, Any] = field(default_factory=dict)  # name: (kind, ...), instances made once
     locals: list[Any] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)  # of members that P4Info is to know by a number
 
 
 class Parser:
@@ -116,6 +135,7 @@ class Parser:
         self.constants: dict[str, Any] = {}  # expressions
         self.controls: dict[str, Any] = {}
         self.actions: dict[str, Procedure] = {}
+        self.parsers: dict[str, StateMachine] = {}
 
     def peek(self, ahead: int = 0) -> str:
         return self._tokens[self._at + ahead][1] if self._at + ahead < len(self._tokens) else ""
@@ -144,22 +164,21 @@ class Parser:
             if depth == 0 and token in ("}", ";"):
                 return
 
-    def annotations(self) -> str:
-        """The @name, if there is one."""
-        name = ""
+    def annotations(self) -> dict[str, str]:
+        """What stands in their parentheses, one word."""
+        found = {}
         while self.accept("@"):
             kind = self.take()
             if self.accept("("):
-                if kind == "name":
-                    name = self.take().strip('"')
+                found[kind] = self.take().strip('"')
                 self.take(")")
-        return name
+        return found
 
     def type(self) -> Any:
         name = self.take()
         if name in ("bit", "int"):
             self.take("<")
-            width = int(self.take())
+            width = self.width()
             self.take(">")
             return Bits(width, name == "int")
         if self.accept("<"):  # of an extern
@@ -170,16 +189,38 @@ class Parser:
             return (name, arguments)
         return self.types.get(name, name)
 
+    def width(self) -> int:
+        """A number, or a product of several in parentheses."""
+        if not self.accept("("):
+            return int(self.take())
+        number = int(self.take())
+        while self.accept("*"):
+            number *= int(self.take())
+        self.take(")")
+        return number
+
     # --- Expressions, as tuples whose first element says what they are
 
-    def expression(self, level: int = 0) -> Any:
+    def expression(self) -> Any:
+        condition = self.binary(0)
+        if not self.accept("?"):
+            return condition
+        yes = self.expression()
+        self.take(":")
+        return ("choice", condition, yes, self.expression())
+
+    def binary(self, level: int) -> Any:
         if level == len(LEVELS):
             return self.unary()
-        left = self.expression(level + 1)
-        while self.peek() in LEVELS[level]:
-            sign = self.take()
-            left = ("binary", sign, left, self.expression(level + 1))
+        left = self.binary(level + 1)
+        while (sign := self.sign()) in LEVELS[level]:
+            self._at += len(sign) if sign == ">>" else 1
+            left = ("binary", sign, left, self.binary(level + 1))
         return left
+
+    def sign(self) -> str:
+        """Types end with several > as well, so each of them is a token of its own."""
+        return ">>" if (self.peek(), self.peek(1)) == (">", ">") else self.peek()
 
     def unary(self) -> Any:
         token = self.peek()
@@ -310,8 +351,10 @@ class Parser:
                 self.actions[name] = action
             elif kind == "control":
                 self.control()
+            elif kind == "parser":
+                self.state_machine()
             else:
-                self.skip_block()  # parsers, the package
+                self.skip_block()  # the package
 
     def enumeration(self) -> None:
         self.take("enum")
@@ -341,6 +384,43 @@ class Parser:
         name = self.take()
         return name, Procedure(self.parameters(), self.block())
 
+    def state_machine(self) -> None:
+        self.take("parser")
+        name = self.take()
+        parameters = self.parameters()
+        self.take("{")
+        states = {}
+        while not self.accept("}"):
+            if self.accept("state"):
+                state = self.take()
+                states[state] = self.state()
+            else:
+                self.skip_block()  # a parser within this one
+        self.parsers[name] = StateMachine(parameters, states)
+
+    def state(self) -> State:
+        self.take("{")
+        state = State([], [], [])
+        while not self.accept("transition"):
+            state.body.append(self.statement())
+        if self.accept("select"):
+            self.take("(")
+            state.keys = self.arguments()
+            self.take("{")
+            while not self.accept("}"):
+                if self.accept("default"):
+                    key = [ANY] * len(state.keys)
+                else:
+                    key = self.entry_key() if self.peek() == "(" else [self.mask()]
+                self.take(":")
+                state.ways.append((key, self.take()))
+                self.take(";")
+        else:
+            state.ways.append(([], self.take()))
+            self.take(";")
+        self.take("}")
+        return state
+
     def control(self) -> None:
         self.take("control")
         name = self.take()
@@ -365,7 +445,8 @@ class Parser:
         members = control.members
         self.take("{")
         while not self.accept("}"):
-            self.annotations()
+            annotations = self.annotations()
+            known = set(members)
             kind = self.peek()
             if kind == "apply":
                 self.take()
@@ -379,6 +460,9 @@ class Parser:
                 members[name] = self.table()
             else:
                 self.member(control)
+            if "id" in annotations:
+                (added,) = members.keys() - known
+                control.ids[added] = int(annotations["id"])
         return control
 
     def member(self, control: Control) -> None:
@@ -393,9 +477,9 @@ class Parser:
         self.take("(")
         arguments = self.arguments()
         name = self.take()
-        if kind == "Register":
+        if kind in ("Register", "register"):
             control.members[name] = Register(types[0])
-        elif kind == "Counter":
+        elif kind in ("Counter", "counter"):
             control.members[name] = Counter()
         elif kind == "Hash":
             control.members[name] = ("hash", types[0])
@@ -423,7 +507,7 @@ class Parser:
                     expression = self.expression()
                     self.take(":")
                     self.take()
-                    table.key.append((self.annotations(), expression))
+                    table.key.append((self.annotations().get("name", ""), expression))
                     self.take(";")
             elif what == "actions":
                 self.take("{")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from p4_interpreter import Machine
+from p4_interpreter import Machine, PacketIn, emitted
 from p4_syntax import Bits, Parser, Record, Value, preprocessed
 
 from jax_passing.conformance.exchange import Exchange, Played
@@ -18,6 +18,8 @@ PROGRAM = Path(__file__).parents[2] / "p4" / "tna" / "passing.p4"
 OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, PORT, 64
 FIELDS = ("magic", "protocol", "type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format")
 FIELDS += ("element_count",)
+MANAGER = {"ucast_egress_port": 9, "bypass_egress": 1, "mcast_grp_a": 16, "level2_exclusion_id": 9}
+RECIRCULATION_PORT = 68  # of Tofino 1; what matters here is that no host is there
 
 
 def intrinsic(**widths: int) -> Record:
@@ -43,10 +45,15 @@ class Tofino:
 
     def __init__(self, target: int):
         parser = parsed(target)
+        self._target = target
+        self._parse = parser.parsers["HostPacket"]
         self._machine = Machine(parser)
         self._ingress, self._egress = parser.controls["PassingIngress"](), parser.controls["PassingEgress"]()
         own = self._ingress.members["own_address"].members["own_address"]
         own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_ours", {}))
+        question = self._ingress.members["answer_arp"].members["question"]
+        asked = {"ip": (ip_number(OWN_IP), (1 << 32) - 1), "operation": (1, 0xFFFF)}
+        question.rows.append((1, asked, "answer_arp", {"own_mac": OWN_MAC}))
         self._addresses: dict[tuple[int, int], object] = {}  # by IP address and UDP port
         self._waiting: list[tuple[Record, Record]] = []
 
@@ -93,6 +100,27 @@ class Tofino:
         assert sum(counts.values()) == sum(before.values()) + 1
         return VERDICTS[verdict], sent
 
+    def on_frame(self, frame: bytes, port: int) -> tuple[int | str, bytes] | None:
+        """Of ordinary traffic and what the switch answers as a host: the port, or "flooded", and the frame.
+
+        The IPv4 checksum, which the deparser makes, stays as it was.
+        """
+        hdr, meta, packet = self._machine.new("headers_t"), self._machine.new("metadata_t"), PacketIn(frame)
+        self._machine.parse(self._parse, packet, [hdr])
+        meta.fields["forward"].number = 1
+        arrival, departure, manager = intrinsic(ingress_port=9), intrinsic(drop_ctl=3), intrinsic(**MANAGER)
+        arrival.fields["ingress_port"].number = port
+        self._machine.apply(self._ingress, [hdr, meta, arrival, Record({}, {}), departure, manager])
+        if departure.fields["drop_ctl"].number:
+            return None
+        out = b"".join(map(emitted, hdr.fields.values())) + frame[packet.at :]
+        return "flooded" if manager.fields["mcast_grp_a"].number else manager.fields["ucast_egress_port"].number, out
+
+    def add_neighbour(self, mac: int, port: int) -> None:
+        """Puts it among the neighbours."""
+        forward = self._ingress.members["forward"].members["forward"]
+        forward.rows.append((1, {"mac": (mac, (1 << 48) - 1)}, "to_port", {"port": port}))
+
     def pass_on(self) -> list[tuple[object, bytes]]:
         """What comes of the packets that have waited, each passing once more."""
         waiting, self._waiting = self._waiting, []
@@ -130,7 +158,8 @@ class Tofino:
             for name in ("pass", "verdict"):
                 fresh.fields[name].number = again.fields[name].number
         arrival, departure = intrinsic(ingress_port=9), intrinsic(drop_ctl=3)
-        manager = intrinsic(ucast_egress_port=9, bypass_egress=1, mcast_grp_a=16, level2_exclusion_id=9)
+        arrival.fields["ingress_port"].number = RECIRCULATION_PORT if again.valid else 1
+        manager = intrinsic(**MANAGER)
         self._machine.apply(self._ingress, [hdr, fresh, arrival, Record({}, {}), departure, manager])
         if departure.fields["drop_ctl"].number:
             return []
@@ -140,6 +169,10 @@ class Tofino:
                 return []
             return self._pass(hdr, fresh)
         group = manager.fields["mcast_grp_a"].number
+        if fresh.fields["forward"].number == 0 and manager.fields["bypass_egress"].number:
+            assert self._target == 2, "only there the packet comes from its sender's port in the last pass"
+            assert manager.fields["ucast_egress_port"].number == arrival.fields["ingress_port"].number
+            return [self._out(hdr)]
         if fresh.fields["forward"].number == 0:
             assert group == hdr.fields["passing"].fields["job"].number + 1, "neither dropped nor sent"
             return self._replicated(hdr)
