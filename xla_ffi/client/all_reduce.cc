@@ -45,6 +45,9 @@ struct Line {
   const Segment& segment() const { return sum->plan().segment(place.id.segment); }
 };
 
+// An exponent's negative, as a lane. A packet may hold the one number that has none as an int32: so modulo 2^32.
+uint32_t Negated(int32_t exponent) { return uint32_t{0} - static_cast<uint32_t>(exponent); }
+
 }  // namespace
 
 class AllReduce::Impl {
@@ -346,15 +349,15 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (line.segment().CarriesExponents(chunk)) {
     const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
-    const auto store = [&](int32_t lane) {
-      wire::StoreLane(lanes, static_cast<uint32_t>(lane));
+    const auto store = [&](uint32_t lane) {
+      wire::StoreLane(lanes, lane);
       lanes += 4;
     };
     for (uint32_t i = range.first; i < range.first + range.count; ++i) {
-      store(line.exponents[i]);
+      store(static_cast<uint32_t>(line.exponents[i]));
       if (!line.segment().guesses()) continue;
-      store(line.guesses[i]);
-      store(-line.guesses[i]);
+      store(static_cast<uint32_t>(line.guesses[i]));
+      store(Negated(line.guesses[i]));
     }
   } else {
     const bool guessed = line.segment().CarriesGuessedData(chunk);
@@ -433,8 +436,8 @@ void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
   for (int32_t& exponent : line.exponents) {
     exponent = static_cast<int32_t>(wire::LoadLane(lanes));
     const auto highest = static_cast<int32_t>(wire::LoadLane(lanes + 4));
-    const auto lowest = -static_cast<int32_t>(wire::LoadLane(lanes + 8));
-    right = right && highest == exponent && lowest == exponent;
+    const uint32_t lowest_negated = wire::LoadLane(lanes + 8);
+    right = right && highest == exponent && lowest_negated == Negated(exponent);
     lanes += 4 * kGuessLanes;
   }
   line.exponents_awaited = 0;

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
+#include <optional>
+#include <random>
 
 #include "../tests/xla_ffi/client/cluster.h"
 #include "../tests/xla_ffi/client/workload.h"
@@ -439,6 +442,79 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   EXPECT_EQ(data[1], -2);
   all_reduce.OnPacket(0, result, 30);  // duplicate
   EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
+}
+
+// One rank of one, whose switch answers with what `answer` makes of its packets. Returns the sum's elements.
+template <typename T, typename Answer>
+std::vector<T> SumWithAnswers(AllReduce& all_reduce, std::vector<std::vector<uint8_t>>& sent, int64_t& now_us,
+                              DType dtype, uint32_t execution, std::vector<T> data, Answer&& answer) {
+  bool done = false;
+  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
+  all_reduce.Start({.key = {.site = static_cast<uint64_t>(dtype) * 10'000 + data.size(), .execution = execution},
+                    .shape = shape,
+                    .inputs = {data.data()},
+                    .outputs = {data.data()},
+                    .done = [&](const Failure* failure) { done = failure == nullptr; }},
+                   now_us);
+  for (int i = 0; !done && i < 100; ++i) {
+    now_us += 600;  // rank 0 doesn't wait for another sum that the history predicts
+    all_reduce.OnTimer(now_us);
+    for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+      wire::Header header;
+      EXPECT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+      header.type = wire::PacketType::kResult;
+      header.worker = wire::kEveryWorker;
+      answer(header, packet);
+      wire::Encode(header, packet.data());
+      all_reduce.OnPacket(0, packet, now_us);
+    }
+  }
+  EXPECT_TRUE(done);
+  return data;
+}
+
+// Whatever the lanes of exponents and data say, the arithmetic on them stays defined (the sanitizers look), the sum is
+// over, and the next one is right, though the exponents that it guesses from are those of the packets.
+TEST(AllReduce, OnPacket_lanesThatNoHostSends) {
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+  const JobConfig job{
+      .rank = 0, .world_size = 1, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 64, .lanes_per_chunk = 64};
+  AllReduce all_reduce(job, {&driver}, [](std::string) {});
+  std::mt19937_64 random(1);
+  int64_t now_us = 0;
+  const auto foul = [&](const wire::Header& header, std::vector<uint8_t>& packet, std::optional<uint32_t> lane) {
+    constexpr uint32_t kLanes[] = {0x80000000, 0x80000001, 0x7FFFFFFF, 0xFFFFFFFF, 0, 1, 0xFFF00000, 0x00100000};
+    for (uint32_t i = 0; i < header.element_count; ++i) {
+      wire::StoreLane(&packet[wire::kHeaderBytes + 4 * i], lane.value_or(kLanes[random() % std::size(kLanes)]));
+    }
+  };
+  const auto run = [&]<typename T>(DType dtype, T one) {
+    for (const size_t elements : {1u, 40u, 3000u}) {  // the first two guess
+      SCOPED_TRACE(std::to_string(static_cast<int>(dtype)) + ", " + std::to_string(elements));
+      uint32_t execution = 0;
+      const std::vector<T> ones(elements, one);
+      for (const std::optional<uint32_t> lane : {std::optional<uint32_t>(0x80000000), {0x7FFFFFFF}, {0}, {}, {}, {}}) {
+        bool flagged = false;  // one chunk, so that a second pass follows
+        const auto answer = [&](wire::Header& header, std::vector<uint8_t>& packet) {
+          if (IsFloat(dtype) && !lane && header.lane_format == wire::LaneFormat::kSumInt32) {
+            header.flags = std::exchange(flagged, true) ? 0 : wire::kFlagNaN;
+          }
+          foul(header, packet, lane);
+        };
+        SumWithAnswers(all_reduce, sent, now_us, dtype, execution++, ones, answer);
+        const auto right = SumWithAnswers(all_reduce, sent, now_us, dtype, execution++, ones,
+                                          [](const wire::Header&, const std::vector<uint8_t>&) {});
+        EXPECT_EQ(right, ones);
+      }
+    }
+  };
+  run(DType::kFloat32, 1.0f);
+  run(DType::kFloat64, 1.0);
+  run(DType::kFloat16, uint16_t{0x3C00});
+  run(DType::kBFloat16, uint16_t{0x3F80});
+  run(DType::kInt32, int32_t{-5});
+  run(DType::kInt64, int64_t{-5});
 }
 
 TEST(AllReduce, OnOrderMessage_nonsense) {
