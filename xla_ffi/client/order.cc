@@ -16,6 +16,11 @@ void Put(std::string& out, uint64_t value, int bytes) {
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
 }
 
+uint64_t Mixed(uint64_t bits) {
+  bits *= 0x9E3779B97F4A7C15;
+  return bits ^ bits >> 29;
+}
+
 class Reader {
  public:
   explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -43,10 +48,12 @@ class Reader {
 
 }  // namespace
 
+size_t SegmentIdHash::operator()(const SegmentId& id) const {
+  return Mixed(Mixed(id.site ^ (uint64_t{id.execution} << 32 | id.step)) ^ (uint64_t{id.segment} << 32 | id.pass));
+}
+
 size_t Order::ContextHash::operator()(const Context& context) const {
-  uint64_t hash = context.site ^ (uint64_t{context.segment} << 32 | context.step);
-  hash *= 0x9E3779B97F4A7C15;
-  return hash ^ hash >> 29;
+  return Mixed(context.site ^ (uint64_t{context.segment} << 32 | context.step));
 }
 
 std::optional<Place> Order::Predict() const {

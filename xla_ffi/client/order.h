@@ -33,6 +33,9 @@ struct SegmentId {
 
   friend bool operator==(const SegmentId&, const SegmentId&) = default;
 };
+struct SegmentIdHash {
+  size_t operator()(const SegmentId& id) const;
+};
 
 // A line of the log.
 struct Place {
