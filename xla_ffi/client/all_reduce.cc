@@ -24,6 +24,11 @@ constexpr int64_t kDeviateGraceUs = 500;
 // Sites whose exponents are remembered; a guess is never needed, so forgetting all of them at once is simplest.
 constexpr size_t kMaxGuesses = 4096;
 
+// An order message is sent once it has so many bytes, and goes beyond them by one announcement at most. One moment may
+// announce as many segments as there are slots, and the switch takes relayed messages of up to 1 MiB (RELAY_BYTES_MAX
+// in control_messages.py).
+constexpr size_t kOrderMessageBytes = 1 << 16;
+
 // A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
 // rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
 constexpr uint64_t kPatienceSegments = 4;
@@ -99,6 +104,7 @@ class AllReduce::Impl {
   // Order.
   void Issue(std::unique_ptr<ActiveSum> sum);
   void PlaceIssued(int64_t now_us);
+  void Announce();
   bool IsImpatient(const ActiveSum& shortest, const ActiveSum& expected) const;
   void SpeculateAhead();
   void AddLine(const Place& place);
@@ -167,6 +173,7 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
                           sum.shape().site_name, announcement_));
     deviate_us_ = 0;
     ++segments_placed_;
+    if (announcement_.size() >= kOrderMessageBytes) Announce();
   };
   while (order_.next_position() < window_.end()) {
     ActiveSum* shortest = sums_.ShortestToPlace();
@@ -189,10 +196,12 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
     }
     place(*shortest);
   }
-  if (announcement_.empty()) return;
+  if (!announcement_.empty()) Announce();
+}
+
+void AllReduce::Impl::Announce() {
   ++stats_.order_messages;
-  broadcast_(std::move(announcement_));
-  announcement_.clear();
+  broadcast_(std::exchange(announcement_, {}));
 }
 
 // Has `shortest` waited long enough behind `expected` and others?

@@ -528,6 +528,42 @@ TEST(AllReduce, OnOrderMessage_nonsense) {
   EXPECT_EQ(failure->kind, "ProtocolError");
 }
 
+// A moment in which rank 0 announces thousands of segments makes messages that the control plane relays.
+TEST(AllReduce, longAnnouncementsAreSplit) {
+  constexpr size_t kSums = 4096;
+  constexpr size_t kRelayBytesMax = 1024 * 1024;  // RELAY_BYTES_MAX in control_messages.py: with a byte before it
+  size_t sent[2] = {};
+  FakeDriver drivers[2] = {FakeDriver([&](std::vector<uint8_t>) { ++sent[0]; }),
+                           FakeDriver([&](std::vector<uint8_t>) { ++sent[1]; })};
+  std::vector<std::string> messages;
+  const auto job = [](uint16_t rank) {
+    return JobConfig{
+        .rank = rank, .world_size = 2, .shards = {{.job = 3, .epoch = 7, .worker = rank}}, .slots_per_shard = 32'768};
+  };
+  AllReduce leader(job(0), {&drivers[0]}, [&](std::string message) { messages.push_back(std::move(message)); });
+  AllReduce follower(job(1), {&drivers[1]}, [](std::string) {});
+  int32_t data[1] = {};
+  for (uint64_t site = 1; site <= kSums; ++site) {
+    auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = std::string(400, 'x'), .dtype = DType::kInt32, .leaf_elements = {1}});
+    for (AllReduce* rank : {&leader, &follower}) {
+      rank->Start({.key = {.site = site}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [](auto) {}}, 0);
+    }
+  }
+  leader.OnTimer(0);
+  EXPECT_EQ(sent[0], kSums);
+  size_t bytes = 0;
+  for (const std::string& message : messages) {
+    EXPECT_LT(message.size(), kRelayBytesMax);
+    bytes += message.size();
+    EXPECT_FALSE(follower.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()}));
+  }
+  EXPECT_GT(bytes, kRelayBytesMax);
+  EXPECT_EQ(leader.stats().order_messages, messages.size());
+  follower.OnTimer(0);
+  EXPECT_EQ(sent[1], kSums);
+}
+
 // A follower of a rank 0 that may say anything.
 class FoulOrder : public testing::Test {
  protected:
