@@ -35,6 +35,10 @@ class HeldCollective : public Collective {
     std::lock_guard lock(mutex);
     return sums.size();
   }
+  void DropSums() {
+    std::lock_guard lock(mutex);
+    sums.clear();
+  }
   // Doubles the inputs' sum, as if another host had sent the same.
   void Complete(size_t index) {
     Sum& sum = sums[index];
@@ -79,6 +83,14 @@ struct Device {
 class RendezvousTest : public testing::Test {
  protected:
   RendezvousTest() { Attach(); }
+  // A held sum holds its gathering, which holds the collective: nothing else opens that circle.
+  ~RendezvousTest() override {
+    for (const auto& collective : collectives_) collective->DropSums();
+  }
+
+  std::shared_ptr<HeldCollective> MakeCollective() {
+    return collectives_.emplace_back(std::make_shared<HeldCollective>());
+  }
 
   void Attach(double deadline_s = 60, std::shared_ptr<Collective> flat = nullptr) {
     ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
@@ -124,7 +136,8 @@ class RendezvousTest : public testing::Test {
     return failure_ ? failure_->kind : "";
   }
 
-  std::shared_ptr<HeldCollective> collective_ = std::make_shared<HeldCollective>();
+  std::vector<std::shared_ptr<HeldCollective>> collectives_;
+  std::shared_ptr<HeldCollective> collective_ = MakeCollective();
   std::mutex mutex_;
   std::optional<Failure> failure_;
   CompletionPool pool_;
@@ -139,7 +152,7 @@ TEST_F(RendezvousTest, flatSumsHaveACollectiveOfTheirOwn) {
   EXPECT_EQ(refused.Result().substr(0, 11), "ConfigError");
   EXPECT_EQ(session_failure(), "");
   rendezvous_.Detach();
-  const auto flat = std::make_shared<HeldCollective>();
+  const auto flat = MakeCollective();
   Attach(60, flat);
   rendezvous_.Arrive(site, summed.MakeCall(11, 0));
   ASSERT_EQ(flat->count(), 1);
@@ -349,8 +362,8 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
   run(second, 6);
   EXPECT_EQ(collective_->announced, (std::vector<std::string>{"program 8 on 0 after 0", "program 7 on 0,1 after 1"}));
   rendezvous_.Detach();
-  collective_ = std::make_shared<HeldCollective>();
-  Attach(60, std::make_shared<HeldCollective>());
+  collective_ = MakeCollective();
+  Attach(60, MakeCollective());
   first->flat = true;  // announced to the host's session all the same
   for (int member : {0, 1}) rendezvous_.Arrive(first, devices[next++].MakeCall(11, member));
   EXPECT_EQ(collective_->announced, std::vector<std::string>{"program 7 on 0,1 after 0"});
