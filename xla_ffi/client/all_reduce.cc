@@ -29,6 +29,9 @@ constexpr size_t kMaxGuesses = 4096;
 // in control_messages.py).
 constexpr size_t kOrderMessageBytes = 1 << 16;
 
+// Names of sites, for messages to people: forgetting all of them at once is simplest.
+constexpr size_t kMaxSiteNames = 1 << 14;
+
 // A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
 // rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
 constexpr uint64_t kPatienceSegments = 4;
@@ -258,7 +261,9 @@ std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> 
       return failure_;
     }
     for (const Place& place : change->places) AddLine(place);
-    if (!change->name.empty()) site_names_[change->places.back().id.site] = change->name;
+    if (change->name.empty()) continue;
+    if (site_names_.size() >= kMaxSiteNames) site_names_.clear();
+    site_names_[change->places.back().id.site] = change->name;
   }
   return std::nullopt;
 }

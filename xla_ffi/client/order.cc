@@ -6,8 +6,6 @@
 namespace passing {
 namespace {
 
-// A job that never repeats itself must not fill the memory. All ranks forget at the same announcement.
-constexpr size_t kMaxPredictions = 1 << 20;
 constexpr size_t kMaxNameBytes = 512;
 // Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 positions.
 constexpr uint64_t kMaxLinesAhead = 1 << 16;
@@ -178,10 +176,7 @@ void Order::Push(const Place& place) {
 
 void Order::Learn(const Place& place) {
   if (place.id.pass != 0) return;  // follows from the data, not from the program
-  if (exact_.size() >= kMaxPredictions) {
-    exact_.clear();
-    loose_.clear();
-  }
+  if (contexts() >= max_contexts_) ForgetHistory();
   const Successor successor{.site = place.id.site,
                             .segment = place.id.segment,
                             .step = place.id.step,
@@ -190,6 +185,15 @@ void Order::Learn(const Place& place) {
                             .step_delta = int64_t{place.id.step} - last_.id.step};
   exact_[LastContext()] = successor;
   loose_[{last_.id.site, last_.id.segment, 0}] = successor;
+}
+
+// At an announcement, before its place enters the log: there all ranks have the same history, and so forget it at the
+// same line. What a follower guessed behind that line is rolled back by then, and what lies before it is certain: so no
+// line that could be void still counts on what is forgotten.
+void Order::ForgetHistory() {
+  exact_.clear();
+  loose_.clear();
+  latest_.clear();
 }
 
 void Order::RollBack(uint64_t index) {

@@ -648,6 +648,15 @@ TEST_F(FoulOrder, aSegmentTwice) {
   RunTimers();
 }
 
+// A job that calls sums by ever new names must not fill the memory with them.
+TEST_F(FoulOrder, namesOfSitesAreForgotten) {
+  Start(1'000'000, 0);
+  for (uint64_t site = 1; site <= 1 << 14; ++site) ASSERT_FALSE(Give(Announce(site, {0})));
+  EXPECT_EQ(follower_.OldestStall()->job_is_at, "x");
+  ASSERT_FALSE(Give(Announce(1 << 15, {0})));
+  EXPECT_EQ(follower_.OldestStall()->job_is_at, "an unnamed sum");
+}
+
 TEST_F(FoulOrder, fromTheFarFuture) {
   ASSERT_FALSE(Give(Announce(1, {0, 1})));
   std::string message = Announce(2, {0});

@@ -325,6 +325,41 @@ TEST_F(RendezvousTest, whereSumsAreConditionalVisitsCountTheExecutions) {
   EXPECT_TRUE(devices[7].Result().starts_with("ProgramMismatchError"));
 }
 
+// What counts executions is never forgotten: beyond its bound the session fails.
+TEST_F(RendezvousTest, moreNamesThanItCountsFailTheSession) {
+  Rendezvous small(pool_, /*max_names=*/2);
+  const auto attach = [&] {
+    failure_.reset();
+    ASSERT_TRUE(small.Attach({.collective = collective_,
+                              .failure = [] { return std::nullopt; },
+                              .fail = [this](const Failure& failure) { failure_ = failure; },
+                              .first_device_id = kFirstDevice}));
+  };
+  attach();
+  const std::shared_ptr<Site> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
+  Device devices[5] = {{1}, {2}, {3}, {4}, {5}};
+  small.Arrive(sites[0], devices[0].MakeCall(10, 0));
+  small.Arrive(sites[1], devices[1].MakeCall(10, 0));
+  small.Arrive(sites[0], devices[2].MakeCall(11, 0));  // known already
+  ASSERT_EQ(collective_->count(), 3);
+  EXPECT_EQ(collective_->sums[2].key, (SumKey{7, 1, 0}));
+  EXPECT_FALSE(failure_);
+  small.Arrive(sites[2], devices[3].MakeCall(10, 0));
+  EXPECT_TRUE(devices[3].Result().starts_with("TooManyProgramsError: train.py:41: "));
+  ASSERT_TRUE(failure_);
+  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
+  EXPECT_EQ(collective_->count(), 3);
+  small.Detach();
+
+  attach();  // each session begins anew
+  for (int64_t device : {0, 1}) small.Visit(sites[0]->executable, 10, kFirstDevice + device);
+  small.Visit(sites[0]->executable, 11, kFirstDevice);
+  EXPECT_FALSE(failure_);
+  small.Visit(sites[1]->executable, 10, kFirstDevice);
+  ASSERT_TRUE(failure_);
+  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
+}
+
 // Hosts may number their devices from anywhere, and lay out their meshes in any order.
 TEST_F(RendezvousTest, nameCoversTheDevicesIndices) {
   const auto run = [this](int64_t first, int64_t second) {
