@@ -72,6 +72,10 @@ class ThreadError(PassingError):
     """Two threads dispatch programs with sums, without an order between them that all hosts share."""
 
 
+class TooManyProgramsError(PassingError):
+    """A session ran so many different programs that it can't count the executions of another one."""
+
+
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 

@@ -46,8 +46,9 @@ class ActiveSum {
 
   uint32_t segments_left() const { return plan_.segment_count() - segments_placed; }
 
+  uint64_t number = 0;                 // among the sums of this host: SumsInFlight counts
   uint64_t issued_behind_segment = 0;  // segments that rank 0 had placed when it issued this sum
-  uint32_t segments_placed = 0;
+  uint32_t segments_placed = 0;        // changed through SumsInFlight, which goes by it
   uint32_t segments_done = 0;
 
  private:

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cassert>
 #include <deque>
-#include <list>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "client/active_sum.h"
 #include "client/order.h"
 #include "client/slot_window.h"
 #include "client/stripes.h"
+#include "client/sums_in_flight.h"
 
 namespace passing {
 namespace {
@@ -22,6 +24,14 @@ constexpr int64_t kDeviateGraceUs = 500;
 // Sites whose exponents are remembered; a guess is never needed, so forgetting all of them at once is simplest.
 constexpr size_t kMaxGuesses = 4096;
 
+// An order message is sent once it has so many bytes, and goes beyond them by one announcement at most. One moment may
+// announce as many segments as there are slots, and the switch takes relayed messages of up to 1 MiB (RELAY_BYTES_MAX
+// in control_messages.py).
+constexpr size_t kOrderMessageBytes = 1 << 16;
+
+// Names of sites, for messages to people: forgetting all of them at once is simplest.
+constexpr size_t kMaxSiteNames = 1 << 14;
+
 // A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
 // rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
 constexpr uint64_t kPatienceSegments = 4;
@@ -29,7 +39,7 @@ constexpr uint64_t kPatienceSegments = 4;
 // A line of the order's log, and what this rank knows about its chunks.
 struct Line {
   Place place;
-  ActiveSum* sum = nullptr;          // null until this host issues it, and after it is complete
+  ActiveSum* sum = nullptr;          // null until this host issues it, and once the line is done
   std::vector<int32_t> exponents{};  // of its blocks: this host's, then the job's
   uint32_t exponents_awaited = 0;    // chunks
   uint32_t next_chunk = 0;           // to be sent for the first time
@@ -44,6 +54,9 @@ struct Line {
 
   const Segment& segment() const { return sum->plan().segment(place.id.segment); }
 };
+
+// An exponent's negative, as a lane. A packet may hold the one number that has none as an int32: so modulo 2^32.
+uint32_t Negated(int32_t exponent) { return uint32_t{0} - static_cast<uint32_t>(exponent); }
 
 }  // namespace
 
@@ -94,11 +107,12 @@ class AllReduce::Impl {
   // Order.
   void Issue(std::unique_ptr<ActiveSum> sum);
   void PlaceIssued(int64_t now_us);
-  ActiveSum* ShortestToPlace() const;
+  void Announce();
   bool IsImpatient(const ActiveSum& shortest, const ActiveSum& expected) const;
   void SpeculateAhead();
   void AddLine(const Place& place);
-  void Join(Line& line);
+  void Join(Line& line, ActiveSum& sum);
+  Line& LineOf(uint64_t index) { return log_[index - log_.front().place.index]; }
   bool DropLinesFrom(uint64_t index);
 
   // Sending.
@@ -113,7 +127,7 @@ class AllReduce::Impl {
   void TakeGuessedExponents(Line& line, const uint8_t* lanes);
   void TakeData(Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
   void Retire();
-  void Complete(ActiveSum* sum);
+  void Complete(ActiveSum& sum);
 
   const JobConfig job_;
   const Stripes stripes_;
@@ -122,8 +136,12 @@ class AllReduce::Impl {
   const std::function<void(std::string)> broadcast_;
   Order order_;
   SlotWindow window_;
-  std::deque<Line> log_;                                        // from the first line that isn't done
-  std::list<std::unique_ptr<ActiveSum>> sums_;                  // in the order of issue
+  // From the first line that isn't done. Predictions fill it as far as the window reaches, which may be thousands of
+  // lines: so what has to do with sums that are issued is found without a scan of it.
+  std::deque<Line> log_;
+  std::unordered_map<SegmentId, uint64_t, SegmentIdHash> not_issued_;  // index of the line; the first, if told twice
+  std::set<uint64_t> under_way_;                                       // indices of lines with a sum
+  SumsInFlight sums_;
   std::unordered_map<uint64_t, std::string> site_names_;        // as rank 0 announced them
   std::unordered_map<uint64_t, std::vector<int32_t>> guesses_;  // by site: the exponents it had last
   std::string announcement_;
@@ -138,11 +156,15 @@ class AllReduce::Impl {
 
 void AllReduce::Impl::Issue(std::unique_ptr<ActiveSum> sum) {
   sum->issued_behind_segment = segments_placed_;
-  sums_.push_back(std::move(sum));
+  ActiveSum& issued = sums_.Add(std::move(sum));
   dirty_ = true;
-  if (leads()) return;
-  for (Line& line : log_) {
-    if (line.sum == nullptr) Join(line);
+  // The segments that have a place already, as rank 0 gives them places in order.
+  for (uint32_t segment = 0;; ++segment) {
+    const auto found = not_issued_.find(issued.IdOf(segment));
+    if (found == not_issued_.end()) return;
+    Line& line = LineOf(found->second);
+    not_issued_.erase(found);
+    Join(line, issued);
   }
 }
 
@@ -154,44 +176,35 @@ void AllReduce::Impl::PlaceIssued(int64_t now_us) {
                           sum.shape().site_name, announcement_));
     deviate_us_ = 0;
     ++segments_placed_;
+    if (announcement_.size() >= kOrderMessageBytes) Announce();
   };
   while (order_.next_position() < window_.end()) {
-    ActiveSum* shortest = ShortestToPlace();
+    ActiveSum* shortest = sums_.ShortestToPlace();
     if (shortest == nullptr) break;
     const auto predicted = order_.Predict();
     if (predicted) {
-      const auto expected = std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) {
-        return sum->segments_placed < sum->plan().segment_count() && sum->IdOf(sum->segments_placed) == predicted->id;
-      });
-      if (expected != sums_.end() && !IsImpatient(*shortest, **expected)) {
-        place(**expected);
+      ActiveSum* expected = sums_.Find(predicted->id);
+      if (expected != nullptr &&
+          (expected->segments_left() == 0 || expected->segments_placed != predicted->id.segment)) {
+        expected = nullptr;
+      }
+      if (expected != nullptr && !IsImpatient(*shortest, *expected)) {
+        place(*expected);
         continue;
       }
-      if (expected == sums_.end() && shortest->pass() == 0) {
+      if (expected == nullptr && shortest->pass() == 0) {
         if (deviate_us_ == 0) deviate_us_ = now_us + kDeviateGraceUs;
         if (now_us < deviate_us_) break;
       }
     }
     place(*shortest);
   }
-  if (announcement_.empty()) return;
-  ++stats_.order_messages;
-  broadcast_(std::move(announcement_));
-  announcement_.clear();
+  if (!announcement_.empty()) Announce();
 }
 
-// The sum with the fewest segments left goes first: a small one isn't stuck behind a large one.
-ActiveSum* AllReduce::Impl::ShortestToPlace() const {
-  ActiveSum* shortest = nullptr;
-  uint32_t shortest_left = UINT32_MAX;
-  for (const auto& sum : sums_) {
-    const uint32_t left = sum->segments_left();
-    if (left > 0 && left < shortest_left) {
-      shortest = sum.get();
-      shortest_left = left;
-    }
-  }
-  return shortest;
+void AllReduce::Impl::Announce() {
+  ++stats_.order_messages;
+  broadcast_(std::exchange(announcement_, {}));
 }
 
 // Has `shortest` waited long enough behind `expected` and others?
@@ -207,25 +220,26 @@ void AllReduce::Impl::SpeculateAhead() {
 void AllReduce::Impl::AddLine(const Place& place) {
   if (log_.empty()) window_.Advance(place.first_position);
   log_.push_back({.place = place});
-  Join(log_.back());
+  if (ActiveSum* sum = sums_.Find(place.id)) {
+    Join(log_.back(), *sum);
+  } else {
+    not_issued_.try_emplace(place.id, place.index);
+  }
 }
 
-// Connects a line with this host's sum, if it is issued; takes the scales that this host needs.
-void AllReduce::Impl::Join(Line& line) {
+// Connects a line with this host's sum; takes the scales that this host needs.
+void AllReduce::Impl::Join(Line& line, ActiveSum& sum) {
   const SegmentId& id = line.place.id;
-  const auto found =
-      std::find_if(sums_.begin(), sums_.end(), [&](const auto& sum) { return sum->IdOf(id.segment) == id; });
-  if (found == sums_.end()) return;
-  ActiveSum* sum = found->get();
   // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
   // hash covers operation, dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
-  if (id.segment != sum->segments_placed || id.segment >= sum->plan().segment_count()) return;
-  const Segment& segment = sum->plan().segment(id.segment);
+  if (id.segment != sum.segments_placed || sum.segments_left() == 0) return;
+  const Segment& segment = sum.plan().segment(id.segment);
   if (segment.chunk_count() != line.place.chunk_count) return;
-  line.sum = sum;
-  ++sum->segments_placed;
+  line.sum = &sum;
+  under_way_.insert(line.place.index);
+  sums_.CountPlaced(sum);
   line.exponents_awaited = segment.exponent_chunks;
-  line.exponents = sum->Exponents(segment);
+  line.exponents = sum.Exponents(segment);
   if (!segment.guesses()) return;
   line.guesses = line.exponents;  // the least that holds this host's data
   const auto last = guesses_.find(id.site);
@@ -247,7 +261,9 @@ std::optional<Failure> AllReduce::Impl::OnOrderMessage(std::span<const uint8_t> 
       return failure_;
     }
     for (const Place& place : change->places) AddLine(place);
-    if (!change->name.empty()) site_names_[change->places.back().id.site] = change->name;
+    if (change->name.empty()) continue;
+    if (site_names_.size() >= kMaxSiteNames) site_names_.clear();
+    site_names_[change->places.back().id.site] = change->name;
   }
   return std::nullopt;
 }
@@ -260,7 +276,13 @@ bool AllReduce::Impl::DropLinesFrom(uint64_t index) {
   for (; !log_.empty() && log_.back().place.index >= index; log_.pop_back()) {
     const Line& line = log_.back();
     if (line.chunks_done > 0) return false;
-    if (line.sum != nullptr) --line.sum->segments_placed;
+    if (line.sum != nullptr) {
+      sums_.CountVoid(*line.sum);
+      under_way_.erase(line.place.index);
+    } else if (const auto found = not_issued_.find(line.place.id);
+               found != not_issued_.end() && found->second == line.place.index) {
+      not_issued_.erase(found);
+    }
     position = line.place.first_position;
   }
   window_.Forget(position);
@@ -290,9 +312,9 @@ int64_t AllReduce::Impl::next_timer_us() const {
 
 void AllReduce::Impl::SendNew(int64_t now_us) {
   uint32_t in_flight_below = 0;
-  for (Line& line : log_) {
+  for (const uint64_t index : under_way_) {
+    Line& line = LineOf(index);
     if (line.place.first_position >= window_.end()) break;
-    if (line.sum == nullptr) continue;
     in_flight_below += line.next_chunk - line.chunks_done;
     const Segment& segment = line.segment();
     // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
@@ -346,15 +368,15 @@ void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (line.segment().CarriesExponents(chunk)) {
     const ChunkRange range = line.sum->plan().ExponentRange(line.segment(), chunk);
-    const auto store = [&](int32_t lane) {
-      wire::StoreLane(lanes, static_cast<uint32_t>(lane));
+    const auto store = [&](uint32_t lane) {
+      wire::StoreLane(lanes, lane);
       lanes += 4;
     };
     for (uint32_t i = range.first; i < range.first + range.count; ++i) {
-      store(line.exponents[i]);
+      store(static_cast<uint32_t>(line.exponents[i]));
       if (!line.segment().guesses()) continue;
-      store(line.guesses[i]);
-      store(-line.guesses[i]);
+      store(static_cast<uint32_t>(line.guesses[i]));
+      store(Negated(line.guesses[i]));
     }
   } else {
     const bool guessed = line.segment().CarriesGuessedData(chunk);
@@ -404,7 +426,9 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   }
   if (line.chunks_done == line.place.chunk_count) {
     line.exponents.clear();
-    if (++line.sum->segments_done == line.sum->plan().segment_count()) Complete(line.sum);
+    under_way_.erase(line.place.index);
+    ActiveSum& sum = *std::exchange(line.sum, nullptr);
+    if (++sum.segments_done == sum.plan().segment_count()) Complete(sum);
   }
   Retire();
 }
@@ -433,8 +457,8 @@ void AllReduce::Impl::TakeGuessedExponents(Line& line, const uint8_t* lanes) {
   for (int32_t& exponent : line.exponents) {
     exponent = static_cast<int32_t>(wire::LoadLane(lanes));
     const auto highest = static_cast<int32_t>(wire::LoadLane(lanes + 4));
-    const auto lowest = -static_cast<int32_t>(wire::LoadLane(lanes + 8));
-    right = right && highest == exponent && lowest == exponent;
+    const uint32_t lowest_negated = wire::LoadLane(lanes + 8);
+    right = right && highest == exponent && lowest_negated == Negated(exponent);
     lanes += 4 * kGuessLanes;
   }
   line.exponents_awaited = 0;
@@ -479,13 +503,8 @@ void AllReduce::Impl::Retire() {
   }
 }
 
-void AllReduce::Impl::Complete(ActiveSum* sum) {
-  const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& other) { return other.get() == sum; });
-  std::unique_ptr<ActiveSum> done = std::move(*found);
-  sums_.erase(found);
-  for (Line& line : log_) {
-    if (line.sum == sum) line.sum = nullptr;  // done, but behind a line that isn't
-  }
+void AllReduce::Impl::Complete(ActiveSum& sum) {
+  std::unique_ptr<ActiveSum> done = sums_.Take(sum);
   if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, stripes_.window()));
   done = ActiveSum::FirstPassOf(std::move(done));
   ++stats_.sums_completed;
@@ -498,16 +517,14 @@ void AllReduce::Impl::Complete(ActiveSum* sum) {
 void AllReduce::Impl::Fail(const Failure& failure) {
   if (!failure_) failure_ = failure;
   log_.clear();
-  auto sums = std::move(sums_);
-  sums_.clear();
-  for (const auto& sum : sums) sum->Finish(&*failure_);
+  not_issued_.clear();
+  under_way_.clear();
+  while (const auto sum = sums_.TakeFirst()) sum->Finish(&*failure_);
 }
 
 std::optional<Stall> AllReduce::Impl::OldestStall() const {
-  if (sums_.empty()) return std::nullopt;
-  const ActiveSum* oldest = std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
-                              return a->started_us() < b->started_us();
-                            })->get();
+  const ActiveSum* oldest = sums_.Oldest();
+  if (oldest == nullptr) return std::nullopt;
   Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
   const auto waiting = std::find_if(log_.begin(), log_.end(), [&](const Line& line) { return line.sum == oldest; });

@@ -6,14 +6,17 @@
 namespace passing {
 namespace {
 
-// A job that never repeats itself must not fill the memory. All ranks forget at the same announcement.
-constexpr size_t kMaxPredictions = 1 << 20;
 constexpr size_t kMaxNameBytes = 512;
 // Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 positions.
 constexpr uint64_t kMaxLinesAhead = 1 << 16;
 
 void Put(std::string& out, uint64_t value, int bytes) {
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
+}
+
+uint64_t Mixed(uint64_t bits) {
+  bits *= 0x9E3779B97F4A7C15;
+  return bits ^ bits >> 29;
 }
 
 class Reader {
@@ -43,10 +46,12 @@ class Reader {
 
 }  // namespace
 
+size_t SegmentIdHash::operator()(const SegmentId& id) const {
+  return Mixed(Mixed(id.site ^ (uint64_t{id.execution} << 32 | id.step)) ^ (uint64_t{id.segment} << 32 | id.pass));
+}
+
 size_t Order::ContextHash::operator()(const Context& context) const {
-  uint64_t hash = context.site ^ (uint64_t{context.segment} << 32 | context.step);
-  hash *= 0x9E3779B97F4A7C15;
-  return hash ^ hash >> 29;
+  return Mixed(context.site ^ (uint64_t{context.segment} << 32 | context.step));
 }
 
 std::optional<Place> Order::Predict() const {
@@ -171,10 +176,7 @@ void Order::Push(const Place& place) {
 
 void Order::Learn(const Place& place) {
   if (place.id.pass != 0) return;  // follows from the data, not from the program
-  if (exact_.size() >= kMaxPredictions) {
-    exact_.clear();
-    loose_.clear();
-  }
+  if (contexts() >= max_contexts_) ForgetHistory();
   const Successor successor{.site = place.id.site,
                             .segment = place.id.segment,
                             .step = place.id.step,
@@ -183,6 +185,15 @@ void Order::Learn(const Place& place) {
                             .step_delta = int64_t{place.id.step} - last_.id.step};
   exact_[LastContext()] = successor;
   loose_[{last_.id.site, last_.id.segment, 0}] = successor;
+}
+
+// At an announcement, before its place enters the log: there all ranks have the same history, and so forget it at the
+// same line. What a follower guessed behind that line is rolled back by then, and what lies before it is certain: so no
+// line that could be void still counts on what is forgotten.
+void Order::ForgetHistory() {
+  exact_.clear();
+  loose_.clear();
+  latest_.clear();
 }
 
 void Order::RollBack(uint64_t index) {

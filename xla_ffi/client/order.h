@@ -13,6 +13,8 @@
 #ifndef XLA_FFI_CLIENT_ORDER_H_
 #define XLA_FFI_CLIENT_ORDER_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -33,6 +35,9 @@ struct SegmentId {
 
   friend bool operator==(const SegmentId&, const SegmentId&) = default;
 };
+struct SegmentIdHash {
+  size_t operator()(const SegmentId& id) const;
+};
 
 // A line of the log.
 struct Place {
@@ -47,8 +52,12 @@ struct Place {
 
 class Order {
  public:
-  // `window`: how many positions a rank may be ahead of its first missing result.
-  explicit Order(uint32_t window, uint64_t first_position = 0) : window_(window), next_position_(first_position) {}
+  // A job that never repeats itself must not fill the memory: beyond so many contexts all of them are forgotten.
+  static constexpr size_t kMaxContexts = 1 << 20;
+
+  // `window`: how many positions a rank may be ahead of its first missing result. All of it is alike on all ranks.
+  explicit Order(uint32_t window, uint64_t first_position = 0, size_t max_contexts = kMaxContexts)
+      : window_(window), max_contexts_(max_contexts), next_position_(first_position) {}
 
   // The place that comes next if the program repeats itself.
   std::optional<Place> Predict() const;
@@ -74,6 +83,8 @@ class Order {
   void Settle(uint64_t index);
 
   uint64_t next_position() const { return next_position_; }
+  // How much is remembered of the job's history.
+  size_t contexts() const { return std::max(exact_.size(), latest_.size()); }  // there are no more loose_ than exact_
 
  private:
   struct Context {  // what a prediction is made from
@@ -109,10 +120,12 @@ class Order {
   Context LastContext() const { return {last_.id.site, last_.id.segment, last_.id.step}; }
   void Push(const Place& place);
   void Learn(const Place& place);
+  void ForgetHistory();
   void RollBack(uint64_t index);
   uint64_t PositionAfterDeviation() const { return next_position_ + (Predict() ? 2 * uint64_t{window_} : 0); }
 
   const uint32_t window_;
+  const size_t max_contexts_;
   uint64_t next_index_ = 0;
   uint64_t next_position_;
   uint64_t announced_ = 0;      // log lines before this index are certain

@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cstdlib>
 
 namespace passing {
 namespace {
-
-constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
-constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy host looks like loss
-constexpr int64_t kMaxRtoUs = 50'000;    // a round trip includes the wait for stragglers: don't learn from those
 
 // A chunk is lost if one this far behind it on its path, sent later, has its result: more than the 44 chunks of one
 // super-packet. Fixed: a second result doesn't show that it was a mistake (as RFC 8985 takes it), as another rank's
@@ -23,28 +18,14 @@ constexpr uint32_t kTimeoutBudget = 64;
 constexpr uint32_t kProbeBudget = 8;
 constexpr int64_t kMaxProbeIntervalUs = 200'000;
 
-// The congestion window is at most a quarter of the slots: the rest goes on while a lost chunk is sent again and again.
-// But it isn't less than six super-packets, if there are so many slots, as three are on the wire at 1 Gbit/s.
-constexpr uint32_t kSlotsPerWindowChunk = 4;
-constexpr uint32_t kLeastMaxWindowChunks = 256;
-
-// Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
-// bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip.
-constexpr double kIncreaseChunks = 8;
-constexpr double kDecrease = 0.85;
-constexpr double kMinWindowChunks = 16;
-
 }  // namespace
 
 SlotWindow::SlotWindow(const Stripes& stripes)
     : stripes_(stripes),
       chunks_(std::bit_ceil(stripes.window())),
       paths_(stripes.shard_count()),
-      max_congestion_window_(
-          std::max(std::min(kLeastMaxWindowChunks, stripes.window()), stripes.window() / kSlotsPerWindowChunk)),
-      congestion_window_(max_congestion_window_),
-      timeout_budget_(kTimeoutBudget),
-      rto_us_(kFirstRtoUs) {}
+      congestion_(stripes.window()),
+      timeout_budget_(kTimeoutBudget) {}
 
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);
@@ -72,10 +53,10 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
     path.answered_number = std::max(path.answered_number, chunk.send_number);
     path.answered_position = std::max(path.answered_position, position);
   }
-  if (!chunk.resent) MeasureRoundTrip(now_us - chunk.sent_us, now_us);
+  if (!chunk.resent) round_trip_.Measure(now_us - chunk.sent_us, now_us);
   timeout_budget_ = kTimeoutBudget;
   probe_interval_us_ = 0;
-  congestion_window_ = std::min(max_congestion_window_, congestion_window_ + kIncreaseChunks / congestion_window_);
+  congestion_.OnResult();
 }
 
 bool SlotWindow::Done(uint64_t position) const {
@@ -114,7 +95,7 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
     timeout_budget_ = kProbeBudget;
   }
   if (--timeout_budget_ == 0) {
-    probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us_, kMaxProbeIntervalUs);
+    probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us(), kMaxProbeIntervalUs);
     probe_us_ = now_us + probe_interval_us_;
   }
   return Resend(timeout.position, now_us);
@@ -123,7 +104,7 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
 uint64_t SlotWindow::Resend(uint64_t position, int64_t now_us) {
   Chunk& chunk = At(position);
   Path& path = PathOf(position);
-  if (path.answered_number > chunk.send_number) OnLoss(now_us);
+  if (path.answered_number > chunk.send_number) congestion_.OnLoss(now_us, round_trip_us());
   chunk.resent = true;
   chunk.sent_us = now_us;
   chunk.send_number = ++path.send_number;
@@ -150,8 +131,8 @@ SlotWindow::Timeout SlotWindow::NextTimeout() const {
   for (const Path& path : paths_) {
     const Chunk* first = FirstWaiting(path);
     if (first == nullptr) continue;
-    const int64_t silent_us = std::max(first->sent_us, path.progress_us) + rto_us_;
-    const int64_t due_us = std::min(silent_us, first->sent_us + kMaxRtoUs);
+    const int64_t silent_us = std::max(first->sent_us, path.progress_us) + rto_us();
+    const int64_t due_us = std::min(silent_us, first->sent_us + RoundTrip::kMaxRtoUs);
     if (due_us < next.due_us) next = {due_us, first->position};
   }
   return next;
@@ -169,28 +150,6 @@ std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
 bool SlotWindow::Waits(const Sent& sent) const {
   const Chunk& chunk = At(sent.position);
   return chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight;
-}
-
-// RFC 6298: one sample a round trip, else the variation would forget within one batch of packets; and bounds of our
-// own. Loss is mostly found by overtaking: this is for the last chunks of a sum, and must wait for all ranks.
-void SlotWindow::MeasureRoundTrip(int64_t sample_us, int64_t now_us) {
-  if (now_us < next_sample_us_) return;
-  next_sample_us_ = now_us + sample_us;
-  sample_us = std::min(sample_us, kMaxRtoUs);
-  if (round_trip_us_ == 0) {
-    round_trip_us_ = sample_us;
-    variation_us_ = sample_us / 2;
-  } else {
-    variation_us_ += (std::abs(sample_us - round_trip_us_) - variation_us_) / 4;
-    round_trip_us_ += (sample_us - round_trip_us_) / 8;
-  }
-  rto_us_ = std::clamp(2 * round_trip_us_ + 4 * variation_us_, kMinRtoUs, kMaxRtoUs);
-}
-
-void SlotWindow::OnLoss(int64_t now_us) {
-  if (now_us < next_decrease_us_) return;  // once for all losses of one round trip
-  next_decrease_us_ = now_us + round_trip_us_;
-  congestion_window_ = std::max(std::min(kMinWindowChunks, max_congestion_window_), congestion_window_ * kDecrease);
 }
 
 }  // namespace passing

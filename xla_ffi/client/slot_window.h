@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "client/congestion_window.h"
+#include "client/round_trip.h"
 #include "client/stripes.h"
 
 namespace passing {
@@ -25,7 +27,7 @@ class SlotWindow {
   // May a chunk be sent, below whose position so many are in flight? Those above don't count: else ranks that got
   // their sums in different orders could fill their windows with different chunks, none of which all of them sent,
   // and wait for ever. The lowest chunk has none below it, so it can always be sent.
-  bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < static_cast<uint32_t>(congestion_window_); }
+  bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
   void OnSent(uint64_t position, int64_t now_us);
 
   // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
@@ -50,8 +52,8 @@ class SlotWindow {
   std::optional<uint64_t> NextResend(int64_t now_us);
   int64_t next_timer_us() const;  // INT64_MAX if nothing is in flight
 
-  int64_t round_trip_us() const { return round_trip_us_; }
-  int64_t rto_us() const { return rto_us_; }
+  int64_t round_trip_us() const { return round_trip_.smoothed_us(); }
+  int64_t rto_us() const { return round_trip_.rto_us(); }
   uint32_t in_flight() const { return in_flight_; }
 
  private:
@@ -90,24 +92,17 @@ class SlotWindow {
   };
   Timeout NextTimeout() const;
   uint64_t Resend(uint64_t position, int64_t now_us);
-  void MeasureRoundTrip(int64_t sample_us, int64_t now_us);
-  void OnLoss(int64_t now_us);
 
   const Stripes stripes_;
   uint64_t low_ = 0;
   std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
   std::vector<Path> paths_;    // by shard
   uint32_t in_flight_ = 0;
-  const double max_congestion_window_;
-  double congestion_window_;
-  int64_t next_decrease_us_ = 0;
+  CongestionWindow congestion_;
+  RoundTrip round_trip_;
   uint32_t timeout_budget_;  // resends for timeouts until a result comes or the probe is due
   int64_t probe_us_ = 0;     // when the budget is renewed
   int64_t probe_interval_us_ = 0;
-  int64_t next_sample_us_ = 0;
-  int64_t round_trip_us_ = 0;
-  int64_t variation_us_ = 0;
-  int64_t rto_us_;
 };
 
 }  // namespace passing

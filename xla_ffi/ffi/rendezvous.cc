@@ -43,6 +43,13 @@ Failure Overlapped(const std::string& site_name) {
               "execution the last one's result"};
 }
 
+Failure TooMany(const std::string& name, size_t max_names) {
+  return {"TooManyProgramsError", name + ": this session has run programs with " + std::to_string(max_names) +
+                                      " different sums, and can't count any more of them. Something compiles ever new "
+                                      "programs, of new shapes or new functions: reuse them, or begin a new session "
+                                      "(jax_passing.shutdown, then jax_passing.init) on all hosts now and then"};
+}
+
 // A device may compute for as long as it likes before it comes, alone under lax.cond or in a host callback, and no
 // device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
 // XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
@@ -60,7 +67,7 @@ Failure NotInitialized(const std::string& what) {
   return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
 }
 
-Rendezvous::Rendezvous(CompletionPool& pool) : pool_(pool) {}
+Rendezvous::Rendezvous(CompletionPool& pool, size_t max_names) : pool_(pool), max_names_(max_names) {}
 
 Rendezvous::~Rendezvous() { Detach(); }
 
@@ -163,7 +170,9 @@ void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int3
 }
 
 void Rendezvous::Count(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
-  Visits& visits = visits_[{executable->hash, device}];
+  const std::pair key{executable->hash, device};
+  if (visits_.size() >= max_names_ && !visits_.contains(key)) return;  // its sums will be refused
+  Visits& visits = visits_[key];
   if (visits.executable == executable && visits.run_id == run_id) return;  // it has several loops, branches or sums
   ++visits.count;
   visits.executable = executable;
@@ -205,6 +214,7 @@ std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
     for (const int64_t device : devices) hash.Add(static_cast<uint64_t>(device));
     name = hash.value();
   }
+  if (progress_.size() >= max_names_ && !progress_.contains(name)) return TooMany(site.shape->site_name, max_names_);
   const auto [found, is_new] = progress_.try_emplace(name);
   Progress& progress = found->second;
   if (is_new) {
@@ -223,9 +233,12 @@ std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
     progress.next_step = 0;
     if (executable->visits) {
       // That of one device: each visits by itself.
-      const Visits& visits = visits_[{executable->hash, devices.front() + attachment_->first_device_id}];
-      if (visits.executable != executable || visits.run_id != run_id) return Overlapped(site.shape->site_name);
-      progress.execution = visits.count;
+      const auto visits = visits_.find({executable->hash, devices.front() + attachment_->first_device_id});
+      if (visits == visits_.end()) return TooMany(executable->program.name, max_names_);
+      if (visits->second.executable != executable || visits->second.run_id != run_id) {
+        return Overlapped(site.shape->site_name);
+      }
+      progress.execution = visits->second.count;
     } else if (!is_new) {
       ++progress.execution;
     }

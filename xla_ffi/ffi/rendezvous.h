@@ -62,7 +62,11 @@ struct Call {
 // stands in an open gathering can't reach another one of the same name.
 class Rendezvous {
  public:
-  explicit Rendezvous(CompletionPool& pool);
+  // So many sums can be told apart in a session, and so many pairs of a program and a device that it visits. A program
+  // that is compiled again keeps its names, so only one who traces ever new programs comes that far.
+  static constexpr size_t kMaxNames = 1 << 20;
+
+  explicit Rendezvous(CompletionPool& pool, size_t max_names = kMaxNames);
   ~Rendezvous();  // detaches
 
   // The process's rendezvous; never destroyed, as XLA's threads may still call it when the process ends.
@@ -118,13 +122,17 @@ class Rendezvous {
   void Watch();
 
   CompletionPool& pool_;
+  const size_t max_names_;
   std::mutex mutex_;
   std::optional<Attachment> attachment_;
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
-  std::unordered_map<uint64_t, Progress> progress_;                             // by name: SumKey::site
-  std::map<std::pair<uint64_t, int64_t>, Visits> visits_;                       // by Executable::hash and device
-  std::unordered_set<uint64_t> announced_;                                      // hashes of program and devices
-  uint64_t attachment_number_ = 1;                                              // before the first one
+  // These two count executions, alike on all hosts, and hosts run on at their own pace. A host that forgot a count
+  // would begin at 0 again, and its sums could meet other hosts' sums of another execution, or none. So nothing is
+  // forgotten before the session ends, and what doesn't fit fails it.
+  std::unordered_map<uint64_t, Progress> progress_;        // by name: SumKey::site
+  std::map<std::pair<uint64_t, int64_t>, Visits> visits_;  // by Executable::hash and device
+  std::unordered_set<uint64_t> announced_;                 // hashes of program and devices: no more than progress_ has
+  uint64_t attachment_number_ = 1;                         // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;  // fails gatherings that stay open

@@ -77,16 +77,14 @@ class UdpSwitch::Impl {
     if (group) group->group = socket_.Native(group->group);
     if (uplink) native.parent->address = uplink->socket.Peer();
     std::lock_guard lock(mutex_);
+    // First what may fail: a job that is refused leaves nothing behind, and what was here under its number stays. The
+    // watch over a refused uplink ends with its sockets.
+    if (uplink) Watch(uplink->socket.fd(), job.job);
+    if (uplink && uplink->group) Watch(uplink->group->fd(), job.job | kUplinkGroup);
     pool_.AddJob(native);
     RemoveRoute(job.job);
-    const Route& route =
-        routes_
-            .insert_or_assign(
-                job.job, Route{.workers = std::move(native.addresses), .group = group, .uplink = std::move(uplink)})
-            .first->second;
-    if (!route.uplink) return;
-    Watch(route.uplink->socket.fd(), job.job);
-    if (route.uplink->group) Watch(route.uplink->group->fd(), job.job | kUplinkGroup);
+    routes_.insert_or_assign(
+        job.job, Route{.workers = std::move(native.addresses), .group = group, .uplink = std::move(uplink)});
   }
 
   void StopMulticast(uint16_t job) {

@@ -45,7 +45,8 @@ class UdpSwitch {
 
   uint16_t port() const;
   // From any thread; these take effect before they return. Without a group each worker is sent its own results. A job
-  // with a parent needs an uplink, whose peer is the parent's address. Throws std::invalid_argument.
+  // with a parent needs an uplink, whose peer is the parent's address. Throws std::invalid_argument, or
+  // std::system_error if the uplink can't be listened to; then nothing has changed.
   void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt,
               std::optional<Uplink> uplink = std::nullopt);
   void StopMulticast(uint16_t job);

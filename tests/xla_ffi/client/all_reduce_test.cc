@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
+#include <optional>
+#include <random>
 
 #include "../tests/xla_ffi/client/cluster.h"
 #include "../tests/xla_ffi/client/workload.h"
@@ -441,6 +444,79 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   EXPECT_EQ(all_reduce.stats().packets_dropped, ++dropped);
 }
 
+// One rank of one, whose switch answers with what `answer` makes of its packets. Returns the sum's elements.
+template <typename T, typename Answer>
+std::vector<T> SumWithAnswers(AllReduce& all_reduce, std::vector<std::vector<uint8_t>>& sent, int64_t& now_us,
+                              DType dtype, uint32_t execution, std::vector<T> data, Answer&& answer) {
+  bool done = false;
+  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
+  all_reduce.Start({.key = {.site = static_cast<uint64_t>(dtype) * 10'000 + data.size(), .execution = execution},
+                    .shape = shape,
+                    .inputs = {data.data()},
+                    .outputs = {data.data()},
+                    .done = [&](const Failure* failure) { done = failure == nullptr; }},
+                   now_us);
+  for (int i = 0; !done && i < 100; ++i) {
+    now_us += 600;  // rank 0 doesn't wait for another sum that the history predicts
+    all_reduce.OnTimer(now_us);
+    for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+      wire::Header header;
+      EXPECT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+      header.type = wire::PacketType::kResult;
+      header.worker = wire::kEveryWorker;
+      answer(header, packet);
+      wire::Encode(header, packet.data());
+      all_reduce.OnPacket(0, packet, now_us);
+    }
+  }
+  EXPECT_TRUE(done);
+  return data;
+}
+
+// Whatever the lanes of exponents and data say, the arithmetic on them stays defined (the sanitizers look), the sum is
+// over, and the next one is right, though the exponents that it guesses from are those of the packets.
+TEST(AllReduce, OnPacket_lanesThatNoHostSends) {
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+  const JobConfig job{
+      .rank = 0, .world_size = 1, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 64, .lanes_per_chunk = 64};
+  AllReduce all_reduce(job, {&driver}, [](std::string) {});
+  std::mt19937_64 random(1);
+  int64_t now_us = 0;
+  const auto foul = [&](const wire::Header& header, std::vector<uint8_t>& packet, std::optional<uint32_t> lane) {
+    constexpr uint32_t kLanes[] = {0x80000000, 0x80000001, 0x7FFFFFFF, 0xFFFFFFFF, 0, 1, 0xFFF00000, 0x00100000};
+    for (uint32_t i = 0; i < header.element_count; ++i) {
+      wire::StoreLane(&packet[wire::kHeaderBytes + 4 * i], lane.value_or(kLanes[random() % std::size(kLanes)]));
+    }
+  };
+  const auto run = [&]<typename T>(DType dtype, T one) {
+    for (const size_t elements : {1u, 40u, 3000u}) {  // the first two guess
+      SCOPED_TRACE(std::to_string(static_cast<int>(dtype)) + ", " + std::to_string(elements));
+      uint32_t execution = 0;
+      const std::vector<T> ones(elements, one);
+      for (const std::optional<uint32_t> lane : {std::optional<uint32_t>(0x80000000), {0x7FFFFFFF}, {0}, {}, {}, {}}) {
+        bool flagged = false;  // one chunk, so that a second pass follows
+        const auto answer = [&](wire::Header& header, std::vector<uint8_t>& packet) {
+          if (IsFloat(dtype) && !lane && header.lane_format == wire::LaneFormat::kSumInt32) {
+            header.flags = std::exchange(flagged, true) ? 0 : wire::kFlagNaN;
+          }
+          foul(header, packet, lane);
+        };
+        SumWithAnswers(all_reduce, sent, now_us, dtype, execution++, ones, answer);
+        const auto right = SumWithAnswers(all_reduce, sent, now_us, dtype, execution++, ones,
+                                          [](const wire::Header&, const std::vector<uint8_t>&) {});
+        EXPECT_EQ(right, ones);
+      }
+    }
+  };
+  run(DType::kFloat32, 1.0f);
+  run(DType::kFloat64, 1.0);
+  run(DType::kFloat16, uint16_t{0x3C00});
+  run(DType::kBFloat16, uint16_t{0x3F80});
+  run(DType::kInt32, int32_t{-5});
+  run(DType::kInt64, int64_t{-5});
+}
+
 TEST(AllReduce, OnOrderMessage_nonsense) {
   FakeDriver driver([](std::vector<uint8_t>) {});
   const JobConfig job{
@@ -450,6 +526,42 @@ TEST(AllReduce, OnOrderMessage_nonsense) {
   const auto failure = follower.OnOrderMessage(nonsense);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->kind, "ProtocolError");
+}
+
+// A moment in which rank 0 announces thousands of segments makes messages that the control plane relays.
+TEST(AllReduce, longAnnouncementsAreSplit) {
+  constexpr size_t kSums = 4096;
+  constexpr size_t kRelayBytesMax = 1024 * 1024;  // RELAY_BYTES_MAX in control_messages.py: with a byte before it
+  size_t sent[2] = {};
+  FakeDriver drivers[2] = {FakeDriver([&](std::vector<uint8_t>) { ++sent[0]; }),
+                           FakeDriver([&](std::vector<uint8_t>) { ++sent[1]; })};
+  std::vector<std::string> messages;
+  const auto job = [](uint16_t rank) {
+    return JobConfig{
+        .rank = rank, .world_size = 2, .shards = {{.job = 3, .epoch = 7, .worker = rank}}, .slots_per_shard = 32'768};
+  };
+  AllReduce leader(job(0), {&drivers[0]}, [&](std::string message) { messages.push_back(std::move(message)); });
+  AllReduce follower(job(1), {&drivers[1]}, [](std::string) {});
+  int32_t data[1] = {};
+  for (uint64_t site = 1; site <= kSums; ++site) {
+    auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = std::string(400, 'x'), .dtype = DType::kInt32, .leaf_elements = {1}});
+    for (AllReduce* rank : {&leader, &follower}) {
+      rank->Start({.key = {.site = site}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [](auto) {}}, 0);
+    }
+  }
+  leader.OnTimer(0);
+  EXPECT_EQ(sent[0], kSums);
+  size_t bytes = 0;
+  for (const std::string& message : messages) {
+    EXPECT_LT(message.size(), kRelayBytesMax);
+    bytes += message.size();
+    EXPECT_FALSE(follower.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()}));
+  }
+  EXPECT_GT(bytes, kRelayBytesMax);
+  EXPECT_EQ(leader.stats().order_messages, messages.size());
+  follower.OnTimer(0);
+  EXPECT_EQ(sent[1], kSums);
 }
 
 // A follower of a rank 0 that may say anything.
@@ -534,6 +646,15 @@ TEST_F(FoulOrder, aSegmentTwice) {
   AnswerFirst();
   EXPECT_EQ(succeeded_, 1);
   RunTimers();
+}
+
+// A job that calls sums by ever new names must not fill the memory with them.
+TEST_F(FoulOrder, namesOfSitesAreForgotten) {
+  Start(1'000'000, 0);
+  for (uint64_t site = 1; site <= 1 << 14; ++site) ASSERT_FALSE(Give(Announce(site, {0})));
+  EXPECT_EQ(follower_.OldestStall()->job_is_at, "x");
+  ASSERT_FALSE(Give(Announce(1 << 15, {0})));
+  EXPECT_EQ(follower_.OldestStall()->job_is_at, "an unnamed sum");
 }
 
 TEST_F(FoulOrder, fromTheFarFuture) {

@@ -150,13 +150,41 @@ TEST(Order, Read_nonsense) {
   EXPECT_FALSE(follower.Read(rest));  // a duplicate would void what is certain
 }
 
+// The history is bounded, whether every segment is announced or predicted; what goes on is learnt anew.
+TEST(Order, aJobThatNeverRepeatsItselfIsForgotten) {
+  constexpr size_t kMaxContexts = 100;
+  Order leader(kWindow, 0, kMaxContexts);
+  std::string announcement;
+  uint64_t names = 0;
+  for (uint64_t site = 1; site <= 1000; ++site) {
+    announcement.clear();
+    leader.Append(Id(site, 0), 3, 1, "a name", announcement);
+    leader.Settle(site);
+    names += announcement.ends_with("a name");
+    EXPECT_LE(leader.contexts(), kMaxContexts);
+  }
+  EXPECT_EQ(names, 1000u);
+  for (uint32_t segment = 0; segment < 1000; ++segment) {
+    announcement.clear();
+    leader.Append(Id(5000, 0, segment), 3, 1000, "a name", announcement);
+    EXPECT_EQ(announcement.empty(), segment > 0);
+  }
+  EXPECT_TRUE(Announces(leader, Id(1, 1)));  // whose first execution is forgotten
+  EXPECT_LE(leader.contexts(), kMaxContexts);
+  Announces(leader, Id(2, 1));
+  Announces(leader, Id(1, 2));
+  EXPECT_FALSE(Announces(leader, Id(2, 2)));
+}
+
 // Whatever rank 0 appends, and however far followers speculate and lag, they end up with rank 0's log.
 TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
   for (uint32_t seed = 1; seed <= 500; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    Order leader(kWindow);
-    Order follower(kWindow);
+    // Every other job forgets its history now and then.
+    const size_t max_contexts = seed % 2 == 0 ? 1 + seed % 7 : Order::kMaxContexts;
+    Order leader(kWindow, 0, max_contexts);
+    Order follower(kWindow, 0, max_contexts);
     std::vector<Place> truth;
     std::vector<Place> log;
     std::vector<std::pair<size_t, std::string>> messages;  // length of the truth, announcement

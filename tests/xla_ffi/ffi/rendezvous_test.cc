@@ -35,6 +35,10 @@ class HeldCollective : public Collective {
     std::lock_guard lock(mutex);
     return sums.size();
   }
+  void DropSums() {
+    std::lock_guard lock(mutex);
+    sums.clear();
+  }
   // Doubles the inputs' sum, as if another host had sent the same.
   void Complete(size_t index) {
     Sum& sum = sums[index];
@@ -79,6 +83,14 @@ struct Device {
 class RendezvousTest : public testing::Test {
  protected:
   RendezvousTest() { Attach(); }
+  // A held sum holds its gathering, which holds the collective: nothing else opens that circle.
+  ~RendezvousTest() override {
+    for (const auto& collective : collectives_) collective->DropSums();
+  }
+
+  std::shared_ptr<HeldCollective> MakeCollective() {
+    return collectives_.emplace_back(std::make_shared<HeldCollective>());
+  }
 
   void Attach(double deadline_s = 60, std::shared_ptr<Collective> flat = nullptr) {
     ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
@@ -124,7 +136,8 @@ class RendezvousTest : public testing::Test {
     return failure_ ? failure_->kind : "";
   }
 
-  std::shared_ptr<HeldCollective> collective_ = std::make_shared<HeldCollective>();
+  std::vector<std::shared_ptr<HeldCollective>> collectives_;
+  std::shared_ptr<HeldCollective> collective_ = MakeCollective();
   std::mutex mutex_;
   std::optional<Failure> failure_;
   CompletionPool pool_;
@@ -139,7 +152,7 @@ TEST_F(RendezvousTest, flatSumsHaveACollectiveOfTheirOwn) {
   EXPECT_EQ(refused.Result().substr(0, 11), "ConfigError");
   EXPECT_EQ(session_failure(), "");
   rendezvous_.Detach();
-  const auto flat = std::make_shared<HeldCollective>();
+  const auto flat = MakeCollective();
   Attach(60, flat);
   rendezvous_.Arrive(site, summed.MakeCall(11, 0));
   ASSERT_EQ(flat->count(), 1);
@@ -313,6 +326,41 @@ TEST_F(RendezvousTest, whereSumsAreConditionalVisitsCountTheExecutions) {
   for (Device& device : devices) EXPECT_EQ(device.Result(), "");
 }
 
+// What counts executions is never forgotten: beyond its bound the session fails.
+TEST_F(RendezvousTest, moreNamesThanItCountsFailTheSession) {
+  Rendezvous small(pool_, /*max_names=*/2);
+  const auto attach = [&] {
+    failure_.reset();
+    ASSERT_TRUE(small.Attach({.collective = collective_,
+                              .failure = [] { return std::nullopt; },
+                              .fail = [this](const Failure& failure) { failure_ = failure; },
+                              .first_device_id = kFirstDevice}));
+  };
+  attach();
+  const std::shared_ptr<Site> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
+  Device devices[5] = {{1}, {2}, {3}, {4}, {5}};
+  small.Arrive(sites[0], devices[0].MakeCall(10, 0));
+  small.Arrive(sites[1], devices[1].MakeCall(10, 0));
+  small.Arrive(sites[0], devices[2].MakeCall(11, 0));  // known already
+  ASSERT_EQ(collective_->count(), 3);
+  EXPECT_EQ(collective_->sums[2].key, (SumKey{7, 1, 0}));
+  EXPECT_FALSE(failure_);
+  small.Arrive(sites[2], devices[3].MakeCall(10, 0));
+  EXPECT_TRUE(devices[3].Result().starts_with("TooManyProgramsError: train.py:41: "));
+  ASSERT_TRUE(failure_);
+  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
+  EXPECT_EQ(collective_->count(), 3);
+  small.Detach();
+
+  attach();  // each session begins anew
+  for (int64_t device : {0, 1}) small.Visit(sites[0]->executable, 10, kFirstDevice + device);
+  small.Visit(sites[0]->executable, 11, kFirstDevice);
+  EXPECT_FALSE(failure_);
+  small.Visit(sites[1]->executable, 10, kFirstDevice);
+  ASSERT_TRUE(failure_);
+  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
+}
+
 // Hosts may number their devices from anywhere, and lay out their meshes in any order.
 TEST_F(RendezvousTest, nameCoversTheDevicesIndices) {
   const auto run = [this](int64_t first, int64_t second) {
@@ -350,8 +398,8 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
   run(second, 6);
   EXPECT_EQ(collective_->announced, (std::vector<std::string>{"program 8 on 0 after 0", "program 7 on 0,1 after 1"}));
   rendezvous_.Detach();
-  collective_ = std::make_shared<HeldCollective>();
-  Attach(60, std::make_shared<HeldCollective>());
+  collective_ = MakeCollective();
+  Attach(60, MakeCollective());
   first->flat = true;  // announced to the host's session all the same
   for (int member : {0, 1}) rendezvous_.Arrive(first, devices[next++].MakeCall(11, member));
   EXPECT_EQ(collective_->announced, std::vector<std::string>{"program 7 on 0,1 after 0"});

@@ -1,7 +1,9 @@
 #include "switch/udp_switch.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -278,6 +280,46 @@ TEST(UdpSwitch, parent_jobsComeAndGo) {
   tree.lowers[1].RemoveJob(1);
   tree.ContributeAll(kSlotCount);
   EXPECT_EQ(tree.ranks[0][0].Expect(1, 10, 50), 0u);
+}
+
+// As when the system has no memory for another descriptor to wait for.
+TEST(UdpSwitch, addJob_uplinkThatCannotBeListenedToLeavesNothingBehind) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 256);
+  std::deque<Rank> ranks;
+  for (uint16_t i = 0; i < 2; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
+  const JobSlots alone = MakeJob("127.0.0.1", ranks);
+  JobSlots below = alone;
+  below.parent = {.job = 9, .epoch = 4, .slot_first = 128, .worker = 0, .address = {}};
+  const auto uplink = [&](bool fails) {
+    Uplink made{.socket = UdpSocket::ConnectedTo("127.0.0.1", udp_switch.port()),
+                .group = UdpSocket::BoundTo("127.0.0.1", 0)};
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);  // which epoll refuses
+    EXPECT_GE(null, 0);
+    if (fails) {
+      EXPECT_GE(dup2(null, made.group->fd()), 0);
+    }
+    close(null);
+    return made;
+  };
+  EXPECT_THROW(udp_switch.AddJob(below, std::nullopt, uplink(/*fails=*/true)), std::system_error);
+  ranks[0].Contribute(0, 9);
+  ranks[0].Flush();
+  EXPECT_EQ(AwaitCount(udp_switch, Verdict::kForeignJob), 1u);
+  JobSlots other = alone;  // the slots are free, too
+  other.job = 2;
+  udp_switch.AddJob(other);
+  udp_switch.RemoveJob(2);
+
+  // A job that was here goes on when its next epoch fails, for this reason or another.
+  udp_switch.AddJob(alone);
+  EXPECT_THROW(udp_switch.AddJob(below, std::nullopt, uplink(/*fails=*/true)), std::system_error);
+  below.slot_count = 3;
+  EXPECT_THROW(udp_switch.AddJob(below, std::nullopt, uplink(/*fails=*/false)), std::invalid_argument);
+  for (Rank& rank : ranks) {
+    rank.Contribute(0, 4);
+    rank.Flush();
+  }
+  for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(1, 8), 1u);
 }
 
 TEST(UdpSwitch, group_fromAnAddressThatIsNotOurs_eachRankIsSentItsOwn) {
