@@ -132,7 +132,7 @@ def typed(error: BaseException) -> PassingError | None:
     # What fails while it is dispatched, on the caller's thread, comes as a ValueError with the same text.
     if jax is None or isinstance(error, PassingError) or not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return None
-    from jax_passing import session  # it imports this module
+    from jax_passing.host import session
 
     current = session.current()
     known = current.failed if current is not None else None

@@ -12,14 +12,15 @@ import numpy as np
 from jax.extend.core import Primitive
 from numpy.lib.array_utils import normalize_axis_index
 
-from jax_passing import _compat, composed
-from jax_passing.axes import Span, extent, span
-from jax_passing.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.primitive import declared_here
+from jax_passing.collective.psum import SUPPORTED_DTYPES, require_varying
+from jax_passing.collective.sites import Site
+from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError
-from jax_passing.primitive import declared_here
-from jax_passing.psum import SUPPORTED_DTYPES, require_varying
-from jax_passing.sites import Site
-from jax_passing.words import from_words, to_words
 
 
 def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> Any:

@@ -12,9 +12,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jax_passing import _compat
-from jax_passing import scope as scopes
+from jax_passing.collective.handlers import register_ffi
 from jax_passing.errors import ConfigError, NotInitializedError
-from jax_passing.handlers import register_ffi
+from jax_passing.host import scope as scopes
 
 Axes = tuple[_compat.Axis, ...]
 

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from jax_passing import _compat, composed
-from jax_passing.all_gather import require_session
-from jax_passing.axes import Span, extent, span
-from jax_passing.bucketed_sum import bucketed_sum
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.all_gather import require_session
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitive import declared_here
+from jax_passing.collective.sites import Site
+from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError
-from jax_passing.primitive import declared_here
-from jax_passing.sites import Site
-from jax_passing.words import from_words, to_words
 
 
 def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:

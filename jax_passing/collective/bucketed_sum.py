@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax_passing import _compat, planner, session
-from jax_passing.axes import Extent
-from jax_passing.buckets import Leaf, make_buckets
+from jax_passing import _compat
+from jax_passing.collective import planner
+from jax_passing.collective.axes import Extent
+from jax_passing.collective.buckets import Leaf, make_buckets
+from jax_passing.collective.hold import hold
+from jax_passing.collective.primitive import passing_psum_invariant_p, passing_psum_p
+from jax_passing.collective.sites import Site
 from jax_passing.config import STRATEGIES, did_you_mean
 from jax_passing.errors import ConfigError
-from jax_passing.hold import hold
-from jax_passing.primitive import passing_psum_invariant_p, passing_psum_p
-from jax_passing.sites import Site
+from jax_passing.host import session
 
 
 def check_bucket_bytes(bucket_bytes: Any) -> int:

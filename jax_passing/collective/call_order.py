@@ -28,9 +28,9 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing import _compat
-from jax_passing import scope as scopes
-from jax_passing.handlers import register_ffi
-from jax_passing.sites import Site
+from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.sites import Site
+from jax_passing.host import scope as scopes
 
 LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside so many bytes on a network one more round trip doesn't count
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # all of jax_passing
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _JIT = os.path.join(_JAX, "_src", "pjit.py")
 _AD = os.path.join(_JAX, "_src", "interpreters", "ad.py")

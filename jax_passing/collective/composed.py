@@ -14,11 +14,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_passing import _compat
-from jax_passing.axes import Extent, Span
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.axes import Extent, Span
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitive import check_not_vmapped, linear_jvp, type_text
+from jax_passing.collective.sites import Site, new_site, paths_of
 from jax_passing.errors import GradientError
-from jax_passing.primitive import check_not_vmapped, linear_jvp, type_text
-from jax_passing.sites import Site, new_site, paths_of
 
 Arrays = list[Any]
 

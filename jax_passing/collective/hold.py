@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing.handlers import register_ffi
+from jax_passing.collective.handlers import register_ffi
 
 passing_hold_p = Primitive("passing_hold")
 passing_hold_p.multiple_results = True

@@ -14,13 +14,13 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_passing import _compat
-from jax_passing import scope as scopes
-from jax_passing.axes import Extent, declared
-from jax_passing.bucketed_sum import bucketed_sum
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.call_place import place_of
+from jax_passing.collective.axes import Extent, declared
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.call_place import place_of
+from jax_passing.collective.sites import new_site
 from jax_passing.errors import GradientError
-from jax_passing.sites import new_site
+from jax_passing.host import scope as scopes
 
 Rule = Callable[..., Any]
 

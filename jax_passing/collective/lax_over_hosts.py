@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 
-from jax_passing import _compat, composed
-from jax_passing import scope as scopes
-from jax_passing.all_gather import all_gather, psum_scatter
-from jax_passing.axes import as_axes, axis_index, axis_size, declared
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.all_gather import all_gather, psum_scatter
+from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
+from jax_passing.collective.pmax import pmax, pmin
+from jax_passing.collective.psum import pmean, psum
 from jax_passing.errors import ConfigError, NotInitializedError
-from jax_passing.pmax import pmax, pmin
-from jax_passing.psum import pmean, psum
+from jax_passing.host import scope as scopes
 
 _OURS: dict[str, Callable[..., Any]] = {
     "all_gather": all_gather,

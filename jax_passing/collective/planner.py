@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_passing.wire import WORKERS_MAX
+from jax_passing.protocol.packet import WORKERS_MAX
 
 Strategy = Literal["passing", "flat", "native"]
 STRATEGIES: tuple[Strategy, ...] = ("passing", "flat", "native")

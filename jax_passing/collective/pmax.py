@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing import _compat, composed
-from jax_passing.axes import Span, extent, span
-from jax_passing.bucketed_sum import bucketed_sum
-from jax_passing.sites import Site
-from jax_passing.sort_keys import from_key, halves, to_key, whole
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.sites import Site
+from jax_passing.collective.sort_keys import from_key, halves, to_key, whole
 
 
 def pmax(tree: Any, axis_name: Any) -> Any:

@@ -22,14 +22,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_passing import _compat
-from jax_passing import scope as scopes
-from jax_passing.axes import Axes, Extent, undeclared
-from jax_passing.call_order import INT32, in_control_flow, in_order
-from jax_passing.call_place import place_of
+from jax_passing.collective.axes import Axes, Extent, undeclared
+from jax_passing.collective.call_order import INT32, in_control_flow, in_order
+from jax_passing.collective.call_place import place_of
+from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.placement import Placement, place
+from jax_passing.collective.sites import Site, canonical
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError
-from jax_passing.handlers import register_ffi
-from jax_passing.placement import Placement, place
-from jax_passing.sites import Site, canonical
+from jax_passing.host import scope as scopes
 
 passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
@@ -122,7 +122,7 @@ def _transpose(
 def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
     if _compat.check_vma():
         return [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in cotangents]
-    from jax_passing.pvary import passing_pvary_p  # which imports this module
+    from jax_passing.collective.pvary import passing_pvary_p  # which imports this module
 
     along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
     cast: list[Any] = passing_pvary_p.bind(

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 
 from jax_passing import _compat
-from jax_passing import scope as scopes
-from jax_passing.axes import Extent
-from jax_passing.bucketed_sum import bucketed_sum
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.axes import Extent
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitive import type_text
+from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.collective.sites import Site, new_site, paths_of
 from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, translate
-from jax_passing.primitive import type_text
-from jax_passing.psum import SUPPORTED_DTYPES
-from jax_passing.sites import Site, new_site, paths_of
+from jax_passing.host import scope as scopes
 
 
 def process_sum(tree: Any) -> Any:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing import _compat
-from jax_passing.axes import Axes, axis_size, extent
-from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.axes import Axes, axis_size, extent
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.sites import new_site, paths_of
 from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
-from jax_passing.sites import new_site, paths_of
 
 SUPPORTED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

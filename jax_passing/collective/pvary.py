@@ -14,13 +14,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_passing import _compat
-from jax_passing.axes import Axes, Extent, extent
-from jax_passing.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
-from jax_passing.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.axes import Axes, Extent, extent
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.jax_rules import transposed_by_shard_map
+from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp
+from jax_passing.collective.sites import Site, new_site, paths_of
 from jax_passing.errors import ConfigError, GradientError
-from jax_passing.jax_rules import transposed_by_shard_map
-from jax_passing.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp
-from jax_passing.sites import Site, new_site, paths_of
 
 passing_pvary_p = Primitive("passing_pvary")
 passing_pvary_p.multiple_results = True

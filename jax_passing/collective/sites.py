@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jax_passing import _compat
-from jax_passing.call_place import Place, here
+from jax_passing.collective.call_place import Place, here
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import track
 
 import jax_passing
-from jax_passing import bench_table
-from jax_passing.bench_table import Row
+from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.commands import bench_table
+from jax_passing.commands.bench_table import Row
 from jax_passing.errors import ConfigError
-from jax_passing.psum import SUPPORTED_DTYPES
 
 # Prime, hence no multiple or divisor of a packet or a block: a chunk at a wrong place differs.
 _PATTERN_PERIOD = 251

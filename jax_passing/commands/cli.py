@@ -55,12 +55,12 @@ def switch(
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
-    from jax_passing import switch as switch_process
+    from jax_passing.switch import serve
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    settings = switch_process.resolve(
+    settings = serve.resolve(
         {
             "listen": listen,
             "slot_total": slot_total,
@@ -75,7 +75,7 @@ def switch(
         },
         config,
     )
-    switch_process.run(settings)
+    serve.run(settings)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -92,7 +92,7 @@ def run(
 
     Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead; ranks are found.
     """
-    from jax_passing import launcher
+    from jax_passing.commands import launcher
 
     arguments = ["-m", *command] if module else command
     raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, switch))
@@ -114,8 +114,8 @@ def plan(
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
 
-    from jax_passing import plan_table
-    from jax_passing.planner import Cluster
+    from jax_passing.collective.planner import Cluster
+    from jax_passing.commands import plan_table
 
     try:
         cluster = Cluster(hosts, devices_per_host, link_gbit, shards, colocated, shard_link_gbit, shared_cores)
@@ -158,7 +158,7 @@ def bench(
     With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose name, rank
     and world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
     """
-    from jax_passing import bench_table
+    from jax_passing.commands import bench_table
 
     if plot is not None:
         bench_table.require_matplotlib()
@@ -172,16 +172,16 @@ def bench(
     if hosts is None and (switch is not None or os.environ.get(PREFIX + "SWITCH")):
         if devices_per_host is not None:
             os.environ["JAX_NUM_CPU_DEVICES"] = str(devices_per_host)  # before jax is loaded
-        from jax_passing import bench as sweep
+        from jax_passing.commands import bench as sweep
 
         options = sweep.Options(min_bytes, max_bytes, factor, dtype, iterations, warmup)
         raise typer.Exit(sweep.run(options, switch, json, plot))
-    from jax_passing import launcher
+    from jax_passing.commands import launcher
 
     flags = {"min-bytes": min_bytes, "max-bytes": max_bytes, "factor": factor, "dtype": dtype}
     flags |= {"iterations": iterations, "warmup": warmup, "json": json, "plot": plot}
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    command = ["-P", "-m", "jax_passing.cli", "bench", *given]
+    command = ["-P", "-m", "jax_passing", "bench", *given]
     raise typer.Exit(launcher.run(command, hosts or 2, devices_per_host or 1, switch))
 
 
@@ -227,7 +227,3 @@ def main() -> None:
         app(prog_name="jax-passing")
     except PassingError as error:
         sys.exit(f"jax-passing: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 from jax_passing.config import PREFIX, parse_switches
 from jax_passing.errors import ConfigError
-from jax_passing.terminal import LineSplitter, TaggedOutput
 
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 1.0  # how long other ranks may fail too before the culprit is named
@@ -112,7 +112,7 @@ def _follow(child: Child, output: TaggedOutput) -> None:
 
 
 async def _start_switch(output: TaggedOutput) -> tuple[Child, str]:
-    arguments = ["-P", "-m", "jax_passing.cli", "switch", "--listen", "127.0.0.1:0"]
+    arguments = ["-P", "-m", "jax_passing", "switch", "--listen", "127.0.0.1:0"]
     child = await _start("switch", arguments, {**os.environ, "PYTHONUNBUFFERED": "1"})
     first = (await child.stdout.readline()).decode().strip()
     _follow(child, output)

@@ -2,9 +2,9 @@
 
 from rich.table import Table
 
-from jax_passing import planner
-from jax_passing.planner import Cluster, Prediction
-from jax_passing.wire import WORKERS_MAX
+from jax_passing.collective import planner
+from jax_passing.collective.planner import Cluster, Prediction
+from jax_passing.protocol.packet import WORKERS_MAX
 
 
 def predictions(cluster: Cluster, elements: int) -> list[Prediction]:

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import msgspec
 
-from jax_passing import control_messages as messages
 from jax_passing.config import address_text
 from jax_passing.errors import SwitchUnreachableError
+from jax_passing.protocol import control_messages as messages
 
 log = logging.getLogger("jax_passing")
 

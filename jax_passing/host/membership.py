@@ -10,12 +10,14 @@ from functools import partial
 
 import msgspec
 
-from jax_passing import _native, alike, config, programs
-from jax_passing import control_messages as messages
+from jax_passing import _native, config
 from jax_passing.errors import Failure, JoinError, SwitchLostError
-from jax_passing.link_rate import link_gbit
-from jax_passing.shard import Shard, close_all, connect_all, join_all
-from jax_passing.stalls import StallReporter
+from jax_passing.host import programs
+from jax_passing.host.shard import Shard, close_all, connect_all, join_all
+from jax_passing.host.stalls import StallReporter
+from jax_passing.protocol import alike
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.link_rate import link_gbit
 
 log = logging.getLogger("jax_passing")
 

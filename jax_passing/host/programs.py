@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from jax_passing.control_messages import RELAY_BYTES_MAX
 from jax_passing.errors import Failure, ProgramMismatchError
-from jax_passing.program_differences import difference, place_of
+from jax_passing.host.program_differences import difference, place_of
+from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
 
 if TYPE_CHECKING:
     from jax_passing._native import ProgramInfo

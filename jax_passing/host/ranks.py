@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing import _native, config
 from jax_passing.errors import ConfigError, Failure
-from jax_passing.membership import Membership
+from jax_passing.host.membership import Membership
 
 
 def device_ranks(settings: config.Settings, devices: int) -> int:

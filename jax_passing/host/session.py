@@ -12,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jax_passing import _native, alike, config
+from jax_passing import _native, config
+from jax_passing.collective.planner import UNKNOWN_LINK_GBIT, Cluster
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
-from jax_passing.planner import UNKNOWN_LINK_GBIT, Cluster
-from jax_passing.ranks import Ranks, device_ranks
+from jax_passing.host.ranks import Ranks, device_ranks
+from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
 
@@ -72,7 +73,7 @@ class Session:
         self._enter_scope()
 
     def _enter_scope(self) -> None:
-        from jax_passing import scope
+        from jax_passing.host import scope
 
         settings = self.settings
         scope.begin(
@@ -166,7 +167,7 @@ class Session:
                     time.sleep(POLL_S)
 
     def _close(self) -> None:
-        from jax_passing import scope
+        from jax_passing.host import scope
 
         atexit.unregister(self._at_exit)
         scope.end()
@@ -222,7 +223,7 @@ def _await_executions(timeout_s: float) -> None:
     _sessions += 1
     if _sessions == 1:
         return
-    from jax_passing import handlers
+    from jax_passing.collective import handlers
 
     if not handlers.wait_for_executions(timeout_s):
         raise JoinError(
@@ -233,7 +234,7 @@ def _await_executions(timeout_s: float) -> None:
 
 def _prepare_jax() -> int:
     """Makes JAX know our handlers and rules, for executables from elsewhere too; the smallest id of a local device."""
-    from jax_passing import handlers, jax_rules
+    from jax_passing.collective import handlers, jax_rules
 
     handlers.register_ffi()
     jax_rules.install()

@@ -10,11 +10,11 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing import _native
-from jax_passing import control_messages as messages
-from jax_passing.alike import protocol_difference
 from jax_passing.config import address_text
-from jax_passing.control_connection import connect
 from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachableError
+from jax_passing.host.control_connection import connect
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
 
 log = logging.getLogger("jax_passing")
 

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from jax_passing._native import Stall
-from jax_passing.control_messages import Query, SlotState
 from jax_passing.errors import Failure, HostLostError, names
+from jax_passing.protocol.control_messages import Query, SlotState
 
 log = logging.getLogger("jax_passing")
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
-from jax_passing.wire import WORKERS_MAX
+from jax_passing.protocol.packet import WORKERS_MAX
 
 PROTOCOL_VERSION = 2
 HEARTBEATS_PER_LEASE = 6  # a few may come late
@@ -226,7 +226,7 @@ class Relay(Message, frozen=True):
     """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
 
     The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
-    transport's; RELAYED_PROGRAM, then what programs.py encodes.
+    transport's; RELAYED_PROGRAM, then what host/programs.py encodes.
     """
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]

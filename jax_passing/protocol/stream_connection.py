@@ -5,8 +5,8 @@ import ipaddress
 
 import msgspec
 
-from jax_passing import control_messages as messages
 from jax_passing.config import address_text
+from jax_passing.protocol import control_messages as messages
 
 # A peer that doesn't read: relays pile up in our memory.
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX

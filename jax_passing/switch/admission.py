@@ -7,11 +7,11 @@ from itertools import zip_longest
 
 import msgspec
 
-from jax_passing import alike
-from jax_passing import control_messages as messages
 from jax_passing.config import RANKS_MAX
-from jax_passing.epochs import Epoch, Member
 from jax_passing.errors import names
+from jax_passing.protocol import alike
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.epochs import Epoch, Member
 
 
 class RefusalError(Exception):

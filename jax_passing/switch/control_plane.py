@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from jax_passing import control_messages as messages
-from jax_passing.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
-from jax_passing.background import keep
 from jax_passing.config import RANKS_MAX, unicast_address
-from jax_passing.data_plane import DataPlane, unexpected
-from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import JoinError, SwitchLostError, is_kind
-from jax_passing.jobs import JobTable
-from jax_passing.questions import Questions
-from jax_passing.stream_connection import StreamConnection, read_line
-from jax_passing.uplink import Uplink
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.stream_connection import StreamConnection, read_line
+from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
+from jax_passing.switch.background import keep
+from jax_passing.switch.data_plane import DataPlane, unexpected
+from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.questions import Questions
+from jax_passing.switch.uplink import Uplink
 
 log = logging.getLogger("jax_passing.switch")
 

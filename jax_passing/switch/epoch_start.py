@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from jax_passing import control_messages as messages
-from jax_passing.admission import RefusalError, least, plan_for
-from jax_passing.data_plane import DataPlane, JobSlots, Parent, unexpected
-from jax_passing.epochs import Epoch, Member, State
-from jax_passing.group_probe import GroupProbe, Step
-from jax_passing.slot_partition import SlotPartition
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import RefusalError, least, plan_for
+from jax_passing.switch.data_plane import DataPlane, JobSlots, Parent, unexpected
+from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.group_probe import GroupProbe, Step
+from jax_passing.switch.slot_partition import SlotPartition
 
 log = logging.getLogger("jax_passing.switch")
 

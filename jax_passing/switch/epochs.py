@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from jax_passing import control_messages as messages
-from jax_passing.data_plane import Group
 from jax_passing.errors import names
-from jax_passing.group_probe import GroupProbe
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_plane import Group
+from jax_passing.switch.group_probe import GroupProbe
 
 if TYPE_CHECKING:
-    from jax_passing.uplink import Uplink
+    from jax_passing.switch.uplink import Uplink
 
 
 class Connection(Protocol):

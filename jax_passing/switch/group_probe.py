@@ -7,8 +7,8 @@ until all hosts have said that they heard one whole. No I/O: time is an argument
 import enum
 from collections.abc import Collection
 
-from jax_passing.data_plane import Group
 from jax_passing.errors import names
+from jax_passing.switch.data_plane import Group
 
 READY_S = 3.0  # hosts answer at once, if they aren't very busy; one that doesn't is stopped or stuck
 ROUNDS = 5  # a burst may lose packets, and switches on the way may still be learning who has joined

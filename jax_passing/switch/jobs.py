@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from jax_passing import control_messages as messages
-from jax_passing.admission import RefusalError, check_fits, differences
 from jax_passing.config import SHARDS_MAX
-from jax_passing.data_plane import DataPlane, unexpected
-from jax_passing.epoch_start import EpochStart
-from jax_passing.epochs import Epoch, Job, Member, State
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, SwitchUnreachableError, names
-from jax_passing.uplink import Uplink
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import RefusalError, check_fits, differences
+from jax_passing.switch.data_plane import DataPlane, unexpected
+from jax_passing.switch.epoch_start import EpochStart
+from jax_passing.switch.epochs import Epoch, Job, Member, State
+from jax_passing.switch.uplink import Uplink
 
 log = logging.getLogger("jax_passing.switch")
 

@@ -4,14 +4,14 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-from jax_passing import control_messages as messages
-from jax_passing.data_plane import DataPlane
-from jax_passing.epochs import Connection, Epoch, Member
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.epochs import Connection, Epoch, Member
 
 if TYPE_CHECKING:
-    from jax_passing.uplink import Uplink
+    from jax_passing.switch.uplink import Uplink
 
-PATIENCE_S = 0.8  # a host waits a second for its answer (shard.ANSWER_S)
+PATIENCE_S = 0.8  # a host waits a second for its answer (host/shard.py)
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from jax_passing.config import address_text, did_you_mean, gbit, parse_address, parse_peer, read_toml
-from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
-from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import DataPlane
-from jax_passing.data_planes.bmv2 import Bmv2
-from jax_passing.data_planes.device import read_device
-from jax_passing.data_planes.ebpf import EbpfDataPlane
-from jax_passing.data_planes.p4 import P4DataPlane
-from jax_passing.data_planes.pipeline import PipelineError
-from jax_passing.data_planes.software import SoftwareDataPlane
-from jax_passing.data_planes.tofino import TofinoDataPlane
 from jax_passing.errors import ConfigError
-from jax_passing.wire import LANES_MAX, PORT
+from jax_passing.protocol.control_messages import RELAY_LINE_BYTES_MAX
+from jax_passing.protocol.packet import LANES_MAX, PORT
+from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.data_planes.bmv2 import Bmv2
+from jax_passing.switch.data_planes.device import read_device
+from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -196,7 +196,7 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
     try:
         if settings.data_plane == "bmv2":
             return P4DataPlane(device, Bmv2(device.runtime_address))
-        from jax_passing.data_planes.p4runtime import P4Runtime  # loads grpc
+        from jax_passing.switch.data_planes.p4runtime import P4Runtime  # loads grpc
 
         pipeline = P4Runtime(device)
         return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)

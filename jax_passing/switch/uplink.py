@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jax_passing import _native
-from jax_passing import control_messages as messages
-from jax_passing.admission import least
-from jax_passing.alike import protocol_difference
-from jax_passing.background import keep
 from jax_passing.config import address_text, unicast_address
-from jax_passing.data_plane import DataPlane
-from jax_passing.epochs import Epoch, Member, State
 from jax_passing.errors import is_kind
-from jax_passing.link_rate import link_gbit
-from jax_passing.stream_connection import StreamConnection, read_line
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
+from jax_passing.protocol.link_rate import link_gbit
+from jax_passing.protocol.stream_connection import StreamConnection, read_line
+from jax_passing.switch.admission import least
+from jax_passing.switch.background import keep
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.epochs import Epoch, Member, State
 
 if TYPE_CHECKING:
-    from jax_passing.jobs import JobTable
-    from jax_passing.questions import Questions
+    from jax_passing.switch.jobs import JobTable
+    from jax_passing.switch.questions import Questions
 
 log = logging.getLogger("jax_passing.switch")
 

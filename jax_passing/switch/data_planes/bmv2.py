@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_passing.config import address_text
-from jax_passing.data_planes.pipeline import Entry, PipelineError
-from jax_passing.data_planes.thrift import ThriftClient, ThriftError
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
+from jax_passing.switch.data_planes.thrift import ThriftClient, ThriftError
 
 CONTEXT = 0
 EXACT = 0  # BmMatchParamType

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from jax_passing.config import parse_address, read_toml, unicast_address
 from jax_passing.errors import ConfigError
-from jax_passing.wire import LANES_MAX, PORT
+from jax_passing.protocol.packet import LANES_MAX, PORT
 
 Port = Annotated[int, Meta(ge=0, le=510)]
 

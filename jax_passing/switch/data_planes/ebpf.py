@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jax_passing import _native, data_plane
-from jax_passing.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
-from jax_passing.data_planes import libbpf
-from jax_passing.data_planes.results_sender import ResultsSender
-from jax_passing.data_planes.software import group_of
+from jax_passing import _native
 from jax_passing.errors import ConfigError
-from jax_passing.wire import LANES_MAX, WORKERS_MAX
+from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
+from jax_passing.switch import data_plane
+from jax_passing.switch.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
+from jax_passing.switch.data_planes import libbpf
+from jax_passing.switch.data_planes.results_sender import ResultsSender
+from jax_passing.switch.data_planes.software import group_of
 
 log = logging.getLogger("jax_passing.switch")
 

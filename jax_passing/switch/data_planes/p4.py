@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax_passing.data_plane import VERDICTS, Group, JobSlots, SlotVersion, unexpected
-from jax_passing.data_planes.device import Device, Neighbour, ip_number, mac_number
-from jax_passing.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
-from jax_passing.wire import WORKERS_MAX
+from jax_passing.protocol.packet import WORKERS_MAX
+from jax_passing.switch.data_plane import VERDICTS, Group, JobSlots, SlotVersion, unexpected
+from jax_passing.switch.data_planes.device import Device, Neighbour, ip_number, mac_number
+from jax_passing.switch.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
 
 log = logging.getLogger("jax_passing.switch")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jax_passing.data_planes import protobuf
-from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes import protobuf
+from jax_passing.switch.data_planes.pipeline import PipelineError
 
 # Fields of p4.config.v1.P4Info, and of what it consists of.
 _TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jax_passing.data_plane import DataPlaneError
+from jax_passing.switch.data_plane import DataPlaneError
 
 
 class PipelineError(DataPlaneError):

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-from jax_passing.wire import EVERY_WORKER
+from jax_passing.protocol.packet import EVERY_WORKER
 
 UDP_SEGMENT = 103  # linux/udp.h
 SEGMENTS_MAX = 64  # of a super-packet, in any kernel

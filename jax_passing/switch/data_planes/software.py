@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Mapping
 
 from jax_passing import _native
-from jax_passing.data_plane import Group, JobSlots, Parent, SlotVersion
-from jax_passing.wire import GROUP_PORT, WORKERS_MAX
+from jax_passing.protocol.packet import GROUP_PORT, WORKERS_MAX
+from jax_passing.switch.data_plane import Group, JobSlots, Parent, SlotVersion
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 

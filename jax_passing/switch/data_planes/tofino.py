@@ -1,10 +1,10 @@
 """What p4/tna's tables say of a job: they are other ones than v1model's, for a Tofino's stages are few."""
 
-from jax_passing.data_plane import JobSlots, SlotVersion
-from jax_passing.data_planes import tofino_admission
-from jax_passing.data_planes.device import Neighbour, ip_number, mac_number
-from jax_passing.data_planes.p4 import P4DataPlane
-from jax_passing.data_planes.pipeline import Entry, PipelineError
+from jax_passing.switch.data_plane import JobSlots, SlotVersion
+from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.device import Neighbour, ip_number, mac_number
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
 
 ARP_REQUEST = 1
 

@@ -5,10 +5,10 @@ The first row that holds names the verdict, so the order of the checks in docs/p
 
 from collections.abc import Mapping
 
-from jax_passing.data_plane import VERDICTS, JobSlots
-from jax_passing.data_planes.device import ip_number
-from jax_passing.data_planes.pipeline import Entry
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT
+from jax_passing.switch.data_plane import VERDICTS, JobSlots
+from jax_passing.switch.data_planes.device import ip_number
+from jax_passing.switch.data_planes.pipeline import Entry
 
 WORKER_LIMIT = 31  # bits of a register but one, which stands for the parent's answer
 PARENT_BIT = 1 << 31

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing import _compat
+from jax_passing.collective.sites import canonical
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError, UnsupportedDtypeError
-from jax_passing.sites import canonical
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -606,7 +606,7 @@ def test_process_sum_and_barrier_without_a_session_or_on_another_thread(session)
 
 
 def test_process_sum_compiles_once_for_each_place():
-    from jax_passing.process_sum import _program
+    from jax_passing.collective.process_sum import _program
 
     before = _program.cache_info().misses
     for value in range(5):

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.hold import hold
+from jax_passing.collective.hold import hold
 
 LAYERS = 6
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from jax_passing.collective.placement import Placement, place
 from jax_passing.errors import ConfigError
-from jax_passing.placement import Placement, place
 
 
 def test_mesh_inside_one_process():

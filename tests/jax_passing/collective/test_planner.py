@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from jax_passing import cli, plan_table, planner
-from jax_passing.planner import STRATEGIES, Cluster, choose, parameter_servers, predict
+from jax_passing.collective import planner
+from jax_passing.collective.planner import STRATEGIES, Cluster, choose, parameter_servers, predict
+from jax_passing.commands import cli, plan_table
 
 MIB = 2**18  # elements of float32
 clusters = st.builds(
@@ -143,7 +144,7 @@ def test_every_dtype_has_its_lanes():
     assert (
         set(planner.LANE_BYTES)
         == set(planner.NATIVE_BYTES)
-        == set(importlib.import_module("jax_passing.psum").SUPPORTED_DTYPES)
+        == set(importlib.import_module("jax_passing.collective.psum").SUPPORTED_DTYPES)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import _compat, scope
+from jax_passing import _compat
 from jax_passing.errors import (
     ConfigError,
     NotInitializedError,
@@ -17,6 +17,7 @@ from jax_passing.errors import (
     UnsupportedDtypeError,
     UnvaryingInputError,
 )
+from jax_passing.host import scope
 
 pytestmark = pytest.mark.usefixtures("session")
 

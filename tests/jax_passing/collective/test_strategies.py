@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import bucketed_sum, planner
-from jax_passing.axes import Extent
+from jax_passing.collective import bucketed_sum, planner
+from jax_passing.collective.axes import Extent
 from jax_passing.errors import ConfigError, UnvaryingInputError
-from jax_passing.scope import Scope
+from jax_passing.host.scope import Scope
 
 
 def program(x, check_vma=False, **options):

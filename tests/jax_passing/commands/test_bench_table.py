@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jax_passing import bench_table
-from jax_passing.bench_table import Row
+from jax_passing.commands import bench_table
+from jax_passing.commands.bench_table import Row
 from jax_passing.errors import ConfigError
 
 

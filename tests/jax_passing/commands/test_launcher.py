@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from in_process import until
 from rich.console import Console
 
-from jax_passing.launcher import Child, _culprit
-from jax_passing.terminal import LineSplitter, TaggedOutput
+from jax_passing.commands.launcher import Child, _culprit
+from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
 # -P: the installed package, whatever folder the tests run in.
-RUN = [sys.executable, "-P", "-m", "jax_passing.cli", "run"]
+RUN = [sys.executable, "-P", "-m", "jax_passing", "run"]
 # Most of these need no switch: an address that nobody asks.
 NO_SWITCH = ["--switch", "127.0.0.1:9"]
 
@@ -121,7 +121,7 @@ with jax_passing.init() as session:
 
 
 def test_neither_switch_nor_launcher_load_jax():
-    modules = "jax_passing.cli, jax_passing.switch, jax_passing.launcher"
+    modules = "jax_passing.commands.cli, jax_passing.switch.serve, jax_passing.commands.launcher"
     subprocess.run(
         [sys.executable, "-P", "-c", f"import sys, {modules}\nassert not sys.modules.keys() & {{'jax', 'numpy'}}"],
         check=True,

@@ -10,9 +10,9 @@ import pytest
 from in_process import SwitchThread, settings_of, until
 from program_infos import identity, program
 
-from jax_passing import control_messages as messages
-from jax_passing import membership, programs
-from jax_passing.membership import Membership
+from jax_passing.host import membership, programs
+from jax_passing.host.membership import Membership
+from jax_passing.protocol import control_messages as messages
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from program_infos import PLACE, identity, program
 
-from jax_passing.program_differences import difference
-from jax_passing.programs import bounded
+from jax_passing.host.program_differences import difference
+from jax_passing.host.programs import bounded
 
 HERE = PLACE[0]
 

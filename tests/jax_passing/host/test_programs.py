@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_infos import identity, program
 
-from jax_passing import programs
-from jax_passing.control_messages import RELAY_BYTES_MAX
-from jax_passing.programs import IDENTITIES_BYTES_MAX, Ledger, bounded
+from jax_passing.host import programs
+from jax_passing.host.programs import IDENTITIES_BYTES_MAX, Ledger, bounded
+from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
 
 
 def sent(info):

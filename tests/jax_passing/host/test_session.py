@@ -15,10 +15,6 @@ import pytest
 from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
-from jax_passing import control_messages as messages
-from jax_passing import session as sessions
-from jax_passing import stalls
-from jax_passing.control_messages import SlotState
 from jax_passing.errors import (
     AlreadyInitializedError,
     DeadlineExceededError,
@@ -29,7 +25,11 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     translate,
 )
-from jax_passing.membership import Membership
+from jax_passing.host import session as sessions
+from jax_passing.host import stalls
+from jax_passing.host.membership import Membership
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.control_messages import SlotState
 
 
 @pytest.fixture

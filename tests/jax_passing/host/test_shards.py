@@ -10,13 +10,13 @@ import pytest
 from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
-from jax_passing import control_messages as messages
-from jax_passing import session as sessions
-from jax_passing import shard as shards
-from jax_passing.control_connection import connect
-from jax_passing.data_planes.software import SoftwareDataPlane
 from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
-from jax_passing.membership import Membership
+from jax_passing.host import session as sessions
+from jax_passing.host import shard as shards
+from jax_passing.host.control_connection import connect
+from jax_passing.host.membership import Membership
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_planes.software import SoftwareDataPlane
 
 ONES = jnp.ones((2, 8))
 

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing import alike
-from jax_passing import control_messages as messages
 from jax_passing.config import AXIS_NAMES_CHARACTERS_MAX, Settings
+from jax_passing.protocol import alike
+from jax_passing.protocol import control_messages as messages
 
 SAME = "install the same versions on all of them"
 
@@ -26,7 +26,8 @@ def test_a_hosts_facts():
 
 def test_facts_load_no_jax():
     program = (
-        "import sys; from jax_passing import alike, config; alike.facts(config.Settings(), 0); assert 'jax' not in "
+        "import sys; from jax_passing import config; from jax_passing.protocol import alike; "
+        "alike.facts(config.Settings(), 0); assert 'jax' not in "
     )
     subprocess.run([sys.executable, "-P", "-c", program + "sys.modules"], check=True, timeout=120)
 

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from jax_passing.link_rate import _interface_of, link_gbit
+from jax_passing.protocol.link_rate import _interface_of, link_gbit
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing import control_messages as messages
-from jax_passing.admission import Abilities, RefusalError, common_lanes, least, rank_of_host, rank_of_rack
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import Abilities, RefusalError, common_lanes, least, rank_of_host, rank_of_rack
 
 RACK = Abilities("rack", 1024, 360, False, None)
 SPINE = Abilities("spine", 256, 64, True, 100.0)

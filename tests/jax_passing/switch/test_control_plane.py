@@ -9,13 +9,13 @@ from control import RecordingDataPlane, Switch, scenario, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_passing import control_messages as messages
-from jax_passing.admission import Abilities, RefusalError, rank_of_host
-from jax_passing.data_plane import DataPlaneError, Group
-from jax_passing.epochs import Member
-from jax_passing.group_probe import ROUNDS
-from jax_passing.jobs import JobTable
-from jax_passing.slot_partition import SlotPartition
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
+from jax_passing.switch.data_plane import DataPlaneError, Group
+from jax_passing.switch.epochs import Member
+from jax_passing.switch.group_probe import ROUNDS
+from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.slot_partition import SlotPartition
 
 # Joining.
 

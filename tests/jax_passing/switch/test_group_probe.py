@@ -1,7 +1,7 @@
 """When a group counts as heard: the probe without a network, with times that the tests choose."""
 
-from jax_passing.data_plane import Group
-from jax_passing.group_probe import READY_S, ROUND_S, ROUNDS, GroupProbe, Step
+from jax_passing.switch.data_plane import Group
+from jax_passing.switch.group_probe import READY_S, ROUND_S, ROUNDS, GroupProbe, Step
 
 GROUP = Group("239.192.0.1", 7172, "10.0.0.1")
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from jax_passing import control_messages as messages
 from jax_passing.errors import ConfigError
-from jax_passing.switch import SwitchSettings, resolve
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.serve import SwitchSettings, resolve
 
-SWITCH = [sys.executable, "-P", "-m", "jax_passing.cli", "switch"]
+SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch"]
 
 
 @pytest.fixture

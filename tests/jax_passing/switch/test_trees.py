@@ -9,11 +9,12 @@ from control import Switch, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_passing import control_messages as messages
-from jax_passing import control_plane, questions, shard
-from jax_passing.data_plane import Group, SlotVersion
-from jax_passing.epochs import State
-from jax_passing.slot_partition import SlotPartition
+from jax_passing.host import shard
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import control_plane, questions
+from jax_passing.switch.data_plane import Group, SlotVersion
+from jax_passing.switch.epochs import State
+from jax_passing.switch.slot_partition import SlotPartition
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jax_passing.data_planes.device import Neighbour, read_device
 from jax_passing.errors import ConfigError
+from jax_passing.switch.data_planes.device import Neighbour, read_device
 
 GOOD = """
 runtime = "127.0.0.1:9090"

@@ -17,10 +17,10 @@ from in_process import until
 from namespaces import inside
 
 from jax_passing import _native
-from jax_passing.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
-from jax_passing.data_planes import ebpf, libbpf
 from jax_passing.errors import ConfigError
-from jax_passing.wire import HEADER, LANES_MAX, MAGIC, PROTOCOL
+from jax_passing.protocol.packet import HEADER, LANES_MAX, MAGIC, PROTOCOL
+from jax_passing.switch.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
+from jax_passing.switch.data_planes import ebpf, libbpf
 
 HOSTS = 3
 UDP_SEGMENT = 103
@@ -454,7 +454,7 @@ def test_a_device_that_is_made_again_is_taken_up_again(network, plane, workers, 
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_nothing_is_left_behind(network, how):
     program = (
-        "import sys; from jax_passing.data_planes.ebpf import EbpfDataPlane; "
+        "import sys; from jax_passing.switch.data_planes.ebpf import EbpfDataPlane; "
         f"plane = EbpfDataPlane({network.switch_address!r}, 0, ['bridge'], slot_total=16, lanes_per_chunk=360); "
         "print('ready', flush=True); sys.stdin.readline(); plane.close(); print('closed', flush=True); sys.stdin.read()"
     )
@@ -491,7 +491,7 @@ def test_settings_that_cant_be_are_explained(network):
 
 def _start_with(network, capabilities: str) -> subprocess.CompletedProcess:
     program = (
-        "from jax_passing.data_planes.ebpf import EbpfDataPlane; "
+        "from jax_passing.switch.data_planes.ebpf import EbpfDataPlane; "
         f"EbpfDataPlane({network.switch_address!r}, 0, ['bridge'], slot_total=16, lanes_per_chunk=360).close()"
     )
     limits = [f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
-from jax_passing.data_planes import p4
-from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
+from jax_passing.switch.data_planes import p4
+from jax_passing.switch.data_planes.device import Device, Neighbour
+from jax_passing.switch.data_planes.pipeline import PipelineError
 
 MAC = 0x020000000000
 
@@ -333,7 +333,7 @@ def test_a_row_that_is_there_though_its_insertion_failed(data_plane, device):
 
 
 def test_more_jobs_than_the_tables_hold(data_plane, device, monkeypatch):
-    source = Path(__file__).parents[3] / "p4" / "types.p4"
+    source = Path(__file__).parents[4] / "p4" / "types.p4"
     assert f"#define JOBS_MAX {p4.JOBS_MAX}\n" in source.read_text()
     monkeypatch.setattr(p4, "JOBS_MAX", 2)
     for number in (1, 2):

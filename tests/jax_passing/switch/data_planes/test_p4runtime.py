@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from jax_passing.data_plane import VERDICTS, JobSlots
-from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.p4 import P4DataPlane
-from jax_passing.data_planes.p4runtime import P4Runtime
-from jax_passing.data_planes.pipeline import Entry, PipelineError, UnreadableError
-from jax_passing.data_planes.protobuf import data, decode, encode, messages, number
+from jax_passing.switch.data_plane import VERDICTS, JobSlots
+from jax_passing.switch.data_planes.device import Device, Neighbour
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.p4runtime import P4Runtime
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
+from jax_passing.switch.data_planes.protobuf import data, decode, encode, messages, number
 
 grpc = pytest.importorskip("grpc", reason="no grpcio")
 
@@ -183,7 +183,7 @@ class Server:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """The server shares its process with the test, which may be stopped for a while."""
-    monkeypatch.setattr("jax_passing.data_planes.p4runtime.TIMEOUT_S", 20.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 20.0)
 
 
 @pytest.fixture
@@ -286,8 +286,8 @@ class _Stuck:
 
 def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
     call = _Stuck()
-    monkeypatch.setattr("jax_passing.data_planes.p4runtime.TIMEOUT_S", 0.05)
-    monkeypatch.setattr("jax_passing.data_planes.p4runtime.STUCK_S", 0.05)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.STUCK_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline._channel, "unary_stream", lambda method: lambda request, timeout: call)
         with pytest.raises(PipelineError, match="Read: UNAVAILABLE gone"):
@@ -295,7 +295,7 @@ def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
 
 
 def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
-    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
     server.entries, server.groups = {}, {}
@@ -314,7 +314,7 @@ def test_another_controller(server, device, pipeline):
 
 
 def test_another_controller_that_comes_later(server, device, pipeline, monkeypatch):
-    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
     server.refuses = True
@@ -335,7 +335,7 @@ def test_what_the_server_refuses_is_told(server, device, pipeline):
 
 
 def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipeline, monkeypatch):
-    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
     server.is_full = True
@@ -350,7 +350,7 @@ def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipe
 
 
 def test_a_group_whose_insertion_was_not_answered_is_replaced(server, device, pipeline, monkeypatch):
-    monkeypatch.setattr("jax_passing.data_planes.p4.CHECK_S", 0.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     server.is_mute = True
     with pytest.raises(PipelineError, match="Write: DEADLINE_EXCEEDED too late"):

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from jax_passing import _native
-from jax_passing.data_plane import VERDICTS, DataPlane, JobSlots, Parent, SlotVersion
-from jax_passing.data_planes.software import GROUPS, SoftwareDataPlane
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
+from jax_passing.switch.data_plane import VERDICTS, DataPlane, JobSlots, Parent, SlotVersion
+from jax_passing.switch.data_planes.software import GROUPS, SoftwareDataPlane
 
 
 @pytest.fixture

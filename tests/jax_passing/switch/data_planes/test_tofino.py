@@ -2,11 +2,11 @@
 
 import pytest
 
-from jax_passing.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
-from jax_passing.data_planes import tofino_admission
-from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.pipeline import PipelineError
-from jax_passing.data_planes.tofino import TofinoDataPlane
+from jax_passing.switch.data_plane import VERDICTS, JobSlots, Parent, SlotVersion
+from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.device import Device, Neighbour
+from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 
 MAC = 0x020000000000
 

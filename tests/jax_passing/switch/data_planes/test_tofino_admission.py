@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from jax_passing.data_plane import JobSlots, Parent
-from jax_passing.data_planes import tofino_admission
-from jax_passing.data_planes.device import ip_number
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, RESULT
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT
+from jax_passing.switch.data_plane import JobSlots, Parent
+from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.device import ip_number
 
 OWN = "10.0.0.254"
 GROUP = 5
