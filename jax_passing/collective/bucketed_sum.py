@@ -89,9 +89,16 @@ def _choice(along: Extent, operands: list[Any]) -> str:
     """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
     current = session.current()
     world_size = along.scope.world_size
-    if current is None or along.over_hosts is not False or world_size == 1:
+    links = None if current is None else current.links
+    if links is None or along.over_hosts is not False or world_size == 1:
         return "passing"
-    cluster = current.cluster(max(1, along.mesh_size // world_size))
+    cluster = planner.Cluster(
+        world_size,
+        max(1, along.mesh_size // world_size),
+        links.host_gbit or planner.UNKNOWN_LINK_GBIT,
+        0 if links.switch_gbit is None else links.switches,
+        shard_link_gbit=links.switch_gbit,
+    )
     elements = sum(operand.size for operand in operands)
     # Never flat: it sends what passing sends, once for each device.
     return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)

@@ -1,12 +1,11 @@
 """XLA's handlers of our primitives: registered once, and told about what was compiled."""
 
 import functools
-import time
 
 import jax
-import numpy as np
 
 from jax_passing import _compat, _native
+from jax_passing.host import session
 
 
 @functools.cache
@@ -21,11 +20,6 @@ def register_ffi() -> None:
     jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
-def first_device_id() -> int:
-    """The smallest id of this process's CPU devices, which are numbered from it."""
-    return min(device.id for device in jax.local_devices(backend="cpu"))
-
-
 def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     # Comes on the thread that lowered and compiled, which may not be the one on which XLA made the handlers' instances.
     # JAX may compile one module several times, once for each device: so all that this thread ever lowered may be over.
@@ -37,21 +31,4 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
             _native.set_fingerprint(program, ordinal, fingerprint)
 
 
-def wait_for_executions(timeout_s: float) -> bool:
-    """Waits until what this thread dispatched to local CPU devices is over; False if it isn't after `timeout_s`.
-
-    The CPU runs the executions that a thread dispatches one after the other: those on several devices in one line,
-    those on a single one in another. So one more of each kind ends last. It must cost more than JAX's limit for
-    running at once, out of turn.
-    """
-    if register_ffi.cache_info().currsize == 0:  # nothing was ever lowered
-        return True
-    devices = jax.local_devices(backend="cpu")
-    ones = np.ones((len(devices), 64, 64), np.float32)
-    across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-    work = jax.jit(lambda x: x @ x)
-    last = [work(jax.device_put(ones, place)) for place in (across, *devices)]
-    until = time.monotonic() + timeout_s
-    while not all(array.is_ready() for array in last) and time.monotonic() < until:
-        time.sleep(0.002)
-    return all(array.is_ready() for array in last)
+session.when_beginning(register_ffi)  # executables that were compiled elsewhere need the handlers, too

@@ -21,6 +21,7 @@ from jax_passing.collective.call_place import place_of
 from jax_passing.collective.sites import new_site
 from jax_passing.errors import GradientError
 from jax_passing.host import scope as scopes
+from jax_passing.host import session as sessions
 
 Rule = Callable[..., Any]
 
@@ -36,6 +37,9 @@ def install() -> None:
         _compat.wrap_transpose_of_cast(_cast)
         _compat.wrap_transpose_of_psum(_psum)
         _compat.wrap_transpose_of_shard_map(_shard_map)
+
+
+sessions.when_beginning(install)
 
 
 def transposed_by_shard_map() -> bool:

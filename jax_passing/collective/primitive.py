@@ -33,6 +33,8 @@ from jax_passing.host import scope as scopes
 
 passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
+passing_pvary_p = Primitive("passing_pvary")  # the transpose of the second; its rules are in pvary.py
+passing_pvary_p.multiple_results = True
 
 
 # Evaluation without jit: a program of its own for each combination of parameters.
@@ -122,8 +124,6 @@ def _transpose(
 def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
     if _compat.check_vma():
         return [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in cotangents]
-    from jax_passing.collective.pvary import passing_pvary_p  # which imports this module
-
     along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
     cast: list[Any] = passing_pvary_p.bind(
         *cotangents, along=along, vmapped=params["vmapped"], of_sums=False, site=site

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_passing import _compat
@@ -18,12 +17,9 @@ from jax_passing.collective.axes import Axes, Extent, extent
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.jax_rules import transposed_by_shard_map
-from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp
+from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp, passing_pvary_p
 from jax_passing.collective.sites import Site, new_site, paths_of
 from jax_passing.errors import ConfigError, GradientError
-
-passing_pvary_p = Primitive("passing_pvary")
-passing_pvary_p.multiple_results = True
 
 
 def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:

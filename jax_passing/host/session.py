@@ -6,15 +6,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from jax_passing import _native, config
-from jax_passing.collective.planner import UNKNOWN_LINK_GBIT, Cluster
+import jax
+
+from jax_passing import _compat, _native, config, errors
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
+from jax_passing.host import scope
+from jax_passing.host.executions import wait_for_executions
 from jax_passing.host.ranks import Ranks, device_ranks
 from jax_passing.protocol import alike
 
@@ -26,11 +29,32 @@ _current: "Session | None" = None
 _sessions = 0  # of this process, so far
 _sessions_before_fork = 0
 _init_lock = threading.Lock()
+_preparations: list[Callable[[], None]] = []
+
+
+def when_beginning(prepare: Callable[[], None]) -> None:
+    """`prepare` is called whenever a session begins, before it joins: by then JAX must know what the sums need. Modules
+    further up, which import this one, say so as they are imported."""
+    _preparations.append(prepare)
 
 
 def current() -> "Session | None":
     """The session of this process, if one is open."""
     return _current
+
+
+class Links(NamedTuple):
+    """Of a job, for those who predict how long its sums take. The same on all hosts.
+
+    Attributes:
+      host_gbit: the slowest host's rate; None if no host knows its own.
+      switch_gbit: the slowest switch's; None if the switches have a port for each host.
+      switches: how many share the job's sums.
+    """
+
+    host_gbit: float | None
+    switch_gbit: float | None
+    switches: int
 
 
 class Session:
@@ -73,8 +97,6 @@ class Session:
         self._enter_scope()
 
     def _enter_scope(self) -> None:
-        from jax_passing.host import scope
-
         settings = self.settings
         scope.begin(
             scope.Scope(
@@ -97,14 +119,13 @@ class Session:
         failed = self.failed
         return failed.exception() if failed else None
 
-    def cluster(self, devices_per_host: int) -> Cluster:
-        """What the planner has to know of the hosts and their network. The same on every host."""
+    @property
+    def links(self) -> Links | None:
+        """None without a switch."""
         if self._ranks is None:
-            return Cluster(1, devices_per_host)
+            return None
         member = self._ranks.host
-        link_gbit = member.link_gbit or UNKNOWN_LINK_GBIT
-        shards = 0 if member.switch_link_gbit is None else len(self.settings.switch or ())
-        return Cluster(self.world_size, devices_per_host, link_gbit, shards, shard_link_gbit=member.switch_link_gbit)
+        return Links(member.link_gbit, member.switch_link_gbit, len(self.settings.switch or ()))
 
     # Leaving.
 
@@ -153,11 +174,6 @@ class Session:
 
     def _await_arrays(self, until: float) -> None:
         """Lets dispatched computations reach their sums. Errors belong to whoever reads the arrays."""
-        jax = sys.modules.get("jax")
-        if jax is None:
-            return
-        from jax_passing import _compat
-
         if not _compat.backend_exists():
             return
         for array in jax.live_arrays():
@@ -167,8 +183,6 @@ class Session:
                     time.sleep(POLL_S)
 
     def _close(self) -> None:
-        from jax_passing.host import scope
-
         atexit.unregister(self._at_exit)
         scope.end()
         _native.detach()
@@ -223,9 +237,7 @@ def _await_executions(timeout_s: float) -> None:
     _sessions += 1
     if _sessions == 1:
         return
-    from jax_passing.collective import handlers
-
-    if not handlers.wait_for_executions(timeout_s):
+    if not wait_for_executions(timeout_s):
         raise JoinError(
             f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
             "them (jax.block_until_ready), then call jax_passing.init again."
@@ -233,17 +245,13 @@ def _await_executions(timeout_s: float) -> None:
 
 
 def _prepare_jax() -> int:
-    """Makes JAX know our handlers and rules, for executables from elsewhere too; the smallest id of a local device."""
-    from jax_passing.collective import handlers, jax_rules
-
-    handlers.register_ffi()
-    jax_rules.install()
-    return handlers.first_device_id()
+    """The smallest id of this process's CPU devices, which are numbered from it."""
+    for prepare in _preparations:
+        prepare()
+    return min(device.id for device in jax.local_devices(backend="cpu"))
 
 
 def _count_devices() -> int:
-    import jax
-
     return len(jax.local_devices(backend="cpu"))
 
 
@@ -318,7 +326,7 @@ def init(
         elif _current is not None:
             raise AlreadyInitializedError(
                 f"This process has a session (job {_current.settings.job!r}, rank {_current.rank}). Use "
-                "jax_passing.session.current(), or call its shutdown() first."
+                "jax_passing.host.session.current(), or call its shutdown() first."
             )
         settings, sources = _resolve(arguments, config)
         for name, source in sources.items():
@@ -331,8 +339,6 @@ def init(
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
-    from jax_passing import _compat  # loads jax
-
     return config.resolve(arguments, path, process_in_cluster=_compat.process_in_cluster)
 
 
@@ -343,4 +349,9 @@ def _after_fork_in_child() -> None:
     _current, _init_lock, _sessions_before_fork = None, threading.Lock(), _sessions
 
 
+def _failure_of_current() -> Failure | None:
+    return None if _current is None else _current.failed
+
+
+errors.ask_for_failure(_failure_of_current)
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,16 +3,15 @@
 import asyncio
 import enum
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from jax_passing import _native
 from jax_passing.errors import names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_plane import Group
 from jax_passing.switch.group_probe import GroupProbe
-
-if TYPE_CHECKING:
-    from jax_passing.switch.uplink import Uplink
 
 
 class Connection(Protocol):
@@ -41,6 +40,67 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """After what was sent."""
+
+
+class ParentConnection(Protocol):
+    """To the parent, for one epoch."""
+
+    @property
+    def name(self) -> str:
+        """The parent's address, for people."""
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        """Where its data plane listens; once connected."""
+
+    @property
+    def socket(self) -> _native.UdpSocket | None:
+        """How our data plane speaks to it; None if by its own data port."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def send(self, message: messages.Message) -> bool:
+        """Never waits. False if the parent has stopped reading. Without a connection it is told later."""
+
+    def tell_of(self, member: "Member", rank: int) -> None:
+        """A rank of ours is here."""
+
+    def explain(self, text: str) -> str:
+        """Why hosts wait in vain: `text` says for what."""
+
+    def check_group(self, is_heard: bool) -> None:
+        """While the epoch runs: whether results come by multicast."""
+
+    async def run(self) -> None:
+        """Until the epoch is over."""
+
+    def close(self) -> None:
+        """After what was sent."""
+
+
+class ParentListener(Protocol):
+    """Whom a ParentConnection tells what the parent says."""
+
+    def prepare(self, epoch: "Epoch", prepare: messages.Prepare) -> None: ...
+
+    def welcome(self, epoch: "Epoch", welcome: messages.Welcome) -> None: ...
+
+    def refuse(self, epoch: "Epoch", refused: messages.Refused) -> None:
+        """The one rank that it names."""
+
+    def refuse_all(self, epoch: "Epoch", message: str, kind: str = ...) -> None: ...
+
+    def relay(self, epoch: "Epoch", relay: messages.Relay, source: ParentConnection) -> None: ...
+
+    def leave(self, epoch: "Epoch", ranks: Collection[int], source: ParentConnection) -> None: ...
+
+    def fail(self, epoch: "Epoch", failed: messages.Failed, *, reporter: ParentConnection) -> None: ...
+
+    def finish(self, epoch: "Epoch") -> None: ...
+
+    def parent_lost(self, epoch: "Epoch", reason: str) -> None:
+        """The connection is lost."""
 
 
 @dataclass(eq=False)
@@ -100,7 +160,7 @@ class Epoch:
     world_size: int
     state: State = State.FORMING
     members: list[Member] = field(default_factory=list)
-    uplink: "Uplink | None" = None  # to the parent, if the switch has one
+    uplink: ParentConnection | None = None  # to the parent, if the switch has one
     attempt: int = 0  # how often it was PREPARING
     plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
     slot_first: int | None = None  # while slots are reserved

@@ -12,8 +12,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError, check_fits, differences
 from jax_passing.switch.data_plane import DataPlane, unexpected
 from jax_passing.switch.epoch_start import EpochStart
-from jax_passing.switch.epochs import Epoch, Job, Member, State
-from jax_passing.switch.uplink import Uplink
+from jax_passing.switch.epochs import Epoch, Job, Member, ParentConnection, State
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -31,7 +30,7 @@ class JobTable:
         *,
         lease_s: float,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        uplink_for: Callable[[Epoch], Uplink] | None = None,
+        uplink_for: Callable[[Epoch], ParentConnection] | None = None,
     ):
         """`spawn`: runs beside everything else. `uplink_for`: of a switch with a parent."""
         self._data_plane = data_plane
@@ -179,7 +178,7 @@ class JobTable:
         if epoch.uplink is not None:
             epoch.uplink.close()
 
-    def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | Uplink | None = None) -> None:
+    def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
         """Ends the epoch and tells all members, and the parent, but not the one that said so."""
         if epoch.state is State.OVER:
             return
@@ -266,7 +265,7 @@ class JobTable:
             advice = f"{advice} Besides: {unlike}"
         return f"{names(epoch.absent()).capitalize()} of {job} didn't join {waited}. {advice}"
 
-    def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | Uplink) -> None:
+    def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
         """A barrier: the epoch ends well when all ranks of the job have left."""
         epoch.left.update(ranks)
         log.info("%s: %s left", epoch, names(sorted(ranks)))
@@ -310,7 +309,7 @@ class JobTable:
             )
             self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
 
-    def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | Uplink) -> None:
+    def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
         """Rank 0's, to everybody else."""
         for member in list(epoch.members):
             if epoch.state is not State.RUNNING:

@@ -2,14 +2,10 @@
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_plane import DataPlane
-from jax_passing.switch.epochs import Connection, Epoch, Member
-
-if TYPE_CHECKING:
-    from jax_passing.switch.uplink import Uplink
+from jax_passing.switch.epochs import Connection, Epoch, Member, ParentConnection
 
 PATIENCE_S = 0.8  # a host waits a second for its answer (host/shard.py)
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
@@ -21,15 +17,15 @@ class Questions:
     def __init__(self, data_plane: DataPlane):
         self._data_plane = data_plane
         self._ids = itertools.count()
-        self._pending: dict[int, tuple[Connection | Uplink, asyncio.Future[messages.Answer]]] = {}
+        self._pending: dict[int, tuple[Connection | ParentConnection, asyncio.Future[messages.Answer]]] = {}
 
-    def on_answer(self, source: "Connection | Uplink", answer: messages.Answer) -> None:
+    def on_answer(self, source: Connection | ParentConnection, answer: messages.Answer) -> None:
         asked, future = self._pending.get(answer.id, (None, None))
         if asked is source and future is not None and not future.done():
             future.set_result(answer)
 
     async def _ask(
-        self, whom: "Connection | Uplink", slot: int, version: int, sequence: int, patience_s: float
+        self, whom: Connection | ParentConnection, slot: int, version: int, sequence: int, patience_s: float
     ) -> messages.Answer | None:
         number = next(self._ids)
         future: asyncio.Future[messages.Answer] = asyncio.get_running_loop().create_future()
@@ -57,7 +53,7 @@ class Questions:
         is_newer = (sequence - held.sequence) % 2**32 <= 2**31
         return (0, False) if is_newer else (everybody, True)
 
-    async def answer(self, epoch: Epoch, ask: messages.Ask, asker: "Member | Uplink | None") -> messages.Answer:
+    async def answer(self, epoch: Epoch, ask: messages.Ask, asker: Member | ParentConnection | None) -> messages.Answer:
         """Everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know of all."""
         place = ask.slot, ask.version, ask.sequence
         known = self._bits(epoch, *place)
@@ -75,7 +71,7 @@ class Questions:
             else:
                 missing.add(member.rank)
         uplink = epoch.uplink if epoch.uplink is not asker and not complete else None
-        whom: list[Connection | Uplink] = [rack.connection for rack in racks]
+        whom: list[Connection | ParentConnection] = [rack.connection for rack in racks]
         if uplink is not None:
             whom.append(uplink)
         patience_s = min(ask.patience_s, PATIENCE_S)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,11 +16,8 @@ from jax_passing.protocol.stream_connection import StreamConnection, read_line
 from jax_passing.switch.admission import least
 from jax_passing.switch.background import keep
 from jax_passing.switch.data_plane import DataPlane
-from jax_passing.switch.epochs import Epoch, Member, State
-
-if TYPE_CHECKING:
-    from jax_passing.switch.jobs import JobTable
-    from jax_passing.switch.questions import Questions
+from jax_passing.switch.epochs import Epoch, Member, ParentListener, State
+from jax_passing.switch.questions import Questions
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -42,15 +38,15 @@ class Uplink:
         self,
         parent: tuple[str, int],
         epoch: Epoch,
-        jobs: "JobTable",
-        questions: "Questions",
+        listener: ParentListener,
+        questions: Questions,
         data_plane: DataPlane,
         secret: str,
     ):
         """`secret`: our switch's instance, as only the parent may know it."""
         self._parent = parent
         self._epoch = epoch
-        self._jobs = jobs
+        self._listener = listener
         self._questions = questions
         self._data_plane = data_plane
         self._secret = secret
@@ -118,7 +114,7 @@ class Uplink:
             if self._is_over():
                 return
             log.info("%s: parent at %s: %s", epoch, self.name, self._problem)
-            self._jobs.parent_lost(epoch, self._problem)
+            self._listener.parent_lost(epoch, self._problem)
             await asyncio.sleep(RETRY_S)
 
     async def _converse(self) -> None:
@@ -136,7 +132,7 @@ class Uplink:
                 text = protocol_difference(
                     self.name, hello.protocol_version, own, messages.PROTOCOL_VERSION, "that switch"
                 )
-                self._jobs.refuse_all(self._epoch, text)
+                self._listener.refuse_all(self._epoch, text)
                 return
             self._join(connection, hello)
             lease_s: float | None = None
@@ -176,36 +172,36 @@ class Uplink:
                 self.tell_of(member, rank)
 
     def _on_message(self, message: messages.FromParent) -> None:
-        epoch, jobs = self._epoch, self._jobs
+        epoch, listener = self._epoch, self._listener
         match message:
             case messages.GroupOffer():
                 self._join_group(message)
             case messages.Prepare() if message.slot_count & (message.slot_count - 1) == 0:
-                jobs.prepare(epoch, message)
+                listener.prepare(epoch, message)
             case messages.Welcome() if epoch.state is not State.RUNNING:
                 self._stop_listening()
                 self._is_multicast = message.multicast
                 if self.socket is not None and not message.multicast:
                     self.socket.leave_group()
-                jobs.welcome(epoch, message)
+                listener.welcome(epoch, message)
                 keep(self._tasks, self._beat(message.lease_s / messages.HEARTBEATS_PER_LEASE))
             case messages.Refused(kind, text, rank) if is_kind(kind):
                 if rank is None:
-                    jobs.refuse_all(epoch, text, kind)
+                    listener.refuse_all(epoch, text, kind)
                 else:
-                    jobs.refuse(epoch, message)
+                    listener.refuse(epoch, message)
             case messages.Relay():
-                jobs.relay(epoch, message, self)
+                listener.relay(epoch, message, self)
             case messages.Left(ranks):
-                jobs.leave(epoch, ranks, self)
+                listener.leave(epoch, ranks, self)
             case messages.Ask() if epoch.state is State.RUNNING:
                 keep(self._tasks, self._answer(message))
             case messages.Answer():
                 self._questions.on_answer(self, message)
             case messages.Failed(kind) if is_kind(kind):
-                jobs.fail(epoch, message, reporter=self)
+                listener.fail(epoch, message, reporter=self)
             case messages.Bye():
-                jobs.finish(epoch)
+                listener.finish(epoch)
             case messages.Heartbeat() | messages.Ask():
                 pass
             case _:

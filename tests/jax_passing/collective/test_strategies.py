@@ -7,10 +7,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective import bucketed_sum, planner
+from jax_passing.collective import bucketed_sum
 from jax_passing.collective.axes import Extent
 from jax_passing.errors import ConfigError, UnvaryingInputError
 from jax_passing.host.scope import Scope
+from jax_passing.host.session import Links
 
 
 def program(x, check_vma=False, **options):
@@ -94,21 +95,18 @@ def test_native_needs_a_mesh_over_all_hosts():
 class Hosts:
     """Of a session, what auto asks."""
 
-    def __init__(self, world_size, **cluster):
-        self.world_size, self._cluster = world_size, cluster
-
-    def cluster(self, devices_per_host):
-        return planner.Cluster(self.world_size, devices_per_host, **self._cluster)
+    def __init__(self, world_size, switch_gbit=None):
+        self.world_size, self.links = world_size, Links(host_gbit=1.0, switch_gbit=switch_gbit, switches=1)
 
 
 @pytest.mark.parametrize(
     ("hosts", "over_hosts", "chosen"),
     [
-        (Hosts(8, link_gbit=1.0), False, "passing"),
-        (Hosts(8, link_gbit=1.0), True, "passing"),
-        (Hosts(8, link_gbit=1.0, shards=1), False, "native"),
-        (Hosts(8, link_gbit=1.0, shards=1), True, "passing"),  # native would sum over this host alone
-        (Hosts(1, link_gbit=1.0), False, "passing"),
+        (Hosts(8), False, "passing"),
+        (Hosts(8), True, "passing"),
+        (Hosts(8, switch_gbit=1.0), False, "native"),
+        (Hosts(8, switch_gbit=1.0), True, "passing"),  # native would sum over this host alone
+        (Hosts(1), False, "passing"),
     ],
 )
 def test_auto_follows_the_planner(hosts, over_hosts, chosen, monkeypatch):
