@@ -1,173 +1,67 @@
-"""`jax-passing bench` on one host: how long jitted psum calls take, size after size."""
+"""`jax-passing bench`: how long sums take, on several hosts of this machine or as one host of a job."""
 
-import platform
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import jax
-import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from rich.console import Console
-from rich.progress import track
+import typer
 
-import jax_passing
-from jax_passing.collective.psum import SUPPORTED_DTYPES
-from jax_passing.commands import bench_table
-from jax_passing.commands.bench_table import Row
+from jax_passing.config import PREFIX
 from jax_passing.errors import ConfigError
 
-# Prime, hence no multiple or divisor of a packet or a block: a chunk at a wrong place differs.
-_PATTERN_PERIOD = 251
+
+def _bytes(text: str) -> int:
+    """Bytes from "4096", "64K", "64M", "1G" (powers of 1024, as in nccl-tests)."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise typer.BadParameter(f"{text!r}: expected bytes, for example 4096, 64K, 64M or 1G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Sizes from `min_bytes` to `max_bytes`, each `factor` times the last; `iterations` are timed after `warmup`."""
+def bench(
+    hosts: Annotated[
+        int | None, typer.Option("--hosts", "-n", min=1, max=64, help="Start so many hosts on this machine.")
+    ] = None,
+    devices_per_host: Annotated[int | None, typer.Option(min=1, help="CPU devices of each.", show_default="1")] = None,
+    switch: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
+    ] = None,
+    min_bytes: Annotated[int, typer.Option("--min-bytes", "-b", parser=_bytes, metavar="BYTES")] = "1K",  # type: ignore[assignment]
+    max_bytes: Annotated[int, typer.Option("--max-bytes", "-e", parser=_bytes, metavar="BYTES")] = "64M",  # type: ignore[assignment]
+    factor: Annotated[int, typer.Option("--factor", "-f", min=2, help="From one size to the next.")] = 4,
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of the elements.")] = "float32",
+    iterations: Annotated[int, typer.Option(min=1, help="Timed sums of each size.")] = 10,
+    warmup: Annotated[int, typer.Option(min=0, help="Sums of each size before them.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Write the rows to this file too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a PNG; needs matplotlib.")] = None,
+) -> None:
+    """Measure psum over a sweep of sizes; print a table as nccl-tests does.
 
-    min_bytes: int
-    max_bytes: int
-    factor: int
-    dtype: str
-    iterations: int
-    warmup: int
-
-    def __post_init__(self) -> None:
-        if self.dtype not in SUPPORTED_DTYPES or self.dtype == "bool":
-            known = ", ".join(name for name in SUPPORTED_DTYPES if name != "bool")
-            raise ConfigError(f"Bad value {self.dtype!r} of --dtype: expected one of {known}.")
-        if self.min_bytes > self.max_bytes:
-            raise ConfigError(f"--min-bytes ({self.min_bytes}) is above --max-bytes ({self.max_bytes}).")
-
-    def counts(self) -> Iterator[int]:
-        """Elements of each size, at least one."""
-        size_bytes = self.min_bytes
-        while size_bytes <= self.max_bytes:
-            yield max(1, size_bytes // _dtype(self.dtype).itemsize)
-            size_bytes *= self.factor
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(jax.numpy.dtype(name))
-
-
-def contribution(device: int, count: int, dtype: str) -> np.ndarray:
-    """What device number `device` of all hosts adds: integers from -2 to 2, so that sums of up to 128 devices are exact
-    in every dtype (8 significant bits of bfloat16; unsigned integers wrap). Shape (count,)."""
-    pattern = (np.arange(_PATTERN_PERIOD) * 89 + device * 53) % _PATTERN_PERIOD % 5 - 2
-    return np.resize(pattern.astype(_dtype(dtype)), count)
-
-
-def expected_sum(devices: int, count: int, dtype: str) -> np.ndarray:
-    """The sum of all devices' contributions, computed in 64-bit integers. Shape (count,)."""
-    total = sum(contribution(device, _PATTERN_PERIOD, "int64") for device in range(devices))
-    return np.resize(np.asarray(total).astype(_dtype(dtype)), count)
-
-
-def count_wrong(out: jax.Array, expected: np.ndarray) -> int:
-    """Elements that differ from `expected`, over the shards (1, count) of all local devices."""
-    return sum(int(np.count_nonzero(np.asarray(shard.data)[0] != expected)) for shard in out.addressable_shards)
-
-
-class Bench:
-    """The jitted functions of a session, over a mesh of this process's devices."""
-
-    def __init__(self, session: jax_passing.Session, options: Options):
-        self._rank, self._hosts, self._options = session.rank, session.world_size, options
-        mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
-        self._devices = mesh.size
-        self._sharding = NamedSharding(mesh, P("d"))
-
-        def over_devices(x: jax.Array) -> jax.Array:
-            return jax_passing.psum(x, "d")
-
-        step = jax.shard_map(over_devices, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-        self._steps = {False: jax.jit(step), True: jax.jit(step, donate_argnums=0)}
-        self._total = jax.jit(step)  # of another program: a barrier, and counts of wrong elements
-        self._copy = jax.jit(jax.numpy.copy)
-
-    def _sum_of_hosts(self, value: int) -> int:
-        mine = np.zeros((self._devices, 1), np.int32)
-        mine[0] = value
-        return int(np.asarray(self._total(jax.device_put(mine, self._sharding)).addressable_data(0))[0, 0])
-
-    def _input(self, count: int) -> jax.Array:
-        first = self._rank * self._devices
-
-        rows = [contribution(first + device, count, self._options.dtype) for device in range(self._devices)]
-        return jax.device_put(np.stack(rows), self._sharding)
-
-    def measure(self, count: int, in_place: bool) -> Row:
-        """Times one size. Every result is checked, on every device of every host."""
-        x = self._input(count).block_until_ready()
-        expected = expected_sum(self._hosts * self._devices, count, self._options.dtype)
-        times_s, wrong = [], 0
-        for iteration in range(-self._options.warmup, self._options.iterations):
-            argument = self._copy(x).block_until_ready() if in_place else x
-            self._sum_of_hosts(0)  # nobody's time includes another one's check
-            start_s = time.perf_counter()
-            out = self._steps[in_place](argument).block_until_ready()
-            if iteration >= 0:
-                times_s.append(time.perf_counter() - start_s)
-            wrong += count_wrong(out, expected)
-        return Row(
-            system="jax_passing",
-            hosts=self._hosts,
-            devices_per_host=self._devices,
-            size_bytes=count * expected.itemsize,
-            count=count,
-            dtype=self._options.dtype,
-            times_s=tuple(times_s),
-            # The network carries this count too. This host's own stays, should that sum be wrong as well.
-            wrong=max(wrong, self._sum_of_hosts(wrong)),
-            in_place=in_place,
-        )
-
-
-def run(options: Options, switch: str | None, json: Path | None, plot: Path | None) -> int:
-    """Joins as `jax_passing.init` does, measures all sizes, and prints on rank 0.
-
-    Returns: an exit code: 1 if an element was wrong.
-
-    Raises: ConfigError, and what `init` and the sums raise.
+    With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose name, rank
+    and world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
     """
-    if _dtype(options.dtype).itemsize // (2 if options.dtype.startswith("complex") else 1) == 8:
-        jax.config.update("jax_enable_x64", True)
-    with jax_passing.init(switch=switch, axis_name="d") as session:
-        bench = Bench(session, options)
-        cases = [(count, in_place) for count in options.counts() for in_place in (False, True)]
-        console = Console(stderr=True)
-        shown = track(cases, "sums", console=console, transient=True, disable=session.rank != 0)
-        rows = [bench.measure(count, in_place) for count, in_place in shown]
-        context = {
-            "options": asdict(options),
-            "switch": session.settings.switch,
-            "jax": jax.__version__,
-            "python": sys.version.split()[0],
-            "machine": f"{platform.node()} {platform.machine()}",
-            "stats": session.stats(),
-        }
-    if session.rank != 0:
-        return 0
-    _show(rows)
-    if json is not None:
-        bench_table.write_json(json, rows, **context)
+    from jax_passing.commands import bench_table, launcher
+
     if plot is not None:
-        bench_table.plot(rows, plot, title=_title(rows[0]))
-    return 1 if any(row.wrong for row in rows) else 0
+        bench_table.require_matplotlib()
+        if plot.suffix != ".png":
+            raise ConfigError(f"Can't draw {plot}: the plot is a PNG, so its name must end in .png.")
+    for path in (json, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"Can't write {path}: {path.absolute().parent} is no folder.")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"Can't write {path}: it is a folder. Name a file in it.")
+    if hosts is None and (switch is not None or os.environ.get(PREFIX + "SWITCH")):
+        if devices_per_host is not None:
+            os.environ["JAX_NUM_CPU_DEVICES"] = str(devices_per_host)  # before jax is loaded
+        from jax_passing.commands import sweep
 
+        options = sweep.Options(min_bytes, max_bytes, factor, dtype, iterations, warmup)
+        raise typer.Exit(sweep.run(options, switch, json, plot))
 
-def _title(row: Row) -> str:
-    return f"psum of {row.dtype} over {row.hosts} hosts x {row.devices_per_host} devices"
-
-
-def _show(rows: list[Row]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a file or a pipe needn't wrap the table
-    console.print(bench_table.table(rows, title=_title(rows[0])))
-    console.print(bench_table.NOTE, "In place: the argument was donated.", highlight=False)
+    flags = {"min-bytes": min_bytes, "max-bytes": max_bytes, "factor": factor, "dtype": dtype}
+    flags |= {"iterations": iterations, "warmup": warmup, "json": json, "plot": plot}
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    command = ["-P", "-m", "jax_passing", "bench", *given]
+    raise typer.Exit(launcher.run(command, hosts or 2, devices_per_host or 1, switch))

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.commands.bench import Bench, Options, contribution, count_wrong, expected_sum
+from jax_passing.commands.sweep import Bench, Options, contribution, count_wrong, expected_sum
 from jax_passing.errors import ConfigError
 
 BENCH = [sys.executable, "-P", "-m", "jax_passing", "bench"]
