@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jax_passing.collective.process_sum import barrier, process_sum
     from jax_passing.collective.psum import pmean, psum
     from jax_passing.collective.pvary import pvary
+    from jax_passing.host import session
     from jax_passing.host.scope import per_host_gradients, stream
     from jax_passing.host.session import Session, init
 
@@ -29,6 +30,7 @@ _HOMES = {
     "collective.pvary": ("pvary",),
     "host.scope": ("per_host_gradients", "stream"),
     "host.session": ("Session", "init"),
+    "host": ("session",),  # the module, for session.current()
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pvary",
+    "session",
     "stream",
 ]
 

@@ -13,9 +13,10 @@ INCLUDES = {
     "wire": [],
     "ebpf": [],
     "net": ["wire"],
-    "client": ["net", "wire"],
+    "host": ["net", "wire"],
     "switch": ["net", "wire"],
-    "ffi": ["client", "net", "wire", "switch"],  # the last one for the bindings
+    "ffi": ["host", "net", "wire"],
+    "python": ["ffi", "host", "net", "switch", "wire"],
 }
 # What a module may import from jax_passing itself; all else there are names for users, of rooms further up.
 SHARED = {"_compat", "_native", "config", "errors", "job_names"}

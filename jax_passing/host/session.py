@@ -326,7 +326,7 @@ def init(
         elif _current is not None:
             raise AlreadyInitializedError(
                 f"This process has a session (job {_current.settings.job!r}, rank {_current.rank}). Use "
-                "jax_passing.host.session.current(), or call its shutdown() first."
+                "jax_passing.session.current(), or call its shutdown() first."
             )
         settings, sources = _resolve(arguments, config)
         for name, source in sources.items():

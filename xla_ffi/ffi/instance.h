@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/sum.h"
+#include "host/sum.h"
 
 namespace passing {
 

@@ -1,6 +1,6 @@
 // A sum in progress: its elements, from the device buffers to the lanes of a chunk and back.
-#ifndef XLA_FFI_CLIENT_ACTIVE_SUM_H_
-#define XLA_FFI_CLIENT_ACTIVE_SUM_H_
+#ifndef XLA_FFI_HOST_ACTIVE_SUM_H_
+#define XLA_FFI_HOST_ACTIVE_SUM_H_
 
 #include <cstdint>
 #include <map>
@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "client/order.h"
-#include "client/sum.h"
-#include "client/sum_plan.h"
+#include "host/order.h"
+#include "host/sum.h"
+#include "host/sum_plan.h"
 
 namespace passing {
 
@@ -73,4 +73,4 @@ class ActiveSum {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_ACTIVE_SUM_H_
+#endif  // XLA_FFI_HOST_ACTIVE_SUM_H_

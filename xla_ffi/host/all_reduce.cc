@@ -1,4 +1,4 @@
-#include "client/all_reduce.h"
+#include "host/all_reduce.h"
 
 #include <algorithm>
 #include <cassert>
@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "client/active_sum.h"
-#include "client/order.h"
-#include "client/slot_window.h"
-#include "client/stripes.h"
+#include "host/active_sum.h"
+#include "host/order.h"
+#include "host/slot_window.h"
+#include "host/stripes.h"
 
 namespace passing {
 namespace {

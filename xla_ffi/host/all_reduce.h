@@ -3,8 +3,8 @@
 //
 // Start, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one run of
 // packets: call OnTimer after each batch, and whenever next_timer_us() has come.
-#ifndef XLA_FFI_CLIENT_ALL_REDUCE_H_
-#define XLA_FFI_CLIENT_ALL_REDUCE_H_
+#ifndef XLA_FFI_HOST_ALL_REDUCE_H_
+#define XLA_FFI_HOST_ALL_REDUCE_H_
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "client/sum.h"
+#include "host/sum.h"
 #include "net/driver.h"
 
 namespace passing {
@@ -100,4 +100,4 @@ class AllReduce {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_ALL_REDUCE_H_
+#endif  // XLA_FFI_HOST_ALL_REDUCE_H_

@@ -43,7 +43,7 @@
 // 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
 //
 // Negative zeros come out as +0 once a switch has summed them: integers have one zero.
-#include "client/fixed_point.h"
+#include "host/fixed_point.h"
 
 #include <algorithm>
 #include <array>
@@ -55,8 +55,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "client/float_mode.h"
-#include "client/lane_kernels.h"
+#include "host/float_mode.h"
+#include "host/lane_kernels.h"
 #include "wire/header.h"
 
 namespace passing {

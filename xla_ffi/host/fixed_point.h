@@ -1,6 +1,6 @@
 // Floats to 32-bit lanes and back, with one power-of-two scale for each block. Pure functions.
-#ifndef XLA_FFI_CLIENT_FIXED_POINT_H_
-#define XLA_FFI_CLIENT_FIXED_POINT_H_
+#ifndef XLA_FFI_HOST_FIXED_POINT_H_
+#define XLA_FFI_HOST_FIXED_POINT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -98,4 +98,4 @@ void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void*
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_FIXED_POINT_H_
+#endif  // XLA_FFI_HOST_FIXED_POINT_H_

@@ -1,6 +1,6 @@
 // XLA computes with denormals flushed to zero (FTZ, DAZ); a sum's bits must not depend on which thread computes it.
-#ifndef XLA_FFI_CLIENT_FLOAT_MODE_H_
-#define XLA_FFI_CLIENT_FLOAT_MODE_H_
+#ifndef XLA_FFI_HOST_FLOAT_MODE_H_
+#define XLA_FFI_HOST_FLOAT_MODE_H_
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -32,4 +32,4 @@ class DefaultFloatMode {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_FLOAT_MODE_H_
+#endif  // XLA_FFI_HOST_FLOAT_MODE_H_

@@ -4,8 +4,8 @@
 // when the library is loaded. All give the same bits: each element goes through the same IEEE operations, of which
 // only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is inlined, so that none of
 // its operations leaves the scope of the caller's DefaultFloatMode.
-#ifndef XLA_FFI_CLIENT_LANE_KERNELS_H_
-#define XLA_FFI_CLIENT_LANE_KERNELS_H_
+#ifndef XLA_FFI_HOST_LANE_KERNELS_H_
+#define XLA_FFI_HOST_LANE_KERNELS_H_
 
 #include <algorithm>
 #include <bit>
@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "client/narrow_float.h"
+#include "host/narrow_float.h"
 
 // Clones need GCC and the GNU dynamic linker (ifunc), and the sanitizers' runtimes are not up yet when it makes the
 // choice. Elsewhere the loops are compiled for the compiler's default instruction set.
@@ -322,4 +322,4 @@ static PASSING_CLONES void DecodeInteger64(const uint8_t* __restrict lanes, size
 
 }  // namespace passing::kernels
 
-#endif  // XLA_FFI_CLIENT_LANE_KERNELS_H_
+#endif  // XLA_FFI_HOST_LANE_KERNELS_H_

@@ -1,6 +1,6 @@
 // float16 and bfloat16 by bit operations: no special compiler flag, and loops over them vectorise. Branch-free.
-#ifndef XLA_FFI_CLIENT_NARROW_FLOAT_H_
-#define XLA_FFI_CLIENT_NARROW_FLOAT_H_
+#ifndef XLA_FFI_HOST_NARROW_FLOAT_H_
+#define XLA_FFI_HOST_NARROW_FLOAT_H_
 
 #include <bit>
 #include <cstdint>
@@ -57,4 +57,4 @@ inline uint16_t NarrowBFloat16(float x) {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_NARROW_FLOAT_H_
+#endif  // XLA_FFI_HOST_NARROW_FLOAT_H_

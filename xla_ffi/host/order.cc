@@ -1,4 +1,4 @@
-#include "client/order.h"
+#include "host/order.h"
 
 #include <algorithm>
 #include <cassert>

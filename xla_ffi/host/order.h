@@ -10,8 +10,8 @@
 // chunks in [p, p + window) that can never complete, for want of rank 0's share. So rank 0 skips 2 * window positions:
 // no position ever has two meanings, and as each (shard, slot, version) is skipped exactly once, the switches still
 // hold every result that somebody may lack (docs/protocol.md has the proof).
-#ifndef XLA_FFI_CLIENT_ORDER_H_
-#define XLA_FFI_CLIENT_ORDER_H_
+#ifndef XLA_FFI_HOST_ORDER_H_
+#define XLA_FFI_HOST_ORDER_H_
 
 #include <cstdint>
 #include <deque>
@@ -125,4 +125,4 @@ class Order {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_ORDER_H_
+#endif  // XLA_FFI_HOST_ORDER_H_

@@ -1,4 +1,4 @@
-#include "client/slot_window.h"
+#include "host/slot_window.h"
 
 #include <algorithm>
 #include <bit>

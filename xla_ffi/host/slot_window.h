@@ -1,13 +1,13 @@
 // What is in flight, and what to resend: the sliding window over the positions of the job's order.
-#ifndef XLA_FFI_CLIENT_SLOT_WINDOW_H_
-#define XLA_FFI_CLIENT_SLOT_WINDOW_H_
+#ifndef XLA_FFI_HOST_SLOT_WINDOW_H_
+#define XLA_FFI_HOST_SLOT_WINDOW_H_
 
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <vector>
 
-#include "client/stripes.h"
+#include "host/stripes.h"
 
 namespace passing {
 
@@ -112,4 +112,4 @@ class SlotWindow {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_SLOT_WINDOW_H_
+#endif  // XLA_FFI_HOST_SLOT_WINDOW_H_

@@ -4,8 +4,8 @@
 // stays on one shard, then comes the next one's turn. Together they are one switch with N * slots_per_shard slots: a
 // (shard, slot, version) is the position modulo twice that window, and nothing else of the protocol depends on N
 // (docs/protocol.md).
-#ifndef XLA_FFI_CLIENT_STRIPES_H_
-#define XLA_FFI_CLIENT_STRIPES_H_
+#ifndef XLA_FFI_HOST_STRIPES_H_
+#define XLA_FFI_HOST_STRIPES_H_
 
 #include <algorithm>
 #include <bit>
@@ -56,4 +56,4 @@ class Stripes {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_STRIPES_H_
+#endif  // XLA_FFI_HOST_STRIPES_H_

@@ -1,6 +1,6 @@
 // One sum of one host, as the FFI layer hands it to the transport.
-#ifndef XLA_FFI_CLIENT_SUM_H_
-#define XLA_FFI_CLIENT_SUM_H_
+#ifndef XLA_FFI_HOST_SUM_H_
+#define XLA_FFI_HOST_SUM_H_
 
 #include <cstdint>
 #include <functional>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/fixed_point.h"
+#include "host/fixed_point.h"
 
 namespace passing {
 
@@ -70,4 +70,4 @@ class Collective {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_SUM_H_
+#endif  // XLA_FFI_HOST_SUM_H_

@@ -1,4 +1,4 @@
-#include "client/sum_plan.h"
+#include "host/sum_plan.h"
 
 #include <cassert>
 

@@ -2,14 +2,14 @@
 //
 // The leaves stand end to end on one line. Where two elements share a lane, a leaf of odd size takes a place more,
 // which holds nothing: so no lane belongs to two leaves.
-#ifndef XLA_FFI_CLIENT_SUM_PLAN_H_
-#define XLA_FFI_CLIENT_SUM_PLAN_H_
+#ifndef XLA_FFI_HOST_SUM_PLAN_H_
+#define XLA_FFI_HOST_SUM_PLAN_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "client/sum.h"
+#include "host/sum.h"
 
 namespace passing {
 
@@ -122,4 +122,4 @@ class SumPlan {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_SUM_PLAN_H_
+#endif  // XLA_FFI_HOST_SUM_PLAN_H_

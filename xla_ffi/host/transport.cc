@@ -1,4 +1,4 @@
-#include "client/transport.h"
+#include "host/transport.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 // AllReduce over UDP, on a thread of its own and on those of its callers: what a session holds.
-#ifndef XLA_FFI_CLIENT_TRANSPORT_H_
-#define XLA_FFI_CLIENT_TRANSPORT_H_
+#ifndef XLA_FFI_HOST_TRANSPORT_H_
+#define XLA_FFI_HOST_TRANSPORT_H_
 
 #include <cstdint>
 #include <memory>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/all_reduce.h"
+#include "host/all_reduce.h"
 #include "net/udp_socket.h"
 
 namespace passing {
@@ -69,4 +69,4 @@ class Transport : public Collective {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_CLIENT_TRANSPORT_H_
+#endif  // XLA_FFI_HOST_TRANSPORT_H_

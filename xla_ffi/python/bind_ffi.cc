@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/bindings.h"
 #include "ffi/handlers.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 

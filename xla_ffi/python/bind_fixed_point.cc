@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "client/fixed_point.h"
-#include "ffi/bindings.h"
+#include "host/fixed_point.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

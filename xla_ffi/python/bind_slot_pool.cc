@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/bindings.h"
 #include "net/udp_socket.h"
+#include "python/bindings.h"
 #include "switch/slot_pool.h"
 #include "wire/header.h"
 

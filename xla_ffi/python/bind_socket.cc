@@ -1,11 +1,11 @@
-#include "ffi/bind_socket.h"
+#include "python/bind_socket.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <string>
 
-#include "ffi/bindings.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,6 +1,6 @@
 // The socket to a switch that Python opens, joins a job with, and hands on.
-#ifndef XLA_FFI_FFI_BIND_SOCKET_H_
-#define XLA_FFI_FFI_BIND_SOCKET_H_
+#ifndef XLA_FFI_PYTHON_BIND_SOCKET_H_
+#define XLA_FFI_PYTHON_BIND_SOCKET_H_
 
 #include <cstdint>
 #include <optional>
@@ -30,4 +30,4 @@ struct PythonSocket {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_FFI_BIND_SOCKET_H_
+#endif  // XLA_FFI_PYTHON_BIND_SOCKET_H_

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/bind_socket.h"
-#include "ffi/bindings.h"
 #include "net/udp_socket.h"
+#include "python/bind_socket.h"
+#include "python/bindings.h"
 #include "switch/udp_switch.h"
 #include "wire/probe.h"
 

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/transport.h"
-#include "ffi/bind_socket.h"
-#include "ffi/bindings.h"
 #include "ffi/flat_collective.h"
+#include "host/transport.h"
 #include "net/udp_socket.h"
+#include "python/bind_socket.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,11 +1,11 @@
 // The parts of the Python module jax_passing._native (described in jax_passing/_native.pyi).
-#ifndef XLA_FFI_FFI_BINDINGS_H_
-#define XLA_FFI_FFI_BINDINGS_H_
+#ifndef XLA_FFI_PYTHON_BINDINGS_H_
+#define XLA_FFI_PYTHON_BINDINGS_H_
 
 #include <nanobind/nanobind.h>
 
-#include "client/all_reduce.h"
 #include "ffi/rendezvous.h"
+#include "host/all_reduce.h"
 #include "net/udp_socket.h"
 
 namespace passing {
@@ -24,4 +24,4 @@ void AttachOrThrow(Attachment attachment);
 
 }  // namespace passing
 
-#endif  // XLA_FFI_FFI_BINDINGS_H_
+#endif  // XLA_FFI_PYTHON_BINDINGS_H_

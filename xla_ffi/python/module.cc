@@ -2,7 +2,7 @@
 
 #include <system_error>
 
-#include "ffi/bindings.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 

@@ -1,4 +1,4 @@
-#include "client/active_sum.h"
+#include "host/active_sum.h"
 
 #include <gtest/gtest.h>
 

@@ -1,14 +1,14 @@
-#include "client/all_reduce.h"
+#include "host/all_reduce.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <numeric>
 
-#include "../tests/xla_ffi/client/cluster.h"
-#include "../tests/xla_ffi/client/workload.h"
-#include "client/order.h"
-#include "client/sum_plan.h"
+#include "../tests/xla_ffi/host/cluster.h"
+#include "../tests/xla_ffi/host/workload.h"
+#include "host/order.h"
+#include "host/sum_plan.h"
 
 namespace passing {
 namespace {

@@ -1,6 +1,6 @@
 // A whole cluster in one thread: the slot pools of all switches and the AllReduce of every rank over a FakeNetwork.
-#ifndef TESTS_XLA_FFI_CLIENT_CLUSTER_H_
-#define TESTS_XLA_FFI_CLIENT_CLUSTER_H_
+#ifndef TESTS_XLA_FFI_HOST_CLUSTER_H_
+#define TESTS_XLA_FFI_HOST_CLUSTER_H_
 
 #include <algorithm>
 #include <memory>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "../tests/xla_ffi/client/tree.h"
-#include "client/all_reduce.h"
+#include "../tests/xla_ffi/host/tree.h"
+#include "host/all_reduce.h"
 #include "net/fake_network.h"
 #include "switch/slot_pool.h"
 
@@ -200,4 +200,4 @@ class Cluster {
 
 }  // namespace passing
 
-#endif  // TESTS_XLA_FFI_CLIENT_CLUSTER_H_
+#endif  // TESTS_XLA_FFI_HOST_CLUSTER_H_

@@ -1,6 +1,6 @@
 // What fixed_point.h must compute, written a second time: one element at a time, in wider arithmetic.
-#ifndef TESTS_XLA_FFI_CLIENT_FIXED_POINT_REFERENCE_H_
-#define TESTS_XLA_FFI_CLIENT_FIXED_POINT_REFERENCE_H_
+#ifndef TESTS_XLA_FFI_HOST_FIXED_POINT_REFERENCE_H_
+#define TESTS_XLA_FFI_HOST_FIXED_POINT_REFERENCE_H_
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "client/fixed_point.h"
+#include "host/fixed_point.h"
 
 namespace passing::reference {
 
@@ -119,4 +119,4 @@ inline int64_t Quantise(DType dtype, long double host_element, int32_t exponent,
 
 }  // namespace passing::reference
 
-#endif  // TESTS_XLA_FFI_CLIENT_FIXED_POINT_REFERENCE_H_
+#endif  // TESTS_XLA_FFI_HOST_FIXED_POINT_REFERENCE_H_

@@ -1,4 +1,4 @@
-#include "client/fixed_point.h"
+#include "host/fixed_point.h"
 
 #include <gtest/gtest.h>
 #if defined(__x86_64__)
@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-#include "../tests/xla_ffi/client/fixed_point_reference.h"
+#include "../tests/xla_ffi/host/fixed_point_reference.h"
 #include "wire/header.h"
 
 namespace passing {

@@ -1,4 +1,4 @@
-#include "client/stripes.h"
+#include "host/stripes.h"
 
 #include <gtest/gtest.h>
 

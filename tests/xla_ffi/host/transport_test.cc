@@ -1,4 +1,4 @@
-#include "client/transport.h"
+#include "host/transport.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Which switches there are, one below another, and which of them each rank sends to.
-#ifndef TESTS_XLA_FFI_CLIENT_TREE_H_
-#define TESTS_XLA_FFI_CLIENT_TREE_H_
+#ifndef TESTS_XLA_FFI_HOST_TREE_H_
+#define TESTS_XLA_FFI_HOST_TREE_H_
 
 #include <algorithm>
 #include <cassert>
@@ -86,4 +86,4 @@ inline std::vector<std::vector<Member>> MembersOf(const Tree& tree) {
 
 }  // namespace passing
 
-#endif  // TESTS_XLA_FFI_CLIENT_TREE_H_
+#endif  // TESTS_XLA_FFI_HOST_TREE_H_

@@ -1,6 +1,6 @@
 // Programs of random sums for a Cluster, and what every host must get.
-#ifndef TESTS_XLA_FFI_CLIENT_WORKLOAD_H_
-#define TESTS_XLA_FFI_CLIENT_WORKLOAD_H_
+#ifndef TESTS_XLA_FFI_HOST_WORKLOAD_H_
+#define TESTS_XLA_FFI_HOST_WORKLOAD_H_
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "../tests/xla_ffi/client/cluster.h"
-#include "client/fixed_point.h"
+#include "../tests/xla_ffi/host/cluster.h"
+#include "host/fixed_point.h"
 
 namespace passing {
 
@@ -237,4 +237,4 @@ inline std::string Stalls(Cluster& cluster, uint32_t world_size) {
 
 }  // namespace passing
 
-#endif  // TESTS_XLA_FFI_CLIENT_WORKLOAD_H_
+#endif  // TESTS_XLA_FFI_HOST_WORKLOAD_H_
