@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from jax_passing import _native, config
 from jax_passing.errors import ConfigError, Failure
@@ -23,6 +24,20 @@ def device_ranks(settings: config.Settings, devices: int) -> int:
             f"than the {config.RANKS_MAX} of a job. Use strategy='passing', which takes one a host."
         )
     return devices
+
+
+class Links(NamedTuple):
+    """Of a job, for those who predict how long its sums take. The same on all hosts.
+
+    Attributes:
+      host_gbit: the slowest host's rate; None if no host knows its own.
+      switch_gbit: the slowest switch's; None if the switches have a port for each host.
+      switches: how many share the job's sums.
+    """
+
+    host_gbit: float | None
+    switch_gbit: float | None
+    switches: int
 
 
 class Ranks:
@@ -51,6 +66,10 @@ class Ranks:
             self.host.close()
             raise
         self._all = [self.host, *self.devices]
+
+    @property
+    def links(self) -> Links:
+        return Links(self.host.link_gbit, self.host.switch_link_gbit, len(self._settings.switch or ()))
 
     def attach(self, deadline_s: float, first_device_id: int) -> None:
         """Lends the transports to this process's handlers."""

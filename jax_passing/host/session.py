@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 
@@ -18,7 +18,7 @@ from jax_passing import _compat, _native, config, errors
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
 from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_executions
-from jax_passing.host.ranks import Ranks, device_ranks
+from jax_passing.host.ranks import Links, Ranks, device_ranks
 from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
@@ -33,28 +33,16 @@ _preparations: list[Callable[[], None]] = []
 
 
 def when_beginning(prepare: Callable[[], None]) -> None:
-    """`prepare` is called whenever a session begins, before it joins: by then JAX must know what the sums need. Modules
-    further up, which import this one, say so as they are imported."""
+    """`prepare` is called whenever a session begins, before it joins, and now if one is open: by then JAX must know
+    what the sums need. Modules further up, which import this one, say so as they are imported."""
     _preparations.append(prepare)
+    if _current is not None:
+        prepare()
 
 
 def current() -> "Session | None":
     """The session of this process, if one is open."""
     return _current
-
-
-class Links(NamedTuple):
-    """Of a job, for those who predict how long its sums take. The same on all hosts.
-
-    Attributes:
-      host_gbit: the slowest host's rate; None if no host knows its own.
-      switch_gbit: the slowest switch's; None if the switches have a port for each host.
-      switches: how many share the job's sums.
-    """
-
-    host_gbit: float | None
-    switch_gbit: float | None
-    switches: int
 
 
 class Session:
@@ -122,10 +110,7 @@ class Session:
     @property
     def links(self) -> Links | None:
         """None without a switch."""
-        if self._ranks is None:
-            return None
-        member = self._ranks.host
-        return Links(member.link_gbit, member.switch_link_gbit, len(self.settings.switch or ()))
+        return None if self._ranks is None else self._ranks.links
 
     # Leaving.
 

@@ -1,4 +1,4 @@
-// The client's side of the protocol: one rank's sums, as a state machine over a Driver. No threads, no clock,
+// The host's side of the protocol: one rank's sums, as a state machine over a Driver. No threads, no clock,
 // no sockets: time is an argument, packets and order messages are handed in.
 //
 // Start, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one run of

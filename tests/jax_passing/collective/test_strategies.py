@@ -10,8 +10,8 @@ import jax_passing
 from jax_passing.collective import bucketed_sum
 from jax_passing.collective.axes import Extent
 from jax_passing.errors import ConfigError, UnvaryingInputError
+from jax_passing.host.ranks import Links
 from jax_passing.host.scope import Scope
-from jax_passing.host.session import Links
 
 
 def program(x, check_vma=False, **options):

@@ -59,6 +59,20 @@ def test_a_world_of_one_needs_no_switch():
     session.shutdown()  # once more does nothing
 
 
+def test_what_sums_need_is_prepared_when_a_session_begins(monkeypatch):
+    monkeypatch.setattr(sessions, "_preparations", list(sessions._preparations))
+    calls = []
+    sessions.when_beginning(lambda: calls.append("early"))
+    assert calls == []
+    for _ in range(2):
+        with jax_passing.init():
+            assert calls == ["early"]
+            sessions.when_beginning(lambda: calls.append("late"))
+            assert calls == ["early", "late"]
+        sessions._preparations.pop()
+        calls.clear()
+
+
 def test_sums_before_and_after_a_session_say_so():
     with jax_passing.init():
         total(ONES)
