@@ -83,7 +83,11 @@ def axis_size(name: Axis) -> int:
     """Size of a mesh or vmap axis; NameError if it isn't bound here."""
     env = _core.get_axis_env()
     if not env.axis_exists(name):
-        raise NameError(f"unbound axis name: {name}; bind it with jax.shard_map, jax.pmap or jax.vmap")
+        bound = ", ".join(map(repr, env.axis_sizes)) or "none"
+        raise NameError(
+            f"unbound axis name: {name}. Bound here: {bound}. Bind it with jax.shard_map, jax.pmap or jax.vmap around "
+            "this call."
+        )
     return int(env.axis_size(name))
 
 

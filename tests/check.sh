@@ -89,8 +89,10 @@ cpp_tests() {
   timeout 1800 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
 }
 
-# pytest of virtual environment $1 on the paths that follow.
-python_tests() { timeout 3000 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
+# pytest of virtual environment $1 on the paths that follow, two files at a time.
+python_tests() { one_by_one "$1" --numprocesses=2 --dist=loadfile "${@:2}"; }
+# The same for tests whose hosts are processes of their own: they need both cores.
+one_by_one() { timeout 3000 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
 randomised_search() { timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 300 --seed 1; }
@@ -101,7 +103,7 @@ bazel_tests() { timeout 1800 bash tests/bazel.sh; }
 tests_of_another_jax() {
   python_tests "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,primitive,psum,strategies,transforms}.py
-  python_tests "$1" tests/end_to_end/test_sums.py -m "not slow" -k "every_dtype or one_mesh or sums_match"
+  one_by_one "$1" tests/end_to_end/test_sums.py -m "not slow" -k "every_dtype or one_mesh or sums_match"
 }
 
 newest_jaxlib() {
@@ -159,7 +161,7 @@ if $fast; then
   stage "P4 for Tofino, interpreted" python_tests "$oldest" tests/p4/test_tna_program.py
 else
   stage "P4" python_tests "$oldest" tests/p4
-  stage "end to end" python_tests "$oldest" tests/end_to_end
+  stage "end to end" one_by_one "$oldest" tests/end_to_end
   stage "randomised search" randomised_search
   stage "Bazel" bazel_tests
   stage "newest jaxlib" newest_jaxlib

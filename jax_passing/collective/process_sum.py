@@ -37,11 +37,12 @@ def process_sum(tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     _check_outside("process_sum", leaves)
     scope = _scope("process_sum")
-    arrays = [_as_array(leaf) for leaf in leaves]
-    if not arrays:
+    if not leaves:
         return tree
+    paths = paths_of(tree)
+    arrays = [_as_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
     types = [type_text(array) for array in arrays]
-    site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, paths_of(tree), function="process_sum", types=types)
+    site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, paths, function="process_sum", types=types)
     sums = _over_hosts(arrays, scope, site)
     results = [
         each if isinstance(leaf, np.ndarray | jax.Array) else each[()] for each, leaf in zip(sums, leaves, strict=True)
@@ -76,10 +77,14 @@ def _scope(function: str) -> scopes.Scope:
     return scope
 
 
-def _as_array(leaf: Any) -> np.ndarray:
+def _as_array(leaf: Any, path: str) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.name not in SUPPORTED_DTYPES:
-        raise UnsupportedDtypeError(f"process_sum of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES)}")
+        at = f" at {path}" if path else ""
+        raise UnsupportedDtypeError(
+            f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}{at}; supported are "
+            f"{', '.join(SUPPORTED_DTYPES)}"
+        )
     return array.astype(np.int32) if array.dtype == np.bool_ else array
 
 

@@ -73,7 +73,7 @@ def current() -> Scope | None:
     scope: Scope | None = _compat.scope()
     if scope is None or (not scope.stream and threading.get_ident() != _thread):  # none, or that of an earlier session
         raise ThreadError(
-            f"Thread {threading.current_thread().name!r} traces a sum, but another thread called jax_passing.init. "
+            f"Thread {threading.current_thread().name!r} asks for a sum, but another thread called jax_passing.init. "
             "What two threads dispatch may run in another order on each host, and their sums would mix up: give this "
             "thread an order of its own with `with jax_passing.stream('name'):` around the calls, under the same name "
             "on all hosts. (Programs on several devices at once must all come from one thread.)"

@@ -159,15 +159,19 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
 
 void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
   std::lock_guard lock(mutex_);
-  if (!attachment_) return;
+  if (attachment_) Count(executable, run_id, device);
+}
+
+void Rendezvous::Count(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
   Visits& visits = visits_[{executable->hash, device}];
-  if (visits.executable == executable && visits.run_id == run_id) return;  // it has several loops or branches
+  if (visits.executable == executable && visits.run_id == run_id) return;  // it has several loops, branches or sums
   ++visits.count;
   visits.executable = executable;
   visits.run_id = run_id;
 }
 
 std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
+  if (site->executable->visits) Count(site->executable, call.run_id, call.device);  // it may come before all visits
   if (open_.empty()) wake_watch_.notify_all();
   auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
   auto it = std::find_if(alike.begin(), alike.end(), [&](const auto& gathering) { return gathering->site == site; });
@@ -218,7 +222,7 @@ std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
   if (!same_executable || progress.run_id != run_id) {
     progress.next_step = 0;
     if (executable->visits) {
-      // That of one device: each visits by itself. The call came behind it on that device.
+      // That of one device: each visits by itself.
       const Visits& visits = visits_[{executable->hash, devices.front() + attachment_->first_device_id}];
       if (visits.executable != executable || visits.run_id != run_id) return Overlapped(site.shape->site_name);
       progress.execution = visits.count;

@@ -101,7 +101,7 @@ class Rendezvous {
     int32_t run_id = 0;
   };
 
-  // The first four need the lock, the next three take it.
+  // The first five need the lock, the next three take it.
   //
   // Why `call` can't join; the session fails too if `fatal`.
   std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
@@ -109,6 +109,8 @@ class Rendezvous {
   std::shared_ptr<Gathering> Join(const std::shared_ptr<const Site>& site, Call call);
   // Gives a complete gathering its key, and announces its program if it is new on these devices; or why it can't.
   std::optional<Failure> Name(Gathering& gathering);
+  // That a device is in this execution.
+  void Count(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
   void StartSum(std::shared_ptr<Gathering> gathering);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
