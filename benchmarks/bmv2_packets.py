@@ -19,8 +19,8 @@ from frames import IPV4, UDP, ethernet, ipv4, passing, udp
 from p4_network import HOSTS
 from p4_switch import Switch
 
-from jax_passing.data_plane import JobSlots
-from jax_passing.wire import MAX, SUM
+from jax_passing.protocol.packet import MAX, SUM
+from jax_passing.switch.data_plane import JobSlots
 
 SLOTS = 64
 SEQUENCE_AT = 14 + 20 + 8 + 12

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/transport.h"
+#include "host/transport.h"
 #include "switch/udp_switch.h"
 
 namespace passing {

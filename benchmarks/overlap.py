@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with StarNetwork(arguments.hosts, arguments.gbit) as star:
         result = star.folder / "result.json"
         switch = f"{star.address(SWITCH)}:{PORT}"
-        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", switch]
+        command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", switch]
         serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
         assert serving.stdout is not None
         serving.stdout.readline()

@@ -72,7 +72,7 @@ def main() -> None:
         return work(arguments.mebibytes)
     with StarNetwork(arguments.hosts, arguments.gbit) as star:
         switch = f"{star.address(SWITCH)}:{PORT}"
-        command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", switch]
+        command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", switch]
         serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
         assert serving.stdout is not None
         serving.stdout.readline()

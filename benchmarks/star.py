@@ -24,7 +24,7 @@ from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
 
-from jax_passing import bench_table
+from jax_passing.commands import bench_table
 from jax_passing.errors import PassingError
 
 WARM_UPS = 2  # they compile, and learn the order of sums

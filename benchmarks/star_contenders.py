@@ -12,7 +12,7 @@ import star_bmv2
 from star_network import SWITCH
 from star_running import START_S, Contender, Running
 
-from jax_passing.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.collective.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
 
 RACK = 2  # hosts in a rack, where there are racks
 # The star is one network, which would carry each switch's multicast to the hosts of all racks.
@@ -101,7 +101,7 @@ def _address(running: Running, host: int, number: int = 0) -> str:
 
 
 def _start_switch(running: Running, name: str, host: int, listen: str, *flags: str) -> None:
-    command = [sys.executable, "-P", "-m", "jax_passing.cli", "switch", "--listen", listen]
+    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", listen]
     running.start(name, host, [*command, *flags])
 
 

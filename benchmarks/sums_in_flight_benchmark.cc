@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/all_reduce.h"
+#include "host/all_reduce.h"
 
 namespace passing {
 namespace {

@@ -1,4 +1,4 @@
-"""The C++ side, as Python sees it (nanobind module, sources in xla_ffi/ffi/module.cc)."""
+"""The C++ side, as Python sees it (nanobind module, sources in xla_ffi/python/module.cc)."""
 
 from collections.abc import Sequence
 from typing import final, overload

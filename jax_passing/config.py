@@ -17,7 +17,7 @@ from jax_passing.errors import ConfigError
 PREFIX = "JAX_PASSING_"
 RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
-DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (ranks.py)
+DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (host/ranks.py)
 STRATEGIES = ("passing", "flat", "native", "auto")
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas: they travel in a join
 

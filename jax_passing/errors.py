@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -129,6 +129,20 @@ def is_kind(kind: str) -> bool:
     return kind in _BY_KIND
 
 
+def _no_failure() -> Failure | None:
+    return None
+
+
+_failure_of_session: Callable[[], Failure | None] = _no_failure
+
+
+def ask_for_failure(failure_of_session: Callable[[], Failure | None]) -> None:
+    """`failure_of_session` says why the open session can't go on, if so; `typed` asks it. The session, which imports
+    this module, says so of itself."""
+    global _failure_of_session
+    _failure_of_session = failure_of_session
+
+
 def typed(error: BaseException) -> PassingError | None:
     """The error of ours that `error`, raised by JAX, stands for; None if it has another cause."""
     # Without jax nothing can be one of its errors, and the switch process must not load it for this question.
@@ -136,10 +150,7 @@ def typed(error: BaseException) -> PassingError | None:
     # What fails while it is dispatched, on the caller's thread, comes as a ValueError with the same text.
     if jax is None or isinstance(error, PassingError) or not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return None
-    from jax_passing import session  # it imports this module
-
-    current = session.current()
-    known = current.failed if current is not None else None
+    known = _failure_of_session()
     failure = failure_in(str(error))
     if failure is None and not isinstance(error, jax.errors.JaxRuntimeError):
         return None

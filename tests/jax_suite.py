@@ -43,7 +43,7 @@ def run(which: str, file: str, report: str) -> int:
 
 def replace_psum(jax: Any, binds: "collections.Counter[str]") -> None:
     import jax_passing
-    from jax_passing import scope
+    from jax_passing.host import scope
 
     lax_psum = jax.lax.psum
 
@@ -61,7 +61,7 @@ def replace_psum(jax: Any, binds: "collections.Counter[str]") -> None:
 
 
 def count_binds(binds: "collections.Counter[str]") -> None:
-    from jax_passing import primitive
+    from jax_passing.collective import primitive
 
     for name, value in vars(primitive).items():
         if name.endswith("_p") and hasattr(value, "bind"):

@@ -4,10 +4,10 @@ import time
 import uuid
 from contextlib import closing
 
-from jax_passing import control_messages as messages
 from jax_passing.conformance.devices import Check
 from jax_passing.conformance.joining import ask, receive
 from jax_passing.conformance.live_job import Join, LiveJob
+from jax_passing.protocol import control_messages as messages
 
 SECTION = "control connection"
 AT_ONCE_S = 5.0

@@ -7,7 +7,17 @@ from itertools import pairwise
 
 from jax_passing.conformance.exchange import Exchange, Place, Played, Step
 from jax_passing.conformance.model import State
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, HEADER, PROBE, RESULT, SUM, MalformedError, Packet, decode
+from jax_passing.protocol.packet import (
+    CONTRIBUTION,
+    EVERY_WORKER,
+    HEADER,
+    PROBE,
+    RESULT,
+    SUM,
+    MalformedError,
+    Packet,
+    decode,
+)
 
 TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 STEPS_SHOWN = 12

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from jax_passing.conformance.model import Job, Limits, Parent, State, Switch
-from jax_passing.wire import HEADER, LANES_MAX
+from jax_passing.protocol.packet import HEADER, LANES_MAX
 
 # The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
 NUMBERS = {"A": (3, 11, 8), "B": (4, 12, 12)}

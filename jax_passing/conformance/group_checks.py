@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
-from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import GroupSocket
 from jax_passing.conformance.devices import Check, DeviceError, NotApplicableError
 from jax_passing.conformance.joining import WorkerEnd
 from jax_passing.conformance.live_job import Join, LiveJob
-from jax_passing.wire import GROUP_PORT, PROBE, MalformedError, decode
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import GROUP_PORT, PROBE, MalformedError, decode
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
 PROBES = 44  # of a burst: full packets, and a last one of one lane

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.devices import DeviceError
-from jax_passing.control_connection import ControlConnection, connect
+from jax_passing.host.control_connection import ControlConnection, connect
+from jax_passing.protocol import control_messages as messages
 
 JOIN_S = 20.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet

@@ -20,7 +20,7 @@ from scapy.fields import (
 from scapy.layers.inet import UDP
 from scapy.packet import Packet, bind_bottom_up, bind_layers
 
-from jax_passing import wire
+from jax_passing.protocol import packet
 
 
 class Passing(Packet):
@@ -28,33 +28,33 @@ class Passing(Packet):
 
     name = "PASSING"
     fields_desc = [  # noqa: RUF012  (scapy's way)
-        XByteField("magic", wire.MAGIC),
-        ByteField("protocol", wire.PROTOCOL),
-        ByteEnumField("type", wire.CONTRIBUTION, {1: "contribution", 2: "result", 3: "probe"}),
+        XByteField("magic", packet.MAGIC),
+        ByteField("protocol", packet.PROTOCOL),
+        ByteEnumField("type", packet.CONTRIBUTION, {1: "contribution", 2: "result", 3: "probe"}),
         FlagsField("flags", 0, 8, ["NaN", "+Inf", "-Inf"]),
         ShortField("job", 0),
         ShortField("epoch", 0),
-        ShortEnumField("worker", 0, {wire.EVERY_WORKER: "every worker"}),
+        ShortEnumField("worker", 0, {packet.EVERY_WORKER: "every worker"}),
         ShortField("slot", 0),
         IntField("sequence", 0),
         ByteField("version", 0),
-        ByteEnumField("lane_format", wire.SUM, {1: "sum", 2: "signed maximum"}),
+        ByteEnumField("lane_format", packet.SUM, {1: "sum", 2: "signed maximum"}),
         FieldLenField("element_count", None, fmt="H", count_of="lanes"),
         FieldListField(
             "lanes",
             [],
             SignedIntField("lane", 0),
-            count_from=lambda packet: packet.element_count,
-            max_count=wire.LANES_MAX,
+            count_from=lambda layer: layer.element_count,
+            max_count=packet.LANES_MAX,
         ),
     ]
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
         """A machine that offloads segmentation captures several packets in one datagram."""
-        return Passing if payload[:1] == bytes([wire.MAGIC]) else super().guess_payload_class(payload)
+        return Passing if payload[:1] == bytes([packet.MAGIC]) else super().guess_payload_class(payload)
 
 
-bind_layers(UDP, Passing, dport=wire.PORT)
-for _port in (wire.PORT, wire.GROUP_PORT):
+bind_layers(UDP, Passing, dport=packet.PORT)
+for _port in (packet.PORT, packet.GROUP_PORT):
     bind_bottom_up(UDP, Passing, sport=_port)
     bind_bottom_up(UDP, Passing, dport=_port)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax_passing.conformance.exchange import PARENTS, Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.model import Limits
-from jax_passing.wire import EVERY_WORKER, LANES_MAX, MAX, RESULT, SUM, Packet
+from jax_passing.protocol.packet import EVERY_WORKER, LANES_MAX, MAX, RESULT, SUM, Packet
 
 
 def cases(limits: Limits) -> list[Exchange]:

@@ -7,7 +7,6 @@ from functools import partial
 
 import msgspec
 
-from jax_passing import control_messages as messages
 from jax_passing.config import address_text
 from jax_passing.conformance import control_checks, group_checks
 from jax_passing.conformance.devices import Check, DeviceError
@@ -18,8 +17,9 @@ from jax_passing.conformance.joining import JOIN_S, GroupAnswer, RefusedError, d
 from jax_passing.conformance.live_job import AS_PARENT, JOBS_MAX, LiveJob, TooLateError
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
-from jax_passing.data_plane import VERDICTS
-from jax_passing.wire import RESULT
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import RESULT
+from jax_passing.switch.data_plane import VERDICTS
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0

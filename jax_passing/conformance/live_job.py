@@ -11,7 +11,6 @@ from typing import Protocol
 
 import msgspec
 
-from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.differences import shown
@@ -29,8 +28,9 @@ from jax_passing.conformance.joining import (
 )
 from jax_passing.conformance.model import Parent, State
 from jax_passing.conformance.parent_role import ParentEnd, ParentRole
-from jax_passing.control_connection import ControlConnection
-from jax_passing.wire import EVERY_WORKER, RESULT, Packet
+from jax_passing.host.control_connection import ControlConnection
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
 ATTEMPTS = 15
 # A device may drop what comes in one go: bmv2 holds some 30 frames of a port, whoever they are from.

@@ -6,7 +6,7 @@ It keeps every contribution and computes results from all of them, so that it sh
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from jax_passing.wire import (
+from jax_passing.protocol.packet import (
     CONTRIBUTION,
     EVERY_WORKER,
     LANES_MAX,

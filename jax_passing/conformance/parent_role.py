@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from jax_passing import control_messages as messages
 from jax_passing.conformance.data_socket import DataSocket
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import PARENTS
 from jax_passing.conformance.model import Parent
+from jax_passing.protocol import control_messages as messages
 
 log = logging.getLogger("jax_passing.conformance")
 

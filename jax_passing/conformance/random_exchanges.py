@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jax_passing.conformance.exchange import STRANGER, Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.model import Job, Limits
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM, Packet
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM, Packet
 
 WORD = 1 << 32
 # Sums that wrap, maxima of both signs, and what looks like one of them.

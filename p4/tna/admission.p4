@@ -9,7 +9,7 @@
 // So the first row that holds names the verdict, as in every data plane. The pass is FIRST in all these rows but the
 // first kind, which later passes match as well. A job with a parent adds: its results, by the parent's numbers
 // (from_parent), what falls short of that as above, and the same packet in its second pass (answer).
-// jax_passing/data_planes/tofino_admission.py makes these rows.
+// jax_passing/switch/data_planes/tofino_admission.py makes these rows.
 #ifndef P4_TNA_ADMISSION_P4_
 #define P4_TNA_ADMISSION_P4_
 

@@ -11,8 +11,8 @@ from jax_passing.conformance import golden, model, random_exchanges
 from jax_passing.conformance.differences import difference, shown, state_difference
 from jax_passing.conformance.exchange import Played, answered_by_model, final_states
 from jax_passing.conformance.model import Limits, State, is_newer
-from jax_passing.data_plane import VERDICTS
-from jax_passing.wire import HEADER, LANES_MAX, MalformedError, Packet, decode
+from jax_passing.protocol.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
+from jax_passing.switch.data_plane import VERDICTS
 
 CASES = golden.read()
 

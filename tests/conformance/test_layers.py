@@ -9,7 +9,7 @@ from scapy.packet import Raw
 
 from jax_passing.conformance import golden
 from jax_passing.conformance.layers import Passing
-from jax_passing.wire import MAX, RESULT, MalformedError, Packet, decode
+from jax_passing.protocol.packet import MAX, RESULT, MalformedError, Packet, decode
 
 
 def well_formed():

@@ -15,17 +15,18 @@ from model_switch import ModelDataPlane, ModelSwitch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from jax_passing import cli, group_probe
-from jax_passing import control_messages as messages
+from jax_passing.commands import cli
 from jax_passing.config import parse_address
 from jax_passing.conformance import golden, joining, live, live_job, parent_role, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
-from jax_passing.control_connection import ControlConnection
-from jax_passing.data_plane import VERDICTS
 from jax_passing.errors import ConfigError
-from jax_passing.wire import decode
+from jax_passing.host.control_connection import ControlConnection
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import decode
+from jax_passing.switch import group_probe
+from jax_passing.switch.data_plane import VERDICTS
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance import golden
-from jax_passing.control_connection import connect
-from jax_passing.wire import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
+from jax_passing.host.control_connection import connect
+from jax_passing.protocol.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 
 ROOT = Path(__file__).parents[2]
 DISSECTOR = ROOT / "tools/wireshark/passing.lua"
@@ -146,7 +146,7 @@ def test_a_real_sum(tmp_path):
     control.close()
     capture = Capture(file := tmp_path / "sum.pcapng", hello.data_port)
     try:
-        command = [sys.executable, "-P", "-m", "jax_passing.cli", "run", "--hosts", "2", "--switch", running.address]
+        command = [sys.executable, "-P", "-m", "jax_passing", "run", "--hosts", "2", "--switch", running.address]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         subprocess.run([*command, ROOT / "examples/hello_psum.py"], env=environment, timeout=120, check=True)
         capture.finish()

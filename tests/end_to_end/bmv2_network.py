@@ -16,7 +16,7 @@ import namespaces
 import p4_tools
 from namespaces import ip
 
-from jax_passing.wire import PORT
+from jax_passing.protocol.packet import PORT
 
 from .conftest import PASSING, PROGRAMS, Process, host_settings
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bridge_network import BridgeNetwork
 
-from jax_passing.wire import PORT
+from jax_passing.protocol.packet import PORT
 
 from .conftest import PASSING, PROGRAMS, Process, host_settings
 

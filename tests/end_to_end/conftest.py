@@ -14,7 +14,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 100.0  # of what takes a few seconds: a busy machine needs less, and only a hang exceeds it
-PASSING = [sys.executable, "-P", "-m", "jax_passing.cli"]
+PASSING = [sys.executable, "-P", "-m", "jax_passing"]
 
 
 class Process:

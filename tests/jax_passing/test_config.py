@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing import config, switch
+from jax_passing import config
 from jax_passing.errors import ConfigError
+from jax_passing.switch.serve import SwitchSettings
 
 
 def resolve(arguments=None, file=None, environment=None, cluster=None):
@@ -210,5 +211,5 @@ def test_addresses_never_raise_anything_else(text):
 
 def test_docs_list_every_setting():
     text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-    names = [field.name for settings in (config.Settings, switch.SwitchSettings) for field in fields(settings)]
+    names = [field.name for settings in (config.Settings, SwitchSettings) for field in fields(settings)]
     assert [name for name in names if f"| `{name}` |" not in text] == []

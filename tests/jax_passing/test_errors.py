@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from jax_passing import errors
-from jax_passing import session as sessions
 from jax_passing.errors import Failure
+from jax_passing.host import session as sessions
 
 
 def every_error():

@@ -12,7 +12,7 @@ from jax_passing.conformance import golden, limit_cases, random_exchanges
 from jax_passing.conformance.differences import difference, state_difference
 from jax_passing.conformance.exchange import Exchange, Played, final_states
 from jax_passing.conformance.model import Limits, State
-from jax_passing.data_plane import JobSlots, Parent
+from jax_passing.switch.data_plane import JobSlots, Parent
 
 FIRST_PORT = 1024  # UDP
 NO_MAC = "00:00:00:00:00:00"

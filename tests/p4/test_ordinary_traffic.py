@@ -22,7 +22,7 @@ from frames import (
 )
 from p4_network import HOSTS
 
-from jax_passing.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import PipelineError
 
 (A_MAC, A_IP), (B_MAC, B_IP), *_ = HOSTS
 NO_MAC = "00:00:00:00:00:00"

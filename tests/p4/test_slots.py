@@ -9,10 +9,10 @@ import p4_network
 import pytest
 from frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
 
-from jax_passing.data_plane import JobSlots, Parent
-from jax_passing.data_planes import p4
-from jax_passing.data_planes.pipeline import PipelineError
-from jax_passing.wire import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM
+from jax_passing.switch.data_plane import JobSlots, Parent
+from jax_passing.switch.data_planes import p4
+from jax_passing.switch.data_planes.pipeline import PipelineError
 
 HOSTS = p4_network.HOSTS
 JOB, EPOCH, SLOT_FIRST, SLOT_COUNT = 7, 3, 64, 32

@@ -8,7 +8,7 @@ from frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
 
 from jax_passing.conformance import run
 from jax_passing.conformance.model import Job, Parent
-from jax_passing.wire import EVERY_WORKER, RESULT, Packet, decode
+from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet, decode
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import logging
 
-from jax_passing import control_messages as messages
-from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import SlotVersion
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.data_plane import SlotVersion
 
 logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 

@@ -4,8 +4,8 @@ import functools
 import os
 import socket
 
-from jax_passing.data_planes import ebpf
 from jax_passing.errors import ConfigError
+from jax_passing.switch.data_planes import ebpf
 
 
 @functools.cache

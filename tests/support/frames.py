@@ -4,7 +4,7 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 
-from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PROTOCOL, SUM
+from jax_passing.protocol.packet import CONTRIBUTION, HEADER, MAGIC, PROTOCOL, SUM
 
 ARP, IPV4, IPV6, VLAN = 0x0806, 0x0800, 0x86DD, 0x8100
 ICMP, TCP, UDP = 1, 6, 17

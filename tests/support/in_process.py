@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 import jax_passing
-from jax_passing import switch
 from jax_passing.config import Settings, parse_switches
-from jax_passing.membership import Membership
+from jax_passing.host.membership import Membership
+from jax_passing.switch.serve import SwitchSettings, serve
 
 JOB = "test"
 
@@ -19,7 +19,7 @@ class SwitchThread:
     """A switch with the software data plane on a thread."""
 
     def __init__(self, **changes):
-        self._settings = switch.SwitchSettings(**{"listen": ("127.0.0.1", 0), **changes})
+        self._settings = SwitchSettings(**{"listen": ("127.0.0.1", 0), **changes})
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
@@ -27,7 +27,7 @@ class SwitchThread:
 
     async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.counters = await switch.serve(self._settings, self._stop, self._on_listening)
+        self.counters = await serve(self._settings, self._stop, self._on_listening)
 
     def _on_listening(self, address):
         self.address = address

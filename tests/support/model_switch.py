@@ -8,11 +8,11 @@ import time
 
 from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
-from jax_passing.control_messages import RELAY_LINE_BYTES_MAX
-from jax_passing.control_plane import ControlPlane
-from jax_passing.data_plane import VERDICTS, SlotVersion
-from jax_passing.data_planes.software import group_of
-from jax_passing.wire import EVERY_WORKER, PROBE, Packet
+from jax_passing.protocol.control_messages import RELAY_LINE_BYTES_MAX
+from jax_passing.protocol.packet import EVERY_WORKER, PROBE, Packet
+from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.data_plane import VERDICTS, SlotVersion
+from jax_passing.switch.data_planes.software import group_of
 
 NO_LIMITS = Limits()
 WAKES_UP_S = 0.001  # with a ring, after the first packet of a burst

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from jax_passing.call_place import Place
-from jax_passing.sites import Site, canonical
+from jax_passing.collective.call_place import Place
+from jax_passing.collective.sites import Site, canonical
 
 PLACE = ("train.py:41:9 in step", "train.py:80:5 in main")
 

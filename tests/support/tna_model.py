@@ -9,10 +9,10 @@ from p4_syntax import Bits, Parser, Record, Value, preprocessed
 
 from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Job, Limits
-from jax_passing.data_plane import VERDICTS, JobSlots, Parent
-from jax_passing.data_planes import tofino_admission
-from jax_passing.data_planes.device import ip_number
-from jax_passing.wire import CONTRIBUTION, HEADER, MAGIC, PORT, PROBE, PROTOCOL, RESULT
+from jax_passing.protocol.packet import CONTRIBUTION, HEADER, MAGIC, PORT, PROBE, PROTOCOL, RESULT
+from jax_passing.switch.data_plane import VERDICTS, JobSlots, Parent
+from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.device import ip_number
 
 PROGRAM = Path(__file__).parents[2] / "p4" / "tna" / "passing.p4"
 OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, PORT, 64

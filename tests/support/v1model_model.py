@@ -12,10 +12,10 @@ from p4_interpreter import Machine, PacketIn, TooShortError, concatenated, copie
 from p4_syntax import Bits, Control, Counter, Parser, Record, Register, Table, Value, preprocessed
 from p4_tools import V1MODEL
 
-from jax_passing.data_planes.device import Device, Neighbour
-from jax_passing.data_planes.p4 import P4DataPlane
-from jax_passing.data_planes.pipeline import Entry, PipelineError
-from jax_passing.wire import PORT
+from jax_passing.protocol.packet import PORT
+from jax_passing.switch.data_planes.device import Device, Neighbour
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
 
 PORTS = 4
 DROP = 511

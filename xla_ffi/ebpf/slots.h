@@ -4,7 +4,7 @@
 
 #include "packet.h"
 
-// In the order of switch/slot_pool.h; data_planes/ebpf.py reads the counters in it.
+// In the order of switch/slot_pool.h; jax_passing/switch/data_planes/ebpf.py reads the counters in it.
 enum verdict {
   ADDED,
   COMPLETE,

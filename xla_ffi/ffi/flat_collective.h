@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "client/sum.h"
+#include "host/sum.h"
 
 namespace passing {
 

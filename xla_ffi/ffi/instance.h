@@ -26,11 +26,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/sum.h"
+#include "host/sum.h"
 
 namespace passing {
 
-// What jax_passing/primitive.py writes into the custom call.
+// What jax_passing/collective/primitive.py writes into the custom call.
 struct SiteInfo {
   std::string program;    // module name and device count
   int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <optional>
 
-#include "client/all_reduce.h"
-#include "client/sum.h"
+#include "host/all_reduce.h"
+#include "host/sum.h"
 
 namespace passing {
 

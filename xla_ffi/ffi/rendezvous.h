@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/sum.h"
 #include "ffi/completion_pool.h"
 #include "ffi/instance.h"
+#include "host/sum.h"
 
 namespace passing {
 

@@ -1,5 +1,5 @@
-// The packet header, once for all of C++. Its twins: ebpf/packet.h, p4/headers.p4 and p4/types.p4, jax_passing/wire.py,
-// tools/wireshark/passing.lua.
+// The packet header, once for all of C++. Its twins: ebpf/packet.h, p4/headers.p4 and p4/types.p4,
+// jax_passing/protocol/packet.py, tools/wireshark/passing.lua.
 //
 //  0                   1                   2                   3
 //  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1

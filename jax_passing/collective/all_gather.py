@@ -1,0 +1,231 @@
+"""`all_gather` and `psum_scatter` over the devices of an axis, on all hosts: each is the other's transpose.
+
+Their primitives have the devices as their first dimension; where it comes from and goes to is ordinary JAX.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from numpy.lib.array_utils import normalize_axis_index
+
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.primitive import declared_here
+from jax_passing.collective.psum import SUPPORTED_DTYPES, require_varying
+from jax_passing.collective.sites import Site
+from jax_passing.collective.words import from_words, to_words
+from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError
+
+
+def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> Any:
+    """The arrays of all devices along `axis_name`, on all hosts, in the order of `axis_index`. Moves bits as they are.
+
+    An axis goes where that of `psum` goes.
+
+    Args:
+      tree: arrays of any shape and dtype. Paths, shapes and dtypes must be the same on all hosts.
+      axis_name: as for `psum`.
+      axis: dimension of each result along which the devices are.
+      tiled: joins the arrays along a dimension they have; else they are stacked along a new one.
+
+    Returns: a tree of the same structure and dtypes. Under `shard_map(check_vma=True)` it varies along the axes, as of
+    `jax.lax.all_gather`. Its gradient is `psum_scatter` of the cotangents.
+
+    Raises:
+      ValueError: there is no such dimension.
+      UnsupportedDtypeError: of random keys.
+      NotInitializedError, ConfigError, ThreadError, NameError: as `psum`; the first one when it is traced.
+    """
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    if composed.by_jax(along):
+        return _compat.jax_collectives.all_gather(tree, along.axes, axis=axis, tiled=tiled)
+    require_session(along.over_hosts, "all_gather")
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    dimensions = [normalize_axis_index(axis, array.ndim if tiled else array.ndim + 1) for array in arrays]
+    if not arrays:
+        return tree
+    site = composed.site("all_gather", along, tree, arrays)
+    rows = passing_all_gather_p.bind(*arrays, span=span(along), vmapped=False, site=site)
+    gathered = [jnp.moveaxis(row, 0, dimension) for row, dimension in zip(rows, dimensions, strict=True)]
+    if tiled:
+        gathered = [_join(array, dimension) for array, dimension in zip(gathered, dimensions, strict=True)]
+    return jax.tree.unflatten(treedef, gathered)
+
+
+def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+    """Each device's part of the sum over the devices along `axis_name`, on all hosts, in the order of `axis_index`.
+
+    Equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included, and costs as much. An axis goes where that of
+    `psum` goes.
+
+    Args:
+      tree: arrays of the dtypes of `psum` but bool. Paths, shapes and dtypes must be the same on all hosts.
+      axis_name: as for `psum`.
+      scatter_dimension: which dimension's parts go to the devices.
+      tiled: its size is a multiple of the number of devices, and the dimension stays; else it is that number, and the
+        dimension goes.
+
+    Returns: a tree of the same structure and dtypes. Under `shard_map(check_vma=True)` it varies along the axes, as of
+    `jax.lax.psum_scatter`. Its gradient is `all_gather` of the cotangents.
+
+    Raises:
+      ConfigError: a dimension has another size; and as `psum` does.
+      NotInitializedError: without `jax_passing.init`, when it is traced.
+      UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: as `psum`.
+    """
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    strategy = check_strategy(None, along)
+    if composed.by_jax(along):
+        return _compat.jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
+    require_session(along.over_hosts, "psum_scatter")
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [_summand(leaf, along.axes) for leaf in leaves]
+    dimensions = [normalize_axis_index(scatter_dimension, array.ndim) for array in arrays]
+    if not arrays:
+        return tree
+    site = composed.site("psum_scatter", along, tree, arrays, strategy)
+    all_devices = span(along)
+    rows = [
+        jnp.moveaxis(_split(array, dimension, all_devices.size, tiled), dimension, 0)
+        for array, dimension in zip(arrays, dimensions, strict=True)
+    ]
+    sums = passing_psum_scatter_p.bind(*rows, span=all_devices, vmapped=False, site=site)
+    return jax.tree.unflatten(treedef, sums)
+
+
+def require_session(over_hosts: bool | None, function: str) -> None:
+    """Raises NotInitializedError if nothing is known of the hosts."""
+    if over_hosts is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before tracing jax_passing.{function}")
+
+
+def _summand(leaf: Any, axes: Sequence[Any]) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if array.dtype.name not in SUPPORTED_DTYPES or array.dtype == np.bool_:
+        raise UnsupportedDtypeError(
+            f"psum_scatter of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES[1:])}"
+        )
+    return require_varying(array, leaf, tuple(axes), "psum_scatter")
+
+
+def _join(array: jax.Array, dimension: int) -> jax.Array:
+    """[..., n, m, ...] to [..., n * m, ...]."""
+    shape = array.shape
+    return array.reshape(*shape[:dimension], shape[dimension] * shape[dimension + 1], *shape[dimension + 2 :])
+
+
+def _split(array: jax.Array, dimension: int, parts: int, tiled: bool) -> jax.Array:
+    """[..., parts * m, ...] to [..., parts, m, ...]; not tiled: [..., parts, ...] as it is."""
+    shape, size = array.shape, array.shape[dimension]
+    if size != parts and not (tiled and size % parts == 0):
+        raise ConfigError(
+            f"psum_scatter of {array.dtype.name}{list(shape)}: dimension {dimension} has size {size}, but there are "
+            f"{parts} devices along the axis on all hosts. It must be "
+            f"{'a multiple of their number.' if tiled else 'their number, or a multiple with tiled=True.'}"
+        )
+    return array.reshape(*shape[:dimension], parts, size // parts, *shape[dimension + 1 :]) if tiled else array
+
+
+# The primitives: [*shape] to [devices, *shape], and back.
+
+
+def _gathered(aval: Any, *, span: Span, **_: Any) -> Any:
+    return aval.update(shape=(span.size, *aval.shape))
+
+
+def _scattered(aval: Any, **_: Any) -> Any:
+    return aval.update(shape=aval.shape[1:])
+
+
+def _gather(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
+    """A sum to which each device gives its words in its place, and zeros elsewhere."""
+    zero = np.int32(0)
+    index = span.axis_index()
+    words = [to_words(leaf) for leaf in leaves]
+    places = [
+        jax.lax.dynamic_update_slice(jnp.zeros((span.size, own.size), np.int32), own[None], (index, zero))
+        for own in words
+    ]
+    rows = bucketed_sum(places, span.along, site)
+    return [from_words(row, leaf.shape, leaf.dtype) for row, leaf in zip(rows, leaves, strict=True)]
+
+
+def _scatter(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
+    index = span.axis_index()
+    sums = bucketed_sum(leaves, span.along, site)
+    return [jax.lax.dynamic_index_in_dim(each, index, axis=0, keepdims=False) for each in sums]
+
+
+def _batch_gather(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, vmapped: bool, site: Site
+) -> tuple[list[Any], Sequence[Any]]:
+    size, name = axis_data.size, axis_data.name
+    if name not in span.along.axes:
+        rows = passing_all_gather_p.bind(*leaves, span=span, vmapped=vmapped, site=site)
+        return rows, [None if dim is None else dim + 1 for dim in dims]
+    rest, at = span.without(name)
+    vmapped = vmapped or declared_here(name, span.along.over_hosts)
+    stacked = [
+        jnp.broadcast_to(leaf[None], (size, *leaf.shape)) if dim is None else jnp.moveaxis(leaf, dim, 0)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    rows = passing_all_gather_p.bind(*stacked, span=rest, vmapped=vmapped, site=site)
+    sizes = rest.sizes
+    ordered = [jnp.moveaxis(row.reshape(*sizes, *row.shape[1:]), len(sizes), at) for row in rows]
+    return [each.reshape(span.size, *each.shape[len(sizes) + 1 :]) for each in ordered], [None] * len(leaves)
+
+
+def _batch_scatter(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, vmapped: bool, site: Site
+) -> tuple[list[Any], Sequence[Any]]:
+    size, name = axis_data.size, axis_data.name
+    if name not in span.along.axes:
+        rows = [leaf if dim is None else jnp.moveaxis(leaf, dim, 1) for leaf, dim in zip(leaves, dims, strict=True)]
+        sums = passing_psum_scatter_p.bind(*rows, span=span, vmapped=vmapped, site=site)
+        return sums, [None if dim is None else 0 for dim in dims]
+    rest, at = span.without(name)
+    vmapped = vmapped or declared_here(name, span.along.over_hosts)
+    sums = [
+        leaf * np.array(size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    ordered = [jnp.moveaxis(each.reshape(*span.sizes, *each.shape[1:]), at, len(rest.sizes)) for each in sums]
+    rows = [each.reshape(rest.size, size, *each.shape[len(span.sizes) :]) for each in ordered]
+    return passing_psum_scatter_p.bind(*rows, span=rest, vmapped=vmapped, site=site), [0] * len(leaves)
+
+
+def _transpose_gather(cotangents: Sequence[Any], **params: Any) -> list[Any]:
+    summed: list[Any] = passing_psum_scatter_p.bind(*cotangents, **params)
+    return summed
+
+
+def _transpose_scatter(cotangents: Sequence[Any], **params: Any) -> list[Any]:
+    gathered: list[Any] = passing_all_gather_p.bind(*cotangents, **params)
+    return gathered
+
+
+passing_all_gather_p: Primitive = composed.define(
+    "all_gather",
+    result=_gathered,
+    evaluate=_gather,
+    batch=_batch_gather,
+    transpose=_transpose_gather,
+)
+passing_psum_scatter_p: Primitive = composed.define(
+    "psum_scatter",
+    result=_scattered,
+    evaluate=_scatter,
+    batch=_batch_scatter,
+    transpose=_transpose_scatter,
+)

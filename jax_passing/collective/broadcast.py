@@ -1,0 +1,105 @@
+"""`broadcast`: the value of one device, on all devices of all hosts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.all_gather import require_session
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitive import declared_here
+from jax_passing.collective.sites import Site
+from jax_passing.collective.words import from_words, to_words
+from jax_passing.errors import ConfigError
+
+
+def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
+    """The arrays of the device whose `axis_index(axis_name)` is `root`, on all devices of all hosts. Bits as they are.
+
+    An axis goes where that of `psum` goes.
+
+    Args:
+      tree: arrays of any shape and dtype; those of the other devices don't matter. Paths, shapes and dtypes must be the
+        same on all hosts.
+      axis_name: as for `psum`.
+      root: an index below `axis_size(axis_name)`, the same on all hosts.
+
+    Returns: a tree of the same structure, shapes and dtypes; under `shard_map(check_vma=True)`, equal along the axes.
+    The gradient arrives at the root, as the sum of the cotangents of all devices; others get zeros.
+
+    Raises:
+      ConfigError: there is no such index; and as `psum` does.
+      UnsupportedDtypeError: of random keys.
+      NotInitializedError, ThreadError, NameError: as `psum`; the first one when it is traced.
+    """
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    require_session(along.over_hosts, "broadcast")
+    all_devices = span(along)
+    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < all_devices.size:
+        raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    if not arrays:
+        return tree
+    invariant = _compat.check_vma() and bool(_compat.must_vary(along.axes))
+    site = composed.site(f"broadcast from {root}", along, tree, arrays)
+    results = passing_broadcast_p.bind(
+        *arrays, span=all_devices, root=int(root), invariant=invariant, vmapped=False, site=site
+    )
+    return jax.tree.unflatten(treedef, results)
+
+
+def _result(aval: Any, *, span: Span, **_: Any) -> Any:
+    return _compat.without_varying(aval, span.along.axes)
+
+
+def _at_root(array: jax.Array, span: Span, root: int) -> jax.Array:
+    return jnp.where(span.axis_index() == root, array, jnp.zeros_like(array))
+
+
+def _evaluate(*leaves: Any, span: Span, root: int, invariant: bool, vmapped: bool, site: Site) -> list[Any]:
+    """A sum to which the others give zeros."""
+    words = [_at_root(to_words(leaf), span, root) for leaf in leaves]
+    sums = bucketed_sum(words, span.along, site)
+    return [from_words(each, leaf.shape, leaf.dtype) for each, leaf in zip(sums, leaves, strict=True)]
+
+
+def _transpose(
+    cotangents: Sequence[Any], *, span: Span, root: int, invariant: bool, vmapped: bool, site: Site
+) -> list[Any]:
+    if invariant:  # one value that all share, so its cotangent is complete on every device
+        axes = _compat.must_vary(span.along.axes)
+        given = [_compat.pvary(cotangent, axes - _compat.varying(jax.typeof(cotangent))) for cotangent in cotangents]
+    else:
+        given = bucketed_sum(cotangents, span.along, site)
+    return [_at_root(cotangent, span, root) for cotangent in given]
+
+
+def _batch(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, root: int, vmapped: bool, **params: Any
+) -> tuple[list[Any], Sequence[Any]]:
+    if axis_data.name not in span.along.axes:
+        return passing_broadcast_p.bind(*leaves, span=span, root=root, vmapped=vmapped, **params), dims
+    rest, at = span.without(axis_data.name)
+    indices = [int(index) for index in np.unravel_index(root, span.sizes)]
+    own = indices.pop(at)
+    root = int(np.ravel_multi_index(indices, rest.sizes)) if indices else 0
+    leaves = [
+        leaf if dim is None else jax.lax.index_in_dim(leaf, own, axis=dim, keepdims=False)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    vmapped = vmapped or declared_here(axis_data.name, span.along.over_hosts)
+    return passing_broadcast_p.bind(*leaves, span=rest, root=root, vmapped=vmapped, **params), [None] * len(leaves)
+
+
+passing_broadcast_p: Primitive = composed.define(
+    "broadcast", result=_result, evaluate=_evaluate, batch=_batch, transpose=_transpose
+)

@@ -1,0 +1,115 @@
+"""Many arrays' sums: in buckets, by the strategy that was asked for, behind the backward pass."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax_passing import _compat
+from jax_passing.collective import planner
+from jax_passing.collective.axes import Extent
+from jax_passing.collective.buckets import Leaf, make_buckets
+from jax_passing.collective.hold import hold
+from jax_passing.collective.primitive import passing_psum_invariant_p, passing_psum_p
+from jax_passing.collective.sites import Site
+from jax_passing.config import STRATEGIES, did_you_mean
+from jax_passing.errors import ConfigError
+from jax_passing.host import session
+
+
+def check_bucket_bytes(bucket_bytes: Any) -> int:
+    """Raises ConfigError."""
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise ConfigError(f"bucket_bytes={bucket_bytes!r}: expected a whole number of bytes, 1 or more.")
+    return bucket_bytes
+
+
+def check_strategy(strategy: str | None, along: Extent) -> str:
+    """The strategy of a call. Raises ConfigError if it is unknown, or can't sum over these axes."""
+    default, world_size = along.scope.strategy, along.scope.world_size
+    if strategy is None:
+        strategy = default
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
+    if strategy == "native" and along.over_hosts and world_size > 1:
+        raise ConfigError(
+            f"strategy='native' is jax.lax.psum, which sums over the mesh alone: this one lies inside the process, and "
+            f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
+            "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
+        )
+    if strategy == "flat" and default != "flat" and world_size > 1:
+        raise ConfigError(
+            "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
+            "jax_passing.init(strategy='flat') or set JAX_PASSING_STRATEGY=flat on every host. Single sums may then "
+            "say strategy='passing'."
+        )
+    return strategy
+
+
+def bucketed_sum(
+    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
+) -> list[Any]:
+    """The sum of each array over the extent; `site.paths` names them, in their order.
+
+    `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
+    derivatives, are cast again, also where types don't tell.
+    """
+    leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
+    buckets = make_buckets(leaves, site.bucket_bytes)
+    sums: list[Any] = list(arrays)
+    for number, members in enumerate(buckets):
+        bucket = replace(site.only(members), bucket=number)
+        results = _sum_bucket([arrays[i] for i in members], along, bucket, op, of_casts)
+        for index, result in zip(members, results, strict=True):
+            sums[index] = result
+    _hold_behind_all(sums, buckets, arrays)
+    return sums
+
+
+def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool) -> Sequence[Any]:
+    if site.strategy == "auto":
+        site = replace(site, strategy=_choice(along, operands))
+    if site.strategy == "native":
+        results: Sequence[Any] = _compat.jax_collectives.psum(operands, along.axes)
+        return results
+    invariant = of_casts or (_compat.check_vma() and bool(_compat.must_vary(along.axes)))
+    scope = along.scope
+    return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
+        *operands,
+        axes=along.axes,
+        over_hosts=along.over_hosts,
+        vmapped=False,
+        world_size=scope.world_size,
+        device_ranks=scope.device_ranks if site.strategy == "flat" else 0,
+        op=op,
+        site=site,
+    )
+
+
+def _choice(along: Extent, operands: list[Any]) -> str:
+    """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
+    current = session.current()
+    world_size = along.scope.world_size
+    links = None if current is None else current.links
+    if links is None or along.over_hosts is not False or world_size == 1:
+        return "passing"
+    cluster = planner.Cluster(
+        world_size,
+        max(1, along.mesh_size // world_size),
+        links.host_gbit or planner.UNKNOWN_LINK_GBIT,
+        0 if links.switch_gbit is None else links.switches,
+        shard_link_gbit=links.switch_gbit,
+    )
+    elements = sum(operand.size for operand in operands)
+    # Never flat: it sends what passing sends, once for each device.
+    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
+
+
+def _hold_behind_all(sums: list[Any], buckets: list[list[int]], arrays: Sequence[Any]) -> None:
+    """So that all buckets' sums travel beside the backward pass: `hold` says how."""
+    carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
+    if len(carried) < 2:
+        return
+    last = [arrays[members[-1]] for members in carried]
+    for members in carried:
+        for index, held in zip(members, hold([sums[i] for i in members], last), strict=True):
+            sums[index] = held

@@ -1,0 +1,173 @@
+"""In which order a program's sums start: that of the program, on all hosts.
+
+XLA's CPU runtime carries out a program's operations concurrently, as soon as their operands are there; but small
+programs one after the other, and an operation may have to wait for one that used its buffer before. Both follow an
+order that XLA makes up, and that differs between hosts whose programs differ anywhere. If host 0 waits in one sum and
+host 1 in another, neither ever comes to the other's. So each call of the primitive takes a value that the calls before
+it produce when they are done: all hosts wait for their sums in the order of the program.
+
+The buckets of one call are an exception, as they should travel side by side: large ones may start in any order. They
+don't wait for each other's buffers, as what uses them is held behind all of them (hold.py); and with idle operations
+beside them and buffers of their size XLA doesn't take the program for a small one.
+
+What a loop or branch comes to must be the same on all hosts, but may not be. So before the outermost one goes a visit,
+which counts the executions of the program: a sum meets those of the same execution alone.
+
+It is the order of one straight line of code: of a body of shard_map, of a loop or a branch. A jitted function inside of
+it counts as the lines that it stands for, a loop or branch as one call. docs/identity.md says what that leaves open.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_passing import _compat
+from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.sites import Site
+from jax_passing.host import scope as scopes
+
+LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside so many bytes on a network one more round trip doesn't count
+
+_IDLE_CALLS = 8  # XLA runs up to so many operations one after the other, whatever their size
+
+INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
+
+
+@dataclass
+class _Line:
+    """The calls in one block of a module so far: those of the last group started side by side."""
+
+    group: object = None
+    before: Any = None  # what they had to wait for
+    after: list[Any] = field(default_factory=list)  # what is there when they are done
+
+
+def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: Callable[[Any], tuple[Any, Any]]) -> Any:
+    """Lowers a call of the primitive in its place.
+
+    Args:
+      ctx: of the call.
+      site: its.
+      size_bytes: of its leaves.
+      call: given int32[] to wait for, makes the call: (int32[] that is there when it is done, its results).
+    """
+    line: _Line = _compat.of_block(ctx, _Line)
+    group = (site.place, site.call, site.kind, site.function, site.stream) if size_bytes >= LARGE_BYTES else object()
+    if line.group != group or not line.after:
+        line.before = _sum_of(ctx, line.after)
+        line.group, line.after = group, []
+    elif len(line.after) == 1 and _compat.lowering_mesh(ctx).all_manual:
+        _make_larger(ctx)
+    after, results = call(line.before)
+    line.after.append(after)
+    return results
+
+
+def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a loop or a branch with sums inside: it starts when the sums before it are done, and those after it wait."""
+
+    def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        if not any(map(_compat.holds_sums, _compat.bodies(params))):
+            return rule(ctx, *operands, **params)
+        register_ffi()
+        line: _Line = _compat.of_block(ctx, _Line)
+        in_line = _compat.lowering_mesh(ctx).all_manual
+        before = [_sum_of(ctx, line.after)] if in_line and line.after else []
+        scope = scopes.of_session()
+        visit = _visit(ctx) if scope is not None and scope.world_size > 1 and not in_control_flow() else None
+        smallest = _smallest(ctx.avals_in)
+        if smallest is not None and (before or visit):
+            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], [INT32] * len(before), before, visit)
+            operands = (*operands[:smallest], held, *operands[smallest + 1 :])
+        with _inside():
+            results = rule(ctx, *operands, **params)
+        smallest = _smallest(ctx.avals_out)
+        if smallest is not None and in_line:
+            after = _hold(ctx, INT32, _zero(), [ctx.avals_out[smallest]], [results[smallest]])
+            line.group, line.after = None, [after]
+        return results
+
+    return lower
+
+
+_compat.wrap_lowering_of_control_flow(_in_order_as_a_whole)
+
+_depth = threading.local()  # .of_thread: loops and branches around what is being lowered
+
+
+def in_control_flow() -> bool:
+    """Whether what is being lowered lies in a loop or branch."""
+    return getattr(_depth, "of_thread", 0) > 0
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    _depth.of_thread = getattr(_depth, "of_thread", 0) + 1
+    try:
+        yield
+    finally:
+        _depth.of_thread -= 1
+
+
+def _visit(ctx: mlir.LoweringRuleContext) -> dict[str, Any]:
+    program = _compat.program_name(ctx)
+    return {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
+
+
+def _smallest(avals: Sequence[Any]) -> int | None:
+    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it. Rather no integer,
+    which may count a loop's iterations: XLA needs to know its value."""
+    sizes = {
+        i: (aval.ndim == 0 and np.issubdtype(aval.dtype, np.integer), aval.size * aval.dtype.itemsize)
+        for i, aval in enumerate(avals)
+        if _is_plain(aval) and aval.size
+    }
+    return min(sizes, key=sizes.__getitem__, default=None)
+
+
+def _is_plain(aval: Any) -> bool:
+    return isinstance(aval, jax.core.ShapedArray) and isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize > 0
+
+
+def _hold(
+    ctx: mlir.LoweringRuleContext,
+    aval: Any,
+    value: Any,
+    other_avals: Sequence[Any],
+    others: Sequence[Any],
+    visit: dict[str, Any] | None = None,
+) -> Any:
+    """`value`, which is there when all `others` are, and `visit` is made if there is one."""
+    own = ctx.replace(primitive=None, avals_in=(aval, *other_avals), avals_out=(aval,))
+    target = "passing_visit" if visit else "passing_hold"
+    (held,) = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0})(own, value, *others, **(visit or {}))
+    return held
+
+
+def _zero() -> Any:
+    return mlir.ir_constant(np.zeros((), np.int32))
+
+
+def _sum_of(ctx: mlir.LoweringRuleContext, values: list[Any]) -> Any:
+    """int32[] that is there when all of `values` are."""
+
+    def total(*values: Any) -> Any:
+        return sum(values, np.zeros((), np.int32)) if len(values) > 1 else values[0]
+
+    if not values:
+        return _zero()
+    own = ctx.replace(primitive=None, avals_in=(INT32,) * len(values), avals_out=(INT32,))
+    (result,) = mlir.lower_fun(total, multiple_results=False)(own, *values)
+    return result
+
+
+def _make_larger(ctx: mlir.LoweringRuleContext) -> None:
+    nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
+    for _ in range(_IDLE_CALLS):
+        jax.ffi.ffi_lowering("passing_hold", has_side_effect=True)(nothing)

@@ -1,0 +1,116 @@
+"""Primitives that are made of sums and maxima when they are lowered, but are differentiated and batched as a whole.
+
+What travels are integers, of which JAX knows no derivative: so a primitive stands for all of it until then. Each takes
+the leaves of one call and has a result for each; its parameters are `span` (over which devices it goes), `vmapped` (the
+axis that continues over the hosts was one of vmap, and is a dimension already), `site`, and what it needs beside these.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jax_passing import _compat
+from jax_passing.collective.axes import Extent, Span
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitive import check_not_vmapped, linear_jvp, type_text
+from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.errors import GradientError
+
+Arrays = list[Any]
+
+
+def define(
+    name: str,
+    *,
+    result: Callable[..., Any],
+    evaluate: Callable[..., Arrays],
+    batch: Callable[..., tuple[Arrays, Sequence[Any]]],
+    transpose: Callable[..., Arrays] | None = None,
+) -> Primitive:
+    """A primitive that maps each leaf by itself.
+
+    Args:
+      name: "all_gather": of the function, and behind "passing_" of the primitive.
+      result: (type of a leaf, **parameters) to the type of its result.
+      evaluate: (*leaves, **parameters) to the results, made of other primitives.
+      batch: (axis_data, leaves, dims, **parameters), as JAX's rule.
+      transpose: (cotangents, **parameters), of some of the leaves, to those of the leaves; None: there is no gradient.
+    """
+    primitive = Primitive(f"passing_{name}")
+    primitive.multiple_results = True
+    _compat.summing.add(primitive)
+
+    def abstract_eval(*avals: Any, span: Span, **params: Any) -> tuple[list[Any], set[Any]]:
+        for axis in span.along.axes:
+            _compat.axis_size(axis)
+        _compat.check_types(avals, span.along.axes, name)
+        effects = {_compat.NamedAxisEffect(axis) for axis in span.along.axes}
+        return [result(aval, span=span, **params).update(weak_type=False) for aval in avals], effects
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
+        moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+        if moving and transpose is None:
+            raise GradientError(
+                f"{name} at {site.place} can't be differentiated, as jax.lax.{name} can't: put jax.lax.stop_gradient "
+                "around its operand if the gradient may ignore it."
+            )
+        if moving:
+            check_not_vmapped(name, params["vmapped"], params["span"].along.scope.world_size)
+        return linear_jvp(primitive, primals, tangents, site=site, **params)
+
+    def transpose_rule(cotangents: Sequence[Any], *leaves: Any, site: Site, **params: Any) -> list[Any]:
+        assert transpose is not None
+        moving = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero and ad.is_undefined_primal(leaves[i])]
+        given: list[Any] = [
+            ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves
+        ]
+        if moving:
+            theirs = transpose([cotangents[i] for i in moving], site=site.only(moving, "t"), **params)
+            for i, cotangent in zip(moving, theirs, strict=True):
+                given[i] = cotangent
+        return given
+
+    def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, **params: Any) -> Sequence[Any]:
+        lowered: Sequence[Any] = mlir.lower_fun(functools.partial(evaluate, **params), multiple_results=True)(
+            ctx, *leaves
+        )
+        return lowered
+
+    @functools.lru_cache(maxsize=1024)
+    def jitted(**params: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **params))
+
+    primitive.def_impl(lambda *leaves, **params: jitted(**params)(*leaves))
+    primitive.def_effectful_abstract_eval(abstract_eval)
+    ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose_rule
+    batching.fancy_primitive_batchers[primitive] = batch
+    # Each call is lowered by itself: with JAX's cache, equal calls would share their sums' sites.
+    mlir.register_lowering(primitive, lower, cacheable=False)
+    return primitive
+
+
+def by_jax(along: Extent) -> bool:
+    """Whether JAX's own collective does it: inside this process, or where the session says "native"."""
+    if _compat.check_vma() and _compat.vmapped(along.axes):  # JAX's own fails on both together
+        return False
+    return along.local or (along.over_hosts is False and along.scope.strategy == "native")
+
+
+def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing") -> Site:
+    """Of a call with the leaves of `tree`, as `arrays`."""
+    types = [type_text(jax.typeof(array)) for array in arrays]
+    stream, paths = along.scope.stream, paths_of(tree)
+    return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types)
+
+
+def varying(array: Any, axes: Sequence[Any]) -> Any:
+    """Under `check_vma=True`: `array`, cast as JAX casts the operands of its own collectives."""
+    if not _compat.check_vma():
+        return array
+    return _compat.pvary(array, _compat.must_vary(axes) - _compat.varying(jax.typeof(array)))

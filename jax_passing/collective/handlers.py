@@ -1,0 +1,34 @@
+"""XLA's handlers of our primitives: registered once, and told about what was compiled."""
+
+import functools
+
+import jax
+
+from jax_passing import _compat, _native
+from jax_passing.host import session
+
+
+@functools.cache
+def register_ffi() -> None:
+    """Tells XLA of the handlers; once is enough. Makes JAX's backends exist."""
+    # XLA takes a state type only once its backend exists.
+    jax.local_devices(backend="cpu")
+    name, type_id, type_info = _native.ffi_state_type()
+    jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
+    for target, handlers in _native.ffi_targets().items():
+        jax.ffi.register_ffi_target(target, handlers, platform="cpu")
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
+    # Comes on the thread that lowered and compiled, which may not be the one on which XLA made the handlers' instances.
+    # JAX may compile one module several times, once for each device: so all that this thread ever lowered may be over.
+    if event != "/jax/core/compile/backend_compile_duration":
+        return
+    for program, ordinal in _native.end_compilation(_compat.modules_of_thread()):
+        fingerprint = _compat.module_fingerprint("passing_psum", {"ordinal": ordinal})
+        if fingerprint is not None:
+            _native.set_fingerprint(program, ordinal, fingerprint)
+
+
+session.when_beginning(register_ffi)  # executables that were compiled elsewhere need the handlers, too

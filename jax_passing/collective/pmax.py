@@ -1,0 +1,97 @@
+"""`pmax` and `pmin` over the devices of an axis, on all hosts."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_passing import _compat
+from jax_passing.collective import composed
+from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.sites import Site
+from jax_passing.collective.sort_keys import from_key, halves, to_key, whole
+
+
+def pmax(tree: Any, axis_name: Any) -> Any:
+    """The largest of each element of the arrays of `tree` over the devices along `axis_name`, on all hosts. Exact.
+
+    An axis goes where that of `psum` goes. NaN is larger than any number, and +0.0 larger than -0.0. There is no
+    gradient.
+
+    Args:
+      tree: arrays of any shape, of any dtype but complex ones. Paths, shapes and dtypes must be the same on all hosts.
+      axis_name: as for `psum`.
+
+    Returns: a tree of the same structure, shapes and dtypes; under `shard_map(check_vma=True)`, equal along the axes.
+
+    Raises:
+      UnsupportedDtypeError: of a complex number.
+      GradientError: it is differentiated.
+      NotInitializedError, ConfigError, ThreadError, NameError: as `psum`.
+    """
+    return _extreme(tree, axis_name, largest=True)
+
+
+def pmin(tree: Any, axis_name: Any) -> Any:
+    """The smallest of each element: as `pmax`, but that NaN is smaller than any number, and -0.0 smaller than +0.0."""
+    return _extreme(tree, axis_name, largest=False)
+
+
+def _extreme(tree: Any, axis_name: Any, largest: bool) -> Any:
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    if composed.by_jax(along):
+        return (_compat.jax_collectives.pmax if largest else _compat.jax_collectives.pmin)(tree, along.axes)
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    if not arrays:
+        return tree
+    site = composed.site("pmax" if largest else "pmin", along, tree, arrays)
+    primitive = passing_pmax_p if largest else passing_pmin_p
+    return jax.tree.unflatten(treedef, primitive.bind(*arrays, span=span(along), vmapped=False, site=site))
+
+
+def _result(aval: Any, *, span: Span, **_: Any) -> Any:
+    return _compat.without_varying(aval, span.along.axes)
+
+
+def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool) -> list[Any]:
+    keys = [to_key(leaf, largest) for leaf in leaves]
+    uppers = [key if key.dtype == np.int32 else halves(key)[0] for key in keys]
+    greatest = bucketed_sum(uppers, span.along, site, "max")
+    # Of 64 bits the upper half is decided first, then the lower half among those that have it.
+    long = [i for i, key in enumerate(keys) if key.dtype != np.int32]
+    lowers = [jnp.where(uppers[i] == greatest[i], halves(keys[i])[1], np.iinfo(np.int32).min) for i in long]
+    if long:
+        second = replace(site.only(long), function=f"{site.function} of lower halves")
+        for i, lower in zip(long, bucketed_sum(lowers, span.along, second, "max"), strict=True):
+            greatest[i] = whole(greatest[i], lower)
+    return [from_key(key, leaf.dtype, largest) for key, leaf in zip(greatest, leaves, strict=True)]
+
+
+def _batch(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, largest: bool, **params: Any
+) -> tuple[list[Any], Sequence[Any]]:
+    primitive = passing_pmax_p if largest else passing_pmin_p
+    if axis_data.name not in span.along.axes:
+        return primitive.bind(*leaves, span=span, **params), dims
+    reduce = jnp.max if largest else jnp.min
+    reduced = [leaf if dim is None else reduce(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
+    return primitive.bind(*reduced, span=span.without(axis_data.name)[0], **params), [None] * len(leaves)
+
+
+passing_pmax_p, passing_pmin_p = (
+    composed.define(
+        name,
+        result=_result,
+        evaluate=functools.partial(_evaluate, largest=name == "pmax"),
+        batch=functools.partial(_batch, largest=name == "pmax"),
+    )
+    for name in ("pmax", "pmin")
+)

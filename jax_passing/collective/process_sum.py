@@ -1,0 +1,105 @@
+"""`process_sum` and `barrier`: between hosts, outside of jitted programs."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_passing import _compat
+from jax_passing.collective.axes import Extent
+from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitive import type_text
+from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, translate
+from jax_passing.host import scope as scopes
+
+
+def process_sum(tree: Any) -> Any:
+    """Sums numbers and numpy arrays over the hosts, each of which gives its own once. Not for traced code.
+
+    Args:
+      tree: numpy arrays of the dtypes of `psum`, or Python numbers, which count as numpy's 64-bit types. Paths, shapes
+        and dtypes must be the same on all hosts. jax.Arrays are fetched first.
+
+    Returns: a tree of the same structure of numpy arrays (numbers for numbers), the same on all hosts; of the same
+    shapes and dtypes (int32 for bool). Integers are exact modulo their size, floats as of `psum`.
+
+    Raises:
+      ConfigError: called where JAX traces; `psum` is for that.
+      UnsupportedDtypeError: a leaf has another dtype.
+      NotInitializedError: there is no session.
+      ThreadError: another thread called `init`.
+      HostLostError, DeadlineExceededError and other failures of the session.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    _check_outside("process_sum", leaves)
+    scope = _scope("process_sum")
+    if not leaves:
+        return tree
+    paths = paths_of(tree)
+    arrays = [_as_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
+    types = [type_text(array) for array in arrays]
+    site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, paths, function="process_sum", types=types)
+    sums = _over_hosts(arrays, scope, site)
+    results = [
+        each if isinstance(leaf, np.ndarray | jax.Array) else each[()] for each, leaf in zip(sums, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, results)
+
+
+def barrier() -> None:
+    """Returns once all hosts have called it. What they dispatched before may still run: JAX runs ahead of Python.
+
+    Raises: as `process_sum`.
+    """
+    _check_outside("barrier", [])
+    scope = _scope("barrier")
+    site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, [""], function="barrier")
+    _over_hosts([np.ones((), np.int32)], scope, site)
+
+
+def _check_outside(function: str, leaves: list[Any]) -> None:
+    if _compat.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise ConfigError(
+            f"jax_passing.{function} is for values that are known, and here JAX traces (jit, shard_map, vmap, grad): "
+            "it would run once, while tracing. Call it outside; inside use jax_passing.psum, which is a barrier, too, "
+            "for what needs its result."
+        )
+
+
+def _scope(function: str) -> scopes.Scope:
+    scope = scopes.current()
+    if scope is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before jax_passing.{function}")
+    return scope
+
+
+def _as_array(leaf: Any, path: str) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.dtype.name not in SUPPORTED_DTYPES:
+        at = f" at {path}" if path else ""
+        raise UnsupportedDtypeError(
+            f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}{at}; supported are "
+            f"{', '.join(SUPPORTED_DTYPES)}"
+        )
+    return array.astype(np.int32) if array.dtype == np.bool_ else array
+
+
+def _over_hosts(arrays: list[np.ndarray], scope: scopes.Scope, site: Site) -> list[np.ndarray]:
+    """By a program on one device, so that each host has one part in it."""
+    device = min(jax.local_devices(backend="cpu"), key=lambda device: device.id)
+    with jax.enable_x64(True), jax.set_mesh(None), translate():
+        operands = [jax.device_put(array, device) for array in arrays]
+        return [np.asarray(each) for each in _program(scope, site)(*operands)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(scope: scopes.Scope, site: Site) -> Any:
+    def process_sum(*arrays: Any) -> list[Any]:
+        return bucketed_sum(arrays, Extent((), True, scope), site)
+
+    process_sum.__name__ = site.function
+    return jax.jit(process_sum)

@@ -1,0 +1,118 @@
+"""`psum` and `pmean` over the devices of an axis, on all hosts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_passing import _compat
+from jax_passing.collective.axes import Axes, axis_size, extent
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.sites import new_site, paths_of
+from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
+
+SUPPORTED_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bfloat16", "float16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+
+
+def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+    """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
+
+    An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
+    declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on the other hosts. Any
+    other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the same on every device
+    and host, and depend on the inputs alone.
+
+    Args:
+      tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
+        multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them. Paths, shapes and
+        dtypes must be the same on all hosts.
+      axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
+      strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
+        sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
+        None: as the session says. See docs/strategies.md.
+      bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
+        as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
+        result depends on it; it must be the same on all hosts.
+
+    Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
+
+    Raises:
+      NotInitializedError: without `jax_passing.init`, when a program is compiled (or a Python number is summed).
+      UnsupportedDtypeError: a leaf has another dtype.
+      UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
+      ConfigError: the strategy can't carry out this sum, or nothing says whether the axis goes on over the hosts; the
+        message says what to write.
+      ThreadError: another thread called `init`.
+      NameError: an axis is not bound here.
+    """
+    check_bucket_bytes(bucket_bytes)
+    along = extent(axis_name)
+    if not along.axes:
+        return tree
+    wanted = check_strategy(strategy, along)
+    if along.local and not (_compat.check_vma() and _compat.vmapped(along.axes)):  # lax.psum fails on both together
+        return _compat.jax_collectives.psum(tree, along.axes)
+    leaves, treedef = jax.tree.flatten(tree)
+    sums: list[Any] = list(leaves)
+    arrays: dict[int, Any] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+            sums[index] = leaf * along.size
+        else:
+            arrays[index] = _as_operand(leaf, along.axes)
+    if arrays:
+        paths = paths_of(tree)
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[index] for index in arrays])
+        for index, result in zip(arrays, bucketed_sum(list(arrays.values()), along, site), strict=True):
+            sums[index] = result
+    return jax.tree.unflatten(treedef, sums)
+
+
+def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+    """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
+
+    Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
+    """
+    count = axis_size(axis_name)
+    return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes))
+
+
+def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if array.dtype.name not in SUPPORTED_DTYPES:
+        raise UnsupportedDtypeError(f"psum of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES)}")
+    if array.dtype == np.bool_:
+        array = array.astype(np.int32)
+    return require_varying(array, leaf, axes)
+
+
+def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "psum") -> jax.Array:
+    """Under `check_vma=True`: `array`, made from `leaf`, as one that differs from device to device.
+
+    Raises:
+      UnvaryingInputError: it was computed, and is equal on all devices.
+    """
+    if not _compat.check_vma():
+        return array
+    missing = _compat.must_vary(axes) - _compat.varying(jax.typeof(array))
+    if missing and isinstance(leaf, jax.core.Tracer):
+        names = ", ".join(repr(axis) for axis in sorted(missing))
+        if _compat.is_constant(leaf):
+            raise UnvaryingInputError(
+                f"{function} over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along "
+                f"{names}: its sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is "
+                f"meant, cast it with jax.lax.pcast(x, {axes}, to='varying')."
+            )
+        raise UnvaryingInputError(
+            f"{function} over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
+            "gradient of parameters that are equal on all devices, it has been summed over the devices already: use it "
+            "as it is. For sums in large buckets beside the backward pass cast the parameters first, with params = "
+            f"jax_passing.pvary(params, {axes}), and don't sum their gradients; for gradients of each device's own, "
+            f"with jax.lax.pcast(params, {axes}, to='varying')."
+        )
+    return _compat.pvary(array, missing)

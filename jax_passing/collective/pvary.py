@@ -1,0 +1,149 @@
+"""`pvary`: the cast from equal to varying, whose transpose is the sum over all devices and hosts.
+
+The dual of `psum`, as `jax.lax.pcast(..., to="varying")` is that of `jax.lax.psum`. The forward pass does nothing; the
+backward pass sums the cotangents of all leaves, in buckets, each as soon as it is complete.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_passing import _compat
+from jax_passing.collective.axes import Axes, Extent, extent
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.jax_rules import transposed_by_shard_map
+from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp, passing_pvary_p
+from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.errors import ConfigError, GradientError
+
+
+def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+    """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
+
+    The gradient with respect to what was cast is summed over all devices of all hosts:
+
+        def loss(params, batch): return model(jax_passing.pvary(params, "d"), batch)
+        grads = jax.grad(loss)(params, batch)     # the sum, on every host; don't sum it again
+
+    Args:
+      tree: arrays of any shape and dtype, equal on all devices along the axes, on all hosts; Python numbers stay.
+        Under `check_vma=False` nothing that comes from a `psum` which is differentiated as well: the gradient of either
+        would add up all devices.
+      axis_name, strategy, bucket_bytes: as for `psum`; of the sums.
+
+    Returns: the same values. Under `shard_map(check_vma=True)` their types vary over the axes.
+
+    Raises:
+      ConfigError: a leaf varies already; and as `psum` does.
+      GradientError: when the gradient is taken where JAX would sum it once more (outside of
+        `shard_map(check_vma=False)`, pmap or vmap).
+    """
+    check_bucket_bytes(bucket_bytes)
+    along = extent(axis_name)
+    wanted = check_strategy(strategy, along)
+    leaves, treedef = jax.tree.flatten(tree)
+    indices = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, (bool, int, float, complex))]
+    arrays = [jnp.asarray(leaves[i]) for i in indices]
+    _check_equal(arrays, along.axes)
+    if not along.axes or not arrays:
+        return tree
+    if along.local and _compat.check_vma() and not _compat.vmapped(along.axes):  # else JAX's does nothing
+        cast = [_compat.pvary(array, _compat.must_vary(along.axes)) for array in arrays]
+    else:
+        paths = paths_of(tree)
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
+        of_sums = not _compat.check_vma() and any(_compat.derivative_has_sums(leaves[i]) for i in indices)
+        cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
+    for index, array in zip(indices, cast, strict=True):
+        leaves[index] = array
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def _check_equal(arrays: Sequence[Any], axes: Axes) -> None:
+    if not _compat.check_vma():
+        return
+    for array in arrays:
+        if common := _compat.must_vary(axes) & _compat.varying(jax.typeof(array)):
+            raise ConfigError(
+                f"pvary over {axes} of {jax.typeof(array)}, which differs from device to device along "
+                f"{', '.join(map(repr, sorted(common)))} already: cast the parameters before anything else is done."
+            )
+
+
+def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
+    names = _compat.must_vary(along.axes) if _compat.check_vma() else frozenset()
+    return [_compat.with_varying(aval, names) for aval in avals], {_compat.NamedAxisEffect(a) for a in along.axes}
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
+    check_not_vmapped("pvary", params["vmapped"], params["along"].scope.world_size)
+    return linear_jvp(passing_pvary_p, primals, tangents, site=site, **params)
+
+
+def _transpose(
+    cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Site, vmapped: bool, of_sums: bool
+) -> list[Any]:
+    if of_sums:
+        raise GradientError(
+            f"jax_passing.pvary casts at {site.place} what comes from a sum over the same devices. Under "
+            "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
+            "several times: leave out the cast, or use check_vma=True."
+        )
+    if not _compat.check_vma() and any(_compat.comes_from(ct, _is_loss) for ct in cotangents):
+        raise GradientError(
+            f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
+            "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "
+            "out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for a "
+            "mean) and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
+        )
+    if transposed_by_shard_map():
+        raise GradientError(
+            f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
+            "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient "
+            "inside the mapped function, or use check_vma=True."
+        )
+    linear = [i for i, leaf in enumerate(leaves) if ad.is_undefined_primal(leaf)]
+    # A leaf that only some hosts use must be summed by all, so those that nobody uses here take part as zeros.
+    given = [ad.instantiate_zeros(cotangents[i]) for i in linear]
+    result: list[Any] = [None] * len(leaves)
+    site = site.only(linear, "t")
+    if site.strategy == "native" and not _compat.check_vma():  # lax.psum would be transposed to a sum once more
+        site = replace(site, strategy="passing")
+    for i, total in zip(linear, bucketed_sum(given, along, site, of_casts=True), strict=True):
+        result[i] = total
+    return result
+
+
+def _is_loss(equation: Any) -> bool:
+    site = equation.params.get("site")
+    return isinstance(site, Site) and site.kind.endswith(LOSS)
+
+
+def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, along: Extent, **params: Any) -> Any:
+    if axis_data.name in along.axes:
+        if any(dim is not None for dim in dims):
+            raise ConfigError(
+                f"pvary over {along.axes} of values that differ along the axis {axis_data.name!r} of vmap: leave them "
+                "out of in_axes (None), as they are equal."
+            )
+        if declared_here(axis_data.name, along.over_hosts):
+            params["vmapped"] = True
+        along = along._replace(axes=tuple(axis for axis in along.axes if axis != axis_data.name))
+    return passing_pvary_p.bind(*operands, along=along, **params), dims
+
+
+def _evaluate(*operands: Any, **_: Any) -> list[Any]:
+    return list(operands)
+
+
+passing_pvary_p.def_impl(_evaluate)
+passing_pvary_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[passing_pvary_p] = _jvp
+ad.primitive_transposes[passing_pvary_p] = _transpose
+batching.fancy_primitive_batchers[passing_pvary_p] = _batch
+mlir.register_lowering(passing_pvary_p, lambda ctx, *operands, **_: operands)

@@ -1,0 +1,67 @@
+"""`jax-passing bench`: how long sums take, on several hosts of this machine or as one host of a job."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jax_passing.config import PREFIX
+from jax_passing.errors import ConfigError
+
+
+def _bytes(text: str) -> int:
+    """Bytes from "4096", "64K", "64M", "1G" (powers of 1024, as in nccl-tests)."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise typer.BadParameter(f"{text!r}: expected bytes, for example 4096, 64K, 64M or 1G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
+def bench(
+    hosts: Annotated[
+        int | None, typer.Option("--hosts", "-n", min=1, max=64, help="Start so many hosts on this machine.")
+    ] = None,
+    devices_per_host: Annotated[int | None, typer.Option(min=1, help="CPU devices of each.", show_default="1")] = None,
+    switch: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
+    ] = None,
+    min_bytes: Annotated[int, typer.Option("--min-bytes", "-b", parser=_bytes, metavar="BYTES")] = "1K",  # type: ignore[assignment]
+    max_bytes: Annotated[int, typer.Option("--max-bytes", "-e", parser=_bytes, metavar="BYTES")] = "64M",  # type: ignore[assignment]
+    factor: Annotated[int, typer.Option("--factor", "-f", min=2, help="From one size to the next.")] = 4,
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of the elements.")] = "float32",
+    iterations: Annotated[int, typer.Option(min=1, help="Timed sums of each size.")] = 10,
+    warmup: Annotated[int, typer.Option(min=0, help="Sums of each size before them.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Write the rows to this file too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a PNG; needs matplotlib.")] = None,
+) -> None:
+    """Measure psum over a sweep of sizes; print a table as nccl-tests does.
+
+    With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose name, rank
+    and world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
+    """
+    from jax_passing.commands import bench_table, launcher
+
+    if plot is not None:
+        bench_table.require_matplotlib()
+        if plot.suffix != ".png":
+            raise ConfigError(f"Can't draw {plot}: the plot is a PNG, so its name must end in .png.")
+    for path in (json, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"Can't write {path}: {path.absolute().parent} is no folder.")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"Can't write {path}: it is a folder. Name a file in it.")
+    if hosts is None and (switch is not None or os.environ.get(PREFIX + "SWITCH")):
+        if devices_per_host is not None:
+            os.environ["JAX_NUM_CPU_DEVICES"] = str(devices_per_host)  # before jax is loaded
+        from jax_passing.commands import sweep
+
+        options = sweep.Options(min_bytes, max_bytes, factor, dtype, iterations, warmup)
+        raise typer.Exit(sweep.run(options, switch, json, plot))
+
+    flags = {"min-bytes": min_bytes, "max-bytes": max_bytes, "factor": factor, "dtype": dtype}
+    flags |= {"iterations": iterations, "warmup": warmup, "json": json, "plot": plot}
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    command = ["-P", "-m", "jax_passing", "bench", *given]
+    raise typer.Exit(launcher.run(command, hosts or 2, devices_per_host or 1, switch))

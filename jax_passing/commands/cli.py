@@ -1,0 +1,31 @@
+"""The command line. A subcommand imports what it does when it runs, so that each starts fast. Only `bench` loads jax,
+and only in a process that is a host."""
+
+import sys
+
+import typer
+
+from jax_passing.commands import bench, conformance, plan, run, switch
+from jax_passing.errors import PassingError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Sums over hosts for JAX, inside the network.")
+
+
+@app.callback()
+def _commands() -> None:
+    pass
+
+
+app.command()(switch.switch)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
+app.command()(plan.plan)
+app.command()(bench.bench)
+app.command()(conformance.conformance)
+
+
+def main() -> None:
+    """Errors of ours are for users: the message, no traceback."""
+    try:
+        app(prog_name="jax-passing")
+    except PassingError as error:
+        sys.exit(f"jax-passing: {error}")

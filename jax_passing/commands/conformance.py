@@ -1,0 +1,44 @@
+"""`jax-passing conformance`: does a switch do what docs/protocol.md says?"""
+
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from jax_passing.config import parse_peer
+from jax_passing.errors import ConfigError
+
+
+def conformance(
+    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Idle but for this test.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random exchange.")] = 0,
+    exchanges: Annotated[int, typer.Option(min=0, help="Random exchanges.")] = 100,
+    as_parent: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Be the switch's parent; it was started with --parent.")
+    ] = None,
+) -> None:
+    """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.
+
+    This machine plays all workers of the jobs, and the switch's parent if it is to have one. Exit code 1 if a case
+    fails.
+    """
+    from rich.console import Console
+
+    from jax_passing.conformance import run as suite
+    from jax_passing.conformance.devices import DeviceError
+    from jax_passing.conformance.live import LiveSwitch
+
+    try:
+        address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
+    except ValueError as error:
+        raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
+    try:
+        with closing(LiveSwitch(address, parent_at)) as device:
+            passed = suite.report(
+                device, seed, exchanges, Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+            )
+    except DeviceError as error:
+        text = f"The switch at {switch} can't be tested: {error}"
+        sys.exit(f"jax-passing: {text}{'' if text.endswith(('.', '?')) else '.'}")  # the switch's words are sentences
+    raise typer.Exit(0 if passed else 1)

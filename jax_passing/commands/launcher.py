@@ -1,0 +1,258 @@
+"""`jax-passing run`: several hosts on one machine, one process each, and a switch if none is given."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from jax_passing.commands.terminal import LineSplitter, TaggedOutput
+from jax_passing.config import PREFIX, parse_switches
+from jax_passing.errors import ConfigError
+
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
+SETTLE_S = 1.0  # how long other ranks may fail too before the culprit is named
+TAIL_LINES = 200
+READ_BYTES = 4096  # at most so many lines at once; rich takes some 50 us for each
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """For Popen's preexec_fn: a process that is killed with SIGKILL leaves no orphans. `parent`: its pid."""
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+@dataclass(eq=False)
+class Child:
+    """A process in a session, hence a process group, of its own."""
+
+    tag: str
+    process: asyncio.subprocess.Process
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))  # of stderr
+    readers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def traceback(self) -> list[str]:
+        starts = [index for index, line in enumerate(self.tail) if line.startswith("Traceback (most recent call last)")]
+        return list(self.tail)[starts[-1] if starts else -20 :]
+
+
+async def _stream(descriptor: int) -> asyncio.StreamReader:
+    stream = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(stream)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(descriptor, "rb", buffering=0))
+    return stream
+
+
+async def _start(tag: str, arguments: Sequence[str], environment: dict[str, str]) -> Child:
+    # Pipes of our own: with subprocess.PIPE, Process.wait waits until nobody holds the other end any more, and what a
+    # script left behind in another session may hold it for ever.
+    (stdout, child_stdout), (stderr, child_stderr) = os.pipe(), os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=child_stdout,
+            stderr=child_stderr,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+        )
+    finally:
+        os.close(child_stdout)
+        os.close(child_stderr)
+    return Child(tag, process, await _stream(stdout), await _stream(stderr))
+
+
+async def _forward(child: Child, stream: asyncio.StreamReader, output: TaggedOutput, keep: bool) -> None:
+    splitter = LineSplitter()
+    while True:
+        await asyncio.sleep(0)  # read() doesn't wait while there is data: signals and other processes have their turn
+        data = await stream.read(READ_BYTES)
+        for is_over, text in splitter.feed(data, final=not data):
+            if is_over and keep:
+                child.tail.append(text)
+            if not output.is_read:
+                continue
+            try:
+                (output.line if is_over else output.refresh)(child.tag, text)
+            except (OSError, SystemExit):  # the latter from rich: nobody reads our output any more
+                output.is_read = False
+                os.kill(os.getpid(), signal.SIGPIPE)
+        if not data:
+            return
+
+
+def _follow(child: Child, output: TaggedOutput) -> None:
+    child.readers = [
+        asyncio.create_task(_forward(child, child.stdout, output, keep=False)),
+        asyncio.create_task(_forward(child, child.stderr, output, keep=True)),
+    ]
+
+
+async def _start_switch(output: TaggedOutput) -> tuple[Child, str]:
+    arguments = ["-P", "-m", "jax_passing", "switch", "--listen", "127.0.0.1:0"]
+    child = await _start("switch", arguments, {**os.environ, "PYTHONUNBUFFERED": "1"})
+    first = (await child.stdout.readline()).decode().strip()
+    _follow(child, output)
+    if not first.startswith("listening on "):
+        await asyncio.wait(child.readers, timeout=TERMINATE_S)
+        raise ConfigError("The embedded switch didn't start; its messages are above.")
+    return child, first.removeprefix("listening on ")
+
+
+def _environment(rank: int, hosts: int, devices: int, switch: str, job: str, console: Console) -> dict[str, str]:
+    ours = {
+        PREFIX + "SWITCH": switch,
+        PREFIX + "JOB": job,
+        PREFIX + "RANK": str(rank),
+        PREFIX + "WORLD_SIZE": str(hosts),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "PYTHONUNBUFFERED": "1",
+        # Loops over sets are then in the same order on all hosts.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+    }
+    if console.is_terminal:
+        # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
+        interactive = str(int(rank == 0))
+        ours |= {
+            "TTY_COMPATIBLE": "1",
+            "TTY_INTERACTIVE": interactive,
+            "COLUMNS": str(console.width - len("[rank 00] ")),
+        }
+    return {"JAX_PLATFORMS": "cpu", **os.environ, **ours}
+
+
+async def _stop(children: Iterable[Child], impatient: asyncio.Event) -> None:
+    """SIGTERM, then SIGKILL after a while or when `impatient` is set. Whole groups: workers of a script too."""
+    children = list(children)
+    for child in children:
+        child.signal_group(signal.SIGTERM)
+    ended = asyncio.create_task(_ended(children))
+    hurry = asyncio.create_task(impatient.wait())
+    await asyncio.wait([ended, hurry], timeout=TERMINATE_S, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    for child in children:
+        child.signal_group(signal.SIGKILL)
+    await ended
+
+
+async def _ended(children: Iterable[Child]) -> bool:
+    for child in children:
+        await child.process.wait()
+    return True
+
+
+async def _await_ranks(ranks: list[Child], signalled: asyncio.Event) -> list[Child]:
+    """Waits until all ranks are done, one failed, or we were signalled. Returns the failed ones in their order."""
+    failed: list[Child] = []
+    waits = {asyncio.create_task(child.process.wait()): child for child in ranks}
+    interrupt = asyncio.create_task(signalled.wait())
+    pending: set[asyncio.Task[int]] = set(waits)
+    until: float | None = None
+    loop = asyncio.get_running_loop()
+    while pending and not signalled.is_set():
+        timeout = None if until is None else until - loop.time()
+        if timeout is not None and timeout <= 0:
+            break
+        done, _ = await asyncio.wait([*pending, interrupt], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in pending if task in done]:
+            pending.discard(task)
+            if task.result() != 0:
+                failed.append(waits[task])
+                until = until or loop.time() + SETTLE_S
+    for task in [*pending, interrupt]:
+        task.cancel()
+    return failed
+
+
+def _culprit(failed: list[Child]) -> Child:
+    """The rank to blame: the first to exit, unless it only reports that it lost another."""
+    lost_others = "HostLostError: "  # typed, or in the text of an error of JAX
+    return next((child for child in failed if not any(lost_others in line for line in child.tail)), failed[0])
+
+
+async def _run(arguments: Sequence[str], hosts: int, devices: int, switch: str | None) -> int:
+    console = Console(highlight=False)
+    output = TaggedOutput(console)
+    signalled, impatient = asyncio.Event(), asyncio.Event()
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        (impatient if signalled.is_set() else signalled).set()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    children: list[Child] = []
+    try:
+        if switch is None:
+            child, switch = await _start_switch(output)
+            children.append(child)
+        job = f"run-{uuid.uuid4().hex[:8]}"
+        ranks: list[Child] = []
+        for rank in range(hosts):
+            environment = _environment(rank, hosts, devices, switch, job, console)
+            ranks.append(await _start(f"rank {rank}", arguments, environment))
+            children.append(ranks[-1])
+            _follow(ranks[-1], output)
+        failed = await _await_ranks(ranks, signalled)
+        await _stop(ranks, impatient)
+    finally:
+        await _stop(children, impatient)
+        readers = [reader for child in children for reader in child.readers]
+        if readers:
+            await asyncio.wait(readers, timeout=TERMINATE_S)
+    if received:
+        return 128 + received[0]
+    return _report(_culprit(failed), console) if failed else 0
+
+
+def _report(culprit: Child, console: Console) -> int:
+    code = culprit.process.returncode or 0
+    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    console.print(f"[bold red]{culprit.tag} failed first ({how}); all others were stopped.[/bold red]")
+    for line in culprit.traceback():
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    return code if code > 0 else 128 - code
+
+
+def run(arguments: Sequence[str], hosts: int, devices_per_host: int, switch: str | None) -> int:
+    """Runs `python ARGUMENTS` once a host, and shows their output.
+
+    Args:
+      arguments: of the Python interpreter.
+      hosts: number of processes.
+      devices_per_host: CPU devices that JAX shows in each.
+      switch: "host:port" of a running one, or of several with commas; None starts one for this run.
+
+    Returns:
+      An exit code: 0, that of the rank that failed first, or 128 + the signal that ended it.
+    """
+    if switch is not None:
+        try:
+            parse_switches(switch)
+        except ValueError as error:
+            raise ConfigError(f"Bad value {switch!r} of --switch: {error}.") from error
+    return asyncio.run(_run(arguments, hosts, devices_per_host, switch))

@@ -1,0 +1,65 @@
+"""What `jax-passing plan` prints: the predictions of one sum, and why."""
+
+from rich.table import Table
+
+from jax_passing.collective import planner
+from jax_passing.collective.planner import Cluster, Prediction
+from jax_passing.protocol.packet import WORKERS_MAX
+
+
+def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
+    """All strategies' and the parameter servers'; flat only where the switch has ranks enough."""
+    ours = [s for s in planner.STRATEGIES if s != "flat" or planner.fits_flat(cluster)]
+    return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
+
+
+def seconds(time_s: float) -> str:
+    """With three digits: "1.23 ms"."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if time_s * factor >= 1 or unit == "us":
+            return f"{time_s * factor:#.3g} {unit}".replace(". ", " ")
+    raise AssertionError
+
+
+def _title(cluster: Cluster, elements: int) -> str:
+    if cluster.shards == 0:
+        where = "a switch with a port for each host"
+    elif cluster.colocated:
+        where = f"aggregators behind the links of {cluster.shards} hosts"
+    else:
+        where = f"{cluster.shards} aggregator{'s' * (cluster.shards > 1)}, a link each"
+    return (
+        f"{elements * 4 / 2**20:g} MiB of float32 per device, {cluster.hosts} hosts x {cluster.devices_per_host} "
+        f"devices, {cluster.link_gbit:g} Gbit/s,\n{where}"
+    )
+
+
+def make(cluster: Cluster, elements: int) -> Table:
+    table = Table(title=_title(cluster, elements), title_justify="left", title_style="")
+    table.add_column("strategy")
+    table.add_column("predicted", justify="right")
+    table.add_column("MiB on a link", justify="right")
+    table.add_column("bound by")
+    for one in predictions(cluster, elements):
+        link = f"{one.link_bytes / 2**20:.1f}" if one.link_bytes else "-"
+        table.add_row(one.strategy, seconds(one.time_s), link, one.bound)
+    return table
+
+
+def conclusion(cluster: Cluster, elements: int) -> str:
+    """What `auto` takes if the mesh spans the hosts, and the reason."""
+    chosen = planner.choose(cluster, elements, ("passing", "native"))
+    other: planner.Strategy = "native" if chosen == "passing" else "passing"
+    best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
+    if cluster.hosts == 1:
+        return f"auto takes {chosen}. One host has nobody to send to."
+    ratio = worse.time_s / best.time_s
+    lines = [f"auto takes {chosen}: {ratio:.2f} times as fast as {other}, which is bound by {worse.bound}."]
+    if cluster.shards == 0 and cluster.hosts == 2:
+        lines.append("Two hosts gain no bandwidth: a ring of two sends each byte once, too.")
+    elif cluster.shards == 1:
+        lines.append("An aggregator behind one link is a parameter server: give the switch a port for each host.")
+    if not planner.fits_flat(cluster):
+        ranks = cluster.hosts * cluster.devices_per_host
+        lines.append(f"flat needs a rank for each device: {ranks} are more than the {WORKERS_MAX} of one switch.")
+    return "\n".join(lines)

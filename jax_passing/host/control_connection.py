@@ -1,0 +1,120 @@
+"""A host's end of the control connection: blocking, one message a line, safe to send on from several threads."""
+
+import logging
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import msgspec
+
+from jax_passing.config import address_text
+from jax_passing.errors import SwitchUnreachableError
+from jax_passing.protocol import control_messages as messages
+
+log = logging.getLogger("jax_passing")
+
+CONNECT_TIMEOUT_S = 5.0
+RETRY_S = 0.25
+
+
+class ControlConnection:
+    """Raises OSError (TimeoutError, ConnectionError) and msgspec.DecodeError when it is of no use any more."""
+
+    def __init__(self, connected: socket.socket):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+        self._received = bytearray()
+        self._send_lock = threading.Lock()
+        self.switch_host: str = connected.getpeername()[0]
+        self.own_host: str = connected.getsockname()[0]
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long a send or receive may take. The switch echoes heartbeats, so a live one is never silent for long."""
+        self._socket.settimeout(timeout_s)
+
+    def send(self, message: messages.Message) -> None:
+        line = messages.encode(message)
+        with self._send_lock:
+            self._socket.sendall(line)
+
+    def receive(self) -> messages.FromSwitch:
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > messages.RELAY_LINE_BYTES_MAX:
+                raise ConnectionError("a message is too long")
+            piece = self._socket.recv(65536)
+            if not piece:
+                raise ConnectionError("the connection was closed")
+            self._received += piece
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return messages.decode_from_switch(line)
+
+    def wait(self, fileno: int) -> bool:
+        """Until this file descriptor or the connection can be read: whether the former can, and the latter can't.
+
+        Raises TimeoutError after the timeout of a receive.
+        """
+        if b"\n" in self._received:
+            return False
+        timeout_s = self._socket.gettimeout()
+        poll = select.poll()
+        for one in (self._socket.fileno(), fileno):
+            poll.register(one, select.POLLIN)
+        readable = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if not readable:
+            raise TimeoutError("timed out")
+        return all(ready == fileno for ready, _ in readable)
+
+    def hang_up(self) -> None:
+        """Tells the switch, even if a forked child holds the descriptor too, and wakes a thread that receives."""
+        with suppress(OSError):  # not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Frees the descriptor; no thread may use it now. In a forked child it leaves the parent's connection alone."""
+        self._socket.close()
+
+
+def _connect_once(address: tuple[str, int], timeout_s: float) -> tuple[ControlConnection, messages.Hello]:
+    connected = socket.create_connection(address, timeout=timeout_s)
+    try:
+        connection = ControlConnection(connected)
+        hello = connection.receive()
+        if not isinstance(hello, messages.Hello):
+            raise msgspec.DecodeError("no greeting")
+    except BaseException:
+        connected.close()
+        raise
+    return connection, hello
+
+
+def connect(address: tuple[str, int], deadline_s: float) -> tuple[ControlConnection, messages.Hello]:
+    """Connects to the switch, which may still be starting: retries until the deadline.
+
+    Raises:
+      SwitchUnreachableError: nobody answered, or not a switch of ours.
+    """
+    until = time.monotonic() + deadline_s
+    text = address_text(*address)
+    warned = False
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            return _connect_once(address, max(0.01, min(CONNECT_TIMEOUT_S, left_s)))
+        except msgspec.DecodeError as error:
+            raise SwitchUnreachableError(
+                f"Something answers at {text}, but it is no jax_passing switch ({error}). Check the address, and that "
+                "switch and hosts run the same version."
+            ) from error
+        except OSError as error:
+            if left_s <= RETRY_S:
+                raise SwitchUnreachableError(
+                    f"No switch answered at {text} for {deadline_s:.1f} s ({error}). Is it running (`jax-passing "
+                    f"switch --listen {text}`), is the address right, and does a firewall let TCP and UDP pass?"
+                ) from error
+            if not warned:
+                log.warning("no switch at %s yet (%s); trying for %.0f s", text, error, left_s)
+                warned = True
+        time.sleep(RETRY_S)

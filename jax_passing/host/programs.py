@@ -1,0 +1,153 @@
+"""What a host says of its programs with sums over hosts, and whether they are those of rank 0. Pure.
+
+When a program first runs, rank 0 tells all others of it; each compares it with its own. Sums of programs that differ
+never meet, as their names differ: what this adds is that all hosts hear why, at once.
+"""
+
+import hashlib
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from jax_passing.errors import Failure, ProgramMismatchError
+from jax_passing.host.program_differences import difference, place_of
+from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from jax_passing._native import ProgramInfo
+
+IDENTITIES_BYTES_MAX = 512 * 1024  # of their JSON
+_NAME_MAX, _DEVICES_MAX, _FINGERPRINT_MAX = 1024, 4096, 16 * 1024  # characters, of up to 6 bytes each in JSON
+assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < RELAY_BYTES_MAX
+PENDING_MAX = 1024  # of a line, on either side; hosts are as far apart as programs run before a sum has to be complete
+_SHOWN_MAX = 3
+
+
+class Program(Struct, frozen=True, forbid_unknown_fields=True):
+    """A compiled program with sums over hosts, as its host sees it.
+
+    Attributes:
+      name: of the module, and the number of its devices.
+      devices: that it runs on, for people and to tell lines apart.
+      fingerprint: "SHA256 SUMMARY" of the whole compiled module; empty unless some of its sums need it.
+      identities: of its sums, JSON each; sorted by place, with repetition.
+      digest: of all identities, if they are too long to be sent: then those above are the first ones alone.
+    """
+
+    name: Annotated[str, Meta(max_length=_NAME_MAX)]
+    devices: Annotated[str, Meta(max_length=_DEVICES_MAX)]
+    fingerprint: Annotated[str, Meta(max_length=_FINGERPRINT_MAX)]
+    identities: tuple[str, ...]
+    digest: Annotated[str, Meta(max_length=64)] = ""
+
+    @property
+    def stream(self) -> str:
+        """Its sums' stream."""
+        return ", ".join(sorted({_stream(identity) for identity in self.identities}))
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Program)
+
+
+def _stream(identity: str) -> str:
+    try:
+        return str(msgspec.json.decode(identity, type=dict[str, Any]).get("stream", ""))
+    except msgspec.DecodeError:
+        return ""
+
+
+def bounded(info: "ProgramInfo") -> Program:
+    """What of it is compared: alike on both sides, so that what was left out makes no difference of its own."""
+    identities = tuple(sorted(info.identities, key=lambda identity: (place_of(identity), identity)))
+    total, count = 0, 0
+    for identity in identities:
+        total += len(_encoder.encode(identity)) + 1
+        if total > IDENTITIES_BYTES_MAX:
+            break
+        count += 1
+    digest = hashlib.sha256(_encoder.encode(identities)).hexdigest() if count < len(identities) else ""
+    return Program(
+        name=info.name[:_NAME_MAX],
+        devices=info.devices[:_DEVICES_MAX],
+        fingerprint=info.fingerprint[:_FINGERPRINT_MAX],
+        identities=identities[:count],
+        digest=digest,
+    )
+
+
+def encode(program: Program) -> bytes:
+    """At most RELAY_BYTES_MAX."""
+    return _encoder.encode(program)
+
+
+def decode(payload: bytes) -> Program:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(payload)
+
+
+class Ledger:
+    """The programs of one host, and of rank 0, in the order in which they first ran.
+
+    A *line* is the programs of one stream on the same devices: they run in one order on every host, other lines beside
+    them in any. So the k-th of a line is compared with the k-th. Safe to call from several threads.
+    """
+
+    def __init__(self, rank: int):
+        self._rank = rank
+        self._lock = threading.Lock()
+        # At most one of the two holds anything of a line: what the other side hasn't told of yet.
+        self._own: dict[tuple[str, str], deque[Program]] = {}
+        self._rank_0s: dict[tuple[str, str], deque[Program]] = {}
+        self._compared: Counter[tuple[str, str]] = Counter()
+
+    def own(self, program: Program) -> Failure | None:
+        """This host runs it. A failure, of all hosts, if rank 0 runs another one in its place."""
+        with self._lock:
+            return self._add(program, self._own, self._rank_0s)
+
+    def rank_0s(self, program: Program) -> Failure | None:
+        """The same of a program that rank 0 runs."""
+        with self._lock:
+            return self._add(program, self._rank_0s, self._own)
+
+    def _add(
+        self,
+        program: Program,
+        side: dict[tuple[str, str], deque[Program]],
+        other: dict[tuple[str, str], deque[Program]],
+    ) -> Failure | None:
+        line = program.devices, program.stream
+        if not (counterparts := other.get(line)):
+            waiting = side.setdefault(line, deque())
+            waiting.append(program)
+            return None if len(waiting) <= PENDING_MAX else self._failure(self._waiting())
+        counterpart = counterparts.popleft()
+        self._compared[line] += 1
+        own, rank_0s = (program, counterpart) if side is self._own else (counterpart, program)
+        if own == rank_0s:
+            return None
+        text = difference(own, rank_0s, self._rank, self._compared[line])
+        return self._failure(text)
+
+    def _failure(self, text: str) -> Failure:
+        return Failure(ProgramMismatchError.__name__, text)
+
+    def waiting(self) -> str:
+        """For a sum that makes no progress: programs of one side alone, so far. Empty if there are none."""
+        with self._lock:
+            return self._waiting()
+
+    def _waiting(self) -> str:
+        sentences = []
+        sides = ((f"Rank {self._rank}", "rank 0", self._own), ("Rank 0", f"rank {self._rank}", self._rank_0s))
+        for who, other, side in sides:
+            programs = [program for waiting in side.values() for program in waiting]
+            if programs:
+                some = ", ".join(f"{program.name} on devices {program.devices}" for program in programs[:_SHOWN_MAX])
+                more = f" and {len(programs) - _SHOWN_MAX} more" if len(programs) > _SHOWN_MAX else ""
+                sentences.append(f"{who} runs {some}{more}, {other} hasn't so far.")
+        return " ".join(sentences)

@@ -1,0 +1,94 @@
+"""What to say about a sum that makes no progress: who is missing, where, for how long."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from jax_passing._native import Stall
+from jax_passing.errors import Failure, HostLostError, names
+from jax_passing.protocol.control_messages import Query, SlotState
+
+log = logging.getLogger("jax_passing")
+
+
+def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
+    """A sentence on whom the sum waits for, and those of them that have left the job.
+
+    Args:
+      stall: the oldest unfinished sum of this host.
+      state: what the switch said about its slot; None if nothing.
+      rank: this host's.
+      switch: where that slot is.
+    """
+    if state is None:
+        return f"The switch at {switch} doesn't answer questions about it.", ()
+    if stall.waits_for_order:
+        missing: tuple[int, ...] = (0,)
+        text = "It waits for rank 0, which decides the order of sums and hasn't started this one."
+    elif state.empty and state.trouble:
+        missing = ()
+        text = state.trouble
+    elif state.empty or state.sequence != stall.sequence:
+        missing = state.missing
+        text = f"The switch at {switch} has this chunk from no rank, not even this one: does UDP reach its data port?"
+    elif state.complete:
+        missing = ()
+        text = (
+            f"The switch at {switch} has it from all ranks, but its answers don't arrive: does UDP from its data port "
+            "reach us?"
+        )
+    else:
+        missing = state.missing
+        text = f"Missing: {names(missing)}." if missing else ""
+        if missing == (rank,):
+            text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
+        text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
+    gone = tuple(sorted(set(missing) & set(state.left)))
+    return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
+
+
+class StallReporter:
+    """Asks the switches about stalls and warns: at once, then ever more rarely."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        epoch: int,
+        switches: Sequence[str],
+        ask: Callable[[int, Query], SlotState | None],
+        programs: Callable[[], str],
+    ):
+        """`ask`: by the switch's index in `switches`, their addresses. `programs`: which ones not all hosts run."""
+        self._rank = rank
+        self._epoch = epoch
+        self._switches = switches
+        self._ask = ask
+        self._programs = programs
+        self._about: tuple[object, ...] = ()
+        self._next_warning_s = 0.0
+
+    def report(self, stall: Stall, stalled_s: float) -> tuple[str, Failure | None]:
+        """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
+        query = Query() if stall.waits_for_order else Query(stall.slot, stall.version)
+        switch = self._switches[stall.shard]
+        text, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
+        note = f"{text} {self._programs()}".rstrip()
+        place = (
+            f"epoch {self._epoch}"
+            if stall.waits_for_order
+            else f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, "
+            f"epoch {self._epoch}"
+        )
+        sum_text = f"{stall.site_name} (execution {stall.execution}, step {stall.step}; {place})"
+        about = (stall.site_name, stall.execution, stall.step, stall.sequence)
+        if about != self._about or stalled_s >= self._next_warning_s:
+            self._about, self._next_warning_s = about, 2 * stalled_s
+            log.warning("rank %d has waited %.1f s for %s. %s", self._rank, stalled_s, sum_text, note)
+        if not gone:
+            return note, None
+        return note, Failure(
+            HostLostError.__name__,
+            f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. All hosts must run "
+            "the same number of steps before shutdown.",
+            gone,
+        )

@@ -1,0 +1,366 @@
+"""What a host and the control plane say to each other: newline-delimited JSON over TCP, one message a line.
+
+The switch greets with Hello; the host answers with Join and waits for Welcome or Refused. From then on both may speak
+at any time.
+
+A *rack's switch* speaks to its parent as a host does, for all of its ranks, one connection for each epoch of a job:
+RackJoin first, then a RankJoin for each rank. When all ranks are there, the root says Prepare, down through all levels;
+Prepared comes back, and Welcome ends it.
+"""
+
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from jax_passing.config import RANKS_MAX, SHARDS_MAX
+from jax_passing.protocol.packet import WORKERS_MAX
+
+PROTOCOL_VERSION = 2
+HEARTBEATS_PER_LEASE = 6  # a few may come late
+LEVELS_MAX = 8
+FACTS_MAX = 16
+STRIPE_MARK = "/stripe "  # in names of jobs that switches give; hosts may not
+LINE_BYTES_MAX = 64 * 1024
+RELAY_BYTES_MAX = 1024 * 1024
+RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
+# Base64 takes 4 bytes for 3; the rest of the line is short.
+RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
+
+Version = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
+RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
+Text = Annotated[str, Meta(max_length=16 * 1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Id = Annotated[int, Meta(ge=1, le=65535)]
+SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
+Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
+Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Gbit = Annotated[float, Meta(gt=0, le=1e5)]
+FactName = Annotated[str, Meta(min_length=1, max_length=64)]
+FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
+Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
+
+
+def stripe_name(job: str, stripe: int) -> str:
+    """Of the job that this stripe of a job is at its switches; the first one has the job's own name."""
+    return f"{job}{STRIPE_MARK}{stripe}" if stripe else job
+
+
+class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class Hello(Message, frozen=True):
+    """Switch, first: who it is, and where packets go."""
+
+    protocol_version: Version
+    data_host: str  # for racks' switches an IP address; empty: the host of this connection
+    data_port: Port
+    instance: Name  # tells this switch from any other, whatever its addresses
+
+
+class Join(Message, frozen=True):
+    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own: it is
+    random, and switches tell it to their parents only.
+
+    `switches`: the instances of all that the job is striped over, this one among them, in the order of its stripes.
+    `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts, by name; one that
+    isn't there is empty.
+
+    The fields up to `join_deadline_s`, Hello and Refused stay what they are in all versions, so that hosts and switches
+    of different ones can tell their users.
+    """
+
+    protocol_version: Version
+    job: Name
+    rank: Annotated[int, Meta(ge=0)]
+    world_size: Annotated[int, Meta(ge=1)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
+    udp_port: Port
+    instance: Name
+    join_deadline_s: Seconds
+    link_gbit: Gbit | None = None
+    alike: Facts = {}
+
+
+class ForeignJoin(Struct, frozen=True, tag="join", tag_field="type"):
+    """What any version's host says first."""
+
+    protocol_version: Version
+    job: Name
+    rank: Annotated[int, Meta(ge=0)]
+    world_size: Annotated[int, Meta(ge=1)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
+    udp_port: Port
+    instance: Name
+    join_deadline_s: Seconds
+
+
+class RackJoin(Message, frozen=True):
+    """A rack's switch, first. `name`: its address, for people. `data_host`: the IP address that its packets come from;
+    empty: that of this connection. `instance` is as a host's, not the one of its Hello, which anybody may read."""
+
+    protocol_version: Version
+    job: Name
+    instance: Name
+    name: Name
+    udp_port: Port
+    data_host: Annotated[str, Meta(max_length=160)] = ""
+
+
+class RankJoin(Message, frozen=True):
+    """A rack's switch: this rank is here. What its host said, and what the switches on its way can do.
+
+    `stripes`: over how many switches the job is striped there. `host`: its IP address. `wait_s`: how long it still
+    waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
+    `switch_link_gbit`: the least on its way. `path`: the instances of the switches on it.
+    """
+
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    instance: Name
+    host: Name
+    stripes: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
+    alike: Facts
+    join_deadline_s: Seconds
+    wait_s: Seconds
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+    path: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=LEVELS_MAX)]
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
+
+
+class RankGone(Message, frozen=True):
+    """A rack's switch: this rank doesn't wait any more."""
+
+    rank: Rank
+
+
+class Prepare(Message, frozen=True):
+    """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
+
+    Comes again, with another `attempt`, if a rank went away meanwhile.
+    """
+
+    attempt: Annotated[int, Meta(ge=1)]
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+
+
+class Prepared(Message, frozen=True):
+    """A rack's switch."""
+
+    attempt: int
+
+
+class GroupOffer(Message, frozen=True):
+    """Switch, when all ranks are here: join this multicast group, tell GroupReady, listen for probes.
+
+    Comes again, with another nonce, if a rank went away meanwhile. Welcome, which may come at any time, ends it.
+    """
+
+    address: Name
+    port: Port
+    job_id: Id
+    epoch: Id
+    nonce: Nonce  # of the probes
+
+
+class GroupReady(Message, frozen=True):
+    """Host: it has joined the group of this nonce, or has this problem with it."""
+
+    nonce: Nonce
+    problem: Text = ""
+
+
+class GroupHeard(Message, frozen=True):
+    """Host: it has heard all probes of this nonce."""
+
+    nonce: Nonce
+
+
+class GroupLost(Message, frozen=True):
+    """Host: results don't come by multicast any more."""
+
+
+class Welcome(Message, frozen=True):
+    """Switch: all ranks are here, the slots are reserved.
+
+    The same to all, so that they plan alike, but for `worker`: which one of the switch's workers the host is, its bit
+    in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a chunk
+    leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was offered
+    last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
+    the switch stands, None if it has a port for each host.
+    """
+
+    job_id: Id
+    epoch: Id
+    slot_first: Annotated[int, Meta(ge=0, lt=1 << 16)]
+    slot_count: SlotCount
+    worker: Annotated[int, Meta(ge=0, lt=WORKERS_MAX)]
+    lanes_per_chunk: Lanes
+    lease_s: Seconds
+    whole_chunks: bool = False
+    worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
+    multicast: bool = False
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
+
+
+class Refused(Message, frozen=True):
+    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: of this one alone."""
+
+    kind: Name
+    message: Text
+    rank: Rank | None = None
+
+
+class Relay(Message, frozen=True):
+    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
+
+    The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
+    transport's; RELAYED_PROGRAM, then what host/programs.py encodes.
+    """
+
+    payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
+
+
+class Query(Message, frozen=True):
+    """Host: who is missing in this slot version? Without a slot: who has left?"""
+
+    slot: Annotated[int, Meta(ge=0)] | None = None
+    version: Annotated[int, Meta(ge=0, le=1)] = 0
+
+
+class SlotState(Message, frozen=True):
+    """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
+
+    `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
+    switch knows nothing of it.
+    """
+
+    left: RankSet
+    empty: bool = True
+    sequence: int = 0
+    complete: bool = False
+    missing: RankSet = ()
+    trouble: Text = ""
+
+
+class Ask(Message, frozen=True):
+    """A switch, to its parent or to a rack's switch: on your side, who is missing in this chunk?
+
+    `slot`: counted from the job's first one.
+    """
+
+    id: Annotated[int, Meta(ge=0)]
+    slot: Annotated[int, Meta(ge=0)]
+    version: Annotated[int, Meta(ge=0, le=1)]
+    sequence: Nonce
+    patience_s: Seconds
+
+
+class Answer(Message, frozen=True):
+    """To an Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result too."""
+
+    id: int
+    missing: RankSet
+    received: bool
+    complete: bool
+    trouble: Text = ""
+
+
+class CountersQuery(Message, frozen=True):
+    """Host: what has the switch counted?"""
+
+
+class Counters(Message, frozen=True):
+    """Switch, to the host that asked: its data plane's counters since its start, of all jobs. Verdicts are by name."""
+
+    values: dict[str, int]
+
+
+class Heartbeat(Message, frozen=True):
+    """Host: still alive. The switch echoes it."""
+
+
+class Leave(Message, frozen=True):
+    """Host: no more sums. The switch says Bye when all ranks have left."""
+
+
+class Left(Message, frozen=True):
+    """Between switches: there will be no more sums of these ranks."""
+
+    ranks: RankSet
+
+
+class Bye(Message, frozen=True):
+    pass
+
+
+class Fail(Message, frozen=True):
+    """Host: the job can't go on."""
+
+    kind: Name
+    message: Text
+    ranks: RankSet = ()
+
+
+class Failed(Message, frozen=True):
+    """Switch: the job is over."""
+
+    kind: Name
+    message: Text
+    ranks: RankSet = ()
+
+
+FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+FromRack = RackJoin | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
+FromMember = FromHost | FromRack
+FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
+FromParent = FromSwitch | Prepare | Left | Ask | Answer
+
+_encoder = msgspec.json.Encoder()
+_from_member = msgspec.json.Decoder(FromMember)
+_foreign_join = msgspec.json.Decoder(ForeignJoin)
+_from_switch = msgspec.json.Decoder(FromSwitch)
+_from_parent = msgspec.json.Decoder(FromParent)
+
+
+def encode(message: Message) -> bytes:
+    """One line."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_from_member(line: bytes) -> FromMember:
+    """What a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass ValidationError."""
+    return _from_member.decode(line)
+
+
+def decode_first(line: bytes) -> FromMember:
+    """The same for the first message, which may be the Join of another version's host."""
+    try:
+        return decode_from_member(line)
+    except msgspec.ValidationError:
+        with suppress(msgspec.DecodeError):
+            join = _foreign_join.decode(line)
+            if join.protocol_version != PROTOCOL_VERSION:
+                return Join(**msgspec.structs.asdict(join))
+        raise
+
+
+def decode_from_switch(line: bytes) -> FromSwitch:
+    """What a host hears. Raises msgspec.DecodeError."""
+    return _from_switch.decode(line)
+
+
+def decode_from_parent(line: bytes) -> FromParent:
+    """What a rack's switch hears. Raises msgspec.DecodeError."""
+    return _from_parent.decode(line)

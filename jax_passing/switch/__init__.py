@@ -1,0 +1,1 @@
+"""The switch: the control plane, and the data planes that it drives."""

@@ -1,0 +1,77 @@
+"""A programmable switch at run time, whoever made it: tables, multicast groups, counters, registers, by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jax_passing.switch.data_plane import DataPlaneError
+
+
+class PipelineError(DataPlaneError):
+    """The device can't be reached, or refused what was asked."""
+
+
+class UnreadableError(PipelineError):
+    """Its runtime server has no way to tell what registers hold."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table. Names of tables, keys, actions and parameters are the program's, their last part where they
+    have several.
+
+    Attributes:
+      match: each key's value. In a ternary table keys may be left out.
+      masks: in a ternary table, which bits of each key count.
+      priority: in a ternary table, positive: the row of the highest one that matches counts.
+    """
+
+    table: str
+    match: Mapping[str, int]
+    action: str = ""
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    masks: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+
+
+class Pipeline(Protocol):
+    """Every method raises PipelineError."""
+
+    @property
+    def lanes(self) -> int:
+        """32-bit lanes of each packet that the program sums."""
+
+    @property
+    def register_cells(self) -> int:
+        """Of each register that holds the state of slots: one for each version of each slot."""
+
+    def has_table(self, table: str) -> bool: ...
+
+    def attach(self) -> None:
+        """Takes the device over, as its one controller, and empties tables and groups.
+
+        The first time from any other controller; after that it is refused while another one has the device.
+        """
+
+    def check_control(self) -> None:
+        """Raises PipelineError if another controller has taken the device over since `attach`."""
+
+    def insert(self, entry: Entry) -> None: ...
+
+    def delete(self, entry: Entry) -> None: ...
+
+    def entry_count(self, table: str) -> int: ...
+
+    def insert_group(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
+        """Packets to this multicast group are copied to each (port, replication number)."""
+
+    def delete_group(self, group: int) -> None:
+        """What there is of it, if it couldn't be inserted."""
+
+    def counter(self, name: str) -> Sequence[int]:
+        """Packets, by index."""
+
+    def register(self, name: str, index: int) -> int:
+        """Raises UnreadableError, too."""
+
+    def close(self) -> None: ...

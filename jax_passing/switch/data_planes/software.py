@@ -1,0 +1,92 @@
+"""The data plane in this process: the slot pool in C++ behind a UDP port."""
+
+import ipaddress
+import zlib
+from collections.abc import Mapping
+
+from jax_passing import _native
+from jax_passing.protocol.packet import GROUP_PORT, WORKERS_MAX
+from jax_passing.switch.data_plane import Group, JobSlots, Parent, SlotVersion
+
+GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
+
+
+class SoftwareDataPlane:
+    """Raises OSError if the port can't be bound."""
+
+    host = ""
+    whole_chunks = False
+    worker_limit = WORKERS_MAX
+
+    def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int, multicast: bool = True):
+        self._native = _native.SoftwareDataPlane(host, port, slot_total)
+        self._multicast = multicast
+        self.slot_total = slot_total
+        self.lanes_per_chunk = lanes_per_chunk
+
+    @property
+    def port(self) -> int:
+        return self._native.port
+
+    def add_job(self, job: JobSlots) -> None:
+        self._native.add_job(
+            job=job.job,
+            epoch=job.epoch,
+            slot_first=job.slot_first,
+            slot_count=job.slot_count,
+            addresses=list(job.addresses),
+            group=None if job.group is None else _native_group(job.group),
+            parent=None if job.parent is None else _native_parent(job.parent),
+        )
+
+    def group(self, job: int, own_address: str) -> Group | None:
+        return group_of(job, own_address, self.port) if self._multicast else None
+
+    def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
+        return _native.UdpSocket(host, port)
+
+    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+        self._native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
+
+    def stop_multicast(self, job: int) -> None:
+        self._native.stop_multicast(job)
+
+    def hears_parents_group(self, job: int) -> bool:
+        return self._native.hears_parents_group(job)
+
+    def remove_job(self, job: int) -> None:
+        self._native.remove_job(job)
+
+    def slot_version(self, slot: int, version: int) -> SlotVersion:
+        return SlotVersion(*self._native.slot_state(slot, version))
+
+    def check(self) -> str:
+        return ""
+
+    def stats(self) -> Mapping[str, int]:
+        return self._native.stats()
+
+    def close(self) -> None:
+        self._native.close()
+
+
+def _native_parent(parent: Parent) -> _native.ParentLink:
+    if parent.socket is None:
+        raise ValueError("The software data plane reaches a job's parent through a socket, and was given none.")
+    return _native.ParentLink(
+        parent.socket, job=parent.job, epoch=parent.epoch, slot_first=parent.slot_first, worker=parent.worker
+    )
+
+
+def group_of(job: int, own_address: str, port: int) -> Group | None:
+    """Of the switch at this address and port; None if the address isn't IPv4."""
+    own = ipaddress.ip_address(own_address)
+    if own.version != 4:
+        return None
+    # Jobs of this switch get groups of their own, and switches on one network most likely, too.
+    shift = zlib.crc32(own.packed + port.to_bytes(2)) + job
+    return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
+
+
+def _native_group(group: Group) -> tuple[tuple[str, int], str]:
+    return (group.address, group.port), group.source

@@ -1,0 +1,236 @@
+"""How an epoch starts, from the moment when all ranks are here: slots, multicast or not, the data plane, welcome."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import RefusalError, least, plan_for
+from jax_passing.switch.data_plane import DataPlane, JobSlots, Parent, unexpected
+from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.group_probe import GroupProbe, Step
+from jax_passing.switch.slot_partition import SlotPartition
+
+log = logging.getLogger("jax_passing.switch")
+
+PROBE_TICK_S = 0.01
+
+
+class EpochStart:
+    """The root prepares when all ranks are here, the switches below when their parents say so."""
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        lease_s: float,
+        counts: Counter[str],
+        refuse: Callable[[Epoch, str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ):
+        """`refuse`: sends all who wait away. `spawn`: runs beside everything else."""
+        self._data_plane = data_plane
+        self._lease_s = lease_s
+        self._counts = counts
+        self._refuse = refuse
+        self._spawn = spawn
+        self._partition = SlotPartition(data_plane.slot_total)
+
+    # Preparing.
+
+    def prepare(self, epoch: Epoch, above: messages.Prepare | None = None) -> None:
+        """All ranks are here; at a switch below, the parent says so. Comes again if one of them went meanwhile."""
+        if epoch.state is State.PREPARING:
+            self.step_back(epoch)
+        epoch.state = State.PREPARING
+        epoch.attempt += 1
+        try:
+            epoch.plan = plan = above or plan_for(epoch, epoch.attempt)
+        except RefusalError as error:
+            self._refuse(epoch, str(error))
+            return
+        epoch.slot_first = self._partition.allocate(plan.slot_count)
+        if epoch.slot_first is None:
+            self._refuse(
+                epoch,
+                f"The switch at {epoch.own_name} has no {plan.slot_count} free slots of its "
+                f"{self._data_plane.slot_total}: too many jobs run at once. Wait for one to end, or give the switch "
+                "more slot_total or less slots_per_job.",
+            )
+            return
+        request = messages.Prepare(epoch.attempt, plan.slot_count, plan.lanes_per_chunk, plan.whole_chunks)
+        for member in epoch.members:
+            member.prepared = not member.rack
+            if member.rack:
+                member.connection.send(request)
+        self._offer_group(epoch)
+        self._go_on(epoch)
+
+    def step_back(self, epoch: Epoch) -> None:
+        """To FORMING: a rank went away."""
+        epoch.state, epoch.probe, epoch.plan = State.FORMING, None, None
+        self.release(epoch)
+
+    def release(self, epoch: Epoch) -> None:
+        """Frees the slots."""
+        if epoch.slot_first is not None:
+            self._partition.free(epoch.slot_first)
+            epoch.slot_first = None
+
+    def prepared(self, epoch: Epoch, member: Member, attempt: int) -> None:
+        """A rack's switch is."""
+        if epoch.state is State.PREPARING and attempt == epoch.attempt:
+            member.prepared = True
+            self._go_on(epoch)
+
+    def _go_on(self, epoch: Epoch) -> None:
+        if epoch.state is not State.PREPARING or epoch.probe is not None:
+            return
+        if not all(member.prepared for member in epoch.members):
+            return
+        if epoch.uplink is None:
+            self.start(epoch)
+        else:
+            assert epoch.plan is not None
+            epoch.uplink.send(messages.Prepared(epoch.plan.attempt))
+
+    # Multicast or not.
+
+    def _offer_group(self, epoch: Epoch) -> None:
+        """Asks all members whether they hear a group, if the data plane has one and there is anything to gain."""
+        epoch.group = None
+        own = {member.connection.own_host for member in epoch.members}
+        if len(own) > 1 or len(epoch.members) == 1:
+            return
+        group = self._data_plane.group(epoch.job.number, own.pop())
+        if group is None:
+            return
+        nonce = secrets.randbits(32)
+        epoch.probe = GroupProbe(group, nonce, [member.rank for member in epoch.members], time.monotonic())
+        offer = messages.GroupOffer(group.address, group.port, epoch.job.number, epoch.number, nonce)
+        for member in epoch.members:
+            member.connection.send(offer)
+        self._spawn(self._probe(epoch, epoch.probe))
+
+    async def _probe(self, epoch: Epoch, probe: GroupProbe) -> None:
+        while epoch.probe is probe:
+            await asyncio.sleep(PROBE_TICK_S)
+            self._advance_probe(epoch, time.monotonic())
+
+    def group_answer(self, epoch: Epoch, member: Member, answer: messages.GroupReady | messages.GroupHeard) -> None:
+        probe = epoch.probe
+        if probe is None or probe.nonce != answer.nonce:
+            return  # about an earlier attempt
+        if isinstance(answer, messages.GroupReady):
+            probe.ready(member.rank, answer.problem)
+        else:
+            probe.heard(member.rank)
+        self._advance_probe(epoch, time.monotonic())
+
+    def _advance_probe(self, epoch: Epoch, now: float) -> None:
+        """Does what is due."""
+        probe = epoch.probe
+        if probe is None:
+            return
+        match probe.step(now):
+            case Step.SEND:
+                try:
+                    self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce)
+                except Exception as error:  # whatever the device's driver raises
+                    probe.fail(f"the data plane can't send to {probe.group.address} ({error})")
+            case Step.HEARD:
+                epoch.probe, epoch.group = None, probe.group
+                self._go_on(epoch)
+            case Step.NOT_HEARD:
+                log.info("%s: each member is sent its own results: %s", epoch, probe.reason)
+                epoch.probe = None
+                self._go_on(epoch)
+
+    def group_lost(self, epoch: Epoch, member: Member) -> None:
+        """For all members: one that asks again for each result slows all of them down."""
+        if epoch.group is None:
+            return
+        log.warning(
+            "%s: %s no longer hears the multicast group: each member is sent its own results from now on. Do the "
+            "network's switches that snoop IGMP have a querier?",
+            epoch,
+            member,
+        )
+        self._counts["groups_lost"] += 1
+        epoch.group = None
+        try:
+            self._data_plane.stop_multicast(epoch.job.number)
+        except Exception:  # whatever the device's driver raises; that member still gets its results by asking again
+            log.exception("%s: the data plane didn't stop multicast", epoch)
+
+    # Starting.
+
+    def start(self, epoch: Epoch, above: messages.Welcome | None = None) -> None:
+        """`above`: the parent's welcome, at a switch that has one."""
+        plan, slot_first, uplink = epoch.plan, epoch.slot_first, epoch.uplink
+        assert epoch.state is State.PREPARING, epoch.state
+        assert plan is not None
+        assert slot_first is not None
+        parent = None
+        if above is not None:
+            assert uplink is not None
+            parent = Parent(
+                job=above.job_id,
+                epoch=above.epoch,
+                slot_first=above.slot_first,
+                worker=above.worker,
+                address=uplink.data_address,
+                socket=uplink.socket,
+            )
+        workers = epoch.workers()
+        addresses = tuple(member.address for member in workers)
+        try:
+            self._data_plane.add_job(
+                JobSlots(epoch.job.number, epoch.number, slot_first, plan.slot_count, addresses, epoch.group, parent)
+            )
+        except Exception as error:  # whatever the device's driver raises
+            log.error("%s: the data plane refused it: %s", epoch, error, exc_info=unexpected(error))
+            self._refuse(
+                epoch,
+                f"The data plane of the switch at {epoch.own_name} refused the job ({error}). Look at its log.",
+            )
+            return
+        epoch.state = State.RUNNING
+        joins = epoch.joined().values()
+        if above is not None:  # of the whole tree
+            slowest, slowest_switch = above.link_gbit, above.switch_link_gbit
+        else:
+            slowest = least(*(join.link_gbit for join in joins))
+            slowest_switch = least(*(join.switch_link_gbit for join in joins))
+        now = time.monotonic()
+        for worker, member in enumerate(workers):
+            member.heard = now
+            member.connection.send(
+                messages.Welcome(
+                    job_id=epoch.job.number,
+                    epoch=epoch.number,
+                    slot_first=slot_first,
+                    slot_count=plan.slot_count,
+                    worker=worker,
+                    lanes_per_chunk=plan.lanes_per_chunk,
+                    lease_s=self._lease_s,
+                    whole_chunks=plan.whole_chunks,
+                    worker_limit=self._data_plane.worker_limit,
+                    multicast=epoch.group is not None,
+                    link_gbit=slowest,
+                    switch_link_gbit=slowest_switch,
+                )
+            )
+        self._counts["epochs_started"] += 1
+        way = f"multicast to {epoch.group.address}" if epoch.group else "unicast"
+        log.info(
+            "%s: started with %d ranks, %d workers, slots from %d, results by %s",
+            epoch,
+            len(joins),
+            len(workers),
+            slot_first,
+            way,
+        )

@@ -1,0 +1,321 @@
+"""The jobs of a switch: who may join, how members and epochs end. No I/O but what members and the parent are sent."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+from jax_passing.config import SHARDS_MAX
+from jax_passing.errors import HostLostError, JoinError, SwitchLostError, SwitchUnreachableError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import RefusalError, check_fits, differences
+from jax_passing.switch.data_plane import DataPlane, unexpected
+from jax_passing.switch.epoch_start import EpochStart
+from jax_passing.switch.epochs import Epoch, Job, Member, ParentConnection, State
+
+log = logging.getLogger("jax_passing.switch")
+
+JOBS_MAX = 4096  # remembered ones, for their numbers
+ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
+PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
+
+
+class JobTable:
+    """All jobs, and the slots that they hold."""
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        *,
+        lease_s: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        uplink_for: Callable[[Epoch], ParentConnection] | None = None,
+    ):
+        """`spawn`: runs beside everything else. `uplink_for`: of a switch with a parent."""
+        self._data_plane = data_plane
+        self._lease_s = lease_s
+        self._uplink_for = uplink_for
+        self._spawn = spawn
+        self._jobs: dict[str, Job] = {}
+        self._number_last = 0
+        # By the job's number. No pair of the two comes back in a switch's life: by that pair alone a packet on its way,
+        # and a slot that nobody clears, are known as an earlier epoch's.
+        self._epoch_last: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.starts = EpochStart(data_plane, lease_s, self.counts, self.refuse_all, spawn)
+
+    def epochs(self) -> list[Epoch]:
+        """Those that form or run."""
+        return [job.epoch for job in self._jobs.values() if job.epoch is not None]
+
+    # Admission.
+
+    def _job(self, name: str) -> Job:
+        job = self._jobs.pop(name, None)
+        if job is None:
+            if len(self._jobs) >= JOBS_MAX:
+                idle = next((known for known in self._jobs.values() if known.epoch is None), None)
+                if idle is None:
+                    raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
+                del self._jobs[idle.name]
+            job = Job(name, self._unused_number())
+        self._jobs[name] = job  # last in the dict: used most recently
+        return job
+
+    def _unused_number(self) -> int:
+        taken = {known.number for known in self._jobs.values()}
+        for _ in range(ID_MAX):
+            self._number_last = self._number_last % ID_MAX + 1
+            if self._number_last not in taken and self._epoch_last[self._number_last] < ID_MAX:
+                return self._number_last
+        raise RefusalError("This switch has used all numbers of jobs and epochs, four thousand million: restart it.")
+
+    def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
+        """The same process again: it gave an old connection up, though that news may not have arrived."""
+        for old in list(job.epoch.members) if job.epoch is not None else []:
+            epoch = old.epoch
+            if old is member or epoch is None or epoch.state is State.OVER:
+                continue
+            if member.rack and old.rack and old.instance == member.instance:
+                self.lose(epoch, old, "connected anew")
+            elif join.rank in old.ranks and old.ranks[join.rank].instance == join.instance:
+                self.gone(epoch, old, join.rank, "joined anew")
+                if old.rack:
+                    text = f"Rank {join.rank} joined anew elsewhere."
+                    old.connection.send(messages.Refused(JoinError.__name__, text, join.rank))
+
+    def _epoch_to_join(self, job: Job, join: messages.RankJoin, member: Member) -> Epoch:
+        self._give_up_old(job, join, member)
+        epoch = job.epoch
+        if epoch is None:
+            if self._epoch_last[job.number] == ID_MAX:
+                job.number = self._unused_number()
+            self._epoch_last[job.number] += 1
+            epoch = Epoch(job, self._epoch_last[job.number], join.world_size)
+        elif epoch.state is State.RUNNING:
+            raise RefusalError(
+                f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
+                f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
+                f"{self._lease_s:g} s; then the job can be joined again."
+            )
+        hosts = [host for stripe in self._stripes(job.name) for host in stripe.members if not host.rack]
+        check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
+        return epoch
+
+    def _stripes(self, name: str) -> list[Epoch]:
+        """Of the job that this one is or has a stripe of, all that are here."""
+        whole = name.partition(messages.STRIPE_MARK)[0]
+        jobs = (self._jobs.get(messages.stripe_name(whole, stripe)) for stripe in range(SHARDS_MAX))
+        return [job.epoch for job in jobs if job is not None and job.epoch is not None]
+
+    def admit(self, name: str, join: messages.RankJoin, member: Member) -> Epoch:
+        """Raises RefusalError. At the root the last rank to join starts the epoch."""
+        job = self._job(name)
+        epoch = self._epoch_to_join(job, join, member)
+        if job.epoch is not epoch:
+            job.epoch = epoch
+            if self._uplink_for is not None:
+                epoch.uplink = self._uplink_for(epoch)
+                self._spawn(epoch.uplink.run())
+        member.epoch = epoch
+        member.ranks[join.rank] = join
+        member.join_until[join.rank] = time.monotonic() + join.wait_s
+        if member not in epoch.members:
+            epoch.members.append(member)
+        log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
+        if epoch.uplink is not None:
+            epoch.uplink.tell_of(member, join.rank)
+        elif not epoch.absent():
+            self.starts.prepare(epoch)
+        return epoch
+
+    # Refusals.
+
+    def refused(self, name: str, message: str) -> None:
+        """A host wasn't admitted: those who wait for it will hear why."""
+        self.counts["joins_refused"] += 1
+        for epoch in self._stripes(name):
+            epoch.refusal = message
+            if epoch.uplink is not None:
+                epoch.uplink.send(messages.Refused(JoinError.__name__, message))
+
+    def refuse(self, epoch: Epoch, refused: messages.Refused) -> None:
+        """Sends the one rank away."""
+        assert refused.rank is not None
+        member = epoch.member_of(refused.rank)
+        if member is None:
+            return
+        if member.rack:
+            member.connection.send(refused)
+        else:
+            member.connection.send(messages.Refused(refused.kind, refused.message))
+            member.connection.close()
+        self._drop(epoch, member, refused.rank)
+
+    def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__) -> None:
+        """Sends all who wait away, here and at all other switches."""
+        for member in epoch.members:
+            member.connection.send(messages.Refused(kind, message))
+            member.connection.close()
+        if epoch.uplink is not None:
+            epoch.uplink.send(messages.Fail(kind, message))
+        self.end(epoch)
+
+    # How a member, or an epoch, ends.
+
+    def end(self, epoch: Epoch) -> None:
+        """Frees the slots, hangs up on the parent."""
+        was, epoch.state, epoch.probe = epoch.state, State.OVER, None
+        if epoch.job.epoch is epoch:
+            epoch.job.epoch = None
+        if was is State.RUNNING:
+            try:
+                self._data_plane.remove_job(epoch.job.number)
+            except Exception as error:  # whatever the device's driver raises; other jobs go on
+                log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
+        self.starts.release(epoch)
+        if epoch.uplink is not None:
+            epoch.uplink.close()
+
+    def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
+        """Ends the epoch and tells all members, and the parent, but not the one that said so."""
+        if epoch.state is State.OVER:
+            return
+        log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        self.counts["epochs_failed"] += 1
+        if epoch.uplink is not None and reporter is not epoch.uplink:
+            epoch.uplink.send(messages.Fail(failed.kind, failed.message, failed.ranks))
+        self.end(epoch)
+        for member in epoch.members:
+            if member is not reporter:
+                member.connection.send(failed)
+            member.connection.close()  # sends what is buffered first
+
+    def _drop(self, epoch: Epoch, member: Member, rank: int) -> None:
+        """The rank's place is free again."""
+        del member.ranks[rank], member.join_until[rank]
+        if epoch.uplink is not None:
+            # Though it may have been the parent that refused it: the rank may have joined anew since it said so.
+            epoch.uplink.send(messages.RankGone(rank))
+        if not member.ranks:
+            epoch.members.remove(member)
+            member.epoch, member.alone_since = None, time.monotonic()
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        if not epoch.members:
+            self.end(epoch)
+
+    def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
+        """One rank is gone: that ends a running epoch, and frees its place in one that forms."""
+        if epoch.state in (State.FORMING, State.PREPARING):
+            log.info("%s: rank %d %s", epoch, rank, reason)
+            self._drop(epoch, member, rank)
+            if not member.rack:
+                member.connection.close()
+        elif epoch.state is State.RUNNING and rank not in epoch.left:
+            self._fail_lost(epoch, f"Rank {rank} {reason}", [rank], member)
+
+    def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
+        """A member is gone, with all of its ranks."""
+        if epoch.state in (State.FORMING, State.PREPARING):
+            for rank in sorted(member.ranks):
+                self.gone(epoch, member, rank, reason)
+            member.connection.close()
+        elif epoch.state is State.RUNNING and (remaining := member.remaining()):
+            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining, member)
+
+    def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int], member: Member) -> None:
+        message = (
+            f"{what} ({epoch}, world size {epoch.world_size}). It was killed, crashed, or lost its network: look at "
+            "its log. Then call jax_passing.init again on every host."
+        )
+        self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
+
+    def end_waits(self, epoch: Epoch, now: float) -> None:
+        """Of ranks that have waited long enough for the others. The root keeps the deadlines of all."""
+        if epoch.state is State.RUNNING:
+            return
+        uplink = epoch.uplink
+        grace_s = PARENT_GRACE_S if uplink is not None and uplink.is_connected else 0.0
+        for member in list(epoch.members):
+            for rank, until in list(member.join_until.items()):
+                if now >= until + grace_s and (text := self._why_not_started(epoch, member.ranks[rank])):
+                    unreachable = uplink is not None and not uplink.is_connected
+                    kind = (SwitchUnreachableError if unreachable else JoinError).__name__
+                    self.refuse(epoch, messages.Refused(kind, text, rank))
+
+    def _why_not_started(self, epoch: Epoch, join: messages.RankJoin) -> str:
+        """Empty if it is about to be."""
+        waited = f"within the {join.join_deadline_s:.1f} s that rank {join.rank} waited"
+        job = f"job {epoch.job.name!r} (world size {epoch.world_size})"
+        if epoch.uplink is not None:
+            return epoch.uplink.explain(f"{job} didn't start {waited}")
+        if epoch.state is State.PREPARING:
+            late = [str(member) for member in epoch.members if not member.prepared]
+            return f"No answer from {', '.join(late)}: {job} didn't start {waited}. Look at its log." if late else ""
+        if epoch.refusal:
+            advice = f"One host was refused: {epoch.refusal}"
+        else:
+            advice = (
+                "Are those hosts running, with the same job name, and the same switches in the same order? Raise "
+                "join_deadline_s if they start later."
+            )
+        if unlike := differences(epoch):
+            advice = f"{advice} Besides: {unlike}"
+        return f"{names(epoch.absent()).capitalize()} of {job} didn't join {waited}. {advice}"
+
+    def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
+        """A barrier: the epoch ends well when all ranks of the job have left."""
+        epoch.left.update(ranks)
+        log.info("%s: %s left", epoch, names(sorted(ranks)))
+        left = messages.Left(tuple(ranks))
+        for member in epoch.members:
+            if member.rack and member is not source:
+                member.connection.send(left)
+        if epoch.uplink is None:
+            if len(epoch.left) == epoch.world_size:
+                self.finish(epoch)
+        elif source is not epoch.uplink:
+            epoch.uplink.send(left)
+
+    def finish(self, epoch: Epoch) -> None:
+        self.end(epoch)
+        for member in epoch.members:
+            member.connection.send(messages.Bye())
+            member.connection.close()
+
+    # What the parent says.
+
+    def prepare(self, epoch: Epoch, prepare: messages.Prepare) -> None:
+        if epoch.state is not State.RUNNING:
+            self.starts.prepare(epoch, prepare)
+
+    def welcome(self, epoch: Epoch, welcome: messages.Welcome) -> None:
+        # Else a rank went away meanwhile: the parent was told, and will say that the epoch failed.
+        if epoch.state is State.PREPARING:
+            self.starts.start(epoch, welcome)
+
+    def parent_lost(self, epoch: Epoch, reason: str) -> None:
+        """Ends a running epoch; while one forms, the parent may come back."""
+        assert epoch.uplink is not None
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        elif epoch.state is State.RUNNING:
+            message = (
+                f"The switch at {epoch.own_name} lost its parent, the switch at {epoch.uplink.name} ({epoch}): "
+                f"{reason}. Look at that switch's log, restart it if it died, then call jax_passing.init again on "
+                "every host."
+            )
+            self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
+
+    def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
+        """Rank 0's, to everybody else."""
+        for member in list(epoch.members):
+            if epoch.state is not State.RUNNING:
+                return
+            if member is not source and member.remaining() and not member.connection.send(relay):
+                self.lose(epoch, member, "stopped reading what rank 0 sends")
+        uplink = epoch.uplink
+        if uplink is not None and uplink is not source and not uplink.send(relay):
+            self.parent_lost(epoch, "it stopped reading what rank 0 sends")

@@ -1,0 +1,184 @@
+import dataclasses
+import importlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from jax_passing.collective import planner
+from jax_passing.collective.planner import STRATEGIES, Cluster, choose, parameter_servers, predict
+from jax_passing.commands import cli, plan_table
+
+MIB = 2**18  # elements of float32
+clusters = st.builds(
+    Cluster,
+    hosts=st.integers(1, 64),
+    devices_per_host=st.integers(1, 8),
+    link_gbit=st.sampled_from([0.5, 1.0, 10.0, 100.0, 400.0]),
+    shards=st.integers(0, 8),
+)
+
+
+def ratio(cluster, slower, faster, mebibytes=1024):
+    return predict(cluster, slower, mebibytes * MIB).time_s / predict(cluster, faster, mebibytes * MIB).time_s
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8, 64])
+def test_large_sums_take_what_their_bytes_take(hosts):
+    """The bytes of the mission's table, S·8/rate each, on links too slow for anything else to matter."""
+    slow = Cluster(hosts, link_gbit=0.1)
+    size = 1024 * MIB
+    wire_s = size * 4 * 8 / 0.1e9
+    udp, tcp = planner.UDP_WIRE_BYTES_PER_BYTE, planner.TCP_WIRE_BYTES_PER_BYTE * planner.RING_STALL
+    assert predict(slow, "passing", size).time_s == pytest.approx(wire_s * udp, rel=1e-3)
+    assert predict(slow, "native", size).time_s == pytest.approx(wire_s * tcp * 2 * (hosts - 1) / hosts, rel=1e-3)
+    single, colocated = parameter_servers(slow, size)
+    assert single.time_s == pytest.approx(hosts * wire_s * udp, rel=1e-3)
+    assert colocated.time_s == pytest.approx(2 * (hosts - 1) / hosts * wire_s * udp, rel=1e-3)
+    assert "link" in single.bound
+    assert "link" in colocated.bound
+
+
+def test_headers_and_exponents_cost_less_than_six_percent():
+    assert 1.04 < planner.UDP_WIRE_BYTES_PER_BYTE < 1.06
+
+
+def test_flat_takes_the_link_once_per_device():
+    assert ratio(Cluster(4, 2, link_gbit=1), "flat", "passing") == pytest.approx(2, rel=1e-3)
+    assert predict(Cluster(4, 1), "flat", MIB) == dataclasses.replace(
+        predict(Cluster(4, 1), "passing", MIB), strategy="flat"
+    )
+
+
+def test_two_hosts_gain_nothing_and_eight_nearly_twice():
+    assert ratio(Cluster(2, link_gbit=1), "native", "passing") == pytest.approx(1, abs=0.06)
+    assert 1.75 < ratio(Cluster(8, link_gbit=1), "native", "passing") < 1.85
+
+
+def test_an_aggregator_behind_one_link_loses_to_the_ring():
+    assert ratio(Cluster(8, link_gbit=1, shards=1), "passing", "native") > 4
+    assert choose(Cluster(8, link_gbit=1, shards=1), 64 * MIB, ("passing", "native")) == "native"
+    assert choose(Cluster(8, link_gbit=1, shards=8), 64 * MIB, ("passing", "native")) == "passing"
+    assert choose(Cluster(8, link_gbit=1, shards=1, shard_link_gbit=10), 64 * MIB, ("passing", "native")) == "passing"
+
+
+def test_shards_behind_links_of_hosts():
+    """At host 0's link: its own bytes stay on the host, those of the others don't."""
+    at_host_0 = Cluster(4, link_gbit=1, shards=1, colocated=True)
+    assert ratio(at_host_0, "passing", "passing") == 1
+    size = 64 * MIB
+    wire = 4 * size * planner.UDP_WIRE_BYTES_PER_BYTE
+    assert predict(at_host_0, "passing", size).link_bytes == pytest.approx(3 * wire)
+    two = Cluster(4, link_gbit=1, shards=2, colocated=True)
+    assert predict(two, "passing", size).link_bytes == pytest.approx((1 / 2 + 3 / 2) * wire)
+
+
+def test_small_sums_wait_for_round_trips():
+    small = predict(Cluster(8, link_gbit=10), "passing", 256)
+    assert small.bound == "latency"
+    assert small.time_s < predict(Cluster(8, link_gbit=10), "native", 256).time_s
+
+
+def test_a_fast_link_is_bound_by_a_processor():
+    assert "processor" in predict(Cluster(8, link_gbit=400), "passing", 64 * MIB).bound
+    shared = Cluster(8, link_gbit=2, shared_cores=2)
+    assert predict(shared, "native", 64 * MIB).bound == "the shared processors"
+
+
+def test_one_host_has_no_link():
+    for strategy in ("passing", "native"):
+        assert predict(Cluster(1, 4), strategy, MIB).link_bytes == 0
+    assert choose(Cluster(1), MIB, ("passing", "native")) in STRATEGIES
+
+
+def test_of_equals_the_first_is_chosen():
+    same = Cluster(4, 1)
+    assert choose(same, MIB, ("passing", "flat")) == "passing"
+    assert choose(same, MIB, ("flat", "passing")) == "flat"
+    assert choose(same, MIB, ("native",)) == "native"
+
+
+def test_native_sends_narrow_elements_as_they_are():
+    two = Cluster(2, link_gbit=1)
+    assert choose(two, 64 * MIB, ("passing", "native")) == "passing"
+    assert choose(two, 64 * MIB, ("passing", "native"), "int8") == "native"
+
+
+def test_bfloat16_halves_what_a_switch_gets():
+    half, whole = (predict(Cluster(4, link_gbit=1), "passing", MIB, dtype) for dtype in ("bfloat16", "float32"))
+    assert half.link_bytes == whole.link_bytes / 2
+
+
+@given(clusters, st.sampled_from(STRATEGIES), st.integers(0, 2**32))
+def test_more_takes_longer(cluster, strategy, size):
+    now = predict(cluster, strategy, size)
+    assert math.isfinite(now.time_s)
+    assert now.time_s >= 0
+    assert predict(cluster, strategy, size + MIB).time_s >= now.time_s
+    faster = dataclasses.replace(cluster, link_gbit=cluster.link_gbit * 2)
+    assert predict(faster, strategy, size).time_s <= now.time_s
+    if cluster.shards:
+        more = dataclasses.replace(cluster, shards=cluster.shards + 1)
+        assert predict(more, strategy, size).time_s <= now.time_s
+
+
+@given(clusters, st.integers(0, 2**32))
+def test_passing_is_never_slower_than_flat_where_the_network_counts(cluster, size):
+    # Where processors are the limit, flat's devices each have a thread of their own.
+    passing, flat = (predict(cluster, s, size) for s in ("passing", "flat"))
+    if "link" in passing.bound:
+        assert passing.time_s <= flat.time_s
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hosts": 0}, {"devices_per_host": 0}, {"link_gbit": 0}, {"shards": -1}, {"shards": 5, "colocated": True}]
+)
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="start at 1|above 0|1 to hosts"):
+        Cluster(**{"hosts": 4, **wrong})
+
+
+def test_every_dtype_has_its_lanes():
+    assert (
+        set(planner.LANE_BYTES)
+        == set(planner.NATIVE_BYTES)
+        == set(importlib.import_module("jax_passing.collective.psum").SUPPORTED_DTYPES)
+    )
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(1.2345, "1.23 s"), (0.5604, "560 ms"), (0.01234, "12.3 ms"), (0.00012, "120 us"), (0, "0.00 us")],
+)
+def test_times_are_readable(time_s, text):
+    assert plan_table.seconds(time_s) == text
+
+
+def plan(*arguments):
+    return CliRunner().invoke(cli.app, ["plan", *arguments], env={"COLUMNS": "140"})
+
+
+def test_plan_prints_all_strategies_and_the_reason():
+    result = plan("--hosts", "8", "--devices-per-host", "2", "--mebibytes", "64", "--link-gbit", "1")
+    assert result.exit_code == 0
+    for name in (*STRATEGIES, "parameter server", "co-located"):
+        assert name in result.stdout
+    assert "561 ms" in result.stdout
+    assert "auto takes passing" in result.stdout
+
+
+def test_plan_tells_who_loses():
+    assert "Two hosts gain no bandwidth" in plan("--hosts", "2", "--link-gbit", "1").stdout
+    single = plan("--hosts", "8", "--link-gbit", "1", "--shards", "1").stdout
+    assert "auto takes native" in single
+    assert "a parameter server" in single
+    too_many = plan("--hosts", "64", "--devices-per-host", "2").stdout
+    assert "more than the 64" in too_many
+
+
+def test_plan_refuses_nonsense():
+    result = plan("--hosts", "2", "--shards", "3", "--colocated")
+    assert result.exit_code != 0
+    assert "can't be planned" in str(result.exception)

@@ -1,0 +1,363 @@
+"""`jax-passing run` with real processes: tags, the first failure, signals, nothing left behind."""
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from in_process import until
+from rich.console import Console
+
+from jax_passing.commands.launcher import Child, _culprit
+from jax_passing.commands.terminal import LineSplitter, TaggedOutput
+
+# -P: the installed package, whatever folder the tests run in.
+RUN = [sys.executable, "-P", "-m", "jax_passing", "run"]
+# Most of these need no switch: an address that nobody asks.
+NO_SWITCH = ["--switch", "127.0.0.1:9"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text("import os, signal, sys, time\nrank = int(os.environ['JAX_PASSING_RANK'])\n" + text)
+        return str(path)
+
+    return write
+
+
+def launch(*arguments, **environment):
+    return subprocess.run(
+        [*RUN, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# What the hosts see.
+
+
+def test_output_is_tagged_and_arguments_pass_through(script):
+    ended = launch(
+        *NO_SWITCH,
+        "--hosts",
+        "3",
+        script("print('out', sys.argv[1:]); print('err', file=sys.stderr)"),
+        "--x",
+        "-m",
+        "y",
+    )
+    assert ended.returncode == 0, ended
+    assert sorted(ended.stdout.splitlines()) == sorted(
+        [f"[rank {rank}] out ['--x', '-m', 'y']" for rank in range(3)] + [f"[rank {rank}] err" for rank in range(3)]
+    )
+
+
+def test_hosts_find_their_settings(script):
+    names = ["RANK", "WORLD_SIZE", "SWITCH"]
+    show = script(f"print([os.environ['JAX_PASSING_' + n] for n in {names}], os.environ['JAX_NUM_CPU_DEVICES'])")
+    ended = launch(*NO_SWITCH, "-n", "2", "--devices-per-host", "3", show)
+    assert "[rank 0] ['0', '2', '127.0.0.1:9'] 3\n" in ended.stdout
+    assert "[rank 1] ['1', '2', '127.0.0.1:9'] 3\n" in ended.stdout
+
+
+def test_the_users_platform_stays(script):
+    show = script("print(os.environ['JAX_PLATFORMS'])")
+    assert "[rank 0] cuda,cpu\n" in launch(*NO_SWITCH, "-n", "1", show, JAX_PLATFORMS="cuda,cpu").stdout
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    ended = subprocess.run([*RUN, *NO_SWITCH, show], env=environment, capture_output=True, text=True, timeout=120)
+    assert "[rank 0] cpu\n" in ended.stdout
+
+
+def test_every_run_is_a_job_of_its_own(script):
+    show = script("print(os.environ['JAX_PASSING_JOB'])")
+    assert len({line for _ in range(2) for line in launch(*NO_SWITCH, "-n", "1", show).stdout.splitlines()}) == 2
+
+
+def test_modules():
+    ended = launch(*NO_SWITCH, "-n", "1", "-m", "json.tool", "--help")
+    assert ended.returncode == 0
+    assert "[rank 0] usage:" in ended.stdout
+
+
+def test_sums_through_the_embedded_switch(script):
+    ended = launch(
+        "--hosts",
+        "2",
+        "--devices-per-host",
+        "2",
+        script(
+            """
+import jax, jax.numpy as jnp, jax_passing
+P = jax.sharding.PartitionSpec
+with jax_passing.init() as session:
+    mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
+    total = jax.jit(jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+    print("sum", total(jnp.arange(2) + 10 * session.rank)[0])
+"""
+        ),
+    )
+    assert ended.returncode == 0, ended
+    assert "[rank 0] sum 22\n" in ended.stdout
+    assert "[rank 1] sum 22\n" in ended.stdout
+    assert "[switch] shut down: epochs_started 1" in ended.stdout
+
+
+def test_neither_switch_nor_launcher_load_jax():
+    modules = "jax_passing.commands.cli, jax_passing.switch.serve, jax_passing.commands.launcher"
+    subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys, {modules}\nassert not sys.modules.keys() & {{'jax', 'numpy'}}"],
+        check=True,
+        timeout=120,
+    )
+
+
+# The first failure.
+
+
+def test_the_first_failure_stops_all_and_comes_last(script, tmp_path):
+    pids = tmp_path / "pids"
+    ended = launch(
+        *NO_SWITCH,
+        "--hosts",
+        "3",
+        script(
+            f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+            f"while len(open({str(pids)!r}).readlines()) < 3: time.sleep(0.02)\n"
+            "if rank == 1: raise ValueError('rank one is broken')\n"
+            "time.sleep(100)"
+        ),
+    )
+    assert ended.returncode == 1
+    text = ended.stdout
+    last = text[text.index("rank 1 failed first (exit code 1)") :]
+    assert "Traceback (most recent call last)" in last
+    assert last.rstrip().endswith("ValueError: rank one is broken")
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_exit_codes_and_signals_come_through(script):
+    assert launch(*NO_SWITCH, script("sys.exit(7 if rank == 1 else 0)")).returncode == 7
+    killed = launch(*NO_SWITCH, script("os.kill(os.getpid(), 9) if rank == 0 else time.sleep(100)"))
+    assert killed.returncode == 128 + 9
+    assert "rank 0 failed first (signal SIGKILL)" in killed.stdout
+
+
+def test_who_ignores_sigterm_is_killed(script):
+    ended = launch(  # long before rank 0 would end
+        *NO_SWITCH,
+        script("signal.signal(15, signal.SIG_IGN)\ntime.sleep(0.5)\nif rank: sys.exit(3)\ntime.sleep(1000)"),
+    )
+    assert ended.returncode == 3
+
+
+def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
+    lost, broke = Child("rank 0", None, None, None), Child("rank 1", None, None, None)
+    lost.tail.append("jax_passing.errors.HostLostError: Rank 1 left")
+    broke.tail.append("ValueError: oops")
+    assert _culprit([lost, broke]) is broke
+    lost.tail[-1] = "jax.errors.JaxRuntimeError: ABORTED: HostLostError: Rank 1 left"
+    assert _culprit([lost, broke]) is broke
+    assert _culprit([lost]) is lost
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "Missing argument"), (["--hosts", "65", "x.py"], "--hosts"), (["--switch", "nowhere", "x.py"], "HOST:PORT")],
+)
+def test_mistakes_on_the_command_line(arguments, message):
+    ended = launch(*arguments)
+    assert ended.returncode != 0
+    assert message in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_tells_the_defaults():
+    ended = subprocess.run([*RUN[:-1], "switch", "--help"], capture_output=True, text=True, timeout=120)
+    for default in ("0.0.0.0:7171", "16384", "1024", "360", "30"):
+        assert default in ended.stdout
+
+
+# Signals to the launcher.
+
+FOREVER = """
+import subprocess
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])  # as a data loader has
+print("pids", os.getpid(), worker.pid)
+time.sleep(100)
+"""
+
+
+def start_forever(script, *arguments):
+    launcher = subprocess.Popen([*RUN, *arguments, script(FOREVER)], stdout=subprocess.PIPE, text=True)
+    pids = []
+    while len(pids) < 4:
+        line = launcher.stdout.readline()
+        assert line, "the launcher ended"
+        if "pids" in line:
+            pids += [int(pid) for pid in line.split()[-2:]]
+    return launcher, pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_no_process_behind(script, number):
+    launcher, pids = start_forever(script)
+    with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:
+        children = [int(pid) for pid in file.read().split()]
+    assert len(children) == 3  # the switch too
+    launcher.send_signal(number)
+    assert launcher.wait(60) == 128 + number
+    launcher.stdout.close()
+    until(lambda: not any(alive(pid) for pid in pids + children))
+
+
+def test_nobody_reads_the_output_any_more(script):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [*RUN, *NO_SWITCH, script("while True: print('x', flush=True)")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_process_that_a_script_left_behind_is_not_waited_for(script):
+    leave = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    ended = launch(*NO_SWITCH, "-n", "1", script(leave))
+    os.kill(int(ended.stdout.split()[-1]), signal.SIGKILL)  # it holds both pipes
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_killed_launcher_leaves_no_host_behind(script):
+    launcher, pids = start_forever(script)
+    with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:
+        children = [int(pid) for pid in file.read().split()]
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    until(lambda: not any(alive(pid) for pid in children))
+    for worker in pids[1::2]:  # of the hosts; nobody could tell them
+        if alive(worker):
+            os.kill(worker, signal.SIGKILL)
+
+
+# Lines and progress bars.
+
+
+def split(*pieces):
+    splitter = LineSplitter()
+    found = [result for piece in pieces for result in splitter.feed(piece)]
+    return found + list(splitter.feed(b"", final=True))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "found"),
+    [
+        ([b"a\nb\n"], [(True, "a"), (True, "b")]),
+        ([b"a", b"b\n"], [(True, "ab")]),
+        ([b"a\r\nb"], [(True, "a"), (True, "b")]),
+        ([b"\r10%", b"\r20%", b"\r30%\n"], [(False, "10%"), (False, "20%"), (True, "30%")]),
+        ([b"10%\r", b"20%\r", b"done\n"], [(False, "10%"), (False, "20%"), (True, "done")]),
+        ([b"\r1", b"0%"], [(False, "1"), (False, "10%"), (True, "10%")]),
+        (
+            [b"\x1b[?25l\r\x1b[2Kbar 1", b"\r\x1b[2Kbar 2", b"\n\x1b[?25h"],
+            [(False, "bar 1"), (False, "bar 2"), (True, "bar 2")],
+        ),
+        ([b"\xc3", b"\xa9\n\xff\n"], [(True, "é"), (True, "�")]),
+        ([b"\n\n"], [(True, ""), (True, "")]),
+    ],
+)
+def test_splitting(pieces, found):
+    assert split(*pieces) == found
+
+
+def test_endless_lines_are_cut():
+    assert sum(len(text) for _, text in split(*[b"x" * 10000] * 20)) == 200000
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\r\n\x1b", codec="utf-8")), min_size=1), st.integers(1, 5))
+def test_lines_survive_any_cut(lines, size):
+    data = "\n".join(lines).encode() + b"\n"
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert [text for is_over, text in split(*pieces) if is_over] == lines
+
+
+def screen(text):
+    """What a terminal shows: later text overwrites earlier."""
+    shown = []
+    for line in text.split("\n"):
+        last = re.split(r"\r\x1b\[2K", line)[-1]
+        shown.append(re.sub(r"\x1b\[[0-9;]*m", "", last))
+    return shown
+
+
+def test_a_bar_stays_below_the_lines_of_others():
+    file = io.StringIO()
+    output = TaggedOutput(Console(file=file, force_terminal=True, width=40, color_system="standard"))
+    output.refresh("rank 0", "10%")
+    output.line("rank 1", "hello")
+    output.refresh("rank 0", "20% " + "x" * 60)
+    assert screen(file.getvalue())[0] == "[rank 1] hello"
+    assert screen(file.getvalue())[1].startswith("[rank 0] 20% xx")
+    assert len(screen(file.getvalue())[1]) == 39
+    output.line("rank 0", "done")
+    assert screen(file.getvalue()) == ["[rank 1] hello", "[rank 0] done", ""]
+
+
+def test_without_a_terminal_bars_become_a_line_now_and_then():
+    file = io.StringIO()
+    output = TaggedOutput(Console(file=file, width=40))
+    for percent in range(100):
+        output.refresh("rank 0", f"{percent}%")
+    output.line("rank 0", "100%")
+    assert file.getvalue() == "[rank 0] 0%\n[rank 0] 100%\n"
+
+
+def test_long_lines_and_markup_stay_as_they_are():
+    file = io.StringIO()
+    TaggedOutput(Console(file=file, width=20)).line("rank 0", "[bold]" + "x" * 100 + ":smile:")
+    assert file.getvalue() == "[rank 0] [bold]" + "x" * 100 + ":smile:\n"
+
+
+def test_rich_bars_of_rank_0_are_drawn_on_a_terminal(script):
+    bar = script(
+        "from rich.progress import track\n"
+        "for _ in track(range(5), description='training', disable=rank != 0): time.sleep(0.1)\n"
+        "print('finished')"
+    )
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    launcher = subprocess.Popen([*RUN, *NO_SWITCH, bar], stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    data = b""
+    try:
+        while piece := os.read(controller, 65536):
+            data += piece
+    except OSError:
+        pass  # how the end of a terminal reads
+    os.close(controller)
+    assert launcher.wait(60) == 0
+    shown = screen(data.decode().replace("\r\n", "\n"))
+    assert sum("training" in line for line in shown) == 1
+    assert any(line.startswith("[rank 0] training") and "100%" in line for line in shown), shown
+    assert {"[rank 0] finished", "[rank 1] finished"} <= set(shown)

@@ -1,0 +1,244 @@
+"""A job striped over several real switches in this process: joining them, losing one, stalls that name it, leaving."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+from in_process import SwitchThread, init_beside, members, settings_of, total, until
+
+import jax_passing
+from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
+from jax_passing.host import session as sessions
+from jax_passing.host import shard as shards
+from jax_passing.host.control_connection import connect
+from jax_passing.host.membership import Membership
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_planes.software import SoftwareDataPlane
+
+ONES = jnp.ones((2, 8))
+
+
+class Switches:
+    """Several, by the address that lists them."""
+
+    def __init__(self, *changes):
+        self.each = [SwitchThread(**change) for change in changes]
+        self.address = ",".join(one.address for one in self.each)
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(*changes):
+        switches = Switches(*changes)
+        started.extend(switches.each)
+        return switches
+
+    yield run
+    if (current := sessions.current()) is not None:
+        current._shut_down("the test is over")
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def three(start):
+    return start({}, {}, {})
+
+
+def test_the_sum_goes_through_all_of_them(three):
+    with jax_passing.init(three.address, rank=0, world_size=1) as session:
+        x = jax.random.normal(jax.random.key(0), (2, 100_000))
+        assert jnp.allclose(total(x)[0], x.sum(0), atol=1e-5)
+        assert session.failure is None
+    for one in three.each:
+        one.stop()
+        assert one.counters["epochs_started"] == 1
+        assert one.counters["complete"] > 50
+
+
+def test_what_all_switches_can_do_is_taken(start, caplog):
+    unequal = start({"slots_per_job": 64}, {"slots_per_job": 16, "lanes_per_chunk": 64})
+    with jax_passing.init(unequal.address, rank=0, world_size=1):
+        x = jax.random.normal(jax.random.key(0), (2, 50_000))
+        assert jnp.allclose(total(x)[0], x.sum(0), atol=1e-5)
+    one, other = (each.address for each in unequal.each)
+    assert f"differ in slots of a job (64 at {one}, 16 at {other}): taking the least" in caplog.text
+    assert f"differ in lanes of a chunk (360 at {one}, 64 at {other}): taking the least" in caplog.text
+
+
+def test_one_that_takes_whole_chunks_gets_no_others(start, monkeypatch):
+    monkeypatch.setattr(SoftwareDataPlane, "whole_chunks", property(lambda plane: plane.lanes_per_chunk == 64))
+    unequal = start({"lanes_per_chunk": 64}, {"lanes_per_chunk": 50})
+    with jax_passing.init(unequal.address, rank=0, world_size=1):
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.int32):
+            x = jnp.arange(2 * 12345).reshape(2, -1).astype(dtype)
+            assert (total(x)[0] == x.sum(0)).all()
+    for one in unequal.each:
+        one.stop()
+    padded, others = (one.counters for one in unequal.each)
+    assert padded["bytes_received"] == padded["packets_received"] * (20 + 4 * 64) > 0
+    assert others["bytes_received"] < others["packets_received"] * (20 + 4 * 50)
+
+
+# Joining.
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ((1, 0, 2), "Ranks 1 and 0 differ in the switches that they list as number 1, 2"),
+        ((0, 1), "Rank 1 lists 2 switches, rank 0 lists 3"),
+    ],
+)
+def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
+    caplog.set_level("INFO", logger="jax_passing.switch")
+    with ThreadPoolExecutor(1) as pool:
+        settings = settings_of(three, 0, join_deadline_s=3)
+        waiting = pool.submit(Membership, settings, settings.switch)
+        until(lambda: caplog.text.count("rank 0 of 2 joined") == 3)
+        addresses = tuple(settings.switch[index] for index in order)
+        with pytest.raises(JoinError, match=message):
+            Membership(settings_of(three, 1), addresses)
+        assert isinstance(waiting.exception(), JoinError)
+    for member in members(three):  # they can be joined again
+        member.close()
+
+
+class _Joining:
+    """A shard whose join fails at once, or only some time after its connection is closed."""
+
+    def __init__(self, fails):
+        self._over = threading.Event()
+        self._fails = fails
+
+    def join(self, join):
+        if not self._fails:
+            assert self._over.wait(60)
+            time.sleep(0.2)
+        raise JoinError("refused" if self._fails else "hung up")
+
+    def hang_up(self):
+        self._over.set()
+
+
+def test_a_failed_join_leaves_no_thread_behind():
+    with pytest.raises(JoinError, match="refused"):
+        shards.join_all([_Joining(False), _Joining(True), _Joining(False)], lambda shard: None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "jax_passing-join"]
+
+
+def test_two_names_of_one_switch_are_found_out(three):
+    port = three.each[0].address.rsplit(":", 1)[1]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} and localhost:{port} are one switch"):
+        jax_passing.init(f"{three.address},localhost:{port}", rank=0, world_size=1)
+
+
+def test_the_one_that_does_not_answer_is_named(three):
+    three.each[1].stop()
+    with pytest.raises(SwitchUnreachableError, match=f"No switch answered at {three.each[1].address}"):
+        jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=2.0)
+
+
+def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
+    monkeypatch.setattr(shards, "CONNECTED_S", 0.2)
+    connected = []
+
+    def counted(*arguments):
+        connected.append(arguments)
+        if len(connected) == 3:
+            timer.start()  # not earlier: a busy machine may need long until the others are connected
+        return connect(*arguments)
+
+    monkeypatch.setattr(shards, "connect", counted)
+    late = three.each[2]
+    late.stop()
+    host, port = late.address.rsplit(":", 1)
+    timer = threading.Timer(0.5, lambda: three.each.append(SwitchThread(listen=(host, int(port)))))
+    with jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=20):
+        assert (total(ONES) == 2).all()
+    timer.join()
+    three.each[-1].stop()
+    assert len(connected) >= 6  # all of them anew, on a busy machine several times
+    assert len(connected) % 3 == 0
+
+
+# Failing.
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_lost_switch_is_named_at_once(three, lost):
+    session, other = init_beside(three)
+    pending = total(ONES)
+    three.each[lost].stop()
+    until(lambda: session.failed and other.failed)
+    assert isinstance(session.failure, SwitchLostError)
+    with pytest.raises(SwitchLostError):
+        session.shutdown()
+        raise session.failure
+    del pending
+    other.close()
+
+
+def test_a_broken_connection_names_the_switch(three):
+    several = members(three)
+    several[1]._shards[2].hang_up()
+    until(lambda: all(member.failed for member in several))
+    assert several[1].failed.kind == "SwitchLostError"
+    assert f"Rank 1 lost the switch at {three.each[2].address}" in several[1].failed.message
+    # Rank 0 hears it from rank 1 through the other switches, or from the switch that rank 1 is lost to.
+    assert several[0].failed.kind in ("SwitchLostError", "HostLostError")
+    assert "Rank 1" in several[0].failed.message
+    for member in several:
+        member.close()
+
+
+def test_a_failure_ends_the_job_at_every_switch(three):
+    several = members(three)
+    several[1].fail(jax_passing.errors.Failure("ProgramMismatchError", "site 3 differs"))
+    until(lambda: all(member.failed for member in several))
+    assert "Reported by rank 1" in several[0].failed.message
+    for member in members(three):  # the same ranks join again, while the old connections are still open
+        member.close()
+    for member in several:
+        member.close()
+
+
+def test_a_stall_names_the_switch_of_its_slot(three, caplog):
+    session, other = init_beside(three, warn_s=0.3, deadline_s=3.0)
+    with pytest.raises(DeadlineExceededError) as caught, session:
+        total(ONES).block_until_ready()
+    assert f"slot 0, version 0, sequence 0 of {three.each[0].address}" in str(caught.value)
+    assert "Missing: rank 1." in str(caught.value)
+    assert f"of {three.each[0].address}" in caplog.text
+    until(lambda: other.failed)
+    other.close()
+
+
+def test_questions_go_to_the_switch_of_the_slot(three):
+    several = members(three)
+    asked = several[0]._shards[1].ask(messages.Query(slot=0, version=0))
+    assert (asked.empty, asked.missing) == (True, (0, 1))
+    for member in several:
+        member.close()
+
+
+# Leaving.
+
+
+def test_leaving_is_a_barrier_at_every_switch(three):
+    several = members(three)
+    with ThreadPoolExecutor(1) as pool:
+        several[0].leave()
+        left = pool.submit(several[0].await_others, time.monotonic() + 60)
+        time.sleep(0.3)
+        assert not left.done()
+        several[1].leave()
+        left.result(60)
+    assert [member.failed for member in several] == [None, None]
+    for member in several:
+        member.close()

@@ -1,0 +1,418 @@
+"""P4Runtime over gRPC: a server in this process that keeps what it is told, as the API's specification says."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from jax_passing.switch.data_plane import VERDICTS, JobSlots
+from jax_passing.switch.data_planes.device import Device, Neighbour
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.p4runtime import P4Runtime
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
+from jax_passing.switch.data_planes.protobuf import data, decode, encode, messages, number
+
+grpc = pytest.importorskip("grpc", reason="no grpcio")
+
+TABLES = {
+    "Ingress.own_address.own_address": {"ip": 32},
+    "Ingress.forward.forward": {"mac": 48},
+    "Ingress.job_check.job": {"job": 16},
+    "Ingress.job_check.worker": {"job": 16, "worker": 16},
+    "Egress.replication.receiver": {"job": 16, "worker": 16},
+    "Ingress.admission.rows": {"job": 16, "slot": 16, "ip": 32},  # ternary
+}
+ACTIONS = {
+    "Ingress.own_address.set_own_mac": {"mac": 48},
+    "Ingress.forward.to_port": {"port": 9},
+    "Ingress.job_check.set_job": {
+        "epoch": 16,
+        "owner": 32,
+        "slot_first": 16,
+        "slot_count": 16,
+        "workers": 64,
+        "group": 16,
+    },
+    "Ingress.job_check.set_worker": {"worker_bit": 64, "ip": 32, "udp_port": 16},
+    "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
+}
+REGISTERS = (
+    "slot_check.owner",
+    "slot_check.sequence",
+    "slot_check.bitmap_low",
+    "slot_check.bitmap_high",
+    "neighbours.ip",
+)
+
+
+def things(names, first):
+    """Tables or actions with their parts."""
+    for index, (name, parts) in enumerate(names.items()):
+        listed = [(2, encode((1, at), (2, part), (4, bits))) for at, (part, bits) in enumerate(parts.items(), start=1)]
+        yield encode((1, encode((1, first + index), (2, name))), *listed)
+
+
+def bitstring(bits, kind=1):
+    """A type: bit<>, or int<> with kind 2."""
+    return encode((1, encode((kind, encode((1, bits))))))
+
+
+# The lanes of a slot version: how v1model and a Tofino cut 64 into registers.
+WIDE = [(f"group{at}.held", bitstring(1024)) for at in range(2)]
+PAIRS = [(f"pair_{at:02o}.pair", encode((4, encode((1, "pair_t"))))) for at in range(32)]
+
+
+def p4info(lanes=WIDE):
+    # What a register holds and a counter counts stand where tables have their keys.
+    width = bitstring(32)
+    names = [encode((1, 300 + at), (2, f"Ingress.{name}")) for at, name in enumerate(REGISTERS)]
+    cells = [(11, encode((1, name), (2, width), (3, 64))) for name in names]
+    for at, (name, held) in enumerate(lanes):
+        cells.append((11, encode((1, encode((1, 400 + at), (2, f"Ingress.lanes.{name}"))), (2, held), (3, 64))))
+    members = [(1, encode((1, half), (2, bitstring(32, kind=2)))) for half in ("low", "high")]
+    structs = (200, encode((1, encode((1, "pair_t"), (2, encode(*members))))))
+    verdicts = (5, encode((1, encode((1, 200), (2, "Ingress.verdicts"))), (2, encode((1, 2))), (3, len(VERDICTS))))
+    tables = [(2, table) for table in things(TABLES, 1)]
+    return encode(*tables, *((3, action) for action in things(ACTIONS, 100)), verdicts, *cells, structs)
+
+
+class Server:
+    """Entries are kept as {(table, match in bytes): action in bytes}."""
+
+    def __init__(self):
+        self.config = None
+        self.entries, self.groups, self.registers = {}, {}, {}
+        self.priorities = []  # of ternary rows written
+        self.elected = b""
+        self.refuses = self.is_full = self.is_mute = False
+        handlers = {
+            "StreamChannel": grpc.stream_stream_rpc_method_handler(self.stream),
+            "SetForwardingPipelineConfig": grpc.unary_unary_rpc_method_handler(self.configure),
+            "Write": grpc.unary_unary_rpc_method_handler(self.write),
+            "Read": grpc.unary_stream_rpc_method_handler(self.read),
+        }
+        self.server = grpc.server(ThreadPoolExecutor(8))
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("p4.v1.P4Runtime", handlers),))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+
+    def stream(self, requests, context):
+        for request in requests:
+            arbitration = decode(data(decode(request), 1))
+            assert number(arbitration, 1) == 3
+            self.elected = data(arbitration, 3)
+            code = 6 if self.refuses else 0
+            yield encode((1, encode((1, 3), (3, self.elected), (4, encode((1, code), (2, "another one"))))))
+
+    def configure(self, request, context):
+        message = decode(request)
+        assert (number(message, 1), data(message, 3), number(message, 4)) == (3, self.elected, 3)
+        self.config = decode(data(message, 5))
+        self.entries = {}  # groups stay, as in bmv2
+        return b""
+
+    def refuse(self, context, code, text):
+        """One part of a write: the call's own status says nothing."""
+        error = encode((1, code), (2, text), (3, "here"))
+        status = encode((1, 2), (3, encode((1, "type.googleapis.com/p4.v1.Error"), (2, error))))
+        context.set_trailing_metadata((("grpc-status-details-bin", status),))
+        context.abort(grpc.StatusCode.UNKNOWN, "")
+
+    def write(self, request, context):
+        message = decode(request)
+        if data(message, 3) != self.elected:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "not the controller")
+        (update,) = messages(message, 4)
+        (entity,) = messages(update, 2)
+        inserts = {1: True, 2: True, 3: False}[number(update, 1)]
+        (kind,) = entity
+        if kind == 2:
+            entry = decode(data(entity, 2))
+            self.priorities += entry.get(4, [])
+            held, key, value = self.entries, (number(entry, 1), b"".join(entry[2])), data(entry, 3)
+        else:
+            group = decode(data(decode(data(entity, 9)), 1))
+            copies = [(number(copy, 1), number(copy, 2)) for copy in messages(group, 2)]
+            held, key, value = self.groups, number(group, 1), copies
+        if number(update, 1) == 1 and key in held:
+            self.refuse(context, 6, "it is there already")
+        if number(update, 1) != 1 and key not in held:
+            self.refuse(context, 5, "it isn't there")
+        if self.is_full and kind == 9:
+            self.refuse(context, 8, "no room")
+        if inserts:
+            held[key] = value
+        else:
+            del held[key]
+        if self.is_mute:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
+        return b""
+
+    def read(self, request, context):
+        (entity,) = messages(decode(request), 2)
+        (kind,) = entity
+        wanted = decode(data(entity, kind))
+        if kind == 2:
+            for table, match in self.entries:
+                if table == number(wanted, 1):
+                    yield encode((1, encode((2, encode((1, table), (2, match))))))
+        elif kind == 9:
+            if self.config is None:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no program")
+            for group in self.groups:
+                yield encode((1, encode((9, encode((1, encode((1, group))))))))
+        elif kind == 7:
+            cells = [
+                (1, encode((7, encode((1, 200), (2, encode((1, at))), (3, encode((2, 10 * at))))))) for at in range(16)
+            ]
+            yield encode(*cells)
+        else:
+            index = number(decode(data(wanted, 2)), 1)
+            held = self.registers.get((number(wanted, 1), index))
+            if held is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "no registers here")
+            yield encode((1, encode((11, encode((1, number(wanted, 1)), (3, encode((1, held.to_bytes(8, "big")))))))))
+
+    def stop(self):
+        self.server.stop(None).wait(5)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """The server shares its process with the test, which may be stopped for a while."""
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 20.0)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def device(server, tmp_path):
+    (tmp_path / "p4info").write_bytes(p4info())
+    (tmp_path / "program").write_bytes(b"the program")
+    return Device(
+        runtime=f"127.0.0.1:{server.port}",
+        address="10.0.0.254",
+        mac="02:00:00:00:00:fe",
+        ports=(0, 1),
+        neighbours=tuple(Neighbour(f"10.0.0.{n}", f"02:00:00:00:00:0{n}", n - 1) for n in (1, 2)),
+        device_id=3,
+        program=str(tmp_path / "program"),
+        p4info=str(tmp_path / "p4info"),
+        lanes=64,
+    )
+
+
+@pytest.fixture
+def pipeline(device):
+    pipeline = P4Runtime(device)
+    yield pipeline
+    pipeline.close()
+
+
+JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
+
+
+def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    assert (data(server.config, 1), data(server.config, 2)) == (p4info(), b"the program")
+    assert (plane.lanes_per_chunk, plane.slot_total) == (64, 32)
+    assert server.groups == {1: [(0, 0), (1, 0)]}
+    before = dict(server.entries)
+    assert len(before) == 3
+    plane.add_job(JOB)
+    assert len(server.entries) == 3 + 5
+    (job,) = (action for (table, _), action in server.entries.items() if table == 3)
+    call = decode(data(decode(job), 1))
+    assert number(call, 1) == 102
+    values = {number(part, 2): int.from_bytes(data(part, 3), "big") for part in messages(call, 4)}
+    assert {at: values[at] for at in (1, 3, 4, 5, 6)} == {1: 3, 3: 8, 4: 4, 5: 0b11, 6: 2}
+    assert server.groups[2] == [(0, 0), (1, 1)]
+    assert plane.check() == ""
+    assert plane.stats() == dict(zip(VERDICTS, range(0, 160, 10), strict=True))
+    plane.remove_job(7)
+    assert (server.entries, list(server.groups)) == (before, [1])
+
+
+def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    owner = plane._jobs[7].owner
+    server.registers = {(300, 17): owner, (301, 17): 99, (302, 17): 2, (303, 17): 0}
+    held = plane.slot_version(8, 1)
+    assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
+    server.registers = {}
+    assert plane.slot_version(8, 1) is None
+    with pytest.raises(UnreadableError, match="UNIMPLEMENTED no registers here"):
+        pipeline.register("slot_check.owner", 17)
+
+
+def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    before = dict(server.entries)
+    with pytest.raises(PipelineError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
+        plane.add_job(replace(JOB, addresses=(*JOB.addresses, ("10.0.0.3", 1003))))
+    assert server.entries == before
+    plane.add_job(JOB)  # served as before
+
+
+class _Stuck:
+    """A call whose iteration outlives its end."""
+
+    def __init__(self):
+        self.cancelled = threading.Event()
+
+    def __iter__(self):
+        self.cancelled.wait(10)
+        yield from ()
+
+    def cancel(self):
+        self.cancelled.set()
+
+    def code(self):
+        assert self.cancelled.is_set()
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "gone"
+
+
+def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
+    call = _Stuck()
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.STUCK_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline._channel, "unary_stream", lambda method: lambda request, timeout: call)
+        with pytest.raises(PipelineError, match="Read: UNAVAILABLE gone"):
+            pipeline.entry_count("own_address")
+
+
+def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.entries, server.groups = {}, {}
+    assert "it was restarted" in plane.check()
+    plane.add_job(JOB)
+    server.stop()
+    assert "UNAVAILABLE" in plane.check()
+    with pytest.raises(PipelineError, match="UNAVAILABLE"):
+        plane.add_job(JOB)
+
+
+def test_another_controller(server, device, pipeline):
+    server.refuses = True
+    with pytest.raises(PipelineError, match="has another controller: another one"):
+        pipeline.attach()
+
+
+def test_another_controller_that_comes_later(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.refuses = True
+    pipeline._requests.put(encode((1, encode((1, 3), (3, pipeline._election)))))  # the answer is that of a loser
+    until = time.monotonic() + 10
+    while pipeline._answers.empty() and time.monotonic() < until:
+        time.sleep(0.01)
+    plane.stats()  # hears it first, and has no error for anybody
+    assert "has another controller: another one" in plane.check()
+    assert plane.check() == ""  # told once; it is tried again
+
+
+def test_what_the_server_refuses_is_told(server, device, pipeline):
+    plane = P4DataPlane(device, pipeline)
+    server.elected = b"x"
+    with pytest.raises(PipelineError, match="Write: PERMISSION_DENIED not the controller"):
+        plane.add_job(JOB)
+
+
+def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    plane.add_job(JOB)
+    server.is_full = True
+    before = dict(server.entries), dict(server.groups)
+    other = replace(JOB, job=8, slot_first=16)
+    with pytest.raises(PipelineError, match="Write: RESOURCE_EXHAUSTED no room"):
+        plane.add_job(other)
+    assert (server.entries, server.groups) == before
+    assert plane.check() == ""
+    server.is_full = False
+    plane.add_job(other)
+
+
+def test_a_group_whose_insertion_was_not_answered_is_replaced(server, device, pipeline, monkeypatch):
+    monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
+    plane = P4DataPlane(device, pipeline)
+    server.is_mute = True
+    with pytest.raises(PipelineError, match="Write: DEADLINE_EXCEEDED too late"):
+        plane.add_job(replace(JOB, addresses=JOB.addresses[:1]))
+    assert server.groups[2] == [(0, 0)]
+    server.is_mute = False
+    plane.add_job(JOB)
+    assert server.groups[2] == [(0, 0), (1, 1)]
+    plane.remove_job(7)
+    assert list(server.groups) == [1]
+    assert plane.check() == ""
+
+
+def test_groups_of_an_earlier_controller_are_deleted(server, device, pipeline):
+    P4DataPlane(device, pipeline).add_job(JOB)
+    later = P4Runtime(device)
+    P4DataPlane(device, later)
+    assert list(server.groups) == [1]  # with more than this in it, what is flooded would come several times
+    later.close()
+
+
+def test_later_controllers_have_higher_elections(device):
+    first, second = (number(decode(P4Runtime(device)._election), 1) for _ in range(2))
+    assert 0 < first < second < 1 << 63
+
+
+def test_a_device_file_that_lacks_something(device, tmp_path):
+    for changes, message in (
+        ({"lanes": None}, "has no program, p4info or lanes"),
+        ({"p4info": str(tmp_path / "x")}, "can't read the binary P4Info"),
+        ({"program": str(tmp_path / "x")}, "can't read the program"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            P4Runtime(structs.replace(device, **changes))
+    (tmp_path / "p4info").write_bytes(b"tables {")
+    with pytest.raises(PipelineError, match="can't read the binary P4Info"):
+        P4Runtime(device)
+
+
+@pytest.mark.parametrize("lanes", [WIDE, PAIRS], ids=["v1model", "Tofino"])
+def test_other_lanes_than_the_program_has(device, tmp_path, lanes):
+    (tmp_path / "p4info").write_bytes(p4info(lanes))
+    P4Runtime(device).close()
+    with pytest.raises(PipelineError, match=r"have 32 lanes, but the program has 64.*: set lanes = 64"):
+        P4Runtime(structs.replace(device, lanes=32))
+    (tmp_path / "p4info").write_bytes(p4info([]))  # a Tofino's own form doesn't tell
+    P4Runtime(structs.replace(device, lanes=32)).close()
+
+
+def test_a_ternary_row_says_what_counts(server, pipeline):
+    pipeline.attach()
+    masks = {"ip": 0xFFFFFFFF, "slot": 0xFFFFFFF8}  # of 16 bits the upper 13
+    row = Entry("rows", {"ip": 0x0A000001, "slot": 16}, "to_port", {"port": 1}, masks, priority=7)
+    pipeline.insert(row)
+    ((table, match),) = server.entries
+    assert table == 6
+    ip = encode((1, 3), (3, encode((1, b"\x0a\0\0\1"), (2, b"\xff\xff\xff\xff"))))
+    slot = encode((1, 2), (3, encode((1, b"\x10"), (2, b"\xff\xf8"))))
+    assert match == ip + slot
+    assert server.priorities == [7]
+    pipeline.delete(row)
+    assert not server.entries
+    assert server.priorities == [7, 7]
+    assert pipeline.has_table("rows")
+    assert not pipeline.has_table("row")

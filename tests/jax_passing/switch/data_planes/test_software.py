@@ -1,0 +1,144 @@
+"""The software data plane through the interface, with packets that never had a client."""
+
+import ipaddress
+import socket
+import struct
+import time
+
+import pytest
+
+from jax_passing import _native
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
+from jax_passing.switch.data_plane import VERDICTS, DataPlane, JobSlots, Parent, SlotVersion
+from jax_passing.switch.data_planes.software import GROUPS, SoftwareDataPlane
+
+
+@pytest.fixture
+def data_plane():
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=16, lanes_per_chunk=360)
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def ranks():
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+        one.settimeout(5)
+    yield sockets
+    for one in sockets:
+        one.close()
+
+
+def job_of(ranks, **changes):
+    job = {"job": 7, "epoch": 3, "slot_first": 8, "slot_count": 4}
+    return JobSlots(**{**job, **changes}, addresses=tuple(one.getsockname() for one in ranks))
+
+
+def test_it_is_a_data_plane(data_plane: DataPlane):
+    assert data_plane.host == ""
+    assert 0 < data_plane.port < 65536
+    assert tuple(name for name in data_plane.stats() if name in VERDICTS) == VERDICTS  # also their numbers in C++
+    assert (data_plane.slot_total, data_plane.lanes_per_chunk) == (16, 360)
+    assert (data_plane.whole_chunks, data_plane.worker_limit) == (False, 64)
+    assert data_plane.stats()["packets_received"] == 0
+
+
+def test_slots_of_a_new_job_are_empty(data_plane, ranks):
+    data_plane.add_job(job_of(ranks))
+    assert data_plane.slot_version(8, 0) == SlotVersion(empty=True, sequence=0, bitmap=0, complete=False)
+    data_plane.remove_job(7)
+
+
+@pytest.mark.parametrize("changes", [{"slot_count": 3}, {"slot_first": 16}, {"slot_count": 32, "slot_first": 0}])
+def test_a_partition_outside_the_switch_is_refused(data_plane, ranks, changes):
+    with pytest.raises(ValueError, match=r"\w"):
+        data_plane.add_job(job_of(ranks, **changes))
+
+
+def test_a_job_whose_parent_cant_be_reached_is_refused(data_plane, ranks):
+    parent = Parent(job=9, epoch=4, slot_first=0, worker=1, address=("127.0.0.1", 1))
+    with pytest.raises(ValueError, match="socket"):
+        data_plane.add_job(job_of(ranks, parent=parent))
+
+
+def test_sums_go_up_and_results_come_down(data_plane, ranks):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as above:
+        above.bind(("127.0.0.1", 0))
+        above.settimeout(5)
+        way = _native.UdpSocket("127.0.0.1", above.getsockname()[1])
+        parent = Parent(job=9, epoch=4, slot_first=64, worker=1, address=above.getsockname(), socket=way)
+        data_plane.add_job(job_of(ranks, parent=parent))
+        for worker, (one, lane) in enumerate(zip(ranks, (3, 4), strict=True)):
+            one.sendto(packet_of(7, 3, worker, 9, lane), ("127.0.0.1", data_plane.port))
+        packet, child = above.recvfrom(2048)
+        assert packet == packet_of(9, 4, 1, 65, 3 + 4)
+        assert child == ("127.0.0.1", way.port)
+        above.sendto(packet_of(9, 4, EVERY_WORKER, 65, 10, kind=RESULT), child)
+        for one in ranks:
+            assert one.recv(2048) == packet_of(7, 3, EVERY_WORKER, 9, 10, kind=RESULT)
+        stats = data_plane.stats()
+        assert (stats["forwarded"], stats["answered"]) == (1, 1)
+        with pytest.raises(ValueError, match="handed"):
+            data_plane.add_job(job_of(ranks, parent=parent))
+
+
+def packet_of(job, epoch, worker, slot, lane, *, kind=CONTRIBUTION):
+    packet = Packet(type=kind, job=job, epoch=epoch, worker=worker, slot=slot, sequence=5, lanes=(lane,))
+    return packet.encode()
+
+
+def test_garbage_is_counted_and_dropped(data_plane, ranks):
+    data_plane.add_job(job_of(ranks))
+    ranks[0].sendto(struct.pack("!20I", *range(20)), ("127.0.0.1", data_plane.port))
+    until = time.monotonic() + 10
+    while not data_plane.stats()["packets_received"] and time.monotonic() < until:
+        time.sleep(0.01)
+    ranks[0].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        ranks[0].recv(2048)
+    assert data_plane.slot_version(8, 0).empty
+    assert data_plane.stats()["packets_received"] == 1
+
+
+def test_two_data_planes_cant_share_a_port(data_plane):
+    with pytest.raises(OSError, match=r"\w"):
+        SoftwareDataPlane("127.0.0.1", data_plane.port, slot_total=16, lanes_per_chunk=360)
+
+
+def test_each_job_gets_a_group_of_its_own(data_plane):
+    groups = [data_plane.group(job, "10.0.0.1") for job in range(1, 65536, 15)]
+    assert len({group.address for group in groups}) == len(groups)
+    assert all(ipaddress.ip_address(group.address) in GROUPS for group in groups)
+    assert {(group.port, group.source) for group in groups} == {(7172, "10.0.0.1")}
+    assert data_plane.group(1, "10.0.0.2").address != groups[0].address
+
+
+def test_ipv6_is_unicast_and_so_is_what_is_told_to_be(data_plane):
+    assert data_plane.group(1, "2001:db8::1") is None
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=16, lanes_per_chunk=360, multicast=False)
+    assert plane.group(1, "10.0.0.1") is None
+    plane.close()
+
+
+def test_a_probe_is_heard_by_who_has_joined(data_plane):
+    group = data_plane.group(7, "127.0.0.1")
+    host = _native.UdpSocket("127.0.0.1", data_plane.port)
+    host.join_group(group.address, group.port, job=7, epoch=3, nonce=2**32 - 1)
+    assert not host.hears_group()
+    data_plane.probe(group, 7, 3, 5)  # another attempt's
+    data_plane.probe(group, 7, 3, 2**32 - 1)
+    until = time.monotonic() + 1
+    while not (heard := host.hears_group()) and time.monotonic() < until:
+        time.sleep(0.01)
+    host.leave_group()
+    with pytest.raises(ValueError, match="joined no group"):
+        host.hears_group()
+    if not heard:
+        pytest.skip("no multicast on this machine's loopback interface")
+
+
+def test_a_probe_from_an_address_that_isnt_ours_raises(data_plane):
+    with pytest.raises(OSError, match="multicast"):
+        data_plane.probe(data_plane.group(7, "198.51.100.1"), 7, 3, 5)

@@ -1,0 +1,52 @@
+"""The package from outside: its public names, and what happens in a checkout of its sources."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jax_passing
+
+SOURCES = Path(__file__).parents[2] / "jax_passing"
+IMPORT = "from jax_passing import _native; import jax_passing; print(jax_passing.__file__, _native.__file__, sep='\\n')"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Without the native module, whatever somebody built in the sources' folder."""
+    shutil.copytree(SOURCES, tmp_path / "jax_passing", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return tmp_path
+
+
+def test_every_public_name_is_there():
+    for name in jax_passing.__all__:
+        getattr(jax_passing, name)
+    with pytest.raises(AttributeError, match="no attribute 'psam'"):
+        _ = jax_passing.psam
+
+
+def test_in_a_checkout_the_installed_native_module_is_found(checkout):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORT],
+        cwd=checkout,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    package, native = ended.stdout.split()
+    assert Path(package).parent == checkout / "jax_passing"
+    assert Path(native).parent != checkout / "jax_passing"
+
+
+def test_sources_that_nobody_installed_say_what_to_do(checkout):
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); {IMPORT}"
+    ended = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert f"ImportError: jax_passing at {checkout}/jax_passing is its source code" in ended.stderr
+    assert "run `pip install .`" in ended.stderr

@@ -1,0 +1,83 @@
+"""Who may include whom, beside what import-linter checks. docs/architecture.md draws the directions."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# The folders of xla_ffi: whose headers each may include, beside its own.
+INCLUDES = {
+    "wire": [],
+    "ebpf": [],
+    "net": ["wire"],
+    "host": ["net", "wire"],
+    "switch": ["net", "wire"],
+    "ffi": ["host", "net", "wire"],
+    "python": ["ffi", "host", "net", "switch", "wire"],
+}
+# What a module may import from jax_passing itself; all else there are names for users, of rooms further up.
+SHARED = {"_compat", "_native", "config", "errors", "job_names"}
+
+
+def includes(source):
+    return re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE)
+
+
+def sources(folder):
+    found = sorted(path for path in (ROOT / "xla_ffi" / folder).rglob("*") if path.suffix in (".c", ".cc", ".h"))
+    assert found
+    return found
+
+
+def test_every_folder_has_directions():
+    assert {path.name for path in (ROOT / "xla_ffi").iterdir() if path.is_dir()} == INCLUDES.keys()
+
+
+@pytest.mark.parametrize("folder", INCLUDES)
+def test_headers_come_from_below(folder):
+    allowed = {folder, *INCLUDES[folder], "xla"}
+    upwards = [
+        f"{source.name} includes {header}"
+        for source in sources(folder)
+        for header in includes(source)
+        if "/" in header and header.partition("/")[0] not in allowed
+    ]
+    assert upwards == []
+
+
+def test_folders_form_no_circle():
+    above = dict(INCLUDES)
+    while lowest := [folder for folder, below in above.items() if not above.keys() & set(below)]:
+        for folder in lowest:
+            del above[folder]
+    assert above == {}
+
+
+def test_headers_form_no_circle():
+    headers = {str(path.relative_to(ROOT / "xla_ffi")): path for folder in INCLUDES for path in sources(folder)}
+    above = {name: set(includes(path)) for name, path in headers.items()}
+    while lowest := [name for name, below in above.items() if not above.keys() & below]:
+        for name in lowest:
+            del above[name]
+    assert above == {}
+
+
+def users_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name == "jax_passing")
+        elif isinstance(node, ast.ImportFrom) and node.module == "jax_passing":
+            yield from (each.name for each in node.names if each.name not in SHARED)
+
+
+def test_no_room_below_the_commands_imports_what_users_import():
+    package = ROOT / "jax_passing"
+    rooms = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "commands"]
+    found = {
+        str(path.relative_to(ROOT)): names for path in rooms if (names := [*users_names(ast.parse(path.read_text()))])
+    }
+    assert len(rooms) > 50
+    assert found == {}

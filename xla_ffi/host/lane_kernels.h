@@ -1,0 +1,325 @@
+// The inner loops of fixed_point.cc, and what they know of each dtype. Included by fixed_point.cc alone.
+//
+// Every loop is plain C++ that the compiler vectorises, compiled for several instruction sets; the best one is chosen
+// when the library is loaded. All give the same bits: each element goes through the same IEEE operations, of which
+// only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is inlined, so that none of
+// its operations leaves the scope of the caller's DefaultFloatMode.
+#ifndef XLA_FFI_HOST_LANE_KERNELS_H_
+#define XLA_FFI_HOST_LANE_KERNELS_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "host/narrow_float.h"
+
+// Clones need GCC and the GNU dynamic linker (ifunc), and the sanitizers' runtimes are not up yet when it makes the
+// choice. Elsewhere the loops are compiled for the compiler's default instruction set.
+#if !defined(PASSING_CLONES) && defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define PASSING_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif !defined(PASSING_CLONES)
+#define PASSING_CLONES __attribute__((noinline))
+#endif
+
+namespace passing::kernels {
+
+// Buffers and packets may be unaligned.
+template <typename T>
+inline T Load(const void* base, size_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const uint8_t*>(base) + index * sizeof(T), sizeof(T));
+  return value;
+}
+template <typename T>
+inline void Store(void* base, size_t index, T value) {
+  std::memcpy(static_cast<uint8_t*>(base) + index * sizeof(T), &value, sizeof(T));
+}
+
+static_assert(std::endian::native == std::endian::little);
+inline uint32_t LoadLane(const uint8_t* lanes, size_t index) { return __builtin_bswap32(Load<uint32_t>(lanes, index)); }
+inline void StoreLane(uint8_t* lanes, size_t index, uint32_t lane) { Store(lanes, index, __builtin_bswap32(lane)); }
+
+// A dtype as the loops see it: Stored in buffers, joined over devices as Wide.
+// Integers of one size are one format: their sums wrap, and signed and unsigned agree modulo 2^bits.
+template <typename T>
+struct Integer {
+  using Stored = T;
+  using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return static_cast<Stored>(value); }
+};
+// int32 of which the greatest is taken, not the sum: there the sign matters.
+struct Maximum32 {
+  using Stored = int32_t;
+  using Wide = int32_t;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return value; }
+};
+struct Float16 {
+  using Stored = uint16_t;
+  using Wide = float;
+  static Wide Widen(Stored value) { return WidenFloat16(value); }
+  static Stored Narrow(Wide value) { return NarrowFloat16(value); }
+};
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Wide = float;
+  static Wide Widen(Stored value) { return WidenBFloat16(value); }
+  static Stored Narrow(Wide value) { return NarrowBFloat16(value); }
+};
+struct Float32 {
+  using Stored = float;
+  using Wide = float;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return value; }
+};
+struct Float64 {
+  using Stored = double;
+  using Wide = double;
+  static Wide Widen(Stored value) { return value; }
+  static Stored Narrow(Wide value) { return value; }
+};
+
+// An IEEE format's bits as integers: magnitudes compare as the numbers do, and from kInfinity on nothing is finite.
+template <typename Wide>
+struct Bits;
+template <>
+struct Bits<float> {
+  using Int = int32_t;
+  static constexpr Int kMagnitude = 0x7FFFFFFF;
+  static constexpr Int kInfinity = 0x7F800000;
+};
+template <>
+struct Bits<double> {
+  using Int = int64_t;
+  static constexpr Int kMagnitude = 0x7FFFFFFFFFFFFFFF;
+  static constexpr Int kInfinity = 0x7FF0000000000000;
+};
+
+// bfloat16 is the high half of a float32.
+template <>
+struct Bits<int16_t> {
+  using Int = int16_t;
+  static constexpr Int kMagnitude = 0x7FFF;
+  static constexpr Int kInfinity = 0x7F80;
+};
+
+// ---- device buffers to host elements, and back
+
+// The same element of two devices; rounds where Wide is a float.
+template <typename Format>
+inline typename Format::Wide Joined(typename Format::Wide a, typename Format::Wide b) {
+  if constexpr (std::is_same_v<Format, Maximum32>) {
+    return std::max(a, b);
+  } else {
+    return a + b;
+  }
+}
+
+template <typename Format>
+PASSING_CLONES void JoinPair(const void* a, const void* b, size_t count, typename Format::Wide* __restrict joined) {
+  using Stored = typename Format::Stored;
+  for (size_t i = 0; i < count; ++i) {
+    joined[i] = Joined<Format>(Format::Widen(Load<Stored>(a, i)), Format::Widen(Load<Stored>(b, i)));
+  }
+}
+
+template <typename Format>
+PASSING_CLONES void JoinTo(const void* a, size_t count, typename Format::Wide* __restrict joined) {
+  for (size_t i = 0; i < count; ++i) {
+    joined[i] = Joined<Format>(joined[i], Format::Widen(Load<typename Format::Stored>(a, i)));
+  }
+}
+
+template <typename Format>
+PASSING_CLONES void Widen(const void* a, size_t count, typename Format::Wide* __restrict out) {
+  for (size_t i = 0; i < count; ++i) out[i] = Format::Widen(Load<typename Format::Stored>(a, i));
+}
+
+template <typename Format>
+PASSING_CLONES void Narrow(const typename Format::Wide* __restrict wide, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) Store(out, i, Format::Narrow(wide[i]));
+}
+
+// ---- floats
+
+// The largest magnitude of a finite element, as bits.
+template <typename Wide>
+PASSING_CLONES typename Bits<Wide>::Int LargestMagnitude(const void* elements, size_t count) {
+  using Int = typename Bits<Wide>::Int;
+  Int largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto magnitude = static_cast<Int>(Load<Int>(elements, i) & Bits<Wide>::kMagnitude);
+    largest = std::max(largest, magnitude < Bits<Wide>::kInfinity ? magnitude : Int{0});
+  }
+  return largest;
+}
+
+// 1.5 * 2^52: doubles from 2^52 to 2^53 are the integers, so y + kRounder is y rounded to an integer (ties to even),
+// and the low bits of its mantissa are that integer in two's complement, if |y| < 2^51.
+inline constexpr double kRounder = 0x1.8p52;
+inline uint64_t RoundedBits(double y) { return std::bit_cast<uint64_t>(y + kRounder); }  // rounds
+
+// Returns whether all elements are finite; those that are not become 0.
+static PASSING_CLONES bool EncodeFloat32(const void* elements, size_t count, double scale, uint8_t* __restrict lanes) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int32_t bits = Load<int32_t>(elements, i);
+    const int32_t magnitude = bits & Bits<float>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
+    StoreLane(lanes, i, static_cast<uint32_t>(RoundedBits(double{std::bit_cast<float>(bits)} * scale)));
+  }
+  return largest < Bits<float>::kInfinity;
+}
+
+// A lane's sum as a float that rounds to any format of at most 15 bits as the sum itself would ("round to odd"): where
+// float may not hold the sum, the last bit kept stands for all bits below it, so no tie appears or disappears.
+inline float ToOddFloat(int32_t sum) {
+  const auto bits = static_cast<uint32_t>(sum);
+  const uint32_t sticky = (bits & ~0xFFu) | (((bits & 0xFF) + 0xFF) & 0x100);
+  const bool exact = bits + (1u << 24) <= 1u << 25;  // |sum| <= 2^24
+  return static_cast<float>(static_cast<int32_t>(Select(exact, bits, sticky)));
+}
+
+// The scale comes as two factors since it may be less than a normal float.
+template <typename Format>
+PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count, float scale_a, float scale_b,
+                                  void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto sum = static_cast<int32_t>(LoadLane(lanes, i));
+    const float value = sizeof(typename Format::Stored) == 2 ? ToOddFloat(sum) : static_cast<float>(sum);  // rounds
+    Store(out, i, Format::Narrow(value * scale_a * scale_b));
+  }
+}
+
+// 1.5 * 2^23: kRounder for float32. What it adds to the bits has no low half.
+inline constexpr float kPairRounder = 0x1.8p23f;
+inline constexpr uint32_t kPairRounderBits = 0x4B400000;
+static_assert(std::bit_cast<float>(kPairRounderBits) == kPairRounder);
+
+// Elements 2i and 2i + 1 as bits of float32. By words, since GCC vectorises no loads and stores of every second
+// element.
+template <typename Format>
+std::pair<int32_t, int32_t> LoadPair(const void* elements, size_t i) {
+  if constexpr (sizeof(typename Format::Stored) == 4) {
+    const auto pair = Load<uint64_t>(elements, i);
+    return {static_cast<int32_t>(pair), static_cast<int32_t>(pair >> 32)};
+  } else {
+    const auto pair = Load<uint32_t>(elements, i);  // a bfloat16 is the high half of a float32
+    return {static_cast<int32_t>(pair << 16), static_cast<int32_t>(pair & 0xFFFF0000)};
+  }
+}
+
+// Two elements a lane, see fixed_point.cc: the first one in the high half. Returns whether all elements are finite;
+// those that are not become 0.
+template <typename Format>
+PASSING_CLONES bool EncodePairs(const void* elements, size_t count, float scale, float limit,
+                                uint8_t* __restrict lanes) {
+  int32_t largest = 0;
+  // The quantised value, plus kPairRounderBits.
+  const auto quantise = [&](int32_t bits) {
+    const int32_t magnitude = bits & Bits<float>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
+    const float scaled = std::bit_cast<float>(bits) * scale;
+    return std::bit_cast<uint32_t>(std::max(std::min(scaled, limit), -limit) + kPairRounder);  // rounds
+  };
+  const auto lane = [&](int32_t first, int32_t second) {
+    return (quantise(first) << 16) + (quantise(second) - kPairRounderBits);
+  };
+  for (size_t i = 0; i < count / 2; ++i) {
+    const auto [first, second] = LoadPair<Format>(elements, i);
+    StoreLane(lanes, i, lane(first, second));
+  }
+  if (count % 2) {
+    const float last = Format::Widen(Load<typename Format::Stored>(elements, count - 1));
+    StoreLane(lanes, count / 2, lane(std::bit_cast<int32_t>(last), 0));
+  }
+  return largest < Bits<float>::kInfinity;
+}
+
+// The sums of a pair. A negative low half borrowed from the high one.
+inline int32_t LowSum(uint32_t lane) { return static_cast<int32_t>(lane << 16) >> 16; }
+inline int32_t HighSum(uint32_t lane) { return static_cast<int32_t>(lane - static_cast<uint32_t>(LowSum(lane))) >> 16; }
+
+static PASSING_CLONES void DecodePairs(const uint8_t* __restrict lanes, size_t count, float scale,
+                                       void* __restrict out) {
+  // A bfloat16 in the high half; never NaN, so that magnitudes round with their sign.
+  const auto rounded = [&](int32_t sum) {
+    return RoundMagnitude<16>(std::bit_cast<uint32_t>(static_cast<float>(sum) * scale));  // rounds
+  };
+  for (size_t i = 0; i < count / 2; ++i) {
+    const uint32_t lane = LoadLane(lanes, i);
+    Store(out, i, rounded(HighSum(lane)) >> 16 | (rounded(LowSum(lane)) & 0xFFFF0000));
+  }
+  if (count % 2) Store(out, count - 1, static_cast<uint16_t>(rounded(HighSum(LoadLane(lanes, count / 2))) >> 16));
+}
+
+// Two lanes an element, see fixed_point.cc. The scale may lie outside double's range, so it comes as two factors.
+static PASSING_CLONES bool EncodeFloat64(const void* elements, size_t count, double scale_a, double scale_b,
+                                         double low_scale, uint8_t* __restrict lanes) {
+  int64_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int64_t bits = Load<int64_t>(elements, i);
+    const int64_t magnitude = bits & Bits<double>::kMagnitude;
+    largest = std::max(largest, magnitude);
+    bits = Select(magnitude < Bits<double>::kInfinity, bits, int64_t{0});
+    const double scaled = std::bit_cast<double>(bits) * scale_a * scale_b;
+    const double high = scaled + kRounder;  // rounds
+    const double rest = (scaled - (high - kRounder)) * low_scale;
+    const uint64_t low = std::bit_cast<uint64_t>(rest + kRounder);  // rounds
+    Store(lanes, i, __builtin_bswap64(std::bit_cast<uint64_t>(high) << 32 | static_cast<uint32_t>(low)));
+  }
+  return largest < Bits<double>::kInfinity;
+}
+
+static PASSING_CLONES void DecodeFloat64(const uint8_t* __restrict lanes, size_t count, double scale_a, double scale_b,
+                                         double high_scale, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t pair = __builtin_bswap64(Load<uint64_t>(lanes, i));
+    const double high = static_cast<int32_t>(static_cast<uint32_t>(pair >> 32));
+    const double low = static_cast<int32_t>(static_cast<uint32_t>(pair));
+    Store(out, i, (high * high_scale + low) * scale_a * scale_b);  // the sum rounds
+  }
+}
+
+// ---- integers
+
+static PASSING_CLONES void EncodeInteger32(const void* elements, size_t count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < count; ++i) StoreLane(lanes, i, Load<uint32_t>(elements, i));
+}
+
+template <typename Format>
+PASSING_CLONES void DecodeInteger32(const uint8_t* __restrict lanes, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) Store(out, i, Format::Narrow(LoadLane(lanes, i)));
+}
+
+// Three lanes an element: 22, 21 and 21 bits from the lowest up. A sum over kMaxWorldSize ranks still fits a lane.
+inline constexpr uint32_t kInteger64Mask = 0x3FFFFF;  // of the widest
+static PASSING_CLONES void EncodeInteger64(const void* elements, size_t count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto value = Load<uint64_t>(elements, i);
+    StoreLane(lanes, 3 * i, static_cast<uint32_t>(value) & kInteger64Mask);
+    StoreLane(lanes, 3 * i + 1, static_cast<uint32_t>(value >> 22) & 0x1FFFFF);
+    StoreLane(lanes, 3 * i + 2, static_cast<uint32_t>(value >> 43));
+  }
+}
+
+// Modulo 2^64, as the sum of the elements.
+static PASSING_CLONES void DecodeInteger64(const uint8_t* __restrict lanes, size_t count, void* __restrict out) {
+  for (size_t i = 0; i < count; ++i) {
+    Store(out, i,
+          uint64_t{LoadLane(lanes, 3 * i)} + (uint64_t{LoadLane(lanes, 3 * i + 1)} << 22) +
+              (uint64_t{LoadLane(lanes, 3 * i + 2)} << 43));
+  }
+}
+
+}  // namespace passing::kernels
+
+#endif  // XLA_FFI_HOST_LANE_KERNELS_H_

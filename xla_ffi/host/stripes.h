@@ -1,0 +1,59 @@
+// Where a position of the job's order lives: which shard, which of its slots, which version. Pure; alike on every rank.
+//
+// A job's shards are switches that share its positions, so that each carries 1/N of the packets. A run of positions
+// stays on one shard, then comes the next one's turn. Together they are one switch with N * slots_per_shard slots: a
+// (shard, slot, version) is the position modulo twice that window, and nothing else of the protocol depends on N
+// (docs/protocol.md).
+#ifndef XLA_FFI_HOST_STRIPES_H_
+#define XLA_FFI_HOST_STRIPES_H_
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstdint>
+
+namespace passing {
+
+struct Stripe {
+  uint32_t shard = 0;
+  uint32_t slot = 0;  // from the job's first slot of that shard
+  uint8_t version = 0;
+
+  friend bool operator==(const Stripe&, const Stripe&) = default;
+};
+
+class Stripes {
+ public:
+  // Of positions. A small sum mostly stays on one shard and costs one send; of a large one, packets of a run share a
+  // super-packet. Half a super-packet: with 16 the hosts' processors had a quarter more to do (H=4,
+  // benchmarks/star.py).
+  static constexpr uint32_t kRun = 32;
+
+  // `slots_per_shard`: a power of two; `shard_count` need not be one.
+  Stripes(uint32_t shard_count, uint32_t slots_per_shard)
+      : shard_count_(shard_count), slots_per_shard_(slots_per_shard), run_(std::min(kRun, slots_per_shard)) {
+    assert(shard_count > 0 && std::has_single_bit(slots_per_shard));
+    static_assert(std::has_single_bit(kRun));
+  }
+
+  uint32_t shard_count() const { return shard_count_; }
+  // How many positions a rank may be ahead of its first missing result.
+  uint32_t window() const { return shard_count_ * slots_per_shard_; }
+
+  uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }
+  Stripe At(uint64_t position) const {
+    const uint64_t in_shard = position / run_ / shard_count_ * run_ + position % run_;
+    return {.shard = ShardOf(position),
+            .slot = static_cast<uint32_t>(in_shard % slots_per_shard_),
+            .version = static_cast<uint8_t>(in_shard / slots_per_shard_ % 2)};
+  }
+
+ private:
+  uint32_t shard_count_;
+  uint32_t slots_per_shard_;
+  uint32_t run_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_STRIPES_H_

@@ -1,0 +1,63 @@
+#include "host/sums_in_flight.h"
+
+#include <algorithm>
+#include <cassert>
+#include <iterator>
+#include <utility>
+
+namespace passing {
+
+ActiveSum& SumsInFlight::Add(std::unique_ptr<ActiveSum> sum) {
+  ActiveSum& added = *sum;
+  added.number = next_number_++;
+  sums_.push_back(std::move(sum));
+  const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
+  assert(is_new);
+  static_cast<void>(is_new);  // should assertions ever be off
+  if (added.segments_left() > 0) to_place_.insert(EntryOf(added));
+  return added;
+}
+
+std::unique_ptr<ActiveSum> SumsInFlight::Take(ActiveSum& sum) {
+  const auto found = named_.find(NameOf(sum));
+  assert(found != named_.end() && found->second->get() == &sum);
+  std::unique_ptr<ActiveSum> taken = std::move(*found->second);
+  sums_.erase(found->second);
+  named_.erase(found);
+  to_place_.erase(EntryOf(sum));
+  return taken;
+}
+
+std::unique_ptr<ActiveSum> SumsInFlight::TakeFirst() { return sums_.empty() ? nullptr : Take(*sums_.front()); }
+
+ActiveSum* SumsInFlight::Find(const SegmentId& id) const {
+  SegmentId name = id;
+  name.segment = 0;
+  const auto found = named_.find(name);
+  return found == named_.end() ? nullptr : found->second->get();
+}
+
+ActiveSum* SumsInFlight::ShortestToPlace() const {
+  return to_place_.empty() ? nullptr : std::get<ActiveSum*>(*to_place_.begin());
+}
+
+// A scan: asked when something has stalled.
+const ActiveSum* SumsInFlight::Oldest() const {
+  const auto oldest = std::min_element(sums_.begin(), sums_.end(),
+                                       [](const auto& a, const auto& b) { return a->started_us() < b->started_us(); });
+  return oldest == sums_.end() ? nullptr : oldest->get();
+}
+
+void SumsInFlight::SetPlaced(ActiveSum& sum, uint32_t segments) {
+  auto entry = to_place_.extract(EntryOf(sum));  // empty if it had no segment left
+  sum.segments_placed = segments;
+  if (sum.segments_left() == 0) return;
+  if (entry.empty()) {
+    to_place_.insert(EntryOf(sum));
+  } else {
+    entry.value() = EntryOf(sum);
+    to_place_.insert(std::move(entry));
+  }
+}
+
+}  // namespace passing

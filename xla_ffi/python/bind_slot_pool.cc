@@ -1,0 +1,114 @@
+// The packet and the slot pool without a socket, for conformance tests: what a switch does with a packet.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "net/udp_socket.h"
+#include "python/bindings.h"
+#include "switch/slot_pool.h"
+#include "wire/header.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing {
+namespace {
+
+using HostPort = std::pair<std::string, uint16_t>;
+using Parent = std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, HostPort>;
+
+Address Resolved(const HostPort& address) { return NumericAddress(address.first, address.second); }
+
+std::span<const uint8_t> Span(const nb::bytes& bytes) {
+  return {static_cast<const uint8_t*>(bytes.data()), bytes.size()};
+}
+
+const char* Name(SendTo to) {
+  switch (to) {
+    case SendTo::kNobody:
+      return "nobody";
+    case SendTo::kEveryWorker:
+      return "every_worker";
+    case SendTo::kWorker:
+      return "worker";
+    case SendTo::kParent:
+      return "parent";
+  }
+  return "unknown";
+}
+
+nb::dict FieldsDict(const wire::Header& header) {
+  nb::dict dict;
+  dict["type"] = static_cast<int>(header.type);
+  dict["flags"] = header.flags;
+  dict["job"] = header.job;
+  dict["epoch"] = header.epoch;
+  dict["worker"] = header.worker;
+  dict["slot"] = header.slot;
+  dict["sequence"] = header.sequence;
+  dict["version"] = header.version;
+  dict["lane_format"] = static_cast<int>(header.lane_format);
+  dict["element_count"] = header.element_count;
+  return dict;
+}
+
+}  // namespace
+
+void BindSlotPool(nb::module_& m) {
+  m.def(
+      "decode_header",
+      [](const nb::bytes& packet) {
+        wire::Header header;
+        const wire::DecodeError error = wire::Decode(Span(packet), header);
+        return nb::make_tuple(wire::Name(error), FieldsDict(header));
+      },
+      "packet"_a);
+  nb::class_<SlotPool>(m, "SlotPool")
+      .def(nb::init<uint32_t>(), "slot_count"_a)
+      .def(
+          "add_job",
+          [](SlotPool& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+             const std::vector<HostPort>& addresses, const std::optional<Parent>& parent) {
+            JobSlots slots{
+                .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+            for (const HostPort& address : addresses) slots.addresses.push_back(Resolved(address));
+            if (parent) {
+              const auto& [parent_job, parent_epoch, parent_slot_first, worker, address] = *parent;
+              slots.parent = {.job = parent_job,
+                              .epoch = parent_epoch,
+                              .slot_first = parent_slot_first,
+                              .worker = worker,
+                              .address = Resolved(address)};
+            }
+            self.AddJob(slots);
+          },
+          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none())
+      .def("remove_job", &SlotPool::RemoveJob, "job"_a)
+      .def(
+          "state",
+          [](const SlotPool& self, uint32_t slot, uint8_t version) {
+            const SlotState state = self.State(slot, version);
+            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
+          },
+          "slot"_a, "version"_a)
+      .def(
+          "on_packet",
+          [](SlotPool& self, const nb::bytes& packet, const HostPort& source) {
+            const Action action = self.OnPacket(Span(packet), Resolved(source));
+            return nb::make_tuple(Name(action.verdict), Name(action.to), action.job, action.worker,
+                                  nb::bytes(action.packet.data(), action.packet.size()));
+          },
+          "packet"_a, "source"_a);
+}
+
+}  // namespace passing

@@ -1,0 +1,57 @@
+#include "python/bind_socket.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "python/bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing {
+namespace {
+
+UdpSocket& Group(PythonSocket& self) {
+  if (!self.group) throw std::invalid_argument("the socket has joined no group");
+  return *self.group;
+}
+
+}  // namespace
+
+void BindSocket(nb::module_& m) {
+  nb::class_<PythonSocket>(m, "UdpSocket")
+      .def(
+          "__init__",
+          [](PythonSocket* self, const std::string& host, uint16_t port) {
+            auto socket = UdpSocket::ConnectedTo(host, port);
+            const uint16_t own_port = socket.port();
+            new (self) PythonSocket{std::move(socket), own_port};
+          },
+          "switch_host"_a, "switch_port"_a)
+      .def_ro("port", &PythonSocket::port)
+      .def(
+          "join_group",
+          [](PythonSocket& self, const std::string& address, uint16_t port, uint16_t job, uint16_t epoch,
+             uint32_t nonce) {
+            if (!self.socket) throw std::invalid_argument("the socket has been handed on");
+            self.group.reset();
+            self.group = self.socket->JoinGroup(NumericAddress(address, port));
+            self.listener.emplace(wire::ProbeName{.job = job, .epoch = epoch, .nonce = nonce});
+          },
+          "address"_a, "port"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)
+      .def("group_fileno", [](PythonSocket& self) { return Group(self).fd(); })
+      .def("hears_group",
+           [](PythonSocket& self) {
+             const auto on_datagram = [&](std::span<const uint8_t> packet, const Address&) {
+               self.listener->OnPacket(packet);
+             };
+             while (Group(self).Receive(on_datagram) > 0) {
+             }
+             return self.listener->heard_all();
+           })
+      .def("leave_group", [](PythonSocket& self) { self.group.reset(); });
+}
+
+}  // namespace passing

@@ -1,0 +1,111 @@
+// The software data plane, for the control plane in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "net/udp_socket.h"
+#include "python/bind_socket.h"
+#include "python/bindings.h"
+#include "switch/udp_switch.h"
+#include "wire/probe.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing {
+namespace {
+
+nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
+  nb::dict dict;
+  dict["packets_received"] = stats.packets_received;
+  dict["bytes_received"] = stats.bytes_received;
+  dict["packets_sent"] = stats.packets_sent;
+  dict["bytes_sent"] = stats.bytes_sent;
+  dict["results_multicast"] = stats.results_multicast;
+  AddSocketStats(dict, stats.socket);
+  for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];
+  return dict;
+}
+
+using HostPort = std::pair<std::string, uint16_t>;
+using Group = std::pair<HostPort, std::string>;
+
+MulticastGroup Resolved(const Group& group) {
+  return {.group = NumericAddress(group.first.first, group.first.second), .from = NumericAddress(group.second, 0)};
+}
+
+// The job at the parent, and the way there.
+struct ParentLink {
+  PythonSocket* socket;
+  ParentJob job;
+};
+
+}  // namespace
+
+void BindSwitch(nb::module_& m) {
+  const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
+  // Packets side by side, and the size of all but the last.
+  m.def(
+      "probe_burst",
+      [](uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
+        const wire::ProbeBurst burst = wire::MakeProbeBurst({.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+        return nb::make_tuple(nb::bytes(burst.bytes.data(), burst.bytes.size()), burst.packet_bytes.front());
+      },
+      nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a, "lanes"_a);
+  nb::class_<ParentLink>(m, "ParentLink")
+      .def(
+          "__init__",
+          [](ParentLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first,
+             uint16_t worker) {
+            new (self) ParentLink{
+                &socket, {.job = job, .epoch = epoch, .slot_first = slot_first, .worker = worker, .address = {}}};
+          },
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, nb::keep_alive<1, 2>());
+  nb::class_<UdpSwitch>(m, "SoftwareDataPlane")
+      .def(nb::init<const std::string&, uint16_t, uint32_t>(), "host"_a, "port"_a, "slot_count"_a)
+      .def_prop_ro("port", &UdpSwitch::port)
+      .def(
+          "add_job",
+          [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+             const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent) {
+            JobSlots slots{
+                .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+            for (const auto& [host, port] : addresses) slots.addresses.push_back(NumericAddress(host, port));
+            std::optional<Uplink> uplink;
+            if (parent != nullptr) {
+              auto [socket, parent_group] = parent->socket->Take();
+              uplink = {.socket = std::move(socket), .group = std::move(parent_group)};
+              slots.parent = parent->job;
+            }
+            self.AddJob(slots, group ? std::optional(Resolved(*group)) : std::nullopt, std::move(uplink));
+          },
+          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
+          "parent"_a.none(), release_gil)
+      .def(
+          "probe",
+          [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
+            self.Probe(Resolved(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+          },
+          nb::kw_only(), "group"_a, "job"_a, "epoch"_a, "nonce"_a, "lanes"_a, release_gil)
+      .def("stop_multicast", &UdpSwitch::StopMulticast, "job"_a, release_gil)
+      .def("hears_parents_group", &UdpSwitch::HearsParentsGroup, "job"_a)
+      .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
+      .def(
+          "slot_state",
+          [](const UdpSwitch& self, uint32_t slot, uint8_t version) {
+            const SlotState state = self.State(slot, version);
+            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
+          },
+          "slot"_a, "version"_a)
+      .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
+      .def("close", &UdpSwitch::Close, release_gil);
+}
+
+}  // namespace passing
