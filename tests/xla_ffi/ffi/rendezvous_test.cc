@@ -353,10 +353,12 @@ TEST_F(RendezvousTest, moreNamesThanItCountsFailTheSession) {
   small.Detach();
 
   attach();  // each session begins anew
-  for (int64_t device : {0, 1}) small.Visit(sites[0]->executable, 10, kFirstDevice + device);
-  small.Visit(sites[0]->executable, 11, kFirstDevice);
+  for (const auto& site : sites) site->executable->visits = true;
+  for (int64_t device : {0, 1}) small.Visit(sites[0]->executable, 12, kFirstDevice + device);
+  small.Visit(sites[1]->executable, 11, kFirstDevice);  // not counted: its sums are refused
   EXPECT_FALSE(failure_);
-  small.Visit(sites[1]->executable, 10, kFirstDevice);
+  small.Arrive(sites[1], devices[4].MakeCall(11, 0));
+  EXPECT_TRUE(devices[4].Result().starts_with("TooManyProgramsError: program 8: "));
   ASSERT_TRUE(failure_);
   EXPECT_EQ(failure_->kind, "TooManyProgramsError");
 }
