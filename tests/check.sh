@@ -83,6 +83,15 @@ lint() {
   done
 }
 
+# The site of docs/, in build/check/site. mkdocs reads the sources: nothing has to be installed but itself.
+documentation() {
+  local requirements
+  requirements=$(python3 -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+  "$oldest/bin/pip" install --quiet $requirements
+  PATH=$oldest/bin:$PATH NO_MKDOCS_2_WARNING=1 mkdocs build  # with --quiet it wouldn't count the warnings
+}
+
 cpp_tests() {
   cmake -S xla_ffi -B "$work/cmake" -G Ninja -DPASSING_BUILD_TESTS=ON -DPython_EXECUTABLE="$oldest/bin/python" >/dev/null
   cmake --build "$work/cmake"
@@ -155,6 +164,7 @@ stage "Debian packages" debian_packages
 stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 [ $failed = 0 ] || { finish || exit 1; }
 stage "lint" lint
+$fast || stage "documentation" documentation
 stage "C++ tests" cpp_tests
 stage "Python tests" python_tests "$oldest" tests/test_directions.py tests/jax_passing tests/conformance
 if $fast; then

@@ -32,7 +32,9 @@ def process_sum(tree: Any) -> Any:
       UnsupportedDtypeError: a leaf has another dtype.
       NotInitializedError: there is no session.
       ThreadError: another thread called `init`.
-      HostLostError, DeadlineExceededError and other failures of the session.
+      HostLostError: another host is gone.
+      DeadlineExceededError: other hosts didn't come in time.
+      PassingError: the session failed in another way.
     """
     leaves, treedef = jax.tree.flatten(tree)
     _check_outside("process_sum", leaves)

@@ -34,7 +34,9 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
       tree: arrays of any shape and dtype, equal on all devices along the axes, on all hosts; Python numbers stay.
         Under `check_vma=False` nothing that comes from a `psum` which is differentiated as well: the gradient of either
         would add up all devices.
-      axis_name, strategy, bucket_bytes: as for `psum`; of the sums.
+      axis_name: as for `psum`.
+      strategy: of the sums, as for `psum`.
+      bucket_bytes: of the sums, as for `psum`.
 
     Returns: the same values. Under `shard_map(check_vma=True)` their types vary over the axes.
 

@@ -282,8 +282,11 @@ def init(
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
-      ConfigError, AlreadyInitializedError, SwitchUnreachableError, JoinError; PassingError in a process that was
-      forked after `init`.
+      ConfigError: a setting is unknown, malformed or missing.
+      AlreadyInitializedError: this process has an open session.
+      SwitchUnreachableError: no switch answers at the address.
+      JoinError: the switch refused this host, or other hosts didn't join in time.
+      PassingError: this process was forked after `init`.
     """
     global _current
     arguments = {
