@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -491,6 +492,22 @@ def module_fingerprint(target: str, attributes: Mapping[str, int]) -> str | None
             if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
                 return _digest(text, attributes)
     return None
+
+
+def identities_of_compiled(compiled: Any) -> list[dict[str, Any]]:
+    """What the sums of a `jax.stages.Compiled` are told apart by, as XLA kept it."""
+    texts = re.findall(r'\bidentity = "((?:[^"\\]|\\.)*)"', compiled.as_text() or "")
+
+    def character(match: re.Match[str]) -> str:
+        return "\\" if match[1] == "\\" else chr(int(match[1], 16))
+
+    return [json.loads(re.sub(r"\\(\\|[0-9A-F]{2})", character, text)) for text in texts]
+
+
+def wrap_call_of_compiled(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Of `jax.stages.Compiled`: (self, *args, **kwargs)."""
+    compiled: Any = jax.stages.Compiled
+    compiled.__call__ = wrap(compiled.__call__)
 
 
 def _attribute(name: str, value: int | str) -> re.Pattern[str]:

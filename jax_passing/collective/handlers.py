@@ -5,6 +5,7 @@ import functools
 import jax
 
 from jax_passing import _compat, _native
+from jax_passing.collective.ahead_of_time import check_calls
 from jax_passing.host import session
 
 
@@ -17,6 +18,7 @@ def register_ffi() -> None:
     jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
     for target, handlers in _native.ffi_targets().items():
         jax.ffi.register_ffi_target(target, handlers, platform="cpu")
+    check_calls()
     jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 

@@ -40,13 +40,14 @@ class Scope(NamedTuple):
 _session: Scope | None = None  # of the open session
 _thread = 0  # that began it
 _streams: set[str] = set()  # those that a thread is in
+_had_streams = False  # any, in this session
 _streams_lock = threading.Lock()
 
 
 def begin(scope: Scope) -> None:
     """A session begins; the calling thread is the one that may sum without a stream."""
-    global _session, _thread
-    _session, _thread = scope, threading.get_ident()
+    global _session, _thread, _had_streams
+    _session, _thread, _had_streams = scope, threading.get_ident(), False
     _compat.set_scope(scope)
 
 
@@ -60,6 +61,11 @@ def end() -> None:
 def of_session() -> Scope | None:
     """The scope of the thread that called `init`, on any thread; None without a session."""
     return _session
+
+
+def several_threads() -> bool:
+    """Whether the calling thread isn't the one that began the session, or some thread has entered a stream."""
+    return _session is not None and (_had_streams or threading.get_ident() != _thread)
 
 
 def current() -> Scope | None:
@@ -93,6 +99,7 @@ def stream(name: str) -> Iterator[None]:
       NotInitializedError: without a session.
       ConfigError: the name isn't a short printable text, or somebody is in the stream already.
     """
+    global _had_streams
     if _session is None:
         raise NotInitializedError("no session: call jax_passing.init() before entering a stream")
     if not isinstance(name, str) or not 1 <= len(name) <= 128 or not name.isprintable():
@@ -101,6 +108,7 @@ def stream(name: str) -> Iterator[None]:
         if name in _streams:
             raise ConfigError(f"The stream {name!r} is in use. One thread at a time: give each a stream of its own.")
         _streams.add(name)
+        _had_streams = True
     try:
         with _compat.scope_context(_session._replace(stream=name)):
             yield

@@ -385,3 +385,38 @@ def test_another_thread_needs_a_stream(session):
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(beside).result() == 6
+
+
+def test_an_executable_stays_in_the_stream_in_which_it_was_lowered(session):
+    x = jnp.arange(4.0)
+
+    def compiled(f):
+        return f.lower(x).compile()
+
+    def program(x):
+        return jax_passing.psum(x, "d")
+
+    ours = compiled(on_mesh(program))
+    without_sums = compiled(jax.jit(lambda x: x + 1))
+    name = 'a "name" with \\ and é'
+
+    def beside():
+        np.testing.assert_array_equal(without_sums(x), x + 1)
+        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+            ours(x)
+        with jax_passing.stream(name):
+            theirs = compiled(on_mesh(program))
+            assert theirs(x) == 6
+            with pytest.raises(ThreadError, match="lowered in the thread that called jax_passing.init is called"):
+                ours(x)
+        with jax_passing.stream("another"), pytest.raises(ThreadError, match=r"lowered in the stream 'a \"name\" .*é'"):
+            theirs(x)
+        return theirs
+
+    assert ours(x) == 6
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(beside).result()
+    assert ours(x) == 6
+    np.testing.assert_array_equal(without_sums(x), x + 1)
+    with pytest.raises(ThreadError, match="is called in the thread that called jax_passing.init: hosts"):
+        theirs(x)
