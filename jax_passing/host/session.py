@@ -84,6 +84,16 @@ class Session:
             self._ranks.start()
         self._enter_scope()
 
+    def __repr__(self) -> str:
+        state = f"failed: {self.failed.kind}" if self.failed else "open"
+        if self._is_shut_down:
+            state = "closed"
+        axes = ",".join(self.settings.axis_name) or None
+        return (
+            f"<jax_passing.Session rank={self.rank} world_size={self.world_size} job={self.settings.job!r} "
+            f"axis_name={axes!r} ({state})>"
+        )
+
     def _enter_scope(self) -> None:
         settings = self.settings
         scope.begin(
