@@ -86,13 +86,9 @@ class Session:
 
     def __repr__(self) -> str:
         state = f"failed: {self.failed.kind}" if self.failed else "open"
-        if self._is_shut_down:
-            state = "closed"
         axes = ",".join(self.settings.axis_name) or None
-        return (
-            f"<jax_passing.Session rank={self.rank} world_size={self.world_size} job={self.settings.job!r} "
-            f"axis_name={axes!r} ({state})>"
-        )
+        who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
+        return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
 
     def _enter_scope(self) -> None:
         settings = self.settings

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import README, Block, blocks
 from namespaces import missing
+from pages import README, Block, blocks
 
 from .bridge_cluster import BridgeCluster
 from .conftest import LIMIT_S, finish
