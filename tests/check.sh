@@ -156,7 +156,7 @@ stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 [ $failed = 0 ] || { finish || exit 1; }
 stage "lint" lint
 stage "C++ tests" cpp_tests
-stage "Python tests" python_tests "$oldest" tests/test_directions.py tests/jax_passing tests/conformance
+stage "Python tests" python_tests "$oldest" tests/test_*.py tests/jax_passing tests/conformance
 if $fast; then
   stage "P4 for Tofino, interpreted" python_tests "$oldest" tests/p4/test_tna_program.py
 else
