@@ -1,6 +1,7 @@
 """Sums over the devices of all hosts: first inside each host, then inside the network."""
 
 import importlib
+import importlib.metadata
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jax_passing.host import session
     from jax_passing.host.scope import per_host_gradients, stream
     from jax_passing.host.session import Session, init
+
+    __version__: str
 
 _HOMES = {
     "collective.all_gather": ("all_gather", "psum_scatter"),
@@ -64,12 +67,19 @@ def __getattr__(name: str) -> Any:
     """On first use: the switch and the launcher, which are of this package too, need no JAX and must start fast."""
     if name == "_native":
         return _import_native()
+    if name == "__version__":
+        return importlib.metadata.version("jax-passing")
     if name not in __all__:
         raise AttributeError(f"module 'jax_passing' has no attribute {name!r}")
     for home, names in _HOMES.items():
         module = importlib.import_module(f"jax_passing.{home}")
         globals().update({each: getattr(module, each) for each in names})
     return globals()[name]
+
+
+def __dir__() -> list[str]:
+    """The public names. What else there is belongs to the machinery of modules."""
+    return sorted(__all__)
 
 
 def _import_native() -> Any:

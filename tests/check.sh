@@ -166,7 +166,7 @@ stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
 stage "lint" lint
 $fast || stage "documentation" documentation
 stage "C++ tests" cpp_tests
-stage "Python tests" python_tests "$oldest" tests/test_directions.py tests/jax_passing tests/conformance
+stage "Python tests" python_tests "$oldest" tests/test_*.py tests/jax_passing tests/conformance
 if $fast; then
   stage "P4 for Tofino, interpreted" python_tests "$oldest" tests/p4/test_tna_program.py
 else

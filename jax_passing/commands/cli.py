@@ -2,17 +2,30 @@
 and only in a process that is a host."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+import jax_passing
 from jax_passing.commands import bench, conformance, plan, run, switch
 from jax_passing.errors import PassingError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Sums over hosts for JAX, inside the network.")
+app = typer.Typer(no_args_is_help=True, help="Sums over hosts for JAX, inside the network.")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"jax-passing {jax_passing.__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the installed version and exit."),
+    ] = False,
+) -> None:
     pass
 
 

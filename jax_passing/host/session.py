@@ -84,6 +84,12 @@ class Session:
             self._ranks.start()
         self._enter_scope()
 
+    def __repr__(self) -> str:
+        state = f"failed: {self.failed.kind}" if self.failed else "open"
+        axes = ",".join(self.settings.axis_name) or None
+        who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
+        return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
+
     def _enter_scope(self) -> None:
         settings = self.settings
         scope.begin(

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_every_public_name_is_there():
         getattr(jax_passing, name)
     with pytest.raises(AttributeError, match="no attribute 'psam'"):
         _ = jax_passing.psam
+
+
+def test_dir_lists_the_public_names():
+    assert dir(jax_passing) == sorted(jax_passing.__all__)
+
+
+def test_the_version():
+    assert jax_passing.__version__ == version("jax-passing")
 
 
 def test_in_a_checkout_the_installed_native_module_is_found(checkout):

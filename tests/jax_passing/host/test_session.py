@@ -59,6 +59,21 @@ def test_a_world_of_one_needs_no_switch():
     session.shutdown()  # once more does nothing
 
 
+def test_a_session_says_who_it_is(running):
+    with jax_passing.init() as alone:
+        assert repr(alone) == "<jax_passing.Session rank=0 world_size=1 job='test' axis_name='d' (open)>"
+    assert repr(alone) == "<jax_passing.Session rank=0 world_size=1 job='test' axis_name='d' (closed)>"
+
+    session, other = init_beside(running, other_rank=0)
+    assert repr(session) == "<jax_passing.Session rank=1 world_size=2 job='test' axis_name='d' (open)>"
+    other._shards[0].hang_up()
+    until(lambda: session.failed)
+    assert repr(session).endswith(" (failed: HostLostError)>")
+    session.shutdown()
+    assert repr(session).endswith(" (closed)>")
+    other.close()
+
+
 def test_what_sums_need_is_prepared_when_a_session_begins(monkeypatch):
     monkeypatch.setattr(sessions, "_preparations", list(sessions._preparations))
     calls = []

@@ -1,0 +1,45 @@
+"""What all subcommands share: how the command is called, its version, and what a shell completes."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+SCRIPT = [str(Path(sys.executable).with_name("jax-passing"))]
+# -P: the installed package, whatever folder the tests run in.
+MODULE = [sys.executable, "-P", "-m", "jax_passing"]
+
+
+def output(command, **environment):
+    """Of the command, with nothing in its environment but PATH."""
+    environment = {"PATH": "/usr/bin:/bin", **environment}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["script", "module"])
+def test_the_version(command):
+    assert output([*command, "--version"]) == f"jax-passing {version('jax-passing')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance"}),
+        ("jax-passing sw", {"switch"}),
+        ("jax-passing run --ho", {"--hosts"}),
+    ],
+)
+def test_a_shell_completes_subcommands_and_options(words, found):
+    """As the shell asks the installed command, once --install-completion has set that up."""
+    asked = {"_JAX_PASSING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert set(output(SCRIPT, **asked).split()) == found
+
+
+def test_the_shells_setup_names_the_command():
+    shown = output([*SCRIPT, "--show-completion", "bash"])
+    assert "_JAX_PASSING_COMPLETE=complete_bash" in shown
+    assert shown.rstrip().endswith(" jax-passing")

@@ -1,0 +1,39 @@
+"""Whether code and links in the pages for readers are well-formed. tests/end_to_end/test_readme.py runs programs."""
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+
+import pytest
+from pages import PAGES, ROOT, blocks
+
+
+def check_shell(text):
+    ended = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+CHECKS = {"bash": check_shell, "json": json.loads, "python": ast.parse, "toml": tomllib.loads}
+
+
+def test_every_fence_is_found():
+    """A block that the pattern for blocks doesn't find would rot unseen."""
+    for page in PAGES:
+        fences = re.findall("^ *```", page.read_text(), re.MULTILINE)
+        assert len(fences) == 2 * len(blocks(page)), page
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language in CHECKS], ids=str)
+def test_code_is_well_formed(block):
+    CHECKS[block.language](block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in links:
+        path = link.partition("#")[0]
+        if path and "://" not in link:
+            assert (page.parent / path).exists(), link
