@@ -1,49 +1,26 @@
-"""Settings: arguments over JAX_PASSING_* variables over a TOML file, each checked and traced to its source."""
+"""A host's settings, and the kinds of values that a switch's settings have too: addresses and rates."""
 
-import difflib
 import ipaddress
-import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from jax_passing import job_names
 from jax_passing.errors import ConfigError
+from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
 
 PREFIX = "JAX_PASSING_"
+SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # of a switch's variables: hosts on its machine pass over them
 RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
 DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (host/ranks.py)
 STRATEGIES = ("passing", "flat", "native", "auto")
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas: they travel in a join
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a session needs to know. `switch` is None for a single host."""
-
-    switch: tuple[tuple[str, int], ...] | None = None
-    """One, or several over which the job is striped: in the same order on all hosts."""
-    job: str | None = None
-    """Name that the hosts of one run share; None without a switch."""
-    rank: int = 0
-    world_size: int = 1
-    deadline_s: float = 60.0
-    """A sum, and the wait for the other ranks at shutdown, fails after this time."""
-    warn_s: float = 5.0
-    """A sum that takes longer is reported in the log."""
-    join_deadline_s: float = 60.0
-    """How long to wait for the switch and the other ranks to appear."""
-    strategy: str = "passing"
-    """How sums are carried out that don't say: one of STRATEGIES."""
-    link_gbit: float | None = None
-    """Rate of this host's link, for `auto`; None: as the network card says."""
-    axis_name: tuple[str, ...] = ()
-    """Axes of local meshes, pmap or vmap that go on over the hosts."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -138,110 +115,37 @@ def axis_names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        # operator.index would be stricter, but variables are text.
-        number = int(str(value)) if not isinstance(value, bool) else lowest - 1
-        if not lowest <= number <= highest:
-            raise ValueError(f"expected an integer from {lowest} to {highest}")
-        return number
-
-    return parse
+Seconds = Annotated[float, Meta(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
+Gbit = Annotated[float, Meta(gt=0, le=1e5, description="Gbit/s, above 0 and at most 100000")]
+Address = Annotated[tuple[str, int], parsed(parse_address)]
+Peer = Annotated[tuple[str, int], parsed(parse_peer)]
 
 
-def _seconds(value: Any) -> float:
-    seconds = _number(value)
-    if not 0 < seconds <= 86400:
-        raise ValueError("expected seconds, above 0 and at most 86400")
-    return seconds
+@dataclass(frozen=True)
+class Settings:
+    """What a session needs to know. `switch` is None for a single host."""
+
+    switch: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] | None = None
+    """One, or several over which the job is striped: in the same order on all hosts."""
+    job: Annotated[str, parsed(_job)] | None = None
+    """Name that the hosts of one run share; None without a switch."""
+    rank: Annotated[int, integer(0, RANKS_MAX - 1)] = 0
+    world_size: Annotated[int, integer(1, RANKS_MAX)] = 1
+    deadline_s: Seconds = 60.0
+    """A sum, and the wait for the other ranks at shutdown, fails after this time."""
+    warn_s: Seconds = 5.0
+    """A sum that takes longer is reported in the log."""
+    join_deadline_s: Seconds = 60.0
+    """How long to wait for the switch and the other ranks to appear."""
+    strategy: Annotated[str, one_of(STRATEGIES)] = "passing"
+    """How sums are carried out that don't say: one of STRATEGIES."""
+    link_gbit: Gbit | None = None
+    """Rate of this host's link, for `auto`; None: as the network card says."""
+    axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
+    """Axes of local meshes, pmap or vmap that go on over the hosts."""
 
 
-def _number(value: Any) -> float:
-    """NaN if it is none."""
-    try:
-        return math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def strategy(value: Any) -> str:
-    """The name of a strategy. Raises ValueError."""
-    if value not in STRATEGIES:
-        raise ValueError(f"expected one of {', '.join(STRATEGIES)}")
-    return str(value)
-
-
-def gbit(value: Any) -> float:
-    """A link's rate. Raises ValueError."""
-    rate = _number(value)
-    if not 0 < rate <= 1e5:
-        raise ValueError("expected Gbit/s, above 0 and at most 100000")
-    return rate
-
-
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "switch": parse_switches,
-    "job": _job,
-    "rank": _integer(0, RANKS_MAX - 1),
-    "world_size": _integer(1, RANKS_MAX),
-    "deadline_s": _seconds,
-    "warn_s": _seconds,
-    "join_deadline_s": _seconds,
-    "strategy": strategy,
-    "link_gbit": gbit,
-    "axis_name": axis_names,
-}
-assert set(_PARSERS) == {field.name for field in fields(Settings)}
-
-
-def read_toml(path: str | Path, source: str) -> dict[str, Any]:
-    """Reads a TOML file. Raises ConfigError that names `source`, where the path came from."""
-    try:
-        return tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Can't read the settings file {path} ({source}): {error}.") from error
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
-
-
-def _collect(
-    arguments: Mapping[str, Any], environment: Mapping[str, str], config: str | Path | None
-) -> dict[str, tuple[Any, str]]:
-    """Raw values with their sources, the strongest source of each."""
-    values: dict[str, tuple[Any, str]] = {}
-    path, source = config, "argument config"
-    if path is None and environment.get(PREFIX + "CONFIG"):
-        path, source = environment[PREFIX + "CONFIG"], PREFIX + "CONFIG"
-    if path is not None:
-        for key, value in read_toml(path, source).items():
-            if key not in _PARSERS:
-                raise ConfigError(f"Unknown setting {key!r} in {path}. {did_you_mean(key, list(_PARSERS))}")
-            values[key] = value, f"file {path}"
-    variables = {PREFIX + key.upper(): key for key in _PARSERS}
-    for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable == PREFIX + "CONFIG" or text == "":
-            continue
-        if variable not in variables:
-            raise ConfigError(f"Unknown variable {variable}. {did_you_mean(variable, [*variables, PREFIX + 'CONFIG'])}")
-        values[variables[variable]] = text, f"variable {variable}"
-    for key, value in arguments.items():
-        if key not in _PARSERS:
-            raise ConfigError(f"Unknown argument {key!r}. {did_you_mean(key, list(_PARSERS))}")
-        if value is not None:
-            values[key] = value, f"argument {key}"
-    return values
-
-
-def _parse(key: str, value: Any, source: str) -> Any:
-    """Raises ConfigError."""
-    try:
-        return _PARSERS[key](value)
-    except (TypeError, ValueError) as error:
-        reason = str(error) if str(error).startswith("expected") else "it has the wrong type"
-        raise ConfigError(f"Bad value {value!r} of {key} ({source}): {reason}.") from error
+_SOURCES = Sources(PREFIX, argument="argument {}".format, others=(SWITCH_PREFIX,))
 
 
 def _no_process() -> tuple[int, int, str] | None:
@@ -266,10 +170,9 @@ def resolve(
     Raises:
       ConfigError: naming the setting and its source.
     """
-    resolved: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for key, (value, source) in _collect(arguments, environment, config).items():
-        resolved[key], sources[key] = _parse(key, value, source), source
+    given = gather(Settings, _SOURCES, arguments, config, environment)
+    resolved = convert(Settings, given)
+    sources = {key: one.source for key, one in given.items()}
     if "rank" not in resolved or "world_size" not in resolved:
         found = process_in_cluster()
         if found is not None:
@@ -277,7 +180,8 @@ def resolve(
                 if key not in resolved:
                     resolved[key], sources[key] = value, found[2]
     if "job" not in resolved and (name := job_names.found(environment, resolved.get("rank", 0))) is not None:
-        resolved["job"], sources["job"] = _parse("job", *name), name[1]
+        resolved |= convert(Settings, {"job": Given(*name)})
+        sources["job"] = name[1]
     settings = Settings(**resolved)
     _check(settings, sources)
     return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}

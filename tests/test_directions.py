@@ -19,7 +19,7 @@ INCLUDES = {
     "python": ["ffi", "host", "net", "switch", "wire"],
 }
 # What a module may import from jax_passing itself; all else there are names for users, of rooms further up.
-SHARED = {"_compat", "_native", "config", "errors", "job_names"}
+SHARED = {"_compat", "_native", "config", "errors", "job_names", "settings_parser"}
 
 
 def includes(source):

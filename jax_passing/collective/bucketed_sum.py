@@ -11,9 +11,10 @@ from jax_passing.collective.buckets import Leaf, make_buckets
 from jax_passing.collective.hold import hold
 from jax_passing.collective.primitive import passing_psum_invariant_p, passing_psum_p
 from jax_passing.collective.sites import Site
-from jax_passing.config import STRATEGIES, did_you_mean
+from jax_passing.config import STRATEGIES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
+from jax_passing.settings_parser import did_you_mean
 
 
 def check_bucket_bytes(bucket_bytes: Any) -> int:

@@ -11,7 +11,14 @@ def switch(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Port 0: any free one.", show_default="0.0.0.0:7171")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with the settings; flags win.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with the settings. Flags win over variables (JAX_PASSING_SWITCH_LISTEN and so on), which "
+            "win over the file.",
+            show_default="JAX_PASSING_SWITCH_CONFIG",
+        ),
+    ] = None,
     slot_total: Annotated[int | None, typer.Option(help="Slots of the switch.", show_default="16384")] = None,
     slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="1024; bmv2: 32")] = None,
     lanes_per_chunk: Annotated[int | None, typer.Option(help="32-bit lanes in a packet.", show_default="360")] = None,

@@ -1,39 +1,27 @@
 """The rate of the link that carries this host's packets, as Linux knows it."""
 
-import ctypes
-import fcntl
-import socket
-import struct
 from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
+import psutil
+
 _SYS_NET = Path("/sys/class/net")
 
 
-class _InterfaceRequest(ctypes.Structure):
-    """struct ifreq: a name, then here a sockaddr_in."""
-
-    _fields_ = (("name", ctypes.c_char * 16), ("address", ctypes.c_ubyte * 24))
-
-
 def _interface_of(address: str) -> str | None:
-    """The interface that has this IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = _InterfaceRequest(name=name.encode())
-            try:
-                fcntl.ioctl(probe, _SIOCGIFADDR, request)
-            except OSError:  # has none
-                continue
-            if socket.inet_ntoa(struct.pack("4B", *request.address[4:8])) == address:
-                return name
-    return None
+    """The interface that has this address, IPv4 or IPv6, if only one does.
+
+    Sockets tell an address of one link (fe80::…) without the interface, and two VLANs of a card may share it.
+    """
+    interfaces = psutil.net_if_addrs().items()
+    names = [name for name, held in interfaces if any(address == one.address.partition("%")[0] for one in held)]
+    return names[0] if len(names) == 1 else None
 
 
 def link_gbit(address: str, sys_net: Path = _SYS_NET) -> float | None:
-    """Gbit/s of the network card with this IPv4 address of ours.
+    """Gbit/s of the network card with this address of ours.
 
     None if it isn't known. Interfaces without a device behind them (veth, bridges) invent their speed: not taken.
+    psutil tells it of those too, so the speed is read where the device is looked for.
     """
     name = _interface_of(address)
     if name is None or not (sys_net / name / "device").exists():

@@ -8,30 +8,29 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from jax_passing.config import RANKS_MAX, unicast_address
-from jax_passing.errors import JoinError, SwitchLostError, is_kind
+from jax_passing.config import unicast_address
+from jax_passing.errors import JoinError, SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.stream_connection import StreamConnection, read_line
-from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host, rank_of_rack
+from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host
 from jax_passing.switch.background import keep
-from jax_passing.switch.data_plane import DataPlane, unexpected
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epochs import Epoch, Member, State
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.uplink import Uplink
+from jax_passing.switch.watch import Watch
 
 log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
 FAREWELL_S = 1.0
 CONNECTIONS_MAX = 4096
-QUESTIONS_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for each of its hosts
 
 
 def _is_over(member: Member) -> bool:
@@ -81,9 +80,10 @@ class ControlPlane:
         self._questions = Questions(data_plane)
         uplink_for = None if parent is None else self._uplink_for
         self._tasks: set[asyncio.Task[None]] = set()
-        self._check_raised = ""
         spawn = partial(keep, self._tasks)
         self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=spawn, uplink_for=uplink_for)
+        self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, self._abilities)
+        self._watch = Watch(data_plane, self._jobs, lease_s)
         self._connections: set[StreamConnection] = set()
         self._members: set[Member] = set()
         self._counts: Counter[str] = Counter()
@@ -146,7 +146,7 @@ class ControlPlane:
         self._members.add(member)
         try:
             while not _is_over(member) and not connection.gave_up and (line := await read_line(reader)) is not None:
-                self._on_line(join.job, member, line)
+                self._dispatcher.dispatch(join.job, member, line)
                 await asyncio.sleep(0)  # read_line doesn't wait for lines that are here: others have their turn
         except msgspec.DecodeError:
             reason = "sent a message that the switch doesn't understand"
@@ -178,167 +178,17 @@ class ControlPlane:
         stripe = join.switches.index(self._instance) if self._instance in join.switches else 0
         return messages.stripe_name(join.job, stripe)
 
-    def _on_line(self, job: str, member: Member, line: bytes) -> None:
-        message = messages.decode_from_member(line)
-        if len(line) > messages.LINE_BYTES_MAX and not isinstance(message, messages.Relay):
-            raise msgspec.DecodeError(f"{type(message).__name__} is too long")
-        member.heard = time.monotonic()
-        epoch = member.epoch
-        match message:
-            case messages.Heartbeat():
-                member.connection.answer(message)
-            case messages.RankJoin() if member.rack:
-                self._on_rank(job, member, message)
-            case messages.Refused() if member.rack:
-                self._jobs.refused(job, message.message)
-            case messages.Answer() if member.rack:
-                self._questions.on_answer(member.connection, message)
-            case _ if epoch is not None and member.rack:
-                self._on_rack(epoch, member, message)
-            case _ if epoch is not None:
-                self._on_host(epoch, member, message)
-            case messages.RankGone() | messages.Prepared() | messages.GroupReady() | messages.GroupHeard():
-                pass  # about ranks that were refused meanwhile
-            case _:
-                raise msgspec.DecodeError(f"{type(message).__name__} before any rank joined")
-
-    def _on_rank(self, job: str, member: Member, join: messages.RankJoin) -> None:
-        if member.epoch is not None and join.rank in member.ranks:
-            raise msgspec.DecodeError(f"rank {join.rank} joins twice")
-        try:
-            self._jobs.admit(job, rank_of_rack(join, self._abilities()), member)
-        except RefusalError as refusal:
-            log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
-            self._jobs.refused(job, str(refusal))
-            member.connection.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
-
-    def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
-        match message:
-            case messages.Query(slot, version) if epoch.state is State.RUNNING:
-                if slot is None:
-                    member.connection.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
-                else:
-                    if not epoch.has_slot(slot):
-                        raise msgspec.DecodeError(f"slot {slot} isn't the job's")
-                    self._reply(member, partial(self._questions.slot_state, epoch, slot, version))
-            case messages.CountersQuery() if epoch.state is State.RUNNING:
-                member.connection.answer(messages.Counters(dict(self._data_plane.stats())))
-            case messages.Leave() if epoch.state is State.RUNNING:
-                self._jobs.leave(epoch, (member.rank,), member)
-            case messages.Fail(kind, text, ranks):
-                reported = f"{text} (Reported by rank {member.rank}.)"
-                self._on_fail(epoch, member, messages.Failed(kind, reported, ranks))
-            case _:
-                self._on_member(epoch, member, message)
-
-    def _on_rack(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
-        match message:
-            case messages.RankGone(rank):
-                if rank in member.ranks:  # else it was refused meanwhile
-                    self._jobs.gone(epoch, member, rank, "closed its connection")
-            case messages.Prepared(attempt):
-                self._jobs.starts.prepared(epoch, member, attempt)
-            case messages.Ask() if epoch.state is State.RUNNING:
-                self._reply(member, partial(self._questions.answer, epoch, message, member))
-            case messages.Left(ranks) if epoch.state is State.RUNNING and member.ranks.keys() >= set(ranks):
-                self._jobs.leave(epoch, ranks, member)
-            case messages.Fail(kind, text) if epoch.state is State.PREPARING and is_kind(kind):
-                self._jobs.refuse_all(epoch, text, kind)
-            case messages.Fail(kind, text, ranks):
-                self._on_fail(epoch, member, messages.Failed(kind, text, ranks))
-            case _:
-                self._on_member(epoch, member, message)
-
-    def _on_member(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
-        match message:
-            case messages.Relay() if 0 in member.ranks and epoch.state is State.RUNNING:
-                self._jobs.relay(epoch, message, member)
-            case messages.GroupReady() | messages.GroupHeard():
-                self._jobs.starts.group_answer(epoch, member, message)
-            case messages.GroupLost() if epoch.state is State.RUNNING:
-                self._jobs.starts.group_lost(epoch, member)
-            case _:
-                raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.name}")
-
-    def _on_fail(self, epoch: Epoch, member: Member, failed: messages.Failed) -> None:
-        if not is_kind(failed.kind) or any(rank >= epoch.world_size for rank in failed.ranks):
-            raise msgspec.DecodeError("Fail with an unknown kind or rank")
-        if epoch.state is State.RUNNING:
-            self._jobs.fail(epoch, failed, reporter=member)
-
-    def _reply(self, member: Member, work: Callable[[], Coroutine[Any, Any, messages.Message]]) -> None:
-        """To a question that other switches may have to be asked."""
-
-        async def reply() -> None:
-            try:
-                member.connection.answer(await work())
-            except Exception as error:  # whatever the device's driver raises
-                log.error("no answer to a question of %s: %s", member, error, exc_info=unexpected(error))
-
-        if len(member.questions) >= QUESTIONS_MAX:
-            raise msgspec.DecodeError("too many questions at once")
-        keep(member.questions, reply())
-
     async def watch(self) -> None:
-        """Ends leases, and waits of those that join, when their time is over. Runs until cancelled.
-
-        The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other.
-        """
+        """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
         while True:
             await asyncio.sleep(min(self._lease_s / 10, 0.1))
-            lost = self._check_data_plane()
+            lost = self._watch.check_data_plane()
             now = time.monotonic()
             for member in self._members:
                 if member.epoch is None and now - member.alone_since > FIRST_MESSAGE_S:
                     log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
                     member.connection.give_up()
-            for epoch in self._jobs.epochs():
-                try:
-                    self._watch_epoch(epoch, now, lost)
-                except Exception as error:
-                    self._end_faulty(epoch, error)
-
-    def _watch_epoch(self, epoch: Epoch, now: float, lost: str) -> None:
-        """`lost`: why the jobs that the data plane had are gone; else empty."""
-        if lost and epoch.state is State.RUNNING:
-            message = (
-                f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on every "
-                "host."
-            )
-            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
-        self._jobs.end_waits(epoch, now)
-        if epoch.uplink is not None and epoch.state is State.RUNNING:
-            epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
-        for member in list(epoch.members):
-            if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
-                self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
-
-    def _end_faulty(self, epoch: Epoch, error: Exception) -> None:
-        """Ends an epoch that can't be watched. All of its hosts hear why, and those of no other."""
-        self._counts["watches_failed"] += 1
-        log.error("%s can't be watched any more: %s", epoch, error, exc_info=unexpected(error))
-        text = (
-            f"The switch can't watch over this job any more ({type(error).__name__}: {error}), which the switch's log "
-            "says more about. Call jax_passing.init again on every host."
-        )
-        try:
-            if epoch.state is State.RUNNING:
-                self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
-            else:
-                self._jobs.refuse_all(epoch, text)
-        except Exception:  # the same fault, perhaps: the others are still watched
-            log.exception("%s can't be ended", epoch)
-
-    def _check_data_plane(self) -> str:
-        """Why the jobs that it had are gone; else empty."""
-        try:
-            lost, self._check_raised = self._data_plane.check(), ""
-        except Exception as error:  # whatever the device's driver raises; it is asked again
-            lost = f"{type(error).__name__}: {error}"
-            if lost != self._check_raised:
-                log.exception("the data plane's check failed")
-            self._check_raised = lost
-        return lost
+            self._watch.look(now, lost)
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""
@@ -362,4 +212,4 @@ class ControlPlane:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start."""
-        return dict(self._counts + self._jobs.counts)
+        return dict(self._counts + self._jobs.counts + self._watch.counts)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -10,12 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from jax_passing.config import address_text, did_you_mean, gbit, parse_address, parse_peer, read_toml
+from msgspec import Meta
+
+from jax_passing.config import SWITCH_PREFIX, Address, Gbit, Peer, address_text
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.protocol.packet import LANES_MAX, PORT
+from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.data_planes.bmv2 import Bmv2
@@ -32,6 +36,13 @@ BACKLOG = 256
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
 
 
+def _power_of_two(value: Any) -> int:
+    number: int = as_type(value, int)
+    if number < 1 or number & (number - 1):
+        raise ValueError
+    return number
+
+
 @dataclass(frozen=True)
 class SwitchSettings:
     """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
@@ -40,109 +51,65 @@ class SwitchSettings:
     behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
     `parent`: the switch one level up, where the sums of this one are added to others'; None at the root."""
 
-    listen: tuple[str, int] = ("0.0.0.0", PORT)
-    slot_total: int = 16384
-    slots_per_job: int = 1024
-    lanes_per_chunk: int = LANES_MAX
-    lease_s: float = 30.0
-    link_gbit: float | None = None
-    multicast: bool = True
-    data_plane: str = "software"
-    device: str | None = None
-    parent: tuple[str, int] | None = None
+    listen: Address = ("0.0.0.0", PORT)
+    slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
+    slots_per_job: Annotated[int, parsed(_power_of_two, "a power of two")] = 1024
+    lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
+    lease_s: Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")] = 30.0
+    link_gbit: Gbit | None = None
+    multicast: Annotated[bool, Meta(description="true or false")] = True
+    data_plane: Annotated[str, one_of(DATA_PLANES)] = "software"
+    device: Annotated[str, Meta(description="text")] | None = None
+    parent: Peer | None = None
 
 
-def _count(lowest: int, highest: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise ValueError(f"expected an integer from {lowest} to {highest}")
-        return value
-
-    return parse
-
-
-def _power_of_two(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
-        raise ValueError("expected a power of two")
-    return value
-
-
-def _lease(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.1 <= value <= 86400:
-        raise ValueError("expected seconds, from 0.1 to 86400")
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("expected true or false")
-    return value
-
-
-def _data_plane_name(value: Any) -> str:
-    if value not in DATA_PLANES:
-        raise ValueError(f"expected one of {', '.join(DATA_PLANES)}")
-    return str(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected text")
-    return value
-
-
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "listen": parse_address,
-    "slot_total": _count(1, 1 << 16),  # 16 bits on the wire
-    "slots_per_job": _power_of_two,
-    "lanes_per_chunk": _count(3, LANES_MAX),  # an int64 takes three
-    "lease_s": _lease,
-    "link_gbit": gbit,
-    "multicast": _flag,
-    "data_plane": _data_plane_name,
-    "device": _text,
-    "parent": parse_peer,
-}
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
 # A port's capture ring holds some 30 frames, of any length: no more than this many chunks of a host are in flight.
 BMV2_SLOTS_PER_JOB = 32
 
 
-def resolve(arguments: Mapping[str, Any], config: str | Path | None) -> SwitchSettings:
-    """Arguments (None: not given) over the TOML file. Raises ConfigError that names the setting and its source."""
-    given = {key: (value, f"file {config}") for key, value in (read_toml(config, "--config") if config else {}).items()}
-    given |= {key: (value, f"--{key.replace('_', '-')}") for key, value in arguments.items() if value is not None}
-    resolved: dict[str, Any] = {}
-    for key, (value, source) in given.items():
-        if key not in _PARSERS:
-            raise ConfigError(f"Unknown setting {key!r} ({source}). {did_you_mean(key, list(_PARSERS))}")
-        try:
-            resolved[key] = _PARSERS[key](value)
-        except ValueError as error:
-            raise ConfigError(f"Bad value {value!r} of {key} ({source}): {error}.") from error
-    _check_device(resolved)
+_SOURCES = Sources(SWITCH_PREFIX, argument=lambda name: f"--{name.replace('_', '-')}")
+
+
+def resolve(
+    arguments: Mapping[str, Any], config: str | Path | None, *, environment: Mapping[str, str] = os.environ
+) -> SwitchSettings:
+    """Arguments (None: not given) over variables over the TOML file. Raises ConfigError that names the setting and its
+    source."""
+    given = gather(SwitchSettings, _SOURCES, arguments, config, environment)
+    resolved = convert(SwitchSettings, given)
+    sources = {key: one.source for key, one in given.items()}
+    _check_device(resolved, sources)
     settings = SwitchSettings(**resolved)
     if settings.slots_per_job > settings.slot_total:
-        raise ConfigError(f"slots_per_job ({settings.slots_per_job}) is above slot_total ({settings.slot_total}).")
+        per_job, total = (
+            f"{key} ({value}, {sources.get(key, 'default')})"
+            for key, value in (("slots_per_job", settings.slots_per_job), ("slot_total", settings.slot_total))
+        )
+        raise ConfigError(f"{per_job} is above {total}.")
     return settings
 
 
-def _check_device(resolved: dict[str, Any]) -> None:
+def _check_device(resolved: dict[str, Any], sources: Mapping[str, str]) -> None:
     data_plane = resolved.get("data_plane", "software")
     if data_plane == "software":
         if "device" in resolved:
             others = ", ".join(DATA_PLANES[1:-1]) + " or " + DATA_PLANES[-1]
-            raise ConfigError(f"The software data plane has no device: leave it out, or add --data-plane {others}.")
+            raise ConfigError(
+                f"The software data plane has no device: leave it out ({sources['device']}), or add --data-plane "
+                f"{others}."
+            )
         return
+    chosen = f"Data plane {data_plane} ({sources['data_plane']})"
     if data_plane == "ebpf":
         if "device" not in resolved:
-            raise ConfigError("Data plane ebpf needs --device: the network devices behind which the hosts are.")
+            raise ConfigError(f"{chosen} needs --device: the network devices behind which the hosts are.")
         if "parent" in resolved:
-            raise ConfigError("Data plane ebpf has no parent: in a tree it can be the root only (--parent).")
+            raise ConfigError(f"{chosen} has no parent ({sources['parent']}): in a tree it can be the root only.")
         return
     if "device" not in resolved:
-        raise ConfigError(f"Data plane {data_plane} needs --device DEVICE.toml (docs/data_planes.md).")
-    fixed = [key for key in _OF_THE_PROGRAM if key in resolved]
+        raise ConfigError(f"{chosen} needs --device DEVICE.toml (docs/data_planes.md).")
+    fixed = [f"{key} ({sources[key]})" for key in _OF_THE_PROGRAM if key in resolved]
     if fixed:
         raise ConfigError(f"{' and '.join(fixed)}: fixed by the program that the device runs. Leave it out.")
     if data_plane == "bmv2":

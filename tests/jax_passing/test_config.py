@@ -1,8 +1,10 @@
 """Arguments over variables over a file; every mistake names its source."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,28 @@ def test_arguments_win_over_variables_over_the_file(toml):
     assert sources["join_deadline_s"] == "default"
 
 
+def test_numbers_may_be_text_or_numpys():
+    switch = {"switch": "s:1", "job": "a"}
+    text = resolve({**switch, "rank": " 1", "world_size": "2", "warn_s": "1e1"})[0]
+    assert text == resolve({**switch, "rank": np.int64(1), "world_size": np.uint8(2), "warn_s": np.float32(10)})[0]
+    assert (text.rank, text.world_size, text.warn_s) == (1, 2, 10.0)
+
+
+def test_a_switchs_variables_and_kubernetes_ones_are_no_hosts():
+    switch = {"JAX_PASSING_SWITCH_LISTEN": "0.0.0.0:1", "JAX_PASSING_SWITCH_LINK_GBIT": "fast"}
+    assert resolve(environment=switch)[0] == config.Settings()
+    service = {
+        "JAX_PASSING_SERVICE_HOST": "10.0.0.1",
+        "JAX_PASSING_SERVICE_PORT_HTTP": "80",
+        "JAX_PASSING_PORT": "tcp://10.0.0.1:80",
+        "JAX_PASSING_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert resolve(environment={**service, "KUBERNETES_SERVICE_HOST": "10.0.0.2"})[0] == config.Settings()
+    for name, text in service.items():
+        with pytest.raises(ConfigError, match=f"Unknown variable {name}"):
+            resolve(environment={name: text})
+
+
 def test_the_file_may_come_from_a_variable(toml):
     file = toml('job = "named"')
     assert resolve(environment={"JAX_PASSING_CONFIG": str(file)})[0].job == "named"
@@ -85,6 +109,14 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"rank": -1}, {}, "rank.*from 0 to 1023"),
         ({"rank": "one"}, {}, r"argument rank"),
         ({"rank": True}, {}, "rank"),
+        ({"rank": 1.0}, {}, "from 0 to 1023"),
+        (
+            {},
+            {"JAX_PASSING_WORLD_SIZE": "null"},
+            "'null' of world_size .variable .*1 to 1024",
+        ),
+        ({}, {"JAX_PASSING_LINK_GBIT": "null"}, "expected Gbit/s"),
+        ({"job": "a" * 300}, {}, r"Bad value 'a{199}… of job"),
         ({"world_size": 1025}, {}, "1 to 1024"),
         ({"deadline_s": 0}, {}, "above 0"),
         ({"deadline_s": float("nan")}, {}, "above 0"),
@@ -136,7 +168,7 @@ def test_a_cluster_without_a_switch_says_how_to_get_one():
 
 
 def test_bad_files(toml, tmp_path):
-    with pytest.raises(ConfigError, match=r"Unknown setting 'ranks' in .*passing\.toml\. Did you mean rank"):
+    with pytest.raises(ConfigError, match=r"Unknown setting 'ranks' \(file .*passing\.toml\)\. Did you mean rank"):
         resolve(file=toml("ranks = 1"))
     with pytest.raises(ConfigError, match="argument config"):
         resolve(file=toml("rank = "))
@@ -211,5 +243,7 @@ def test_addresses_never_raise_anything_else(text):
 
 def test_docs_list_every_setting():
     text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-    names = [field.name for settings in (config.Settings, SwitchSettings) for field in fields(settings)]
-    assert [name for name in names if f"| `{name}` |" not in text] == []
+    for settings, prefix in ((config.Settings, config.PREFIX), (SwitchSettings, config.SWITCH_PREFIX)):
+        for name in (field.name for field in fields(settings)):
+            row = rf"^\| `{name}` .*\| `{prefix}{name.upper()}` \|"
+            assert re.search(row, text, re.MULTILINE), name

@@ -3,14 +3,14 @@
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
-from jax_passing.config import parse_address, read_toml, unicast_address
+from jax_passing.config import parse_address, unicast_address
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
+from jax_passing.settings_parser import convert, from_file
 
 Port = Annotated[int, Meta(ge=0, le=510)]
 
@@ -82,14 +82,14 @@ def _check_place(address: str, mac: str) -> None:
 
 def read_device(path: str | Path) -> Device:
     """Reads DEVICE.toml; paths in it count from its folder. Raises ConfigError."""
-    raw: dict[str, Any] = read_toml(path, "--device")
+    values = convert(Device, from_file(Device, path, "the switch's setting device"))
+    missing = [field.name for field in structs.fields(Device) if field.required and field.name not in values]
+    if missing:
+        raise ConfigError(f"Bad device file {path}: {' and '.join(missing)} missing. docs/data_planes.md shows one.")
     folder = Path(path).parent
-    for key in ("program", "p4info"):
-        if isinstance(raw.get(key), str):
-            raw[key] = str(folder / raw[key])
+    device = Device(**values | {key: str(folder / values[key]) for key in ("program", "p4info") if key in values})
     try:
-        device = msgspec.convert(raw, Device)
         _check(device)
-    except (msgspec.ValidationError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"Bad device file {path}: {error}. docs/data_planes.md shows one.") from error
     return device

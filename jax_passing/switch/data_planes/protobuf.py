@@ -3,6 +3,11 @@
 A message is written from (field number, value) pairs and read as lists of values by field number. So the messages of
 P4Runtime are a few numbers beside the calls that need them, whatever version of protobuf is installed. See
 https://protobuf.dev/programming-guides/encoding/.
+
+Why not the package `p4runtime` from PyPI, which has the same messages as generated classes: it asks for protobuf 4.21.6
+or later, but its classes (of 1.4.1, 1.5.0 and 1.6.0) were generated for protobuf 3, and every later one refuses them
+("Descriptors cannot be created directly") unless a variable chooses protobuf's pure-Python form for the whole process.
+Read so, with 1.6.0, what this module writes are the messages that are meant.
 """
 
 from collections.abc import Mapping

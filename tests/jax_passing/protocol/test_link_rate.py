@@ -1,8 +1,13 @@
+import ipaddress
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jax_passing.protocol.link_rate import _interface_of, link_gbit
+
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 @pytest.fixture
@@ -16,7 +21,30 @@ def loopback(tmp_path):
 def test_the_interface_is_found_by_its_address():
     assert _interface_of("127.0.0.1") == "lo"
     assert _interface_of("192.0.2.1") is None
-    assert _interface_of("::1") is None
+    assert _interface_of("2001:db8::1") is None
+
+
+def interfaces_by_ipv6_address():
+    """This machine's, as the kernel lists them."""
+    interfaces = {}
+    for line in IPV6_ADDRESSES.read_text().splitlines():
+        digits, *_, name = line.split()
+        interfaces.setdefault(str(ipaddress.IPv6Address(int(digits, 16))), []).append(name)
+    return interfaces
+
+
+@pytest.mark.skipif(not IPV6_ADDRESSES.exists() or not IPV6_ADDRESSES.read_text(), reason="no IPv6 on this machine")
+def test_the_interface_is_found_by_its_ipv6_address():
+    for address, names in interfaces_by_ipv6_address().items():
+        assert _interface_of(address) == (names[0] if len(names) == 1 else None)
+
+
+def test_an_address_of_a_link_that_several_interfaces_have_says_nothing(monkeypatch):
+    held = {name: [SimpleNamespace(address=f"fe80::1%{name}")] for name in ("eth0", "eth0.5")}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: held)
+    assert _interface_of("fe80::1") is None
+    del held["eth0.5"]
+    assert _interface_of("fe80::1") == "eth0"
 
 
 def test_a_card_tells_its_rate(loopback):

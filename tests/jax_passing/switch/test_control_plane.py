@@ -571,14 +571,14 @@ async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
 async def test_a_host_that_says_much_lets_others_speak(switch):
     hosts, _ = await switch.job(1)
     lines, lines_at_once = 0, []
-    on_line = switch.plane._on_line
+    dispatch = switch.plane._dispatcher.dispatch
 
     def count(*args):
         nonlocal lines
         lines += 1
-        on_line(*args)
+        dispatch(*args)
 
-    switch.plane._on_line = count
+    switch.plane._dispatcher.dispatch = count
     hosts[0].send(messages.encode(messages.Heartbeat()) * 5000)
     while lines < 5000:
         before = lines

@@ -56,9 +56,64 @@ def hello(port, host="127.0.0.1"):
 def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "switch.toml"
     file.write_text('listen = "127.0.0.1:5"\nslot_total = 512\nlease_s = 2\nlanes_per_chunk = 64')
-    settings = resolve({"slot_total": 1024, "lease_s": None}, file)
-    assert settings == SwitchSettings(("127.0.0.1", 5), slot_total=1024, lanes_per_chunk=64, lease_s=2.0)
-    assert resolve({}, None) == SwitchSettings()
+    environment = {
+        "JAX_PASSING_SWITCH_SLOT_TOTAL": "2048",
+        "JAX_PASSING_SWITCH_LANES_PER_CHUNK": "32",
+        "JAX_PASSING_SWITCH_MULTICAST": "false",
+        "JAX_PASSING_SWITCH_SLOTS_PER_JOB": "256",
+        "JAX_PASSING_SWITCH_PARENT": "",
+    }
+    settings = resolve({"slot_total": 1024, "lease_s": None}, file, environment=environment)
+    assert settings == SwitchSettings(
+        ("127.0.0.1", 5), slot_total=1024, lanes_per_chunk=32, lease_s=2.0, multicast=False, slots_per_job=256
+    )
+    assert resolve({}, None, environment={}) == SwitchSettings()
+
+
+def test_the_file_may_come_from_a_variable(tmp_path):
+    file = tmp_path / "switch.toml"
+    file.write_text("lease_s = 2")
+    assert resolve({}, None, environment={"JAX_PASSING_SWITCH_CONFIG": str(file)}).lease_s == 2.0
+    with pytest.raises(ConfigError, match=r"\(variable JAX_PASSING_SWITCH_CONFIG\)"):
+        resolve({}, None, environment={"JAX_PASSING_SWITCH_CONFIG": str(tmp_path / "missing.toml")})
+
+
+def test_a_hosts_variables_and_those_of_kubernetes_are_no_switchs():
+    host = {"JAX_PASSING_SWITCH": "10.0.0.1:7171", "JAX_PASSING_LINK_GBIT": "1", "JAX_PASSING_CONFIG": "missing.toml"}
+    service = {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.2",
+        "JAX_PASSING_SWITCH_SERVICE_HOST": "10.0.0.1",
+        "JAX_PASSING_SWITCH_PORT_7171_TCP": "tcp://10.0.0.1:7171",
+    }
+    assert resolve({}, None, environment=host | service) == SwitchSettings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        (
+            "JAX_PASSING_SWITCH_PORT",
+            "7171",
+            "Unknown variable .*_SWITCH_PORT. Did you mean JAX_PASSING_SWITCH_PARENT",
+        ),
+        (
+            "JAX_PASSING_SWITCH_LISTEN",
+            "here",
+            r"'here' of listen \(variable JAX_PASSING_SWITCH_LISTEN\): .*HOST:PORT",
+        ),
+        ("JAX_PASSING_SWITCH_MULTICAST", "maybe", "expected true or false"),
+        ("JAX_PASSING_SWITCH_SLOTS_PER_JOB", "many", "expected a power of two"),
+        ("JAX_PASSING_SWITCH_DEVICE", "br0", r"leave it out \(variable JAX_PASSING_SWITCH_DEVICE\)"),
+        (
+            "JAX_PASSING_SWITCH_SLOT_TOTAL",
+            "8",
+            r"1024, default\) is above slot_total \(8, variable",
+        ),
+    ],
+)
+def test_mistakes_name_the_variable(variable, text, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve({}, None, environment={variable: text})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +125,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("slot_total = true", "integer from 1"),
         ("slots_per_job = 3", "power of two"),
         ("slots_per_job = true", "power of two"),
-        ("slots_per_job = 32768", r"slots_per_job \(32768\) is above slot_total"),
+        ("slots_per_job = 32768", r"slots_per_job \(32768, file .*\) is above slot_total \(16384, def"),
         ("lanes_per_chunk = 361", "from 3 to 360"),
         ("lanes_per_chunk = 2", "from 3 to 360"),
         ("slot_total = 65537", "from 1 to 65536"),
@@ -78,11 +133,14 @@ def test_flags_win_over_the_file(tmp_path):
         ("link_gbit = [1]", "expected Gbit/s"),
         ("multicast = 0", "expected true or false"),
         ('data_plane = "tofino"', "expected one of software, ebpf, bmv2"),
-        ('data_plane = "ebpf"', "Data plane ebpf needs --device: the network devices"),
+        ('data_plane = "ebpf"', r"Data plane ebpf \(file .*\) needs --device: the network"),
         ('data_plane = "ebpf"\ndevice = "br0"\nparent = "10.0.0.1:7171"', "in a tree it can be the root only"),
-        ('data_plane = "bmv2"', "Data plane bmv2 needs --device"),
-        ('data_plane = "bmv2"\ndevice = "x"\nslot_total = 16\nlanes_per_chunk = 8', "slot_total and lanes_per_chunk"),
-        ('device = "br0"', "no device: leave it out, or add --data-plane ebpf, bmv2 or p4runtime"),
+        ('data_plane = "bmv2"', r"Data plane bmv2 \(file .*\) needs --device"),
+        (
+            'data_plane = "bmv2"\ndevice = "x"\nslot_total = 16\nlanes_per_chunk = 8',
+            r"slot_total \(.*\) and lanes_per_chunk \(file",
+        ),
+        ('device = "br0"', r"no device: leave it out \(file .*\), or add --data-plane ebpf, bmv2 or p4runtime"),
         ('device = "br0"\ndata_plane = "software"', "no device: leave it out"),
         ("device = 7", "Bad value 7 of device"),
         ("lease_s =", "Can't read the settings file"),

@@ -30,15 +30,15 @@ def test_what_stands_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('runtime = "127.0.0.1:9090"', "", "missing required field `runtime`"),
+        ('runtime = "127.0.0.1:9090"', "", "runtime missing"),
         ("127.0.0.1:9090", "here", "HOST:PORT"),
         ('"10.0.0.254"', '"fe80::1"', "fe80::1"),
         ("02:00:00:00:00:fe", "2:0", "'2:0' is no MAC address"),
         ("ports = [0, 1]", "ports = []", "length >= 1"),
-        ("ports = [0, 1]", "ports = [0, 511]", "<= 510"),
+        ("ports = [0, 1]", "ports = [0, 511]", "[0, 511] of ports (file"),
         ('mac = "02:00:00:00:00:01"', 'mac = ""', "'' is no MAC address"),
-        ("port = 0 }", "slot = 0 }", "slot"),
-        ("program", "programme", "programme"),
+        ("port = 0 }", "slot = 0 }", "unknown field `slot` - at `$[0]`"),
+        ("program", "programme", "Unknown setting 'programme'"),
         ("127.0.0.1:9090", "127.0.0.1:0", "runtime: expected a port from 1 to 65535"),
         ("ports = [0, 1]", "ports = [0, 1, 0]", "ports: expected each one once"),
         ("10.0.0.254", "0.0.0.0", "0.0.0.0 isn't the IP address of one machine"),
@@ -58,7 +58,7 @@ def test_mistakes_are_named(tmp_path, old, new, message):
     file = tmp_path / "device.toml"
     assert old in GOOD
     file.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(ConfigError, match="Bad device file.*device.toml") as caught:
+    with pytest.raises(ConfigError, match="device.toml") as caught:
         read_device(file)
     assert message in str(caught.value)
 
@@ -71,5 +71,5 @@ def test_two_hosts_behind_one_router(tmp_path):
 
 
 def test_it_may_be_missing(tmp_path):
-    with pytest.raises(ConfigError, match="--device"):
+    with pytest.raises(ConfigError, match="the switch's setting device"):
         read_device(tmp_path / "device.toml")

@@ -1,0 +1,75 @@
+"""The switch's watch over what it serves: leases, waits of those that join, a device that forgot its jobs."""
+
+import logging
+from collections import Counter
+
+from jax_passing.errors import SwitchLostError
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_plane import DataPlane, unexpected
+from jax_passing.switch.epochs import Epoch, State
+from jax_passing.switch.jobs import JobTable
+
+log = logging.getLogger("jax_passing.switch")
+
+
+class Watch:
+    """Over all jobs of a switch."""
+
+    def __init__(self, data_plane: DataPlane, jobs: JobTable, lease_s: float):
+        self._data_plane = data_plane
+        self._jobs = jobs
+        self._lease_s = lease_s
+        self._check_raised = ""
+        self.counts: Counter[str] = Counter()
+
+    def look(self, now: float, lost: str) -> None:
+        """`lost`: what check_data_plane returned.
+
+        The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other.
+        """
+        for epoch in self._jobs.epochs():
+            try:
+                self._look_at(epoch, now, lost)
+            except Exception as error:
+                self._end_faulty(epoch, error)
+
+    def _look_at(self, epoch: Epoch, now: float, lost: str) -> None:
+        if lost and epoch.state is State.RUNNING:
+            message = (
+                f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on every "
+                "host."
+            )
+            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
+        self._jobs.end_waits(epoch, now)
+        if epoch.uplink is not None and epoch.state is State.RUNNING:
+            epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
+        for member in list(epoch.members):
+            if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
+                self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+
+    def _end_faulty(self, epoch: Epoch, error: Exception) -> None:
+        """Ends an epoch that can't be watched. All of its hosts hear why, and those of no other."""
+        self.counts["watches_failed"] += 1
+        log.error("%s can't be watched any more: %s", epoch, error, exc_info=unexpected(error))
+        text = (
+            f"The switch can't watch over this job any more ({type(error).__name__}: {error}), which the switch's log "
+            "says more about. Call jax_passing.init again on every host."
+        )
+        try:
+            if epoch.state is State.RUNNING:
+                self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+            else:
+                self._jobs.refuse_all(epoch, text)
+        except Exception:  # the same fault, perhaps: the others are still watched
+            log.exception("%s can't be ended", epoch)
+
+    def check_data_plane(self) -> str:
+        """Why the jobs that it had are gone; else empty. May take as long as the device's driver does."""
+        try:
+            lost, self._check_raised = self._data_plane.check(), ""
+        except Exception as error:  # whatever the device's driver raises; it is asked again
+            lost = f"{type(error).__name__}: {error}"
+            if lost != self._check_raised:
+                log.exception("the data plane's check failed")
+            self._check_raised = lost
+        return lost
