@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from jax_passing import _compat
+from jax_passing.collective.compiled_text import identities
 from jax_passing.errors import ThreadError
 from jax_passing.host import scope as scopes
 
@@ -33,9 +34,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 def _check(compiled: Any) -> None:
     streams = _streams.get(compiled)
     if streams is None:
-        streams = _streams[compiled] = frozenset(
-            identity["stream"] for identity in _compat.identities_of_compiled(compiled)
-        )
+        streams = _streams[compiled] = frozenset(identity["stream"] for identity in identities(compiled))
     if not streams:
         return
     scope = scopes.current()

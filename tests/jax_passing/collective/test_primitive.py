@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing import _compat, _native
+from jax_passing.collective.compiled_text import fingerprint_of_module
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -183,10 +184,10 @@ def test_a_module_has_a_fingerprint():
     def fingerprint(factor):
         compiled = program(factor).lower(jnp.ones(8)).compile()
         (ordinal,) = {int(number) for number in re.findall(r"ordinal = (\d+)", compiled.as_text())}
-        return _compat.module_fingerprint("passing_psum", {"ordinal": ordinal})
+        return fingerprint_of_module("passing_psum", {"ordinal": ordinal})
 
     assert fingerprint(2) == fingerprint(2)  # of two modules, whose ordinals differ
     assert fingerprint(2).split()[0] != fingerprint(3).split()[0]
     assert "2 custom-call" in fingerprint(2)
     assert "(f32[8])->f32[8]" in fingerprint(2)
-    assert _compat.module_fingerprint("passing_psum", {"ordinal": 1 << 40}) is None
+    assert fingerprint_of_module("passing_psum", {"ordinal": 1 << 40}) is None

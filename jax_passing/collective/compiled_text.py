@@ -1,0 +1,51 @@
+"""What XLA made of a program: the text of the compiled module."""
+
+import collections
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+
+def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | None:
+    """A digest of the newest executable whose module calls `target` with these attributes, and a summary for people:
+    "<sha256> 14 fusion, 3 dot; (f32[4,8])->f32[4]". None if there is none.
+
+    The module is the scheduled one, after all of XLA's passes: it decides in which order XLA makes the copies of a
+    call. The digest leaves out where sources lie, and the attributes.
+    """
+    for executable in jax.local_devices(backend="cpu")[0].client.live_executables():
+        for module in executable.hlo_modules():
+            text = module.to_string()
+            if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
+                return _digest(text, attributes)
+    return None
+
+
+def identities(compiled: Any) -> list[dict[str, Any]]:
+    """What the sums of a `jax.stages.Compiled` are told apart by, as XLA kept it."""
+    texts = re.findall(r'\bidentity = "((?:[^"\\]|\\.)*)"', compiled.as_text() or "")
+
+    def character(match: re.Match[str]) -> str:
+        return "\\" if match[1] == "\\" else chr(int(match[1], 16))
+
+    return [json.loads(re.sub(r"\\(\\|[0-9A-F]{2})", character, text)) for text in texts]
+
+
+def _attribute(name: str, value: int | str) -> re.Pattern[str]:
+    return re.compile(rf"\b{name} = {value}(?= : i64|\b)")
+
+
+def _digest(text: str, attributes: Mapping[str, int]) -> str:
+    text = re.sub(r", metadata=\{[^{}]*\}", "", text)
+    text = re.sub(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text, flags=re.MULTILINE)
+    for name in attributes:
+        text = _attribute(name, r"\d+").sub("", text)
+    operations = collections.Counter(re.findall(r" = (?:\([^=]*?\)|\S+) ([a-z][\w-]*)\(", text))
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(operations.items()))
+    layout = re.search(r"entry_computation_layout=\{(.*?)\}(?:,|$)", text, re.MULTILINE)
+    shapes = re.sub(r"\{[\d,]*\}", "", layout[1])[:400] if layout else ""
+    return f"{hashlib.sha256(text.encode()).hexdigest()} {counts}; {shapes}"
