@@ -24,6 +24,7 @@
 
 #include "net/clock.h"
 #include "net/udp_driver.h"
+#include "wire/probe.h"
 
 namespace passing {
 namespace {
@@ -32,10 +33,6 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kStallRepeatUs = 1'000'000;
 
 constexpr uint64_t kMaxSlots = 1 << 16;  // 16 bits on the wire
-
-// So many results of a shard in a row that came only because we asked again, none by multicast: the group no longer
-// reaches us (a switch on the way forgot our membership), and asking for every result is slow.
-constexpr uint64_t kGroupLostResults = 64;
 
 // A sum of up to one super-packet is sent by the thread that starts it, if the transport sleeps: that saves the time
 // to wake the transport. For a larger one the caller would encode a whole window, and might meet a full send buffer.
@@ -333,9 +330,10 @@ class Transport::Impl {
     if (watched_[sockets_.size() + shard].revents != 0 && Receive(shard, *group) > 0) unicast_results_[shard] = 0;
     if (watched_[shard].revents == 0) return;
     const uint64_t accepted = Receive(shard, sockets_[shard]);
-    if (!group || unicast_results_[shard] > kGroupLostResults) return;
+    if (!group || unicast_results_[shard] >= wire::kGroupLostResults) return;
     unicast_results_[shard] += accepted;
-    if (unicast_results_[shard] > kGroupLostResults) Emit({.kind = TransportEvent::Kind::kGroupLost, .shard = shard});
+    if (unicast_results_[shard] >= wire::kGroupLostResults)
+      Emit({.kind = TransportEvent::Kind::kGroupLost, .shard = shard});
   }
 
   // One batch. Returns how many results a sum waited for.

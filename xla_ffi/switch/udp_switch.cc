@@ -24,9 +24,6 @@ constexpr uint64_t kOwnSocket = 1 << 16;
 constexpr uint64_t kStop = 1 << 17;
 constexpr uint64_t kUplinkGroup = 1 << 18;
 
-// Results in a row that came only because we asked again; a few are lost now and then, and come so too.
-constexpr uint32_t kGroupLostResults = 64;
-
 int Opened(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
   return fd;
@@ -111,7 +108,7 @@ class UdpSwitch::Impl {
   bool HearsParentsGroup(uint16_t job) const {
     std::lock_guard lock(mutex_);
     const auto found = routes_.find(job);
-    return found == routes_.end() || found->second.unicast_results < kGroupLostResults;
+    return found == routes_.end() || found->second.unicast_results < wire::kGroupLostResults;
   }
 
   SlotState State(uint32_t slot, uint8_t version) const {
@@ -198,7 +195,7 @@ class UdpSwitch::Impl {
 
   void CountWay(Route& route) {
     if (!route.uplink || !route.uplink->group) return;
-    route.unicast_results = by_group_ ? 0 : std::min(route.unicast_results + 1, kGroupLostResults);
+    route.unicast_results = by_group_ ? 0 : std::min(route.unicast_results + 1, wire::kGroupLostResults);
   }
 
   // With mutex_ held. nullptr if the job was removed meanwhile.

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../tests/xla_ffi/host/tree.h"
+#include "../tests/xla_ffi/net/fake_network.h"
 #include "host/all_reduce.h"
-#include "net/fake_network.h"
 #include "switch/slot_pool.h"
 
 namespace passing {

@@ -1,6 +1,6 @@
 // A network in one thread with a clock of its own: loses, doubles, delays and reorders packets as its seed says.
-#ifndef XLA_FFI_NET_FAKE_NETWORK_H_
-#define XLA_FFI_NET_FAKE_NETWORK_H_
+#ifndef TESTS_XLA_FFI_NET_FAKE_NETWORK_H_
+#define TESTS_XLA_FFI_NET_FAKE_NETWORK_H_
 
 #include <cstdint>
 #include <functional>
@@ -82,4 +82,4 @@ class FakeDriver : public Driver {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_NET_FAKE_NETWORK_H_
+#endif  // TESTS_XLA_FFI_NET_FAKE_NETWORK_H_
