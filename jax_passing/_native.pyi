@@ -39,15 +39,27 @@ class ProgramInfo:
     fingerprint: str  # "" if no two of its sums look alike
     identities: list[str]  # sorted, with repetition
 
+    def __init__(self, *, name: str, devices: str, fingerprint: str, identities: list[str]) -> None: ...
+
 @final
-class Event:
-    kind: str  # "order_message" | "program" | "stall" | "group_lost" | "failed"
-    order_message: bytes
-    program: ProgramInfo | None
-    stall: Stall | None
+class OrderMessage:
+    payload: bytes
+
+    def __init__(self, payload: bytes) -> None: ...
+
+@final
+class Stalled:
+    stall: Stall
     stalled_s: float
+
+@final
+class GroupLost:
     shard: int
-    failure: tuple[str, str] | None  # (name of an exception in jax_passing.errors, message)
+
+@final
+class Failed:
+    kind: str  # name of an exception in jax_passing.errors
+    message: str
 
 @final
 class ShardLink:
@@ -79,7 +91,9 @@ class Transport:
     def note_stall(self, note: str) -> None: ...
     def fail(self, kind: str, message: str) -> None: ...
     def failure(self) -> tuple[str, str] | None: ...
-    def wait_event(self, timeout_s: float) -> Event | None: ...  # releases the GIL
+    def wait_event(self, timeout_s: float) -> OrderMessage | ProgramInfo | Stalled | GroupLost | Failed | None:
+        """The next thing that it asks of its session: xla_ffi/host/transport.h. Releases the GIL."""
+
     def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...  # releases the GIL

@@ -191,24 +191,23 @@ class Membership:
             if time.monotonic() >= next_beat:
                 self._tell_all(messages.Heartbeat())
                 next_beat = time.monotonic() + beat_s
-            if event is None:
-                continue
-            if event.kind == "order_message":
-                self._shards[0].send(messages.Relay(messages.RELAYED_ORDER + event.order_message))
-            elif event.kind == "program" and event.program is not None:
-                self._on_program(event.program)
-            elif event.kind == "stall" and event.stall is not None:
-                note, failure = self._stalls.report(event.stall, event.stalled_s)
-                self.transport.note_stall(note)
-                if failure is not None:
-                    self.fail(failure)
-            elif event.kind == "group_lost":
-                shard = self._shards[event.shard]
-                log.warning("results of %s come by multicast no longer; telling it", shard.name)
-                shard.send(messages.GroupLost())
-            elif event.kind == "failed" and event.failure is not None:
-                self.fail(Failure(*event.failure))
-                return
+            match event:
+                case _native.OrderMessage():
+                    self._shards[0].send(messages.Relay(messages.RELAYED_ORDER + event.payload))
+                case _native.ProgramInfo():
+                    self._on_program(event)
+                case _native.Stalled():
+                    note, failure = self._stalls.report(event.stall, event.stalled_s)
+                    self.transport.note_stall(note)
+                    if failure is not None:
+                        self.fail(failure)
+                case _native.GroupLost():
+                    shard = self._shards[event.shard]
+                    log.warning("results of %s come by multicast no longer; telling it", shard.name)
+                    shard.send(messages.GroupLost())
+                case _native.Failed():
+                    self.fail(Failure(event.kind, event.message))
+                    return
 
     def _tell_all(self, message: messages.Message) -> None:
         for shard in self._shards:

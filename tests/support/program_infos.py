@@ -1,7 +1,6 @@
 """Programs as the transport tells of them."""
 
-from types import SimpleNamespace
-
+from jax_passing import _native
 from jax_passing.collective.call_place import Place
 from jax_passing.collective.sites import Site, canonical
 
@@ -17,4 +16,4 @@ def identity(**changes):
 
 def program(*identities, name="jit_step, 2 devices", devices="0,1", fingerprint=""):
     identities = sorted(identities or [identity()])
-    return SimpleNamespace(name=name, devices=devices, fingerprint=fingerprint, identities=identities)
+    return _native.ProgramInfo(name=name, devices=devices, fingerprint=fingerprint, identities=identities)

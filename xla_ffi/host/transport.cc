@@ -139,7 +139,7 @@ class Transport::Impl {
   void Announce(const ProgramInfo& program) {
     std::lock_guard lock(mutex_);
     if (closed_ || failure_.has_value()) return;
-    events_.push_back({.kind = TransportEvent::Kind::kProgram, .program = program});
+    events_.push_back(program);
     happened_.notify_all();
   }
 
@@ -233,7 +233,7 @@ class Transport::Impl {
 
   void FailLocked(const Failure& failure) {
     failure_ = failure;
-    events_.push_back({.kind = TransportEvent::Kind::kFailed, .failure = failure});
+    events_.push_back(failure);
     happened_.notify_all();
   }
 
@@ -244,9 +244,7 @@ class Transport::Impl {
     happened_.notify_all();
   }
 
-  void EmitOrderMessage(std::string message) {
-    Emit({.kind = TransportEvent::Kind::kOrderMessage, .order_message = std::move(message)});
-  }
+  void EmitOrderMessage(std::string message) { Emit(OrderMessage{std::move(message)}); }
 
   void Run() {
     std::unique_lock core(core_mutex_);
@@ -332,8 +330,7 @@ class Transport::Impl {
     const uint64_t accepted = Receive(shard, sockets_[shard]);
     if (!group || unicast_results_[shard] >= wire::kGroupLostResults) return;
     unicast_results_[shard] += accepted;
-    if (unicast_results_[shard] >= wire::kGroupLostResults)
-      Emit({.kind = TransportEvent::Kind::kGroupLost, .shard = shard});
+    if (unicast_results_[shard] >= wire::kGroupLostResults) Emit(GroupLost{shard});
   }
 
   // One batch. Returns how many results a sum waited for.
@@ -397,9 +394,8 @@ class Transport::Impl {
     std::lock_guard lock(mutex_);
     if (std::exchange(stall_since_us_, since_us) != since_us) stall_note_.clear();  // it was about another stall
     // One is enough for a session that doesn't ask.
-    std::erase_if(events_, [](const TransportEvent& event) { return event.kind == TransportEvent::Kind::kStall; });
-    events_.push_back(
-        {.kind = TransportEvent::Kind::kStall, .stall = stall, .stalled_s = static_cast<double>(stalled_us) / 1e6});
+    std::erase_if(events_, [](const TransportEvent& event) { return std::holds_alternative<Stalled>(event); });
+    events_.push_back(Stalled{stall, static_cast<double>(stalled_us) / 1e6});
     happened_.notify_all();
   }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "host/all_reduce.h"
@@ -13,17 +14,26 @@
 
 namespace passing {
 
-// What the transport asks of its session (Python), which polls for it on a thread of its own. kGroupLost, once a shard:
-// results of that shard don't reach us by multicast any more; it must send each rank its own.
-struct TransportEvent {
-  enum class Kind { kOrderMessage, kProgram, kStall, kGroupLost, kFailed } kind;
-  std::string order_message{};           // kOrderMessage: relay to all other ranks
-  std::optional<ProgramInfo> program{};  // kProgram: compare it with what the other ranks run
-  std::optional<Stall> stall{};          // kStall: warn, and ask the switch who is missing
-  double stalled_s = 0;
-  uint32_t shard = 0;                // kGroupLost
-  std::optional<Failure> failure{};  // kFailed, once: tell the switch, whoever called Fail
+// Relay it to all other ranks.
+struct OrderMessage {
+  std::string bytes;
 };
+
+// Warn, and ask the switch who is missing.
+struct Stalled {
+  Stall stall;
+  double stalled_s = 0;
+};
+
+// Once a shard: its results don't reach us by multicast any more, so it must send each rank its own.
+struct GroupLost {
+  uint32_t shard = 0;
+};
+
+// What the transport asks of its session (Python), which polls for it on a thread of its own. A program is to be
+// compared with what the other ranks run. A failure, which comes once, is to be told to the switch, whoever called
+// Fail.
+using TransportEvent = std::variant<OrderMessage, ProgramInfo, Stalled, GroupLost, Failure>;
 
 struct TransportOptions {
   JobConfig job;

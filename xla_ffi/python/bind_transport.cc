@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -39,22 +40,6 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
   return std::pair(failure->kind, failure->message);
 }
 
-const char* Name(TransportEvent::Kind kind) {
-  switch (kind) {
-    case TransportEvent::Kind::kOrderMessage:
-      return "order_message";
-    case TransportEvent::Kind::kProgram:
-      return "program";
-    case TransportEvent::Kind::kStall:
-      return "stall";
-    case TransportEvent::Kind::kGroupLost:
-      return "group_lost";
-    case TransportEvent::Kind::kFailed:
-      return "failed";
-  }
-  return "";
-}
-
 SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank, uint32_t world_size,
                               uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
   TransportOptions options{.job = {.rank = rank,
@@ -86,20 +71,26 @@ void BindEvents(nb::module_& m) {
       .def_ro("version", &Stall::version)
       .def_ro("sequence", &Stall::sequence);
   nb::class_<ProgramInfo>(m, "ProgramInfo")
+      .def(
+          "__init__",
+          [](ProgramInfo* self, std::string name, std::string devices, std::string fingerprint,
+             std::vector<std::string> identities) {
+            new (self) ProgramInfo{std::move(name), std::move(devices), std::move(fingerprint), std::move(identities)};
+          },
+          nb::kw_only(), nb::arg("name"), nb::arg("devices"), nb::arg("fingerprint"), nb::arg("identities"))
       .def_ro("name", &ProgramInfo::name)
       .def_ro("devices", &ProgramInfo::devices)
       .def_ro("fingerprint", &ProgramInfo::fingerprint)
       .def_ro("identities", &ProgramInfo::identities);
-  nb::class_<TransportEvent>(m, "Event")
-      .def_prop_ro("kind", [](const TransportEvent& self) { return Name(self.kind); })
-      .def_prop_ro(
-          "order_message",
-          [](const TransportEvent& self) { return nb::bytes(self.order_message.data(), self.order_message.size()); })
-      .def_ro("program", &TransportEvent::program)
-      .def_ro("stall", &TransportEvent::stall)
-      .def_ro("stalled_s", &TransportEvent::stalled_s)
-      .def_ro("shard", &TransportEvent::shard)
-      .def_prop_ro("failure", [](const TransportEvent& self) { return Pair(self.failure); });
+  nb::class_<OrderMessage>(m, "OrderMessage")
+      .def("__init__",
+           [](OrderMessage* self, const nb::bytes& payload) {
+             new (self) OrderMessage{{payload.c_str(), payload.size()}};
+           })
+      .def_prop_ro("payload", [](const OrderMessage& self) { return nb::bytes(self.bytes.data(), self.bytes.size()); });
+  nb::class_<Stalled>(m, "Stalled").def_ro("stall", &Stalled::stall).def_ro("stalled_s", &Stalled::stalled_s);
+  nb::class_<GroupLost>(m, "GroupLost").def_ro("shard", &GroupLost::shard);
+  nb::class_<Failure>(m, "Failed").def_ro("kind", &Failure::kind).def_ro("message", &Failure::message);
 }
 
 }  // namespace

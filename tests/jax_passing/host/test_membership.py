@@ -10,6 +10,7 @@ import pytest
 from in_process import SwitchThread, settings_of, until
 from program_infos import identity, program
 
+from jax_passing import _native
 from jax_passing.host import membership, programs
 from jax_passing.host.membership import Membership
 from jax_passing.protocol import control_messages as messages
@@ -43,10 +44,10 @@ class TellingTransport:
         self.ordered.append(content)
 
     def runs(self, info):
-        self.events.put(SimpleNamespace(kind="program", program=info))
+        self.events.put(info)
 
     def orders(self, content):
-        self.events.put(SimpleNamespace(kind="order_message", order_message=content))
+        self.events.put(_native.OrderMessage(content))
 
 
 @pytest.fixture

@@ -136,11 +136,11 @@ class Cluster {
   Transport& host(size_t rank) { return *hosts_[rank]; }
   UdpSwitch& udp_switch(size_t shard = 0) { return *switches_[shard]; }
   int groups_lost() const { return groups_lost_; }
-  std::vector<TransportEvent> stalls(size_t rank) {
+  std::vector<Stalled> stalls(size_t rank) {
     std::lock_guard lock(mutex_);
     return stalls_[rank];
   }
-  std::vector<TransportEvent> failures(size_t rank) {
+  std::vector<Failure> failures(size_t rank) {
     std::lock_guard lock(mutex_);
     return failures_[rank];
   }
@@ -150,27 +150,26 @@ class Cluster {
     while (!stopping_) {
       const std::optional<TransportEvent> event = hosts_[rank]->WaitEvent(0.2);
       if (!event.has_value()) continue;
-      if (event->kind == TransportEvent::Kind::kOrderMessage) {
+      if (const auto* order = std::get_if<OrderMessage>(&*event)) {
         for (uint32_t other = 0; other < hosts_.size(); ++other) {
-          if (other != rank) hosts_[other]->DeliverOrderMessage(event->order_message);
+          if (other != rank) hosts_[other]->DeliverOrderMessage(order->bytes);
         }
-        continue;
-      }
-      if (event->kind == TransportEvent::Kind::kGroupLost) {
-        switches_[event->shard]->StopMulticast(1);
+      } else if (const auto* lost = std::get_if<GroupLost>(&*event)) {
+        switches_[lost->shard]->StopMulticast(1);
         ++groups_lost_;
-        continue;
+      } else {
+        std::lock_guard lock(mutex_);
+        if (const auto* stalled = std::get_if<Stalled>(&*event)) stalls_[rank].push_back(*stalled);
+        if (const auto* failure = std::get_if<Failure>(&*event)) failures_[rank].push_back(*failure);
       }
-      std::lock_guard lock(mutex_);
-      (event->kind == TransportEvent::Kind::kStall ? stalls_ : failures_)[rank].push_back(*event);
     }
   }
 
   std::vector<std::unique_ptr<UdpSwitch>> switches_;
   std::vector<std::unique_ptr<Transport>> hosts_;
   std::mutex mutex_;
-  std::vector<std::vector<TransportEvent>> stalls_;
-  std::vector<std::vector<TransportEvent>> failures_;
+  std::vector<std::vector<Stalled>> stalls_;
+  std::vector<std::vector<Failure>> failures_;
   std::atomic<int> groups_lost_ = 0;
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> sessions_;
@@ -303,10 +302,10 @@ TEST(Transport, deadline_namesWhatItWaitedFor) {
   FloatCall call(7, 3, DType::kFloat32, Ramp(10, 1));
   call.Start(cluster.host(0));
   ASSERT_TRUE(Eventually([&] { return !cluster.stalls(0).empty(); }));
-  const TransportEvent stall = cluster.stalls(0)[0];
-  EXPECT_GE(stall.stalled_s, 0.2);
-  EXPECT_EQ(stall.stall->site_name, "site 7");
-  EXPECT_EQ(cluster.udp_switch().State(stall.stall->slot, stall.stall->version).bitmap, 1u);
+  const auto [stall, stalled_s] = cluster.stalls(0)[0];
+  EXPECT_GE(stalled_s, 0.2);
+  EXPECT_EQ(stall.site_name, "site 7");
+  EXPECT_EQ(cluster.udp_switch().State(stall.slot, stall.version).bitmap, 1u);
   EXPECT_FALSE(cluster.host(0).Drain(0.01));
   cluster.host(0).NoteStall("Missing: rank 1.");
 
@@ -415,15 +414,16 @@ TEST(Transport, announce_comesBeforeTheSumsOrder) {
   call.Start(transport);
   const auto first = transport.WaitEvent(20), second = transport.WaitEvent(20);
   ASSERT_TRUE(first && second);
-  ASSERT_EQ(first->kind, TransportEvent::Kind::kProgram);
-  EXPECT_EQ(first->program->name, "jit_step on 2 devices");
-  EXPECT_EQ(first->program->devices, "0,1");
-  EXPECT_EQ(first->program->fingerprint, "f");
-  EXPECT_EQ(first->program->identities, (std::vector<std::string>{"a", "a"}));
-  EXPECT_EQ(second->kind, TransportEvent::Kind::kOrderMessage);
+  const auto* program = std::get_if<ProgramInfo>(&*first);
+  ASSERT_NE(program, nullptr);
+  EXPECT_EQ(program->name, "jit_step on 2 devices");
+  EXPECT_EQ(program->devices, "0,1");
+  EXPECT_EQ(program->fingerprint, "f");
+  EXPECT_EQ(program->identities, (std::vector<std::string>{"a", "a"}));
+  EXPECT_TRUE(std::holds_alternative<OrderMessage>(*second));
   transport.Fail({"HostLostError", "rank 1"});
   transport.Announce({});
-  EXPECT_EQ(transport.WaitEvent(20)->kind, TransportEvent::Kind::kFailed);
+  EXPECT_TRUE(std::holds_alternative<Failure>(*transport.WaitEvent(20)));
   EXPECT_FALSE(transport.WaitEvent(0));
 }
 
