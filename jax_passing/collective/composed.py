@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -74,10 +75,21 @@ def define(
                 given[i] = cotangent
         return given
 
-    def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, **params: Any) -> Sequence[Any]:
-        lowered: Sequence[Any] = mlir.lower_fun(functools.partial(evaluate, **params), multiple_results=True)(
-            ctx, *leaves
-        )
+    def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, site: Site, **params: Any) -> Sequence[Any]:
+        # An empty array has nothing to send, and jaxlib 0.11.2 dies of some operations on one.
+        avals_in: Sequence[Any] = ctx.avals_in
+        avals_out: Sequence[Any] = ctx.avals_out
+        carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
+
+        def evaluate_carried(*leaves: jax.Array) -> Arrays:
+            results: Arrays = [jnp.zeros(aval.shape, aval.dtype) if aval.size == 0 else None for aval in avals_out]
+            if carried:
+                given = evaluate(*(leaves[i] for i in carried), site=site.only(carried), **params)
+                for i, each in zip(carried, given, strict=True):
+                    results[i] = each
+            return results
+
+        lowered: Sequence[Any] = mlir.lower_fun(evaluate_carried, multiple_results=True)(ctx, *leaves)
         return lowered
 
     @functools.lru_cache(maxsize=1024)
