@@ -10,8 +10,8 @@ The buckets of one call are an exception, as they should travel side by side: la
 don't wait for each other's buffers, as what uses them is held behind all of them (hold.py); and with idle operations
 beside them and buffers of their size XLA doesn't take the program for a small one.
 
-What a loop or branch comes to must be the same on all hosts, but may not be. So before the outermost one goes a visit,
-which counts the executions of the program: a sum meets those of the same execution alone.
+What a loop or branch comes to must be the same on all hosts, but may not be. So beside the outermost one goes a visit,
+which counts the executions of the program: a sum meets only those of the same execution.
 
 It is the order of one straight line of code: of a body of shard_map, of a loop or a branch. A jitted function inside of
 it counts as the lines that it stands for, a loop or branch as one call. docs/identity.md says what that leaves open.
@@ -78,18 +78,18 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
         register_ffi()
         line: _Line = _compat.of_block(ctx, _Line)
         in_line = _compat.lowering_mesh(ctx).all_manual
-        before = [_sum_of(ctx, line.after)] if in_line and line.after else []
         scope = scopes.of_session()
-        visit = _visit(ctx) if scope is not None and scope.world_size > 1 and not in_control_flow() else None
+        if scope is not None and scope.world_size > 1 and not in_control_flow():
+            operands = _visit(ctx, operands, in_line)
         smallest = _smallest(ctx.avals_in)
-        if smallest is not None and (before or visit):
-            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], [INT32] * len(before), before, visit)
+        if in_line and line.after and smallest is not None:
+            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
             operands = (*operands[:smallest], held, *operands[smallest + 1 :])
         with _inside():
             results = rule(ctx, *operands, **params)
         smallest = _smallest(ctx.avals_out)
         if smallest is not None and in_line:
-            after = _hold(ctx, INT32, _zero(), [ctx.avals_out[smallest]], [results[smallest]])
+            after = _hold(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest])
             line.group, line.after = None, [after]
         return results
 
@@ -115,19 +115,30 @@ def _inside() -> Iterator[None]:
         _depth.of_thread -= 1
 
 
-def _visit(ctx: mlir.LoweringRuleContext) -> dict[str, Any]:
+def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], in_line: bool) -> tuple[Any, ...]:
+    """Tells of the execution, wherever XLA puts it: sums that come earlier tell of it, too. Returns the operands."""
     program = _compat.program_name(ctx)
-    return {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
+    attributes = {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
+    if in_line:
+        nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
+        jax.ffi.ffi_lowering("passing_visit", has_side_effect=True)(nothing, **attributes)
+        return operands
+    # XLA refuses side effects in what it partitions, so there the call hangs on what XLA can't do without: the index of
+    # a branch, or a scalar that counts iterations. (An array might be gathered from all devices for it.) If XLA finds
+    # that a loop doesn't need it all the same, the sums are refused: xla_ffi/ffi/instance.cc.
+    avals: Sequence[Any] = ctx.avals_in
+    for i, aval in enumerate(avals):
+        if _is_plain(aval) and aval.ndim == 0 and aval.dtype.kind in "biu":
+            own = ctx.replace(primitive=None, avals_in=(aval,), avals_out=(aval,))
+            call = jax.ffi.ffi_lowering("passing_visit", operand_output_aliases={0: 0})
+            (held,) = call(own, operands[i], **attributes)
+            return (*operands[:i], held, *operands[i + 1 :])
+    return operands
 
 
 def _smallest(avals: Sequence[Any]) -> int | None:
-    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it. Rather no integer,
-    which may count a loop's iterations: XLA needs to know its value."""
-    sizes = {
-        i: (aval.ndim == 0 and np.issubdtype(aval.dtype, np.integer), aval.size * aval.dtype.itemsize)
-        for i, aval in enumerate(avals)
-        if _is_plain(aval) and aval.size
-    }
+    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it."""
+    sizes = {i: aval.size * aval.dtype.itemsize for i, aval in enumerate(avals) if _is_plain(aval) and aval.size}
     return min(sizes, key=sizes.__getitem__, default=None)
 
 
@@ -135,18 +146,10 @@ def _is_plain(aval: Any) -> bool:
     return isinstance(aval, jax.core.ShapedArray) and isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize > 0
 
 
-def _hold(
-    ctx: mlir.LoweringRuleContext,
-    aval: Any,
-    value: Any,
-    other_avals: Sequence[Any],
-    others: Sequence[Any],
-    visit: dict[str, Any] | None = None,
-) -> Any:
-    """`value`, which is there when all `others` are, and `visit` is made if there is one."""
-    own = ctx.replace(primitive=None, avals_in=(aval, *other_avals), avals_out=(aval,))
-    target = "passing_visit" if visit else "passing_hold"
-    (held,) = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0})(own, value, *others, **(visit or {}))
+def _hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
+    """`value`, which is there when `other` is."""
+    own = ctx.replace(primitive=None, avals_in=(aval, other_aval), avals_out=(aval,))
+    (held,) = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases={0: 0})(own, value, other)
     return held
 
 

@@ -281,6 +281,7 @@ def _lower(
         "replica_count": np.int64(placement.replica_count),
         "world_size": np.int64(world_size * device_ranks if flat else world_size),
         "flat": np.int64(flat),
+        "conditional": np.int64(in_control_flow()),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
     # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it

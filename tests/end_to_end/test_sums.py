@@ -65,13 +65,13 @@ def test_an_executable_from_another_process(cluster: "Cluster", tmp_path: Path) 
             assert "sum right" in process.text
 
 
-@pytest.mark.parametrize("kind", ["branch", "loop", "outside"])
+@pytest.mark.parametrize("kind", ["branch", "loop", "dead", "outside"])
 def test_sums_that_only_some_executions_come_to(cluster: "Cluster", kind: str) -> None:
     for process in cluster.run("conditional.py", kind, "agree"):
         assert "all steps are right" in process.text
 
 
-@pytest.mark.parametrize("kind", ["branch", "loop", "outside"])
+@pytest.mark.parametrize("kind", ["branch", "loop", "dead", "outside"])
 def test_sums_of_different_executions_never_meet(cluster: "Cluster", kind: str) -> None:
     for process in cluster.run("conditional.py", kind, "disagree"):
         assert "raised DeadlineExceededError" in process.text, process.text

@@ -40,7 +40,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
                                                  std::string_view dtype_name, std::string_view op_name,
                                                  ffi::Span<const int64_t> leaf_elements, int64_t member_count,
                                                  int64_t local_member_count, int64_t replica_count, int64_t world_size,
-                                                 int64_t flat, std::string_view devices) {
+                                                 int64_t flat, int64_t conditional, std::string_view devices) {
   const auto dtype = ParseDType(dtype_name);
   if (!dtype) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + std::string(dtype_name)));
@@ -64,6 +64,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64
                                           .replica_count = static_cast<uint32_t>(replica_count),
                                           .world_size = static_cast<uint32_t>(world_size),
                                           .flat = flat != 0,
+                                          .conditional = conditional != 0,
                                           .devices = std::string(devices)});
 }
 
@@ -133,6 +134,7 @@ XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
                              .Attr<int64_t>("replica_count")
                              .Attr<int64_t>("world_size")
                              .Attr<int64_t>("flat")
+                             .Attr<int64_t>("conditional")
                              .Attr<std::string_view>("devices")
                              .To(Instantiate)
                              .release();

@@ -12,8 +12,8 @@ namespace passing {
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame);
 
-// "passing_visit". As "passing_hold", before a loop or branch with sums: counts the executions of the program. Its
-// attributes are SiteInfo's `program` and `ordinal`.
+// "passing_visit". Beside a loop or branch with sums: counts the executions of the program. Operands and results are
+// none, or one that goes through. Its attributes are SiteInfo's `program` and `ordinal`.
 XLA_FFI_Error* VisitInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame);
 

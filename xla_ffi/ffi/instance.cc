@@ -141,9 +141,11 @@ std::vector<Instance*> Program::Ambiguous() const {
 void Program::Complete() {
   executable_ = std::make_shared<Executable>();
   ProgramInfo& program = executable_->program;
+  const Instance* conditional = nullptr;
   for (const Instance* instance : instances_) {
     executable_->visits |= instance->is_visit();
     if (instance->is_visit()) continue;
+    if (instance->info().conditional && instance->info().world_size > 1) conditional = instance;
     program.name = instance->info().program;
     program.devices = instance->info().devices;
   }
@@ -161,6 +163,15 @@ void Program::Complete() {
   }
   std::sort(program.identities.begin(), program.identities.end());
   executable_->hash = hash.value();
+  if (conditional != nullptr && !executable_->visits) {
+    executable_->refused = Failure{
+        "ProgramMismatchError",
+        conditional->info().site_name +
+            ": nothing in the compiled program counts its executions, so a host that skips the sum in one of them "
+            "would "
+            "meet what the others skip in another one. Put the loop or branch inside of jax.shard_map, or let the loop "
+            "carry a scalar integer that its condition needs; compile it while the session is open"};
+  }
   if (const auto alike = Ambiguous(); !alike.empty()) {
     executable_->refused = Failure{
         "ProgramMismatchError",

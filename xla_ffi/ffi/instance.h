@@ -10,7 +10,7 @@
 // name of every sum of their executable covers a fingerprint of the compiled module. Without one they aren't summed.
 //
 // The instances of an executable are gathered here until its compilation ends, or else until one of them is executed;
-// then they are all known. A *visit* is an instance, too: it stands before a loop or branch with sums, and tells of
+// then they are all known. A *visit* is an instance, too: it stands beside a loop or branch with sums, and tells of
 // each execution, also of those that come to no sum. The name of a sum also covers their whole list (the manifest), in
 // an order that isn't XLA's: sums of different programs never match.
 #ifndef XLA_FFI_FFI_INSTANCE_H_
@@ -45,6 +45,7 @@ struct SiteInfo {
   uint32_t replica_count = 1;       // devices of this process that make the same call for one member
   uint32_t world_size = 1;          // ranks at the switch that the program was compiled for
   bool flat = false;                // each device is a rank, not each host
+  bool conditional = false;         // in a loop or branch, which not every execution may come to
   std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
 };
 

@@ -40,7 +40,13 @@ def main(kind: str, agree: bool) -> None:
             def outside(x: jax.Array, count: jax.Array) -> jax.Array:
                 return jax.lax.cond(count > 0, spmd(total), lambda x: 0 * x, x)
 
-            step = jax.jit({"branch": spmd(branch), "loop": spmd(loop), "outside": outside}[kind])
+            def dead(x: jax.Array, count: jax.Array) -> jax.Array:
+                def summed(x: jax.Array, unused: jax.Array) -> jax.Array:
+                    return total(x + 0 * unused)  # XLA removes the operand, and what hangs on it
+
+                return jax.lax.cond(count > 0, summed, lambda x, _: 0 * x, x, jnp.int32(3) + count)
+
+            step = jax.jit({"branch": spmd(branch), "loop": spmd(loop), "dead": spmd(dead), "outside": outside}[kind])
             for number in range(STEPS):
                 # Two executions out of three come to sums; on disagreeing hosts, others of them.
                 count = (number + (0 if agree else session.rank)) % 3

@@ -83,6 +83,28 @@ TEST(Instance, aVisitBelongsToTheExecutableOfTheSumsAround) {
   EXPECT_EQ(alone.executable(), nullptr);
 }
 
+TEST(Instance, sumsInLoopsAndBranchesNeedAVisit) {
+  SiteInfo info = Info(0, 0);
+  info.conditional = true;
+  info.world_size = 2;
+  Instance alone(info);
+  const auto& refused = alone.SiteOf(0)->executable->refused;
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, "ProgramMismatchError");
+
+  info.ordinal = 1;
+  SiteInfo visit;
+  visit.program = info.program;
+  visit.ordinal = 1;
+  Instance visited(info), beside(visit);
+  EXPECT_FALSE(visited.SiteOf(0)->executable->refused);
+
+  info.ordinal = 2;
+  info.world_size = 1;
+  Instance without_others(info);
+  EXPECT_FALSE(without_others.SiteOf(0)->executable->refused);
+}
+
 TEST(Instance, lookAlikesNeedAFingerprint) {
   Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Info(0, 7));
   const auto asked = EndCompilation();
