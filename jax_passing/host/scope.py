@@ -40,14 +40,14 @@ class Scope(NamedTuple):
 _session: Scope | None = None  # of the open session
 _thread = 0  # that began it
 _streams: set[str] = set()  # those that a thread is in
-_had_streams = False  # any, in this session
+_had_streams = False  # any, ever: an executable of one may be kept for later sessions
 _streams_lock = threading.Lock()
 
 
 def begin(scope: Scope) -> None:
     """A session begins; the calling thread is the one that may sum without a stream."""
-    global _session, _thread, _had_streams
-    _session, _thread, _had_streams = scope, threading.get_ident(), False
+    global _session, _thread
+    _session, _thread = scope, threading.get_ident()
     _compat.set_scope(scope)
 
 

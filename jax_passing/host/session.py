@@ -344,7 +344,8 @@ def _after_fork_in_child() -> None:
 
 
 def _failure_of_current() -> Failure | None:
-    return None if _current is None else _current.failed
+    current = _current  # another thread may shut it down in between
+    return None if current is None else current.failed
 
 
 errors.ask_for_failure(_failure_of_current)
