@@ -27,7 +27,9 @@ def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | N
 
 def identities(compiled: Any) -> list[dict[str, Any]]:
     """What the sums of a `jax.stages.Compiled` are told apart by, as XLA kept it."""
-    texts = re.findall(r'custom_call_target="passing_psum"[^\n]*?\bidentity = "((?:[^"\\]|\\.)*)"', compiled.as_text() or "")
+    texts = re.findall(
+        r'custom_call_target="passing_psum"[^\n]*?\bidentity = "((?:[^"\\]|\\.)*)"', compiled.as_text() or ""
+    )
 
     def character(match: re.Match[str]) -> str:
         return "\\" if match[1] == "\\" else chr(int(match[1], 16))
