@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
