@@ -16,6 +16,19 @@ from jax_passing.settings_parser import Given, Sources, convert, gather, integer
 
 PREFIX = "JAX_PASSING_"
 SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # of a switch's variables: hosts on its machine pass over them
+SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a host's, mistyped
+    "config",
+    "data_plane",
+    "device",
+    "lanes_per_chunk",
+    "lease_s",
+    "link_gbit",
+    "listen",
+    "multicast",
+    "parent",
+    "slot_total",
+    "slots_per_job",
+)
 RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
 DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (host/ranks.py)
@@ -145,7 +158,9 @@ class Settings:
     """Axes of local meshes, pmap or vmap that go on over the hosts."""
 
 
-_SOURCES = Sources(PREFIX, argument="argument {}".format, others=(SWITCH_PREFIX,))
+_SOURCES = Sources(
+    PREFIX, argument="argument {}".format, others=[SWITCH_PREFIX + name.upper() for name in SWITCH_SETTINGS]
+)
 
 
 def _no_process() -> tuple[int, int, str] | None:

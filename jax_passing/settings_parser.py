@@ -62,7 +62,7 @@ class Sources:
     Attributes:
       prefix: of its variables; the rest of their names are the settings' names in capitals.
       argument: what people call the argument of a name.
-      others: prefixes of variables that are another reader's.
+      others: variables that are another reader's.
     """
 
     prefix: str
@@ -120,7 +120,7 @@ def _from_variables(kind: type, sources: Sources, environment: Mapping[str, str]
         variable: text
         for variable, text in environment.items()
         if variable.startswith(sources.prefix)
-        and not variable.startswith(tuple(sources.others))
+        and variable not in sources.others
         and variable != config
         and text != ""
         and not _is_of_kubernetes(variable, environment)

@@ -63,6 +63,9 @@ def test_numbers_may_be_text_or_numpys():
 def test_a_switchs_variables_and_kubernetes_ones_are_no_hosts():
     switch = {"JAX_PASSING_SWITCH_LISTEN": "0.0.0.0:1", "JAX_PASSING_SWITCH_LINK_GBIT": "fast"}
     assert resolve(environment=switch)[0] == config.Settings()
+    assert sorted([*(field.name for field in fields(SwitchSettings)), "config"]) == list(config.SWITCH_SETTINGS)
+    with pytest.raises(ConfigError, match="Unknown variable JAX_PASSING_SWITCH_ADDRESS"):  # of a host, mistyped
+        resolve(environment={"JAX_PASSING_SWITCH_ADDRESS": "10.0.0.1:7171"})
     service = {
         "JAX_PASSING_SERVICE_HOST": "10.0.0.1",
         "JAX_PASSING_SERVICE_PORT_HTTP": "80",
