@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "host/transport.h"
@@ -126,7 +127,8 @@ void Measure(uint64_t mebibytes, float value) {
     const auto transport = Join(std::move(socket), 0);
     SumInPlace(*transport, data, [&] {
       const auto event = transport->WaitEvent(0.01);
-      if (event && event->kind == TransportEvent::Kind::kOrderMessage) Say(fds[0], event->order_message);
+      if (!event) continue;
+      if (const auto* order = std::get_if<OrderMessage>(&*event)) Say(fds[0], order->bytes);
     });
     const uint64_t peak_kib = StatusKib("VmHWM:");
     std::printf("%5llu MiB of %-4s  %8.2f MiB resident beyond the buffers, socket buffers up to %5.2f MiB\n",

@@ -28,6 +28,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "host/transport.h"
@@ -74,8 +75,9 @@ class Cluster {
     relay_ = std::thread([this] {  // of rank 0's order, as a session does it
       while (!ending_) {
         const auto event = hosts_[0]->WaitEvent(0.1);
-        if (!event || event->kind != TransportEvent::Kind::kOrderMessage) continue;
-        for (size_t rank = 1; rank < hosts_.size(); ++rank) hosts_[rank]->DeliverOrderMessage(event->order_message);
+        const auto* order = event ? std::get_if<OrderMessage>(&*event) : nullptr;
+        if (order == nullptr) continue;
+        for (size_t rank = 1; rank < hosts_.size(); ++rank) hosts_[rank]->DeliverOrderMessage(order->bytes);
       }
     });
   }
