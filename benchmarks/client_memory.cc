@@ -127,7 +127,7 @@ void Measure(uint64_t mebibytes, float value) {
     const auto transport = Join(std::move(socket), 0);
     SumInPlace(*transport, data, [&] {
       const auto event = transport->WaitEvent(0.01);
-      if (!event) continue;
+      if (!event) return;
       if (const auto* order = std::get_if<OrderMessage>(&*event)) Say(fds[0], order->bytes);
     });
     const uint64_t peak_kib = StatusKib("VmHWM:");
