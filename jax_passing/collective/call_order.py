@@ -120,8 +120,7 @@ def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], in_line: bo
     program = _compat.program_name(ctx)
     attributes = {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
     if in_line:
-        nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
-        jax.ffi.ffi_lowering("passing_visit", has_side_effect=True)(nothing, **attributes)
+        _effect(ctx, "passing_visit", **attributes)
         return operands
     # XLA refuses side effects in what it partitions, so there the call hangs on what XLA can't do without: the index of
     # a branch, or a scalar that counts iterations. (An array might be gathered from all devices for it.) If XLA finds
@@ -171,6 +170,11 @@ def _sum_of(ctx: mlir.LoweringRuleContext, values: list[Any]) -> Any:
 
 
 def _make_larger(ctx: mlir.LoweringRuleContext) -> None:
-    nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
     for _ in range(_IDLE_CALLS):
-        jax.ffi.ffi_lowering("passing_hold", has_side_effect=True)(nothing)
+        _effect(ctx, "passing_hold")
+
+
+def _effect(ctx: mlir.LoweringRuleContext, target: str, **attributes: Any) -> None:
+    """A call without operands and results, which XLA leaves where it is."""
+    nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
+    jax.ffi.ffi_lowering(target, has_side_effect=True)(nothing, **attributes)

@@ -316,12 +316,7 @@ def _lower_local(
     if placement.member_count == 1:
         return leaves
     reduce = {"sum": _compat.jax_collectives.psum, "max": _compat.jax_collectives.pmax}[op]
-
-    def reduced(*xs: jax.Array) -> list[jax.Array]:
-        # jaxlib 0.11.2 dies of the maximum of an empty array.
-        return [reduce(x, axes) if x.size else x for x in xs]
-
-    lowered: Sequence[Any] = mlir.lower_fun(reduced, multiple_results=True)(ctx, *leaves)
+    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
     return lowered
 
 

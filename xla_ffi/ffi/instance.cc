@@ -168,18 +168,16 @@ void Program::Complete() {
         "ProgramMismatchError",
         conditional->info().site_name +
             ": nothing in the compiled program counts its executions, so a host that skips the sum in one of them "
-            "would "
-            "meet what the others skip in another one. Put the loop or branch inside of jax.shard_map, or let the loop "
-            "carry a scalar integer that its condition needs; compile it while the session is open"};
+            "would meet what the others skip in another one. Put the loop or branch inside of jax.shard_map, or let "
+            "the loop carry a scalar integer that its condition needs; compile it while the session is open"};
   }
   if (const auto alike = Ambiguous(); !alike.empty()) {
     executable_->refused = Failure{
         "ProgramMismatchError",
         std::to_string(alike.size()) + " sums (" + alike.front()->info().site_name + ") of program " + program.name +
             " come from equal calls: in a loop that is differentiated, under jax.checkpoint, or in a jitted function "
-            "with "
-            "shardings of its own. Only XLA's order tells them apart, and the compiled module can't be compared with "
-            "the other hosts'. Put each call on a line, or in a jax.named_scope, of its own"};
+            "with shardings of its own. Only XLA's order tells them apart, and the compiled module can't be compared "
+            "with the other hosts'. Put each call on a line, or in a jax.named_scope, of its own"};
   }
   instances_.clear();
 }
