@@ -139,7 +139,7 @@ class Settings:
     """What a session needs to know. `switch` is None for a single host."""
 
     switch: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] | None = None
-    """One, or several over which the job is striped: in the same order on all hosts."""
+    """One, or several over which the job is spread: in the same order on all hosts."""
     job: Annotated[str, parsed(_job)] | None = None
     """Name that the hosts of one run share; None without a switch."""
     rank: Annotated[int, integer(0, RANKS_MAX - 1)] = 0

@@ -47,12 +47,13 @@ def switch(
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch: adds up what hosts send. SIGTERM ends it."""
-    from jax_passing.switch import serve
+    from jax_passing.switch.serve import run
+    from jax_passing.switch.settings import resolve
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    settings = serve.resolve(
+    settings = resolve(
         {
             "listen": listen,
             "slot_total": slot_total,
@@ -67,4 +68,4 @@ def switch(
         },
         config,
     )
-    serve.run(settings)
+    run(settings)

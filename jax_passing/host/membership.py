@@ -38,7 +38,7 @@ class Membership:
 
     `device_count`: of this host; all hosts must have as many. 0: it isn't compared.
 
-    The job's positions are striped over its switches, the shards. The first one is more: it relays rank 0's order.
+    The job's positions are spread over its switches, the shards. The first one is more: it relays rank 0's order.
 
     Attributes:
       epoch: incarnation of the job, at the first switch.

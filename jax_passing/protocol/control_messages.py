@@ -21,7 +21,7 @@ PROTOCOL_VERSION = 3
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
-STRIPE_MARK = "/stripe "  # in names of jobs that switches give; hosts may not
+SHARD_MARK = "/shard "  # in names of jobs that switches give; hosts may not
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
 RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
@@ -45,9 +45,9 @@ FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
 
 
-def stripe_name(job: str, stripe: int) -> str:
-    """Of the job that this stripe of a job is at its switches; the first one has the job's own name."""
-    return f"{job}{STRIPE_MARK}{stripe}" if stripe else job
+def shard_name(job: str, shard: int) -> str:
+    """Of the job that this shard of a job is at its switches; the first one has the job's own name."""
+    return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class Join(Message, frozen=True):
     """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own: it is
     random, and switches tell it to their parents only.
 
-    `switches`: the instances of all that the job is striped over, this one among them, in the order of its stripes.
+    `switches`: the instances of all that the job is spread over, this one among them, in the order of its shards.
     `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts, by name; one that
     isn't there is empty.
 
@@ -115,7 +115,7 @@ class RackJoin(Message, frozen=True):
 class RankJoin(Message, frozen=True):
     """A rack's switch: this rank is here. What its host said, and what the switches on its way can do.
 
-    `stripes`: over how many switches the job is striped there. `host`: its IP address. `wait_s`: how long it still
+    `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
     `switch_link_gbit`: the least on its way. `path`: the instances of the switches on it.
     """
@@ -124,7 +124,7 @@ class RankJoin(Message, frozen=True):
     world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
     instance: Name
     host: Name
-    stripes: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
+    shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
     alike: Facts
     join_deadline_s: Seconds
     wait_s: Seconds

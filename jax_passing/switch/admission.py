@@ -47,9 +47,9 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
     if join.world_size > RANKS_MAX:
         raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
     _check_rank(join.rank, join.world_size)
-    if messages.STRIPE_MARK in join.job:
+    if messages.SHARD_MARK in join.job:
         raise RefusalError(
-            f"The job's name {join.job!r} has {messages.STRIPE_MARK!r} in it: so switches name the stripes of a job. "
+            f"The job's name {join.job!r} has {messages.SHARD_MARK!r} in it: so switches name the shards of a job. "
             "Choose another one (JAX_PASSING_JOB)."
         )
     # A host of another version waits for the others as well: they are to hear of it, too.
@@ -59,7 +59,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         world_size=join.world_size,
         instance=join.instance,
         host=host,
-        stripes=len(join.switches),
+        shards=len(join.switches),
         alike=join.alike if is_ours else {alike.PROTOCOL: str(join.protocol_version)},
         join_deadline_s=join.join_deadline_s,
         wait_s=join.join_deadline_s,
@@ -140,7 +140,7 @@ def differences(epoch: Epoch) -> str:
 def check_fits(
     epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int, hosts: Sequence[Member]
 ) -> None:
-    """Against the ranks that are here already. `hosts`: of the job, those of other stripes too."""
+    """Against the ranks that are here already. `hosts`: of the job, those of other shards too."""
     job = epoch.job.name
     joined = epoch.joined()
     if epoch.world_size != join.world_size:
@@ -149,9 +149,9 @@ def check_fits(
             f"{epoch.world_size}. All hosts of a job need the same."
         )
     for other in joined.values():
-        if other.stripes != join.stripes:
+        if other.shards != join.shards:
             raise RefusalError(
-                f"Rank {join.rank} lists {join.stripes} switches, rank {other.rank} lists {other.stripes}. "
+                f"Rank {join.rank} lists {join.shards} switches, rank {other.rank} lists {other.shards}. "
                 f"{_same_switches(job)}"
             )
         common_lanes((other.lanes_per_chunk, other.whole_chunks), (join.lanes_per_chunk, join.whole_chunks))

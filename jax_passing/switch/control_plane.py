@@ -1,27 +1,23 @@
-"""The switch's control plane over TCP: one conversation a host or a rack's switch, leases, shutdown.
+"""The switch's control plane: all of its jobs, and one conversation with each host or rack's switch.
 
-One asyncio thread, no locks. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
+It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
 """
 
-import asyncio
 import logging
-import time
-import uuid
 from collections import Counter
-from functools import partial
 
 import msgspec
 
 from jax_passing.config import unicast_address
 from jax_passing.errors import JoinError, SwitchLostError
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.stream_connection import StreamConnection, read_line
 from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host
-from jax_passing.switch.background import keep
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.dispatch import Dispatcher
-from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.outside import Connection, Outside, Timer
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
@@ -29,17 +25,197 @@ from jax_passing.switch.watch import Watch
 log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
-FAREWELL_S = 1.0
-CONNECTIONS_MAX = 4096
+
+
+class ControlPlane:
+    """
+    Attributes:
+      instance: tells this start of this switch from any other.
+    """
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        outside: Outside,
+        *,
+        lease_s: float,
+        slots_per_job: int,
+        link_gbit: float | None = None,
+        parent: tuple[str, int] | None = None,
+    ):
+        self.instance = f"{outside.random_bits(128):032x}"
+        self._secret = f"{outside.random_bits(128):032x}"
+        self._data_plane = data_plane
+        self._outside = outside
+        self._parent = parent
+        self._slots_per_job = slots_per_job
+        self._link_gbit = link_gbit
+        self._questions = Questions(data_plane, outside)
+        uplink_for = None if parent is None else self._uplink_for
+        self._jobs = JobTable(data_plane, outside, lease_s=lease_s, uplink_for=uplink_for)
+        self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
+        self._watch = Watch(data_plane, self._jobs, outside, lease_s)
+        self._counts: Counter[str] = Counter()
+
+    def accept(self) -> "MemberConversation":
+        """With whoever connects."""
+        return MemberConversation(self, self._jobs, self._dispatcher, self._outside, self._counts)
+
+    def hello(self) -> messages.Hello:
+        return messages.Hello(messages.PROTOCOL_VERSION, self._data_plane.host, self._data_plane.port, self.instance)
+
+    def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
+        """Raises RefusalError."""
+        now = self._outside.now()
+        address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
+        if isinstance(join, messages.RackJoin):
+            check_version(join, connection.own_name)
+            return Member(connection, join.instance, address, heard=now, alone_since=now, rack=join.name)
+        member = Member(connection, join.instance, address, heard=now, alone_since=now, switches=join.switches)
+        self._jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
+        return member
+
+    def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
+        """Here. Each shard of a job is one for itself: two of them, of different racks, may have us as their spine."""
+        if isinstance(join, messages.RackJoin):
+            return join.job
+        shard = join.switches.index(self.instance) if self.instance in join.switches else 0
+        return messages.shard_name(join.job, shard)
+
+    def shut_down(self) -> None:
+        """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
+        self._watch.stop()
+        for epoch in self._jobs.epochs():
+            text = (
+                f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "
+                "every host."
+            )
+            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start."""
+        return dict(self._counts + self._jobs.counts + self._watch.counts)
+
+    def _abilities(self) -> Abilities:
+        data_plane = self._data_plane
+        return Abilities(
+            self.instance,
+            self._slots_per_job,
+            data_plane.lanes_per_chunk,
+            data_plane.whole_chunks,
+            self._link_gbit,
+        )
+
+    def _uplink_for(self, epoch: Epoch) -> Uplink:
+        assert self._parent is not None
+        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._outside, self._secret)
+
+
+class MemberConversation:
+    """With a host or a rack's switch, from our greeting to the end."""
+
+    def __init__(
+        self, plane: ControlPlane, jobs: JobTable, dispatcher: Dispatcher, outside: Outside, counts: Counter[str]
+    ):
+        self._plane = plane
+        self._jobs = jobs
+        self._dispatcher = dispatcher
+        self._outside = outside
+        self._counts = counts
+        self._connection: Connection | None = None
+        self._job = ""  # as the member calls it
+        self._member: Member | None = None  # once admitted
+        self._timer: Timer | None = None
+        self._is_over = False
+
+    def opened(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._plane.hello())
+        self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
+
+    def heard(self, line: bytes) -> None:
+        member = self._member
+        if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
+            return
+        try:
+            if member is None:
+                self._on_first(line)
+            else:
+                self._dispatcher.dispatch(self._job, member, line)
+        except msgspec.DecodeError as error:
+            self._refuse_to_understand(error)
+
+    def closed(self, error: Exception | None) -> None:
+        assert self._connection is not None
+        if self._is_over:
+            return
+        if isinstance(error, msgspec.DecodeError):
+            self._refuse_to_understand(error)
+            return
+        if error is not None:
+            log.info("connection of %s: %s", self._connection.name, error)
+        deaf = self._member is not None and self._member.gave_up
+        self._end("asks and doesn't read the answers" if deaf else "closed its connection")
+
+    def _on_first(self, line: bytes) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        if len(line) > messages.LINE_BYTES_MAX:
+            raise msgspec.DecodeError("the first line is too long")
+        join = messages.decode_first(line)
+        if not isinstance(join, messages.Join | messages.RackJoin):
+            raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
+        try:
+            self._member = self._plane.admit(join, self._connection)
+        except RefusalError as refusal:
+            log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)
+            self._jobs.refused(self._plane.name_of_job(join), str(refusal))
+            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
+            self._end("was refused")
+            return
+        self._job = join.job
+        self._timer.cancel()
+        if self._member.rack:
+            self._expect_ranks()
+
+    def _on_silence(self) -> None:
+        self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
+
+    def _expect_ranks(self) -> None:
+        """A rack's switch has a connection for ranks; without any, only for a while."""
+        member = self._member
+        assert member is not None
+        if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:
+            log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
+            member.connection.give_up()
+        else:
+            self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
+
+    def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
+        assert self._connection is not None
+        self._counts["messages_malformed"] += 1
+        log.warning("closing the connection of %s: %s", self._connection.name, error)
+        self._end("sent a message that the switch doesn't understand")
+
+    def _end(self, reason: str) -> None:
+        assert self._connection is not None
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        member = self._member
+        if member is not None:
+            for inquiry in list(member.inquiries):
+                inquiry.cancel()
+            if member.epoch is not None:
+                self._jobs.lose(member.epoch, member, reason)
+        self._connection.close()
 
 
 def _is_over(member: Member) -> bool:
     return member.epoch is not None and member.epoch.state is State.OVER
 
 
-def _packets_of(
-    join: messages.Join | messages.RackJoin, connection: StreamConnection, data_host: str
-) -> tuple[str, int]:
+def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:
     """The address that they come from; they go to `data_host`. Raises RefusalError."""
     host = connection.host
     if isinstance(join, messages.RackJoin) and join.data_host:
@@ -57,159 +233,3 @@ def _packets_of(
             "IPv4 address, and join there (JAX_PASSING_SWITCH, or --parent of a rack's switch)."
         )
     return host, join.udp_port
-
-
-class ControlPlane:
-    """All jobs of a switch."""
-
-    def __init__(
-        self,
-        data_plane: DataPlane,
-        *,
-        lease_s: float,
-        slots_per_job: int,
-        link_gbit: float | None = None,
-        parent: tuple[str, int] | None = None,
-    ):
-        self._data_plane = data_plane
-        self._instance, self._secret = uuid.uuid4().hex, uuid.uuid4().hex
-        self._lease_s = lease_s
-        self._parent = parent
-        self._slots_per_job = slots_per_job
-        self._link_gbit = link_gbit
-        self._questions = Questions(data_plane)
-        uplink_for = None if parent is None else self._uplink_for
-        self._tasks: set[asyncio.Task[None]] = set()
-        spawn = partial(keep, self._tasks)
-        self._jobs = JobTable(data_plane, lease_s=lease_s, spawn=spawn, uplink_for=uplink_for)
-        self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, self._abilities)
-        self._watch = Watch(data_plane, self._jobs, lease_s)
-        self._connections: set[StreamConnection] = set()
-        self._members: set[Member] = set()
-        self._counts: Counter[str] = Counter()
-
-    def _abilities(self) -> Abilities:
-        data_plane = self._data_plane
-        return Abilities(
-            self._instance,
-            self._slots_per_job,
-            data_plane.lanes_per_chunk,
-            data_plane.whole_chunks,
-            self._link_gbit,
-        )
-
-    def _uplink_for(self, epoch: Epoch) -> Uplink:
-        assert self._parent is not None
-        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._secret)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks with one host; the handler of a TCP server whose `limit` is RELAY_LINE_BYTES_MAX."""
-        connection = StreamConnection(writer)
-        if len(self._connections) >= CONNECTIONS_MAX:
-            self._counts["connections_refused"] += 1
-            connection.close()
-            return
-        self._connections.add(connection)
-        try:
-            await self._converse(reader, connection)
-        except msgspec.DecodeError as error:
-            self._counts["messages_malformed"] += 1
-            log.warning("closing the connection of %s: %s", connection.name, error)
-        except OSError as error:
-            log.info("connection of %s: %s", connection.name, error)
-        finally:
-            self._connections.discard(connection)
-            connection.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, connection: StreamConnection) -> None:
-        data_plane = self._data_plane
-        connection.send(messages.Hello(messages.PROTOCOL_VERSION, data_plane.host, data_plane.port, self._instance))
-        try:
-            line = await asyncio.wait_for(read_line(reader), FIRST_MESSAGE_S)
-        except TimeoutError as error:
-            raise msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s") from error
-        if line is None:
-            return
-        if len(line) > messages.LINE_BYTES_MAX:
-            raise msgspec.DecodeError("the first line is too long")
-        join = messages.decode_first(line)
-        if not isinstance(join, messages.Join | messages.RackJoin):
-            raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
-        try:
-            member = self._admit(join, connection)
-        except RefusalError as refusal:
-            log.warning("refused %s for job %r: %s", connection.name, join.job, refusal)
-            self._jobs.refused(self._name_of_job(join), str(refusal))
-            connection.send(messages.Refused(JoinError.__name__, str(refusal)))
-            return
-        reason = "closed its connection"
-        self._members.add(member)
-        try:
-            while not _is_over(member) and not connection.gave_up and (line := await read_line(reader)) is not None:
-                self._dispatcher.dispatch(join.job, member, line)
-                await asyncio.sleep(0)  # read_line doesn't wait for lines that are here: others have their turn
-        except msgspec.DecodeError:
-            reason = "sent a message that the switch doesn't understand"
-            raise
-        finally:
-            self._members.discard(member)
-            for question in member.questions:
-                question.cancel()
-            if connection.gave_up:
-                reason = "asks and doesn't read the answers"
-            if member.epoch is not None:
-                self._jobs.lose(member.epoch, member, reason)
-
-    def _admit(self, join: messages.Join | messages.RackJoin, connection: StreamConnection) -> Member:
-        """Raises RefusalError."""
-        now = time.monotonic()
-        address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
-        if isinstance(join, messages.RackJoin):
-            check_version(join, connection.own_name)
-            return Member(connection, join.instance, address, now, rack=join.name)
-        member = Member(connection, join.instance, address, now, switches=join.switches)
-        self._jobs.admit(self._name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
-        return member
-
-    def _name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
-        """Here. Each stripe of a job is one for itself: two of them, of different racks, may have us as their spine."""
-        if isinstance(join, messages.RackJoin):
-            return join.job
-        stripe = join.switches.index(self._instance) if self._instance in join.switches else 0
-        return messages.stripe_name(join.job, stripe)
-
-    async def watch(self) -> None:
-        """Ends leases, and waits of those that join, when their time is over. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(min(self._lease_s / 10, 0.1))
-            lost = self._watch.check_data_plane()
-            now = time.monotonic()
-            for member in self._members:
-                if member.epoch is None and now - member.alone_since > FIRST_MESSAGE_S:
-                    log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
-                    member.connection.give_up()
-            self._watch.look(now, lost)
-
-    async def shut_down(self) -> None:
-        """Tells every host, then closes every connection."""
-        for epoch in self._jobs.epochs():
-            text = (
-                f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "
-                "every host."
-            )
-            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
-        if self._tasks:  # what parents are told is sent
-            await asyncio.wait(list(self._tasks), timeout=FAREWELL_S)
-        connections = list(self._connections)
-        for connection in connections:
-            connection.close()
-        if connections:
-            waits = [asyncio.ensure_future(connection.writer.wait_closed()) for connection in connections]
-            _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
-            for connection in connections if late else []:
-                connection.writer.transport.abort()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    def stats(self) -> dict[str, int]:
-        """Counters since the start."""
-        return dict(self._counts + self._jobs.counts + self._watch.counts)

@@ -4,10 +4,7 @@ What it sends is never trusted: a message that makes no sense raises msgspec.Dec
 """
 
 import logging
-import time
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,35 +12,44 @@ from jax_passing.config import RANKS_MAX
 from jax_passing.errors import JoinError, is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_rack
-from jax_passing.switch.background import keep
-from jax_passing.switch.data_plane import DataPlane, unexpected
-from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.outside import Outside
 from jax_passing.switch.questions import Questions
 
 log = logging.getLogger("jax_passing.switch")
 
-QUESTIONS_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for each of its hosts
+INQUIRIES_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for each of its hosts
 
 
 class Dispatcher:
     """Of all members' messages. `abilities`: asked when a rank joins through its rack's switch."""
 
-    def __init__(self, data_plane: DataPlane, jobs: JobTable, questions: Questions, abilities: Callable[[], Abilities]):
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        jobs: JobTable,
+        questions: Questions,
+        outside: Outside,
+        abilities: Callable[[], Abilities],
+    ):
         self._data_plane = data_plane
         self._jobs = jobs
         self._questions = questions
+        self._outside = outside
         self._abilities = abilities
 
     def dispatch(self, job: str, member: Member, line: bytes) -> None:
         message = messages.decode_from_member(line)
         if len(line) > messages.LINE_BYTES_MAX and not isinstance(message, messages.Relay):
             raise msgspec.DecodeError(f"{type(message).__name__} is too long")
-        member.heard = time.monotonic()
+        member.heard = self._outside.now()
         epoch = member.epoch
         match message:
             case messages.Heartbeat():
-                member.connection.answer(message)
+                member.answer(message)
             case messages.RankJoin() if member.rack:
                 self._on_rank(job, member, message)
             case messages.Refused() if member.rack:
@@ -67,19 +73,20 @@ class Dispatcher:
         except RefusalError as refusal:
             log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
             self._jobs.refused(job, str(refusal))
-            member.connection.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
+            member.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
             case messages.Query(slot, version) if epoch.state is State.RUNNING:
                 if slot is None:
-                    member.connection.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
+                    member.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
                 else:
                     if not epoch.has_slot(slot):
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
-                    self._reply(member, partial(self._questions.slot_state, epoch, slot, version))
+                    self._check_inquiries(member)
+                    self._questions.slot_state(epoch, slot, version, member.inquiries, member.answer)
             case messages.CountersQuery() if epoch.state is State.RUNNING:
-                member.connection.answer(messages.Counters(dict(self._data_plane.stats())))
+                member.answer(messages.Counters(dict(self._data_plane.stats())))
             case messages.Leave() if epoch.state is State.RUNNING:
                 self._jobs.leave(epoch, (member.rank,), member)
             case messages.Fail(kind, text, ranks):
@@ -96,7 +103,8 @@ class Dispatcher:
             case messages.Prepared(attempt):
                 self._jobs.starts.prepared(epoch, member, attempt)
             case messages.Ask() if epoch.state is State.RUNNING:
-                self._reply(member, partial(self._questions.answer, epoch, message, member))
+                self._check_inquiries(member)
+                self._questions.answer(epoch, message, member, member.inquiries, member.answer)
             case messages.Left(ranks) if epoch.state is State.RUNNING and member.ranks.keys() >= set(ranks):
                 self._jobs.leave(epoch, ranks, member)
             case messages.Fail(kind, text) if epoch.state is State.PREPARING and is_kind(kind):
@@ -115,7 +123,7 @@ class Dispatcher:
             case messages.GroupLost() if epoch.state is State.RUNNING:
                 self._jobs.starts.group_lost(epoch, member)
             case _:
-                raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.name}")
+                raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.value}")
 
     def _on_fail(self, epoch: Epoch, member: Member, failed: messages.Failed) -> None:
         if not is_kind(failed.kind) or any(rank >= epoch.world_size for rank in failed.ranks):
@@ -123,15 +131,6 @@ class Dispatcher:
         if epoch.state is State.RUNNING:
             self._jobs.fail(epoch, failed, reporter=member)
 
-    def _reply(self, member: Member, work: Callable[[], Coroutine[Any, Any, messages.Message]]) -> None:
-        """To a question that other switches may have to be asked."""
-
-        async def reply() -> None:
-            try:
-                member.connection.answer(await work())
-            except Exception as error:  # whatever the device's driver raises
-                log.error("no answer to a question of %s: %s", member, error, exc_info=unexpected(error))
-
-        if len(member.questions) >= QUESTIONS_MAX:
+    def _check_inquiries(self, member: Member) -> None:
+        if len(member.inquiries) >= INQUIRIES_MAX:
             raise msgspec.DecodeError("too many questions at once")
-        keep(member.questions, reply())

@@ -1,18 +1,17 @@
 """How an epoch starts, from the moment when all ranks are here: slots, multicast or not, the data plane, welcome."""
 
-import asyncio
 import logging
-import secrets
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError, least, plan_for
 from jax_passing.switch.data_plane import DataPlane, JobSlots, Parent, unexpected
-from jax_passing.switch.epochs import Epoch, Member, State
+from jax_passing.switch.epoch_states import Event, State
+from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.group_probe import GroupProbe, Step
+from jax_passing.switch.outside import Outside
 from jax_passing.switch.slot_partition import SlotPartition
 
 log = logging.getLogger("jax_passing.switch")
@@ -29,14 +28,14 @@ class EpochStart:
         lease_s: float,
         counts: Counter[str],
         refuse: Callable[[Epoch, str], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        outside: Outside,
     ):
-        """`refuse`: sends all who wait away. `spawn`: runs beside everything else."""
+        """`refuse`: sends all who wait away."""
         self._data_plane = data_plane
+        self._outside = outside
         self._lease_s = lease_s
         self._counts = counts
         self._refuse = refuse
-        self._spawn = spawn
         self._partition = SlotPartition(data_plane.slot_total)
 
     # Preparing.
@@ -45,7 +44,7 @@ class EpochStart:
         """All ranks are here; at a switch below, the parent says so. Comes again if one of them went meanwhile."""
         if epoch.state is State.PREPARING:
             self.step_back(epoch)
-        epoch.state = State.PREPARING
+        epoch.on(Event.ALL_HERE)
         epoch.attempt += 1
         try:
             epoch.plan = plan = above or plan_for(epoch, epoch.attempt)
@@ -70,8 +69,9 @@ class EpochStart:
         self._go_on(epoch)
 
     def step_back(self, epoch: Epoch) -> None:
-        """To FORMING: a rank went away."""
-        epoch.state, epoch.probe, epoch.plan = State.FORMING, None, None
+        """A rank went away, or the parent."""
+        epoch.on(Event.GONE)
+        epoch.probe, epoch.plan = None, None
         self.release(epoch)
 
     def release(self, epoch: Epoch) -> None:
@@ -108,17 +108,20 @@ class EpochStart:
         group = self._data_plane.group(epoch.job.number, own.pop())
         if group is None:
             return
-        nonce = secrets.randbits(32)
-        epoch.probe = GroupProbe(group, nonce, [member.rank for member in epoch.members], time.monotonic())
+        nonce = self._outside.random_bits(32)
+        epoch.probe = GroupProbe(group, nonce, [member.rank for member in epoch.members], self._outside.now())
         offer = messages.GroupOffer(group.address, group.port, epoch.job.number, epoch.number, nonce)
         for member in epoch.members:
             member.connection.send(offer)
-        self._spawn(self._probe(epoch, epoch.probe))
+        self._probe_later(epoch, epoch.probe)
 
-    async def _probe(self, epoch: Epoch, probe: GroupProbe) -> None:
-        while epoch.probe is probe:
-            await asyncio.sleep(PROBE_TICK_S)
-            self._advance_probe(epoch, time.monotonic())
+    def _probe_later(self, epoch: Epoch, probe: GroupProbe) -> None:
+        self._outside.call_later(PROBE_TICK_S, partial(self._on_tick, epoch, probe))
+
+    def _on_tick(self, epoch: Epoch, probe: GroupProbe) -> None:
+        if epoch.probe is probe:  # else that attempt is over
+            self._probe_later(epoch, probe)
+            self._advance_probe(epoch)
 
     def group_answer(self, epoch: Epoch, member: Member, answer: messages.GroupReady | messages.GroupHeard) -> None:
         probe = epoch.probe
@@ -128,14 +131,14 @@ class EpochStart:
             probe.ready(member.rank, answer.problem)
         else:
             probe.heard(member.rank)
-        self._advance_probe(epoch, time.monotonic())
+        self._advance_probe(epoch)
 
-    def _advance_probe(self, epoch: Epoch, now: float) -> None:
+    def _advance_probe(self, epoch: Epoch) -> None:
         """Does what is due."""
         probe = epoch.probe
         if probe is None:
             return
-        match probe.step(now):
+        match probe.step(self._outside.now()):
             case Step.SEND:
                 try:
                     self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce)
@@ -171,7 +174,6 @@ class EpochStart:
     def start(self, epoch: Epoch, above: messages.Welcome | None = None) -> None:
         """`above`: the parent's welcome, at a switch that has one."""
         plan, slot_first, uplink = epoch.plan, epoch.slot_first, epoch.uplink
-        assert epoch.state is State.PREPARING, epoch.state
         assert plan is not None
         assert slot_first is not None
         parent = None
@@ -198,14 +200,14 @@ class EpochStart:
                 f"The data plane of the switch at {epoch.own_name} refused the job ({error}). Look at its log.",
             )
             return
-        epoch.state = State.RUNNING
+        epoch.on(Event.ALL_PREPARED)
         joins = epoch.joined().values()
         if above is not None:  # of the whole tree
             slowest, slowest_switch = above.link_gbit, above.switch_link_gbit
         else:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
-        now = time.monotonic()
+        now = self._outside.now()
         for worker, member in enumerate(workers):
             member.heard = now
             member.connection.send(

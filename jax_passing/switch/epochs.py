@@ -1,8 +1,5 @@
 """What a switch knows of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
-import asyncio
-import enum
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,35 +8,9 @@ from jax_passing import _native
 from jax_passing.errors import names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_plane import Group
+from jax_passing.switch.epoch_states import NEXT, Event, State
 from jax_passing.switch.group_probe import GroupProbe
-
-
-class Connection(Protocol):
-    """To one member."""
-
-    @property
-    def host(self) -> str:
-        """Its IP address."""
-
-    @property
-    def own_host(self) -> str:
-        """Ours, as that member knows it."""
-
-    @property
-    def own_name(self) -> str:
-        """Ours with the port, for people."""
-
-    def send(self, message: messages.Message) -> bool:
-        """Never waits. False if the member has stopped reading."""
-
-    def answer(self, message: messages.Message) -> None:
-        """Sends what the member has asked for. Gives up one that doesn't read it."""
-
-    def give_up(self) -> None:
-        """Closes at once: what wasn't sent yet is lost."""
-
-    def close(self) -> None:
-        """After what was sent."""
+from jax_passing.switch.outside import Connection
 
 
 class ParentConnection(Protocol):
@@ -72,11 +43,11 @@ class ParentConnection(Protocol):
     def check_group(self, is_heard: bool) -> None:
         """While the epoch runs: whether results come by multicast."""
 
-    async def run(self) -> None:
-        """Until the epoch is over."""
+    def start(self) -> None:
+        """Calls the parent."""
 
     def close(self) -> None:
-        """After what was sent."""
+        """The epoch is over."""
 
 
 class ParentListener(Protocol):
@@ -103,6 +74,13 @@ class ParentListener(Protocol):
         """The connection is lost."""
 
 
+class Inquiry(Protocol):
+    """A question that other switches have been asked."""
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+
+
 @dataclass(eq=False)
 class Member:
     """A connection that may join an epoch: a host with one rank, or the switch of a rack with several.
@@ -114,14 +92,15 @@ class Member:
     instance: str  # tells this process from any other
     address: tuple[str, int]  # where its packets come from
     heard: float  # when it sent something last
+    alone_since: float  # without an epoch
     rack: str = ""  # a rack's switch: its address, for people
-    switches: tuple[str, ...] = ()  # a host: the instances of all that the job is striped over
+    switches: tuple[str, ...] = ()  # a host: the instances of all that the job is spread over
     epoch: "Epoch | None" = None  # None while it holds no ranks
     ranks: dict[int, messages.RankJoin] = field(default_factory=dict)
     join_until: dict[int, float] = field(default_factory=dict)  # by rank
     prepared: bool = False
-    questions: set[asyncio.Task[None]] = field(default_factory=set)  # of its that are being answered
-    alone_since: float = field(default_factory=time.monotonic)  # without an epoch
+    inquiries: set[Inquiry] = field(default_factory=set)  # on behalf of it, that are under way
+    gave_up: bool = False  # it asks, and doesn't read the answers
 
     @property
     def rank(self) -> int:
@@ -133,6 +112,12 @@ class Member:
         assert self.epoch is not None
         return sorted(self.ranks.keys() - self.epoch.left)
 
+    def answer(self, message: messages.Message) -> None:
+        """Sends what it has asked for, and gives it up if it doesn't read that."""
+        if not self.connection.send(message):
+            self.gave_up = True
+            self.connection.give_up()
+
     def __str__(self) -> str:
         ranks = names(sorted(self.ranks))
         return f"the switch at {self.rack} ({ranks})" if self.rack else ranks
@@ -142,13 +127,6 @@ class Member:
         """The same, to begin a sentence with."""
         text = str(self)
         return text[0].upper() + text[1:]
-
-
-class State(enum.Enum):
-    FORMING = enum.auto()
-    PREPARING = enum.auto()  # all ranks are here: slots are reserved; do members hear multicast?
-    RUNNING = enum.auto()
-    OVER = enum.auto()
 
 
 @dataclass(eq=False)
@@ -168,6 +146,11 @@ class Epoch:
     group: Group | None = None  # where results go; None: to each member
     left: set[int] = field(default_factory=set)  # of all ranks of the job
     refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
+
+    def on(self, event: Event) -> None:
+        """Goes to the state that follows."""
+        assert (self.state, event) in NEXT, f"{self}: {event.value} while it is {self.state.value}"
+        self.state = NEXT[self.state, event]
 
     def joined(self) -> dict[int, messages.RankJoin]:
         return {rank: join for member in self.members for rank, join in member.ranks.items()}

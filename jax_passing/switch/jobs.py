@@ -1,10 +1,8 @@
-"""The jobs of a switch: who may join, how members and epochs end. No I/O but what members and the parent are sent."""
+"""The jobs of a switch: who may join, how members and epochs end."""
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Collection
 
 from jax_passing.config import SHARDS_MAX
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, SwitchUnreachableError, names
@@ -12,7 +10,9 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError, check_fits, differences
 from jax_passing.switch.data_plane import DataPlane, unexpected
 from jax_passing.switch.epoch_start import EpochStart
-from jax_passing.switch.epochs import Epoch, Job, Member, ParentConnection, State
+from jax_passing.switch.epoch_states import Event, State
+from jax_passing.switch.epochs import Epoch, Job, Member, ParentConnection
+from jax_passing.switch.outside import Outside
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -27,23 +27,23 @@ class JobTable:
     def __init__(
         self,
         data_plane: DataPlane,
+        outside: Outside,
         *,
         lease_s: float,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
         uplink_for: Callable[[Epoch], ParentConnection] | None = None,
     ):
-        """`spawn`: runs beside everything else. `uplink_for`: of a switch with a parent."""
+        """`uplink_for`: of a switch with a parent."""
         self._data_plane = data_plane
+        self._outside = outside
         self._lease_s = lease_s
         self._uplink_for = uplink_for
-        self._spawn = spawn
         self._jobs: dict[str, Job] = {}
         self._number_last = 0
         # By the job's number. No pair of the two comes back in a switch's life: by that pair alone a packet on its way,
         # and a slot that nobody clears, are known as an earlier epoch's.
         self._epoch_last: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
-        self.starts = EpochStart(data_plane, lease_s, self.counts, self.refuse_all, spawn)
+        self.starts = EpochStart(data_plane, lease_s, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
         """Those that form or run."""
@@ -99,14 +99,14 @@ class JobTable:
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
                 f"{self._lease_s:g} s; then the job can be joined again."
             )
-        hosts = [host for stripe in self._stripes(job.name) for host in stripe.members if not host.rack]
+        hosts = [host for shard in self._shards(job.name) for host in shard.members if not host.rack]
         check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
         return epoch
 
-    def _stripes(self, name: str) -> list[Epoch]:
-        """Of the job that this one is or has a stripe of, all that are here."""
-        whole = name.partition(messages.STRIPE_MARK)[0]
-        jobs = (self._jobs.get(messages.stripe_name(whole, stripe)) for stripe in range(SHARDS_MAX))
+    def _shards(self, name: str) -> list[Epoch]:
+        """Of the job that this one is or has a shard of, all that are here."""
+        whole = name.partition(messages.SHARD_MARK)[0]
+        jobs = (self._jobs.get(messages.shard_name(whole, shard)) for shard in range(SHARDS_MAX))
         return [job.epoch for job in jobs if job is not None and job.epoch is not None]
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> Epoch:
@@ -117,10 +117,10 @@ class JobTable:
             job.epoch = epoch
             if self._uplink_for is not None:
                 epoch.uplink = self._uplink_for(epoch)
-                self._spawn(epoch.uplink.run())
+                epoch.uplink.start()
         member.epoch = epoch
         member.ranks[join.rank] = join
-        member.join_until[join.rank] = time.monotonic() + join.wait_s
+        member.join_until[join.rank] = self._outside.now() + join.wait_s
         if member not in epoch.members:
             epoch.members.append(member)
         log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
@@ -135,7 +135,7 @@ class JobTable:
     def refused(self, name: str, message: str) -> None:
         """A host wasn't admitted: those who wait for it will hear why."""
         self.counts["joins_refused"] += 1
-        for epoch in self._stripes(name):
+        for epoch in self._shards(name):
             epoch.refusal = message
             if epoch.uplink is not None:
                 epoch.uplink.send(messages.Refused(JoinError.__name__, message))
@@ -155,18 +155,21 @@ class JobTable:
 
     def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__) -> None:
         """Sends all who wait away, here and at all other switches."""
+        if epoch.state is State.OVER:
+            return
         for member in epoch.members:
             member.connection.send(messages.Refused(kind, message))
             member.connection.close()
         if epoch.uplink is not None:
             epoch.uplink.send(messages.Fail(kind, message))
-        self.end(epoch)
+        self._end(epoch, Event.REFUSED)
 
     # How a member, or an epoch, ends.
 
-    def end(self, epoch: Epoch) -> None:
+    def _end(self, epoch: Epoch, event: Event) -> None:
         """Frees the slots, hangs up on the parent."""
-        was, epoch.state, epoch.probe = epoch.state, State.OVER, None
+        was, epoch.probe = epoch.state, None
+        epoch.on(event)
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is State.RUNNING:
@@ -186,7 +189,7 @@ class JobTable:
         self.counts["epochs_failed"] += 1
         if epoch.uplink is not None and reporter is not epoch.uplink:
             epoch.uplink.send(messages.Fail(failed.kind, failed.message, failed.ranks))
-        self.end(epoch)
+        self._end(epoch, Event.FAILED)
         for member in epoch.members:
             if member is not reporter:
                 member.connection.send(failed)
@@ -200,11 +203,11 @@ class JobTable:
             epoch.uplink.send(messages.RankGone(rank))
         if not member.ranks:
             epoch.members.remove(member)
-            member.epoch, member.alone_since = None, time.monotonic()
+            member.epoch, member.alone_since = None, self._outside.now()
         if epoch.state is State.PREPARING:
             self.starts.step_back(epoch)
         if not epoch.members:
-            self.end(epoch)
+            self._end(epoch, Event.LAST_GONE)
 
     def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
         """One rank is gone: that ends a running epoch, and frees its place in one that forms."""
@@ -280,7 +283,7 @@ class JobTable:
             epoch.uplink.send(left)
 
     def finish(self, epoch: Epoch) -> None:
-        self.end(epoch)
+        self._end(epoch, Event.ALL_LEFT)
         for member in epoch.members:
             member.connection.send(messages.Bye())
             member.connection.close()

@@ -1,48 +1,92 @@
 """Who is missing in a chunk: asked at one switch, answered by all switches of the tree, in bounded time."""
 
-import asyncio
 import itertools
+import logging
+from collections.abc import Callable, Sequence
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.data_plane import DataPlane
-from jax_passing.switch.epochs import Connection, Epoch, Member, ParentConnection
+from jax_passing.switch.data_plane import DataPlane, SlotVersion, unexpected
+from jax_passing.switch.epochs import Epoch, Inquiry, Member, ParentConnection
+from jax_passing.switch.outside import Connection, Outside
+
+log = logging.getLogger("jax_passing.switch")
 
 PATIENCE_S = 0.8  # a host waits a second for its answer (host/shard.py)
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
+
+Asked = Connection | ParentConnection  # another switch
+
+
+class _Round:
+    """One question to several other switches at once."""
+
+    def __init__(
+        self,
+        questions: "Questions",
+        inquiries: set[Inquiry],
+        asked: Sequence[Asked],
+        place: tuple[int, int, int],
+        patience_s: float,
+        done: Callable[[list[messages.Answer | None]], None],
+    ):
+        """`inquiries`: it is one of them while it lasts. `done`: hears the answers, in the order of `asked`."""
+        self._questions = questions
+        self._inquiries = inquiries
+        self._asked = {questions.next_id(): each for each in asked}
+        self._answers: dict[int, messages.Answer] = {}
+        self._done = done
+        self._timer = questions.outside.call_later(patience_s, self._finish)
+        inquiries.add(self)
+        for number, each in self._asked.items():
+            questions.pending[number] = self
+            each.send(messages.Ask(number, *place, patience_s * PATIENCE_SHARE))
+
+    def on_answer(self, source: Asked, answer: messages.Answer) -> None:
+        if self._asked[answer.id] is source:
+            self._answers[answer.id] = answer
+            if len(self._answers) == len(self._asked):
+                self._finish()
+
+    def _finish(self) -> None:
+        self.cancel()
+        self._done([self._answers.get(number) for number in self._asked])
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._inquiries.discard(self)
+        for number in self._asked:
+            self._questions.pending.pop(number, None)
 
 
 class Questions:
     """Those that this switch asks, and its answers. A switch that doesn't answer is an answer too."""
 
-    def __init__(self, data_plane: DataPlane):
+    def __init__(self, data_plane: DataPlane, outside: Outside):
         self._data_plane = data_plane
+        self.outside = outside
         self._ids = itertools.count()
-        self._pending: dict[int, tuple[Connection | ParentConnection, asyncio.Future[messages.Answer]]] = {}
+        self.pending: dict[int, _Round] = {}
 
-    def on_answer(self, source: Connection | ParentConnection, answer: messages.Answer) -> None:
-        asked, future = self._pending.get(answer.id, (None, None))
-        if asked is source and future is not None and not future.done():
-            future.set_result(answer)
+    def next_id(self) -> int:
+        return next(self._ids)
 
-    async def _ask(
-        self, whom: Connection | ParentConnection, slot: int, version: int, sequence: int, patience_s: float
-    ) -> messages.Answer | None:
-        number = next(self._ids)
-        future: asyncio.Future[messages.Answer] = asyncio.get_running_loop().create_future()
-        self._pending[number] = whom, future
+    def on_answer(self, source: Asked, answer: messages.Answer) -> None:
+        if answer.id in self.pending:
+            self.pending[answer.id].on_answer(source, answer)
+
+    def _held(self, slot: int, version: int) -> SlotVersion | None:
+        """None: who knows."""
         try:
-            whom.send(messages.Ask(number, slot, version, sequence, patience_s * PATIENCE_SHARE))
-            return await asyncio.wait_for(future, patience_s)
-        except TimeoutError:
+            return self._data_plane.slot_version(slot, version)
+        except Exception as error:  # whatever the device's driver raises
+            log.error("the data plane can't say what slot %d holds: %s", slot, error, exc_info=unexpected(error))
             return None
-        finally:
-            del self._pending[number]
 
     def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int) -> tuple[int, bool] | None:
         """Which workers have contributed to this sequence here, and whether the result is here. None: who knows."""
         if epoch.slot_first is None or epoch.plan is None or slot >= epoch.plan.slot_count:
             return 0, False  # over meanwhile, or not the job's
-        held = self._data_plane.slot_version(epoch.slot_first + slot, version)
+        held = self._held(epoch.slot_first + slot, version)
         if held is None:
             return None
         everybody = (1 << len(epoch.members)) - 1
@@ -53,12 +97,23 @@ class Questions:
         is_newer = (sequence - held.sequence) % 2**32 <= 2**31
         return (0, False) if is_newer else (everybody, True)
 
-    async def answer(self, epoch: Epoch, ask: messages.Ask, asker: Member | ParentConnection | None) -> messages.Answer:
-        """Everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know of all."""
+    def answer(
+        self,
+        epoch: Epoch,
+        ask: messages.Ask,
+        asker: Member | ParentConnection | None,
+        inquiries: set[Inquiry],
+        reply: Callable[[messages.Answer], object],
+    ) -> None:
+        """Everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know of all.
+
+        What other switches must be asked for is one of the `inquiries` until they have answered.
+        """
         place = ask.slot, ask.version, ask.sequence
         known = self._bits(epoch, *place)
         if known is None:  # accuse nobody: `received` says that the asker's packets may have come
-            return messages.Answer(ask.id, missing=(), received=True, complete=False, trouble=_unreadable(epoch))
+            reply(messages.Answer(ask.id, missing=(), received=True, complete=False, trouble=_unreadable(epoch)))
+            return
         bits, complete = known
         workers = epoch.workers()
         missing: set[int] = set()
@@ -70,59 +125,80 @@ class Questions:
                 racks.append(member)
             else:
                 missing.add(member.rank)
-        uplink = epoch.uplink if epoch.uplink is not asker and not complete else None
-        whom: list[Connection | ParentConnection] = [rack.connection for rack in racks]
-        if uplink is not None:
-            whom.append(uplink)
-        patience_s = min(ask.patience_s, PATIENCE_S)
-        answers = await asyncio.gather(*(self._ask(each, *place, patience_s) for each in whom))
-        troubles: list[str] = []
-        for rack, said in zip(racks, answers, strict=False):
-            if said is None:
-                missing.update(rack.ranks)
-                troubles.append(f"The switch at {rack.rack} doesn't answer.")
-            else:
-                missing.update(said.missing)
-                troubles.append(said.trouble)
-                if not said.missing and not said.trouble:
-                    troubles.append(_stuck(rack.rack, epoch.own_name))
-        if uplink is not None:
-            said = answers[-1]
-            if said is None:
-                troubles.append(f"The switch at {uplink.name}, its parent, doesn't answer.")
-            else:
-                missing.update(said.missing)
-                troubles.append(said.trouble)
-                is_full = bits == (1 << len(workers)) - 1
-                if is_full and not said.received:
-                    troubles.append(_stuck(epoch.own_name, uplink.name))
-                elif is_full and said.complete:
-                    troubles.append(_stuck(uplink.name, epoch.own_name))
         received = isinstance(asker, Member) and bool(bits >> workers.index(asker) & 1)
-        trouble = " ".join(dict.fromkeys(filter(None, troubles)))[: 8 * 1024]
-        return messages.Answer(ask.id, tuple(sorted(missing)), received, complete, trouble)
+        is_full = bits == (1 << len(workers)) - 1
+        uplink = epoch.uplink if epoch.uplink is not asker and not complete else None
 
-    async def slot_state(self, epoch: Epoch, slot: int, version: int) -> messages.SlotState:
+        def conclude(answers: list[messages.Answer | None]) -> None:
+            troubles: list[str] = []
+            for rack, said in zip(racks, answers, strict=False):  # the parent's answer is the last one
+                if said is None:
+                    missing.update(rack.ranks)
+                    troubles.append(f"The switch at {rack.rack} doesn't answer.")
+                else:
+                    missing.update(said.missing)
+                    troubles.append(said.trouble)
+                    if not said.missing and not said.trouble:
+                        troubles.append(_stuck(rack.rack, epoch.own_name))
+            if uplink is not None:
+                said = answers[-1]
+                if said is None:
+                    troubles.append(f"The switch at {uplink.name}, its parent, doesn't answer.")
+                else:
+                    missing.update(said.missing)
+                    troubles.append(said.trouble)
+                    if is_full and not said.received:
+                        troubles.append(_stuck(epoch.own_name, uplink.name))
+                    elif is_full and said.complete:
+                        troubles.append(_stuck(uplink.name, epoch.own_name))
+            trouble = " ".join(dict.fromkeys(filter(None, troubles)))[: 8 * 1024]
+            reply(messages.Answer(ask.id, tuple(sorted(missing)), received, complete, trouble))
+
+        asked: list[Asked] = [rack.connection for rack in racks]
+        if uplink is not None:
+            asked.append(uplink)
+        if asked:
+            _Round(self, inquiries, asked, place, min(ask.patience_s, PATIENCE_S), conclude)
+        else:
+            conclude([])
+
+    def slot_state(
+        self,
+        epoch: Epoch,
+        slot: int,
+        version: int,
+        inquiries: set[Inquiry],
+        reply: Callable[[messages.SlotState], object],
+    ) -> None:
         """For a host, about a slot of its job."""
         first = epoch.slot_first
         left = tuple(sorted(epoch.left))
         if first is None:
-            return messages.SlotState(left=left, missing=tuple(sorted(epoch.joined())))
-        held = self._data_plane.slot_version(slot, version)
+            reply(messages.SlotState(left=left, missing=tuple(sorted(epoch.joined()))))
+            return
+        held = self._held(slot, version)
         if held is None:
-            return messages.SlotState(left=left, trouble=_unreadable(epoch))
+            reply(messages.SlotState(left=left, trouble=_unreadable(epoch)))
+            return
         if held.empty:  # of which chunk should others be asked?
-            return messages.SlotState(left=left, missing=tuple(sorted(epoch.joined())))
-        ask = messages.Ask(0, slot - first, version, held.sequence, PATIENCE_S)
-        answer = await self.answer(epoch, ask, None)
-        return messages.SlotState(
-            left=left,
-            empty=False,
-            sequence=held.sequence,
-            complete=held.complete,
-            missing=answer.missing,
-            trouble=answer.trouble,
-        )
+            reply(messages.SlotState(left=left, missing=tuple(sorted(epoch.joined()))))
+            return
+        sequence, complete = held.sequence, held.complete
+
+        def conclude(answer: messages.Answer) -> None:
+            reply(
+                messages.SlotState(
+                    left=left,
+                    empty=False,
+                    sequence=sequence,
+                    complete=complete,
+                    missing=answer.missing,
+                    trouble=answer.trouble,
+                )
+            )
+
+        ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S)
+        self.answer(epoch, ask, None, inquiries, conclude)
 
 
 def _unreadable(epoch: Epoch) -> str:

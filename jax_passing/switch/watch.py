@@ -6,27 +6,38 @@ from collections import Counter
 from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_plane import DataPlane, unexpected
-from jax_passing.switch.epochs import Epoch, State
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.outside import Outside, Timer
 
 log = logging.getLogger("jax_passing.switch")
 
+PERIOD_MAX_S = 0.1
+
 
 class Watch:
-    """Over all jobs of a switch."""
+    """Over all jobs of a switch. It begins at once."""
 
-    def __init__(self, data_plane: DataPlane, jobs: JobTable, lease_s: float):
+    def __init__(self, data_plane: DataPlane, jobs: JobTable, outside: Outside, lease_s: float):
         self._data_plane = data_plane
         self._jobs = jobs
+        self._outside = outside
         self._lease_s = lease_s
         self._check_raised = ""
         self.counts: Counter[str] = Counter()
+        self._timer: Timer = self._look_later()
 
-    def look(self, now: float, lost: str) -> None:
-        """`lost`: what check_data_plane returned.
+    def stop(self) -> None:
+        self._timer.cancel()
 
-        The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other.
-        """
+    def _look_later(self) -> Timer:
+        return self._outside.call_later(min(self._lease_s / 10, PERIOD_MAX_S), self._look)
+
+    def _look(self) -> None:
+        """The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other."""
+        self._timer = self._look_later()
+        lost, now = self._check_data_plane(), self._outside.now()
         for epoch in self._jobs.epochs():
             try:
                 self._look_at(epoch, now, lost)
@@ -63,7 +74,7 @@ class Watch:
         except Exception:  # the same fault, perhaps: the others are still watched
             log.exception("%s can't be ended", epoch)
 
-    def check_data_plane(self) -> str:
+    def _check_data_plane(self) -> str:
         """Why the jobs that it had are gone; else empty. May take as long as the device's driver does."""
         try:
             lost, self._check_raised = self._data_plane.check(), ""

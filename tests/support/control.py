@@ -1,11 +1,11 @@
 """A control plane over real loopback sockets, in front of a data plane that records what it is asked."""
 
 import asyncio
-import contextlib
 import logging
+import socket
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import SlotVersion
 
 logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
@@ -80,27 +80,29 @@ class RecordingDataPlane:
 class Switch:
     """A control plane on a port of its own; `async with`."""
 
-    def __init__(self, **changes):
+    def __init__(self, listen=("127.0.0.1", 0), **changes):
         self.data_plane = RecordingDataPlane()
-        self.plane = ControlPlane(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
-        self.instance = self.plane._instance
+        self.server = ControlServer(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        self.plane = self.server.plane
+        self.instance = self.plane.instance
+        self._listen = listen
         self.hosts = []
 
     async def __aenter__(self):
-        self.server = await asyncio.start_server(self.plane.serve, "127.0.0.1", 0, limit=messages.RELAY_LINE_BYTES_MAX)
-        self.address = self.server.sockets[0].getsockname()
+        listener = socket.create_server(self._listen)
+        self.address = listener.getsockname()
         self.name = "{}:{}".format(*self.address)
-        self.watcher = asyncio.create_task(self.plane.watch())
+        await self.server.listen(listener)
         return self
 
     async def __aexit__(self, *_):
-        self.watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.watcher  # raises whatever ended it before
-        self.server.close()
-        await self.plane.shut_down()
+        await self.server.shut_down()
         for host in self.hosts:
             host.writer.close()
+
+    @property
+    def is_watched(self):
+        return not self.plane._watch._timer.cancelled()
 
     async def connect(self):
         reader, writer = await asyncio.open_connection(*self.address, limit=messages.RELAY_LINE_BYTES_MAX)

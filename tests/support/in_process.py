@@ -10,7 +10,8 @@ import jax
 import jax_passing
 from jax_passing.config import Settings, parse_switches
 from jax_passing.host.membership import Membership
-from jax_passing.switch.serve import SwitchSettings, serve
+from jax_passing.switch.serve import serve
+from jax_passing.switch.settings import SwitchSettings
 
 JOB = "test"
 

@@ -8,9 +8,8 @@ import time
 
 from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
-from jax_passing.protocol.control_messages import RELAY_LINE_BYTES_MAX
 from jax_passing.protocol.packet import EVERY_WORKER, PROBE, Packet
-from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import VERDICTS, SlotVersion
 from jax_passing.switch.data_planes.software import group_of
 
@@ -121,14 +120,14 @@ class ModelSwitch:
         assert self._ready.wait(60)
 
     async def _serve(self):
-        plane = ControlPlane(self._data_plane, lease_s=30.0, slots_per_job=64)
-        server = await asyncio.start_server(plane.serve, "127.0.0.1", 0, limit=RELAY_LINE_BYTES_MAX)
-        self.address = server.sockets[0].getsockname()
+        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=64)
+        listener = socket.create_server(("127.0.0.1", 0))
+        await server.listen(listener)
+        self.address = listener.getsockname()
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
         await self._stop.wait()
-        server.close()
-        await plane.shut_down()
+        await server.shut_down()
 
     def close(self):
         self._loop.call_soon_threadsafe(self._stop.set)

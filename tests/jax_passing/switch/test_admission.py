@@ -19,7 +19,7 @@ JOIN = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("x", "y"), 9, "proce
 
 def test_a_rank_takes_along_what_its_host_said_and_what_switches_can_do():
     at_rack = rank_of_host(JOIN, "10.0.0.1", RACK)
-    assert (at_rack.rank, at_rack.world_size, at_rack.host, at_rack.stripes) == (0, 2, "10.0.0.1", 2)
+    assert (at_rack.rank, at_rack.world_size, at_rack.host, at_rack.shards) == (0, 2, "10.0.0.1", 2)
     assert (at_rack.alike, at_rack.link_gbit, at_rack.switch_link_gbit) == (FACTS, 25.0, None)
     at_spine = rank_of_rack(at_rack, SPINE)
     assert (at_spine.slot_count, at_spine.lanes_per_chunk, at_spine.whole_chunks) == (256, 64, True)

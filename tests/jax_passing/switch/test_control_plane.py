@@ -8,6 +8,7 @@ import pytest
 from control import RecordingDataPlane, Switch, scenario, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_network import SimulatedWorld
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import control_plane
@@ -174,6 +175,9 @@ async def test_a_device_that_fails_to_say_what_its_slots_hold(switch):
 
     switch.data_plane.slot_version = refuse
     hosts[0].send(messages.Query(welcome.slot_first, 0), messages.Query())
+    told = await hosts[0].receive()
+    assert (told.empty, told.missing) == (True, ())
+    assert "no way to tell who is missing" in told.trouble
     assert await hosts[0].receive() == messages.SlotState(left=())  # the second question's
 
 
@@ -324,13 +328,13 @@ async def test_epochs_increase(switch):
 def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
     """(the job's number, its epoch's)."""
     host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
-    join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0)
+    join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0, 0.0)
     epoch = jobs._epoch_to_join(jobs._job(name), join, member)
     return epoch.job.number, epoch.number
 
 
 def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
-    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
+    jobs = JobTable(RecordingDataPlane(), SimulatedWorld(1), lease_s=1)
     jobs._number_last = 65534
     assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
     jobs._number_last = 65534
@@ -338,7 +342,7 @@ def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
 
 
 def test_no_pair_of_job_and_epoch_comes_back():
-    jobs = JobTable(RecordingDataPlane(), lease_s=1, spawn=lambda _: None)
+    jobs = JobTable(RecordingDataPlane(), SimulatedWorld(1), lease_s=1)
     jobs._epoch_last[1] = 65533
     assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
     # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
@@ -373,6 +377,7 @@ def test_a_traceback_is_logged_of_what_nobody_expects_of_a_device(caplog, error)
         switch.data_plane.add_job = switch.data_plane.remove_job = switch.data_plane.slot_version = fail
         hosts[0].send(messages.Query(welcome.slot_first, 0), messages.Leave())
         hosts[1].send(messages.Leave())
+        assert "no way to tell" in (await hosts[0].receive()).trouble
         assert [await host.receive() for host in hosts] == [messages.Bye()] * 2
         for host in [await switch.join(rank) for rank in range(2)]:
             assert str(error) in await host.refusal()
@@ -381,7 +386,11 @@ def test_a_traceback_is_logged_of_what_nobody_expects_of_a_device(caplog, error)
         await switch.job()
 
     run()
-    said = ("no answer to a question of", "the data plane didn't remove it", "the data plane refused it")
+    said = (
+        "the data plane can't say what slot 0 holds",
+        "the data plane didn't remove it",
+        "the data plane refused it",
+    )
     assert len(caplog.records) == len(said)
     for record, what in zip(caplog.records, said, strict=True):
         assert what in record.getMessage()
@@ -564,7 +573,7 @@ async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
     failed = await hosts[1].receive()
     assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
     assert "asks and doesn't read the answers" in failed.message
-    assert not switch.plane._connections
+    await until(lambda: not switch.server._streams)
 
 
 @scenario()
@@ -651,7 +660,7 @@ async def test_who_left_may_go(switch):
     (epoch,) = switch.plane._jobs.epochs()
     await until(lambda: epoch.left == {0})
     hosts[0].writer.close()
-    await until(lambda: len(switch.plane._connections) == 1)
+    await until(lambda: len(switch.server._streams) == 1)
     hosts[1].send(messages.Leave())
     assert await hosts[1].receive() == messages.Bye()
 
@@ -757,7 +766,7 @@ async def test_a_fault_while_one_job_is_watched_ends_no_other(switch):
         assert "RuntimeError: no such thing in faulty" in failed.message
     assert "no such thing in forming" in await waiting.refusal()
     assert switch.plane.stats()["watches_failed"] == 2
-    assert not switch.watcher.done()
+    assert switch.is_watched
 
     faulty.clear()
     again, _ = await switch.job(job="faulty")
@@ -784,7 +793,7 @@ async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
     others, _ = await switch.job(job="b")
     others[0].send(messages.Heartbeat())
     assert await others[0].receive() == messages.Heartbeat()
-    assert not switch.watcher.done()
+    assert switch.is_watched
 
 
 # Input that nobody of ours sends.
@@ -890,7 +899,7 @@ def test_random_lines_never_stop_the_switch(several, joined):
             await host.writer.drain()
         host.writer.close()
         await switch.job(job="next")
-        assert not switch.watcher.done()
+        assert switch.is_watched
 
     run()
 

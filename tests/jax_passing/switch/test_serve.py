@@ -12,7 +12,7 @@ import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.serve import SwitchSettings, resolve
+from jax_passing.switch.settings import SwitchSettings, resolve
 
 SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch"]
 

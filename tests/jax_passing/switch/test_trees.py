@@ -273,8 +273,8 @@ async def test_the_same_process_may_come_back_at_another_rack(tree, root, left, 
 
 
 @scenario()
-async def test_stripes_of_a_job_meet_each_for_itself(tree, root, one, two):
-    """In-rack mode: each rack's hosts run the rack's switches, and all stripes go to one root."""
+async def test_shards_of_a_job_meet_each_for_itself(tree, root, one, two):
+    """In-rack mode: each rack's hosts run the rack's switches, and all shards go to one root."""
     racks = [(one, two), (await tree.add(root), await tree.add(root))]
     hosts = []
     for rack, switches in enumerate(racks):
@@ -289,7 +289,7 @@ async def test_stripes_of_a_job_meet_each_for_itself(tree, root, one, two):
 
 
 @scenario(racks=0)
-async def test_a_host_beside_racks_that_are_striped_over_several_spines(tree, root):
+async def test_a_host_beside_racks_that_are_spread_over_several_spines(tree, root):
     spines = (root, await tree.add())
     racks = [await tree.add(spine) for spine in spines]
     hosts = []
@@ -304,9 +304,9 @@ async def test_a_host_beside_racks_that_are_striped_over_several_spines(tree, ro
 
 
 @scenario(racks=1)
-async def test_a_job_named_like_a_stripe_is_refused(tree, root, rack):
+async def test_a_job_named_like_a_shard_is_refused(tree, root, rack):
     for switch in (root, rack):
-        assert "Choose another one" in await (await switch.join(0, 2, job="x/stripe 1")).refusal()
+        assert "Choose another one" in await (await switch.join(0, 2, job="x/shard 1")).refusal()
 
 
 @scenario(racks=0)
@@ -349,7 +349,7 @@ async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent(tree, root
     rack.data_plane.deaf = True
     await asyncio.sleep(0.3)
     assert not lost  # results never came to a group
-    epoch.uplink._is_multicast = True
+    epoch.uplink._conversation._is_multicast = True
     await until(lambda: lost)
     await asyncio.sleep(0.3)
     assert lost == [rack.name]
@@ -481,10 +481,7 @@ async def test_a_switch_that_doesnt_answer_is_named_with_its_ranks(tree, root, l
     hosts, welcomes = await job(left, right)
     root.data_plane.held = left.data_plane.held = held(0b01)
 
-    async def never(*_):
-        await asyncio.sleep(60)
-
-    right.plane._questions.answer = never
+    right.plane._questions.answer = lambda *_: None
     hosts[0].send(messages.Query(welcomes[0].slot_first, 0), messages.Heartbeat())
     assert await hosts[0].receive() == messages.Heartbeat()  # nobody else waits for it
     state = await hosts[0].receive()
@@ -557,15 +554,16 @@ async def test_a_silent_host_is_lost_everywhere_and_racks_are_not(tree, root, le
 
 async def kill(switch):
     """As SIGKILL does: its connections close, and nobody is told why."""
-    switch.watcher.cancel()
-    switch.server.close()
+    switch.server._server.close()
+    switch.plane._watch.stop()
     for epoch in switch.plane._jobs.epochs():
         epoch.state = State.OVER
         if epoch.uplink is not None:
-            epoch.uplink._connection.writer.transport.abort()
-    for connection in list(switch.plane._connections):
-        connection.writer.transport.abort()
+            epoch.uplink.close()
+    for stream in list(switch.server._streams):
+        stream.give_up()
     switch.plane._jobs._jobs.clear()
+    await switch.server._server.wait_closed()
 
 
 @scenario()
@@ -617,7 +615,7 @@ def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
         rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), *several)
         with contextlib.suppress(ConnectionError):
             assert await rack.receive() is None
-        await until(lambda: not root.plane._connections)
+        await until(lambda: not root.server._streams)
 
     run()
 
@@ -657,9 +655,9 @@ def test_questions_of_a_rack_end_when_it_goes(monkeypatch):
     @scenario(racks=0)
     async def run(tree, root):
         asking = await asking_rack(root)
-        await until(lambda: root.plane._questions._pending)
+        await until(lambda: root.plane._questions.pending)
         asking.writer.close()
-        await until(lambda: not root.plane._questions._pending)
+        await until(lambda: not root.plane._questions.pending)
 
     run()
 
@@ -705,16 +703,12 @@ async def test_a_racks_switch_restarts_while_a_job_runs(tree, root, left, right)
     hosts, _ = await job(left, right)
     address = right.address
     await kill(right)
-    await right.server.wait_closed()
-    again = await tree.add(root)
-    server = await asyncio.start_server(again.plane.serve, *address, limit=messages.RELAY_LINE_BYTES_MAX)
-    again.address = address  # its hosts find it where it was
+    again = await tree.add(root, listen=address)  # its hosts find it where it was
     assert (await hosts[0].receive()).kind == "HostLostError"
     hosts, _ = await job(left, again)
     hosts[0].send(messages.Relay(b"order"))
     for host in hosts[1:]:
         assert await host.receive() == messages.Relay(b"order")
-    server.close()
 
 
 @scenario(racks=0, lease_s=LEASE_S)
@@ -743,8 +737,8 @@ async def test_a_lost_root_is_named_by_the_racks(tree, root, left, right):
 @scenario(lease_s=LEASE_S)
 async def test_a_silent_root_is_lost_when_its_lease_ends(tree, root, left, right):
     hosts, _ = await job(left, right, each=1)
-    root.watcher.cancel()
-    for connection in root.plane._connections:
+    root.plane._watch.stop()
+    for connection in root.server._streams:
         connection.send = lambda _: True
     answer = messages.Heartbeat()
     while answer == messages.Heartbeat():
@@ -760,7 +754,7 @@ async def test_a_switch_that_shuts_down_says_so_to_all(tree, root, left, right):
     hosts, _ = await job(left, right)
     waiting = await right.join(0, 4, job="waits")
     await right.has(0, job="waits")
-    await right.plane.shut_down()
+    await right.server.shut_down()
     for host in (*hosts, waiting):
         failed = await host.receive()
         assert failed.kind == "SwitchLostError"
@@ -771,14 +765,11 @@ async def test_a_switch_that_shuts_down_says_so_to_all(tree, root, left, right):
 async def test_the_parent_may_start_later(tree, root, rack):
     address = root.address
     await kill(root)
-    await root.server.wait_closed()
     hosts = [await rack.join(rank, 2) for rank in range(2)]
     await asyncio.sleep(0.3)
-    plane = (await tree.add()).plane  # it takes the port of the one that went
-    server = await asyncio.start_server(plane.serve, *address, limit=messages.RELAY_LINE_BYTES_MAX)
+    await tree.add(listen=address)
     for host in hosts:
         assert isinstance(await host.receive(), messages.Welcome)
-    server.close()
 
 
 @scenario(racks=1)
@@ -862,7 +853,7 @@ def test_nothing_that_a_rack_says_stops_its_parent(several):
         rack.send(*several)
         rack.writer.close()
         await job(root, job="next")
-        assert not root.watcher.done()
+        assert root.is_watched
 
     run()
 
@@ -886,7 +877,7 @@ def test_nothing_that_a_parent_says_stops_a_rack(several):
         server.close()
         rack.plane._parent = root.address
         await job(rack)
-        assert not rack.watcher.done()
+        assert rack.is_watched
 
     run()
 

@@ -1,0 +1,183 @@
+"""The control plane in an event loop, with real streams and timers (see `outside.py`). One thread, no locks."""
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from jax_passing.config import address_text
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.link_rate import link_gbit
+from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.data_plane import DataPlane
+from jax_passing.switch.outside import Conversation, Timer
+
+log = logging.getLogger("jax_passing.switch")
+
+CONNECTIONS_MAX = 4096
+FAREWELL_S = 1.0
+FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
+UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX  # to a peer that doesn't read: they pile up in our memory
+
+
+def _plain(host: str) -> str:
+    """IPv4 as such, though a dual-stack socket reports ::ffff:10.0.0.1."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or host)
+
+
+class Stream:
+    """A Connection of the control plane's."""
+
+    def __init__(self, writer: asyncio.StreamWriter):
+        self.writer = writer
+        # No name: gone before we looked.
+        peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
+        own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
+        self.host, self.own_host = _plain(peer[0]), _plain(own[0])
+        self.name, self.own_name = address_text(self.host, peer[1]), address_text(self.own_host, own[1])
+
+    @property
+    def link_gbit(self) -> float | None:
+        return link_gbit(self.own_host)
+
+    def send(self, message: messages.Message) -> bool:
+        if self.writer.is_closing():
+            return True
+        self.writer.write(messages.encode(message))
+        return self.writer.transport.get_write_buffer_size() <= UNSENT_BYTES_MAX
+
+    def give_up(self) -> None:
+        self.writer.transport.abort()
+
+    def close(self) -> None:
+        if not self.writer.is_closing():
+            self.writer.close()
+            asyncio.get_running_loop().call_later(FLUSH_S, self.give_up)
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
+    """None at the end. Raises msgspec.DecodeError."""
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise msgspec.DecodeError("the connection ended inside a line") from error
+        return None
+    except asyncio.LimitOverrunError as error:
+        raise msgspec.DecodeError("a line is too long") from error
+
+
+class ControlServer:
+    """
+    Attributes:
+      plane: the control plane.
+    """
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        *,
+        lease_s: float,
+        slots_per_job: int,
+        link_gbit: float | None = None,
+        parent: tuple[str, int] | None = None,
+    ):
+        """Made in the event loop that it is to run in."""
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._streams: set[Stream] = set()
+        self._refused_count = 0
+        self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
+        self.plane = ControlPlane(
+            data_plane,
+            self,
+            lease_s=lease_s,
+            slots_per_job=slots_per_job,
+            link_gbit=link_gbit,
+            parent=parent,
+        )
+
+    async def listen(self, listener: socket.socket) -> None:
+        """From now on hosts may come."""
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=messages.RELAY_LINE_BYTES_MAX)
+
+    async def shut_down(self) -> None:
+        """Tells every host, then closes every connection."""
+        if self._server is not None:
+            self._server.close()
+        self.plane.shut_down()
+        streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+        if streams:
+            waits = [asyncio.ensure_future(stream.writer.wait_closed()) for stream in streams]
+            _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
+            for stream in streams if late else []:
+                stream.give_up()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for call in self._calls:
+            call.cancel()
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start."""
+        refused = {"connections_refused": self._refused_count} if self._refused_count else {}
+        return {**self.plane.stats(), **refused}
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._streams) < CONNECTIONS_MAX:
+            await self._hold(reader, writer, self.plane.accept())
+        else:
+            self._refused_count += 1
+            writer.close()
+
+    async def _hold(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, conversation: Conversation
+    ) -> None:
+        stream = Stream(writer)
+        self._streams.add(stream)
+        error: Exception | None = None
+        try:
+            conversation.opened(stream)
+            while not writer.is_closing() and (line := await _read_line(reader)) is not None:
+                conversation.heard(line)
+                await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
+        except (OSError, msgspec.DecodeError) as caught:
+            error = caught
+        finally:
+            stream.close()
+            conversation.closed(error)
+        with suppress(OSError):
+            await writer.wait_closed()
+        self._streams.discard(stream)
+
+    # What the control plane needs of the world (`outside.Outside`).
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_s, callback)
+
+    def random_bits(self, count: int) -> int:
+        return secrets.randbits(count)
+
+    def connect(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
+        call = self._loop.create_task(self._call(address, timeout_s, conversation))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _call(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
+        opening = asyncio.open_connection(*address, limit=messages.RELAY_LINE_BYTES_MAX)
+        try:
+            reader, writer = await asyncio.wait_for(opening, timeout_s)
+        except (OSError, ValueError) as error:
+            conversation.closed(error)
+        else:
+            await self._hold(reader, writer, conversation)
