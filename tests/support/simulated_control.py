@@ -1,6 +1,7 @@
 """Trees of control planes and their hosts in a simulated network, with faults, all from one seed."""
 
 import itertools
+from functools import partial
 
 from control import RecordingDataPlane
 from simulated_network import SimulatedWorld
@@ -66,9 +67,12 @@ class SimulatedSwitch:
         self.world = world
         self.address = (f"10.0.0.{number}", PORT)
         self.parent = parent
+        self.plane = None
         self.begin()
 
     def begin(self):
+        if self.plane is not None:
+            return
         self.streams = []
         self._timers = []
         self.data_plane = SimulatedDataPlane(self.world)
@@ -76,14 +80,17 @@ class SimulatedSwitch:
         self.plane = ControlPlane(self.data_plane, self, lease_s=LEASE_S, slots_per_job=256, parent=parent)
         self.world.listeners[self.address] = self
 
-    def crash(self):
-        del self.world.listeners[self.address]
+    def crash(self, is_noticed=True):
+        """`is_noticed`: those who spoke to it hear of it at once; else there is silence, as when a machine is gone."""
+        self.world.listeners.pop(self.address, None)
         self.plane = None
         for timer in self._timers:
             timer.cancel()
         for stream in self.streams:
             stream.listener = Deaf()
-            stream.give_up()
+            if is_noticed:
+                stream.give_up()
+        self.world.has_been_silent |= not is_noticed
 
     # Its `outside`.
 
@@ -104,13 +111,11 @@ class SimulatedSwitch:
 
 
 class OwnEnd:
-    """A conversation that a switch has begun: it ends when the switch crashes."""
+    """A conversation that a switch has begun. It ends when the switch crashes, whether there is a stream yet or not."""
 
     def __init__(self, switch, conversation):
         self._switch = switch
         self._conversation = conversation
-        self.closed = conversation.closed
-        self.heard = conversation.heard
         self._life = switch.plane
 
     def opened(self, stream):
@@ -120,6 +125,13 @@ class OwnEnd:
         else:
             stream.listener = Deaf()
             stream.give_up()
+
+    def heard(self, line):
+        self._conversation.heard(line)
+
+    def closed(self, error):
+        if self._switch.plane is self._life:
+            self._conversation.closed(error)
 
 
 class Deaf:
@@ -146,7 +158,6 @@ class SimulatedHost:
         self.heard_all = []
         self.end = None
         self.has_left = False
-        self._is_stuck = False  # alive, and silent
         world.call_later(world.random.uniform(0, 2.0), self._call)
 
     def _call(self):
@@ -154,12 +165,23 @@ class SimulatedHost:
 
     def opened(self, stream):
         self._stream = stream
+        self._patience_s = JOIN_DEADLINE_S + LEASE_S
+        self._heard_last = self.world.now()
+        self._listen()
+
+    def _listen(self):
+        """As a host does, it gives up a switch that is silent."""
+        if self.end is None:
+            if self.world.now() - self._heard_last > self._patience_s:
+                self.die("heard nothing")
+            self.world.call_later(1.0, self._listen)
 
     def closed(self, error):
         if self.end is None:
             self.end = f"closed: {error}"
 
     def heard(self, line):
+        self._heard_last = self.world.now()
         message = messages.decode_from_switch(line)
         if isinstance(message, messages.Heartbeat):
             return
@@ -173,8 +195,12 @@ class SimulatedHost:
                     self._stream.send(messages.GroupHeard(nonce))
             case messages.Welcome(slot_first=first):
                 self._slot_first = first
+                self._patience_s = LEASE_S
                 self._beat()
                 self.world.call_later(self.world.random.uniform(0, LIFE_MAX_S), self._decide)
+            case messages.SlotState():
+                self._stream.send(messages.Leave())
+                self.has_left = True
             case messages.Refused() | messages.Failed() | messages.Bye():
                 self.end = type(message).__name__
                 self._stream.close()
@@ -199,7 +225,7 @@ class SimulatedHost:
             self.world.call_later(self.world.random.uniform(0, 3.0), self.die)
 
     def _beat(self):
-        if self.end is None and not self._is_stuck:
+        if self.end is None:
             self._stream.send(messages.Heartbeat())
             self.world.call_later(LEASE_S / messages.HEARTBEATS_PER_LEASE, self._beat)
 
@@ -210,7 +236,7 @@ class SimulatedHost:
         if self.world.happens(0.05):
             self.die()
         elif self.world.happens(0.05):
-            self._is_stuck = True
+            self.end = "stopped"  # alive, and silent
         elif self.world.happens(0.05):
             self._stream.send(messages.Fail("DeadlineExceededError", "late"))
         elif self.world.happens(0.05):
@@ -219,12 +245,10 @@ class SimulatedHost:
             if self.rank == 0:
                 self._stream.send(messages.Relay(b"\0order"))
             self._stream.send(messages.Query(self._slot_first, 0))
-            self._stream.send(messages.Leave())
-            self.has_left = True
 
-    def die(self):
+    def die(self, end="died"):
         if self.end is None:
-            self.end = "died"
+            self.end = end
             self._stream.listener = Deaf()
             self._stream.give_up()
 
@@ -247,9 +271,13 @@ class SimulatedTree:
                 where = random.choice(below)
                 self.hosts.append(SimulatedHost(world, next(numbers), where, f"job {job}", rank, world_size))
         for switch in self.switches:
-            if world.happens(0.15):
-                world.call_later(random.uniform(0, LIFE_MAX_S), switch.crash)
-                world.call_later(LIFE_MAX_S + random.uniform(0, 3.0), switch.begin)
+            if world.happens(0.2):
+                crash_s = random.uniform(0, random.choice([3.0, LIFE_MAX_S]))
+                world.call_later(crash_s, partial(switch.crash, random.random() < 0.5))
+                world.call_later(crash_s + random.uniform(0.1, 8.0), switch.begin)
+        if len(self.switches) > 1 and not any(host.switch is self.switches[0] for host in self.hosts):
+            self.switches[0].crash()  # it starts later than the racks' switches
+            world.call_later(random.uniform(0, 3.0), self.switches[0].begin)
 
     def run(self):
         """Until all hosts know how their job ended. Returns those that don't."""

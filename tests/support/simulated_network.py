@@ -11,12 +11,19 @@ STUCK_MAX_S = 10.0
 
 
 class SimulatedWorld:
-    """The clock, chance, and who listens where. Everything that happens is a line of `trace`."""
+    """The clock, chance, and who listens where.
+
+    Attributes:
+      faults: how many there are, 1 for many and 0 for none.
+      trace: everything that was heard.
+      has_been_silent: somebody may have been given up who was only slow, or went without a trace.
+    """
 
     def __init__(self, seed, faults=0.0):
         self.faults = faults
         self.random = Random(seed)
         self.trace = []
+        self.has_been_silent = False
         self.listeners = {}  # by address: the switch
         self._now = 1000.0
         self._numbers = itertools.count()
@@ -108,6 +115,7 @@ class Stream:
         delay_s = self._world.random.uniform(0, DELAY_MAX_S)
         if self._world.happens(0.002):  # the network is stuck for a while
             delay_s += self._world.random.uniform(0, STUCK_MAX_S)
+            self._world.has_been_silent = True
         self._arrival = max(self._arrival, self._world.now() + delay_s)
         self._world.call_later(self._arrival - self._world.now(), callback)
 

@@ -21,6 +21,7 @@ def by_job(tree):
 def check(tree):
     """What holds whatever has happened."""
     assert not tree.run(), "hosts wait for ever"
+    assert tree.world.has_been_silent or not any(host.end == "heard nothing" for host in tree.hosts)
     for hosts in by_job(tree):
         if any(of_kind(host, messages.Bye) for host in hosts):
             assert all(host.has_left for host in hosts)
