@@ -81,3 +81,12 @@ def test_no_room_below_the_commands_imports_what_users_import():
     }
     assert len(rooms) > 50
     assert found == {}
+
+
+def test_only_compat_knows_what_of_jax_is_private():
+    """By name, or by the path of a file."""
+    package = ROOT / "jax_passing"
+    found = {
+        path.relative_to(package).parts[0] for path in package.rglob("*.py") if re.search(r"\b_src\b", path.read_text())
+    }
+    assert found == {"_compat"}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jax_passing import _compat
+import jax
+
 from jax_passing.collective.compiled_text import identities
 from jax_passing.errors import ThreadError
 from jax_passing.host import scope as scopes
@@ -19,7 +20,8 @@ _streams: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()  # of the
 
 def check_calls() -> None:
     """From now on; calls are as before where only one thread sums."""
-    _compat.wrap_call_of_compiled(_checked)
+    compiled: Any = jax.stages.Compiled
+    compiled.__call__ = _checked(compiled.__call__)
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:

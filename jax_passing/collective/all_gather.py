@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from numpy.lib.array_utils import normalize_axis_index
 
-from jax_passing import _compat
+from jax_passing._compat import jax_collectives
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
@@ -46,7 +46,7 @@ def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False)
     if not along.axes:
         return tree
     if composed.by_jax(along):
-        return _compat.jax_collectives.all_gather(tree, along.axes, axis=axis, tiled=tiled)
+        return jax_collectives.all_gather(tree, along.axes, axis=axis, tiled=tiled)
     require_session(along.over_hosts, "all_gather")
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
@@ -87,7 +87,7 @@ def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled
         return tree
     strategy = check_strategy(None, along)
     if composed.by_jax(along):
-        return _compat.jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
+        return jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
     require_session(along.over_hosts, "psum_scatter")
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [_summand(leaf, along.axes) for leaf in leaves]

@@ -11,12 +11,12 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jax_passing import _compat
+from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.errors import ConfigError, NotInitializedError
 from jax_passing.host import scope as scopes
 
-Axes = tuple[_compat.Axis, ...]
+Axes = tuple[named_axes.Axis, ...]
 
 
 def as_axes(axis_name: Any) -> Axes:
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
     @property
     def mesh_size(self) -> int:
         """How many devices of the mesh (elements, of a vmap) there are along the axes."""
-        return math.prod(_compat.axis_size(axis) for axis in self.axes)
+        return math.prod(named_axes.axis_size(axis) for axis in self.axes)
 
     @property
     def size(self) -> int:
@@ -67,7 +67,7 @@ def extent(axis_name: Any) -> Extent:
     """
     axes = as_axes(axis_name)
     for axis in axes:
-        _compat.axis_size(axis)
+        named_axes.axis_size(axis)
     scope = scopes.current()
     if scope is None:
         return Extent(axes, None, scopes.Scope())
@@ -75,7 +75,7 @@ def extent(axis_name: Any) -> Extent:
         return Extent(axes, False, scope)
     over_hosts = bool(declared(axes, scope))
     if over_hosts and scope.world_size > 1:
-        bound = [name for name in scope.axis_names if _compat.axis_exists(name)]
+        bound = [name for name in scope.axis_names if named_axes.axis_exists(name)]
         if len(bound) > 1:
             raise ConfigError(
                 f"The axes {' and '.join(map(repr, bound))} are both in scope here, and init(axis_name=...) declares "
@@ -102,7 +102,7 @@ class Span(NamedTuple):
     @property
     def sizes(self) -> list[int]:
         """Of the axes, and the number of hosts in its place."""
-        sizes = [_compat.axis_size(axis) for axis in self.along.axes]
+        sizes = [named_axes.axis_size(axis) for axis in self.along.axes]
         if self.hosts_at is not None:
             sizes.insert(self.hosts_at, self.along.scope.world_size)
         return sizes
@@ -113,7 +113,7 @@ class Span(NamedTuple):
 
     def axis_index(self) -> jax.Array:
         """int32[], of this device."""
-        indices = [_compat.jax_collectives.axis_index(axis) for axis in self.along.axes]
+        indices = [jax_collectives.axis_index(axis) for axis in self.along.axes]
         if self.hosts_at is not None:
             indices.insert(self.hosts_at, rank())
         total = jnp.zeros((), np.int32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from jax_passing import _compat
+from jax_passing._compat import named_axes
 from jax_passing.collective import composed
 from jax_passing.collective.all_gather import require_session
 from jax_passing.collective.axes import Span, extent, span
@@ -49,7 +49,7 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
     arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
     if not arrays:
         return tree
-    invariant = _compat.check_vma() and bool(_compat.must_vary(along.axes))
+    invariant = named_axes.check_vma() and bool(named_axes.must_vary(along.axes))
     site = composed.site(f"broadcast from {root}", along, tree, arrays)
     results = passing_broadcast_p.bind(
         *arrays, span=all_devices, root=int(root), invariant=invariant, vmapped=False, site=site
@@ -58,7 +58,7 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
 
 
 def _result(aval: Any, *, span: Span, **_: Any) -> Any:
-    return _compat.without_varying(aval, span.along.axes)
+    return named_axes.without_varying(aval, span.along.axes)
 
 
 def _at_root(array: jax.Array, span: Span, root: int) -> jax.Array:
@@ -76,8 +76,8 @@ def _transpose(
     cotangents: Sequence[Any], *, span: Span, root: int, invariant: bool, vmapped: bool, site: Site
 ) -> list[Any]:
     if invariant:  # one value that all share, so its cotangent is complete on every device
-        axes = _compat.must_vary(span.along.axes)
-        given = [_compat.pvary(cotangent, axes - _compat.varying(jax.typeof(cotangent))) for cotangent in cotangents]
+        axes = named_axes.must_vary(span.along.axes)
+        given = [named_axes.pvary(each, axes - named_axes.varying(jax.typeof(each))) for each in cotangents]
     else:
         given = bucketed_sum(cotangents, span.along, site)
     return [_at_root(cotangent, span, root) for cotangent in given]

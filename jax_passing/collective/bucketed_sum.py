@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax_passing import _compat
+from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import planner
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.buckets import Leaf, make_buckets
@@ -33,7 +33,7 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
         raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
     if strategy == "native" and along.over_hosts and world_size > 1:
         raise ConfigError(
-            f"strategy='native' is jax.lax.psum, which sums over the mesh alone: this one lies inside the process, and "
+            f"strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
             f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
             "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
         )
@@ -70,9 +70,9 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_cast
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands))
     if site.strategy == "native":
-        results: Sequence[Any] = _compat.jax_collectives.psum(operands, along.axes)
+        results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
         return results
-    invariant = of_casts or (_compat.check_vma() and bool(_compat.must_vary(along.axes)))
+    invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
     scope = along.scope
     return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
         *operands,

@@ -1,4 +1,4 @@
-"""Which leaves share a call. Pure, and alike on every host: decided by the leaves' paths, dtypes and sizes alone."""
+"""Which leaves share a call. Pure, and alike on every host: decided only by the leaves' paths, dtypes and sizes."""
 
 import re
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_passing import _compat
+from jax_passing._compat import inlined_calls, jaxprs, lowered_modules, meshes
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.collective.sites import Site
 from jax_passing.host import scope as scopes
@@ -57,12 +57,12 @@ def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: C
       size_bytes: of its leaves.
       call: given int32[] to wait for, makes the call: (int32[] that is there when it is done, its results).
     """
-    line: _Line = _compat.of_block(ctx, _Line)
+    line: _Line = lowered_modules.of_block(ctx, _Line)
     group = (site.place, site.call, site.kind, site.function, site.stream) if size_bytes >= LARGE_BYTES else object()
     if line.group != group or not line.after:
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []
-    elif len(line.after) == 1 and _compat.lowering_mesh(ctx).all_manual:
+    elif len(line.after) == 1 and meshes.lowering_mesh(ctx).all_manual:
         _make_larger(ctx)
     after, results = call(line.before)
     line.after.append(after)
@@ -73,11 +73,11 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Of a loop or a branch with sums inside: it starts when the sums before it are done, and those after it wait."""
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
-        if not any(map(_compat.holds_sums, _compat.bodies(params))):
+        if not any(map(jaxprs.holds_sums, jaxprs.bodies(params))):
             return rule(ctx, *operands, **params)
         register_ffi()
-        line: _Line = _compat.of_block(ctx, _Line)
-        in_line = _compat.lowering_mesh(ctx).all_manual
+        line: _Line = lowered_modules.of_block(ctx, _Line)
+        in_line = meshes.lowering_mesh(ctx).all_manual
         scope = scopes.of_session()
         if scope is not None and scope.world_size > 1 and not in_control_flow():
             operands = _visit(ctx, operands, in_line)
@@ -96,7 +96,7 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-_compat.wrap_lowering_of_control_flow(_in_order_as_a_whole)
+inlined_calls.wrap_lowering_of_control_flow(_in_order_as_a_whole)
 
 _depth = threading.local()  # .of_thread: loops and branches around what is being lowered
 
@@ -117,8 +117,8 @@ def _inside() -> Iterator[None]:
 
 def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], in_line: bool) -> tuple[Any, ...]:
     """Tells of the execution, wherever XLA puts it: sums that come earlier tell of it, too. Returns the operands."""
-    program = _compat.program_name(ctx)
-    attributes = {"program": program, "ordinal": np.int64(_compat.module_ordinal(ctx, program))}
+    program = lowered_modules.program_name(ctx)
+    attributes = {"program": program, "ordinal": np.int64(lowered_modules.module_ordinal(ctx, program))}
     if in_line:
         _effect(ctx, "passing_visit", **attributes)
         return operands

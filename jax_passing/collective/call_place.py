@@ -9,17 +9,14 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import NamedTuple
 
-import jax
+from jax_passing._compat.stacks import Frame, is_of_jax, is_of_jit, is_transposing
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # all of jax_passing
-_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-_JIT = os.path.join(_JAX, "_src", "pjit.py")
-_AD = os.path.join(_JAX, "_src", "interpreters", "ad.py")
 
 _SHOWN_MAX = 4
 _FRAMES_MAX = 64
 
-Frames = Iterable[tuple[CodeType, int]]  # code and index of its last instruction, the innermost first
+Frames = Iterable[Frame]  # the innermost first
 
 
 class Place(NamedTuple):
@@ -52,10 +49,10 @@ def place_of(frames: Frames) -> Place:
     found: list[str] = []
     traced = transposing = False
     for code, instruction in frames:
-        if code.co_filename.startswith(_JAX):
-            transposing |= code.co_filename == _AD and code.co_name.startswith("backward_pass")
+        if is_of_jax(code):
+            transposing |= is_transposing(code)
             # The first frames may be JAX's own, which carry out the call.
-            if code.co_filename == _JIT and found:
+            if is_of_jit(code) and found:
                 traced = True
                 break
         elif not code.co_filename.startswith(_PACKAGE) and len(found) < _FRAMES_MAX:
@@ -66,7 +63,7 @@ def place_of(frames: Frames) -> Place:
     return Place(tuple(found[:_SHOWN_MAX]), further if len(found) > _SHOWN_MAX else "", transposing)
 
 
-def _stack() -> Iterator[tuple[CodeType, int]]:
+def _stack() -> Iterator[Frame]:
     frame = sys._getframe(1)
     while frame is not None:
         yield frame.f_code, frame.f_lasti

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing import _compat
+from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitive import check_not_vmapped, linear_jvp, type_text
-from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.collective.primitive import check_not_vmapped, linear_jvp
+from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import GradientError
 
 Arrays = list[Any]
@@ -43,13 +43,13 @@ def define(
     """
     primitive = Primitive(f"passing_{name}")
     primitive.multiple_results = True
-    _compat.summing.add(primitive)
+    jaxprs.summing.add(primitive)
 
     def abstract_eval(*avals: Any, span: Span, **params: Any) -> tuple[list[Any], set[Any]]:
         for axis in span.along.axes:
-            _compat.axis_size(axis)
-        _compat.check_types(avals, span.along.axes, name)
-        effects = {_compat.NamedAxisEffect(axis) for axis in span.along.axes}
+            named_axes.axis_size(axis)
+        named_axes.check_types(avals, span.along.axes, name)
+        effects = {named_axes.NamedAxisEffect(axis) for axis in span.along.axes}
         return [result(aval, span=span, **params).update(weak_type=False) for aval in avals], effects
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
@@ -109,7 +109,7 @@ def define(
 
 def by_jax(along: Extent) -> bool:
     """Whether JAX's own collective does it: inside this process, or where the session says "native"."""
-    if _compat.check_vma() and _compat.vmapped(along.axes):  # JAX's own fails on both together
+    if named_axes.check_vma() and named_axes.vmapped(along.axes):  # JAX's own fails on both together
         return False
     return along.local or (along.over_hosts is False and along.scope.strategy == "native")
 
@@ -123,6 +123,6 @@ def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strateg
 
 def varying(array: Any, axes: Sequence[Any]) -> Any:
     """Under `check_vma=True`: `array`, cast as JAX casts the operands of its own collectives."""
-    if not _compat.check_vma():
+    if not named_axes.check_vma():
         return array
-    return _compat.pvary(array, _compat.must_vary(axes) - _compat.varying(jax.typeof(array)))
+    return named_axes.pvary(array, named_axes.must_vary(axes) - named_axes.varying(jax.typeof(array)))

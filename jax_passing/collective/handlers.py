@@ -4,7 +4,8 @@ import functools
 
 import jax
 
-from jax_passing import _compat, _native
+from jax_passing import _native
+from jax_passing._compat import lowered_modules
 from jax_passing.collective.ahead_of_time import check_calls
 from jax_passing.collective.compiled_text import fingerprint_of_module
 from jax_passing.host import session
@@ -28,7 +29,7 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     # JAX may compile one module several times, once for each device: so all that this thread ever lowered may be over.
     if event != "/jax/core/compile/backend_compile_duration":
         return
-    for program, ordinal in _native.end_compilation(_compat.modules_of_thread()):
+    for program, ordinal in _native.end_compilation(lowered_modules.modules_of_thread()):
         fingerprint = fingerprint_of_module("passing_psum", {"ordinal": ordinal})
         if fingerprint is not None:
             _native.set_fingerprint(program, ordinal, fingerprint)

@@ -2,7 +2,7 @@
 
 XLA's CPU compiler puts all operations in one line, to decide which buffers may share memory. There it puts a
 parameter's update right after its gradient's sum, as that frees the gradient's buffer, and gives this buffer to the
-next layer's gradient. At run time operations wait for their data alone, and for buffers that they share: so the next
+next layer's gradient. At run time operations wait only for their data, and for buffers that they share: so the next
 layer's gradient waits until the sum is complete, and backward pass and sums take turns.
 
 `hold(sums, last)` returns `sums`, but to the compiler it is an operation that needs `last` as well, which are gradients

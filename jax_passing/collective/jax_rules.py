@@ -1,7 +1,7 @@
 """JAX's own rules of differentiation over an axis that continues over the hosts.
 
 JAX casts values that are equal on all devices (`check_vma=True`) where they meet others, and sums over the mesh in the
-transpose: over this host's devices alone, as it doesn't know the others. Where such a rule meets an axis that
+transpose: over this host's devices only, as it doesn't know the others. Where such a rule meets an axis that
 `init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, GradientError says what to write.
 """
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.interpreters import ad
 
-from jax_passing import _compat
+from jax_passing._compat import stacks, transposes
 from jax_passing.collective.axes import Extent, declared
 from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
@@ -34,9 +34,9 @@ def install() -> None:
     global _installed
     if not _installed:
         _installed = True
-        _compat.wrap_transpose_of_cast(_cast)
-        _compat.wrap_transpose_of_psum(_psum)
-        _compat.wrap_transpose_of_shard_map(_shard_map)
+        transposes.wrap_transpose_of_cast(_cast)
+        transposes.wrap_transpose_of_psum(_psum)
+        transposes.wrap_transpose_of_shard_map(_shard_map)
 
 
 sessions.when_beginning(install)
@@ -61,7 +61,7 @@ def _cast(rule: Rule) -> Rule:
         scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
         if scope is None:
             return rule(cotangent, operand, axes=axes)
-        place = place_of(_compat.traced_frames())._replace(transposing=True)
+        place = place_of(stacks.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
         site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], place).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
@@ -73,7 +73,7 @@ def _psum(rule: Rule) -> Rule:
     def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
         if type(cotangent) is not ad.Zero and _over_hosts(axes) is not None:
             raise GradientError(
-                f"the gradient through jax.lax.psum over {axes} at {place_of(_compat.traced_frames())}: its sum stays "
+                f"the gradient through jax.lax.psum over {axes} at {place_of(stacks.traced_frames())}: its sum stays "
                 "inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as all "
                 "gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` around a "
                 "library that calls it; or, where host by host is meant, take the gradient in a "
@@ -112,7 +112,7 @@ def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dic
             if missing := [name for name in names if name not in _mentioned(spec)]:
                 raise GradientError(
                     f"the gradient of shard_map(check_vma=False) or pmap, taken from outside, with respect to a {kind} "
-                    f"that is equal along {missing[0]!r} (P()): JAX would sum it over this host's devices alone, but "
+                    f"that is equal along {missing[0]!r} (P()): JAX would sum it only over this host's devices, but "
                     "the axis continues over the hosts. Take the gradient inside the mapped function, or use "
                     "shard_map(check_vma=True)."
                 )

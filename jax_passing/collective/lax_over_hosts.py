@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jax_passing import _compat
 from jax_passing.collective import composed
 from jax_passing.collective.all_gather import all_gather, psum_scatter
 from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
@@ -41,7 +40,7 @@ _install_lock = threading.Lock()
 def lax_over_hosts() -> Iterator[None]:
     """In this block, and on this thread, collectives of jax.lax over an axis that `init` declares go over all hosts.
 
-    For libraries that know JAX alone:
+    For libraries that know only JAX:
 
         with jax_passing.lax_over_hosts():
             step(state, batch)    # whose nn.BatchNorm(axis_name="d") calls jax.lax.pmean
@@ -59,7 +58,7 @@ def lax_over_hosts() -> Iterator[None]:
     if scope is None:
         raise NotInitializedError("no session: call jax_passing.init() before jax_passing.lax_over_hosts()")
     _install()
-    with _compat.scope_context(scope._replace(lax_over_hosts=True)):
+    with scopes.within(scope._replace(lax_over_hosts=True)):
         yield
 
 
@@ -78,7 +77,7 @@ def _install() -> None:
 
 
 def _over_hosts(axis_name: Any) -> bool:
-    scope: scopes.Scope | None = _compat.scope()
+    scope = scopes.of_thread()
     return scope is not None and scope.lax_over_hosts and bool(declared(as_axes(axis_name), scope))
 
 

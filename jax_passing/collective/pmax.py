@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing import _compat
+from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.bucketed_sum import bucketed_sum
@@ -38,7 +38,7 @@ def pmax(tree: Any, axis_name: Any) -> Any:
 
 
 def pmin(tree: Any, axis_name: Any) -> Any:
-    """The smallest of each element: as `pmax`, but that NaN is smaller than any number, and -0.0 smaller than +0.0."""
+    """The smallest of each element: as `pmax`, except that NaN is less than any number. -0.0 is less than +0.0."""
     return _extreme(tree, axis_name, largest=False)
 
 
@@ -47,7 +47,7 @@ def _extreme(tree: Any, axis_name: Any, largest: bool) -> Any:
     if not along.axes:
         return tree
     if composed.by_jax(along):
-        return (_compat.jax_collectives.pmax if largest else _compat.jax_collectives.pmin)(tree, along.axes)
+        return (jax_collectives.pmax if largest else jax_collectives.pmin)(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
     if not arrays:
@@ -58,7 +58,7 @@ def _extreme(tree: Any, axis_name: Any, largest: bool) -> Any:
 
 
 def _result(aval: Any, *, span: Span, **_: Any) -> Any:
-    return _compat.without_varying(aval, span.along.axes)
+    return named_axes.without_varying(aval, span.along.axes)
 
 
 def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool) -> list[Any]:

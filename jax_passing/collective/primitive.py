@@ -21,14 +21,11 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing import _compat
-from jax_passing.collective.axes import Axes, Extent, undeclared
-from jax_passing.collective.call_order import INT32, in_control_flow, in_order
-from jax_passing.collective.call_place import place_of
-from jax_passing.collective.handlers import register_ffi
-from jax_passing.collective.placement import Placement, place
-from jax_passing.collective.sites import Site, canonical
-from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError
+from jax_passing._compat import jaxprs, named_axes, tracers
+from jax_passing.collective.axes import Axes, Extent
+from jax_passing.collective.lowering import lower, lower_elsewhere
+from jax_passing.collective.sites import Site
+from jax_passing.errors import GradientError
 from jax_passing.host import scope as scopes
 
 passing_psum_p = Primitive("passing_psum")
@@ -57,24 +54,24 @@ def _evaluate(primitive: Primitive, *leaves: Any, **params: Any) -> Any:
 
 def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> tuple[list[Any], set[Any]]:
     for axis in axes:
-        _compat.axis_size(axis)
-    _compat.check_types(avals, axes, primitive.name)
+        named_axes.axis_size(axis)
+    named_axes.check_types(avals, axes, primitive.name)
     if primitive is passing_psum_invariant_p:
-        avals = tuple(_compat.without_varying(aval, axes) for aval in avals)
-    else:  # as lax.psum, which keeps weak types under check_vma alone
+        avals = tuple(named_axes.without_varying(aval, axes) for aval in avals)
+    else:  # as lax.psum, which keeps weak types only under check_vma
         avals = tuple(aval.update(weak_type=False) for aval in avals)
-    return list(avals), {_compat.NamedAxisEffect(axis) for axis in axes}
+    return list(avals), {named_axes.NamedAxisEffect(axis) for axis in axes}
 
 
 # Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
 
 
 def check_not_vmapped(name: str, vmapped: bool, world_size: int) -> None:
-    """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host alone."""
+    """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host only."""
     if vmapped and world_size > 1:
         raise GradientError(
             f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
-            "where JAX would sum gradients over this host's elements alone. Take the gradient inside the function that "
+            "where JAX would sum gradients only over this host's elements. Take the gradient inside the function that "
             "is mapped: jax.vmap(lambda x: jax.grad(loss)(x), axis_name=...)."
         )
 
@@ -114,7 +111,7 @@ def _transpose(
         given = _cast(given, axes, site.only(moving, "t"), params)
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
-        step = LOSS if all(map(_compat.is_constant, given)) else "t"
+        step = LOSS if all(map(tracers.is_constant, given)) else "t"
         given = primitive.bind(*given, axes=axes, site=site.only(moving, step), **params)
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
@@ -122,8 +119,8 @@ def _transpose(
 
 
 def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
-    if _compat.check_vma():
-        return [_compat.pvary(cotangent, _compat.must_vary(axes)) for cotangent in cotangents]
+    if named_axes.check_vma():
+        return [named_axes.pvary(cotangent, named_axes.must_vary(axes)) for cotangent in cotangents]
     along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
     cast: list[Any] = passing_pvary_p.bind(
         *cotangents, along=along, vmapped=params["vmapped"], of_sums=False, site=site
@@ -159,179 +156,14 @@ def _batch(
     return primitive.bind(*leaves, axes=rest, **params), [None] * len(leaves)
 
 
-# CPU: one asynchronous FFI call per device.
-
-
-def _placement(mesh: _compat.LoweringMesh, axes: Axes, world_size: int, over_hosts: bool) -> Placement:
-    for axis in axes:
-        if axis not in mesh.manual_axes:
-            raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
-    if mesh.devices is not None:
-        processes = np.array([device.process_index for device in mesh.devices])
-    elif jax.process_count() == 1 or mesh.device_count == 1:
-        processes = np.full(mesh.device_count, jax.process_index())
-    else:
-        raise ConfigError("psum can't tell which processes' devices the program runs on: say so with jax.set_mesh")
-    placement = place(processes, mesh.axis_sizes, mesh.manual_axes, axes, jax.process_index())
-    if over_hosts and placement.process_count > 1:
-        raise ConfigError(
-            f"init(axis_name=...) declares that one of the axes {axes} continues over the hosts from a mesh inside one "
-            f"process, but this mesh spans {placement.process_count} processes already. Give the axes of meshes that "
-            "span the processes other names, or don't declare this one."
-        )
-    if not over_hosts and not placement.local and placement.process_count != world_size:
-        raise ConfigError(f"the mesh spans {placement.process_count} processes, but the session has {world_size} ranks")
-    return placement
-
-
-def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
-    if placement.local_member_count != device_ranks:
-        raise ConfigError(
-            f"strategy='flat' gives each of this host's {device_ranks} devices a rank at the switch, which adds up all "
-            f"of them; this psum over {axes} has a part on {placement.local_member_count} of them in each group. "
-            "Use strategy='passing' for it."
-        )
-
-
-def type_text(aval: Any) -> str:
-    """Of an array, for identities and messages."""
-    # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
-    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
-
-
-def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
-    types = site.types or types
-    leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
-    kind = ("flat " if flat else "") + site.function
-    where = " in a loop or branch that all hosts must go through alike" if in_control_flow() else ""
-    return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}{where}"
-
-
-def _lower(
-    ctx: mlir.LoweringRuleContext,
-    *leaves: Any,
-    axes: Axes,
-    over_hosts: bool | None,
-    vmapped: bool,
-    world_size: int,
-    device_ranks: int,
-    op: str,
-    site: Site,
-) -> Sequence[Any]:
-    if over_hosts is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
-    mesh = _compat.lowering_mesh(ctx)
-    placement = _placement(mesh, axes, world_size, over_hosts)
-    if placement.local and not over_hosts:
-        return _lower_local(ctx, leaves, axes, placement, world_size, op)
-    avals_in: Sequence[Any] = ctx.avals_in
-    carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
-    if not carried:
-        return leaves
-    if site.stream and mesh.device_count > 1 and world_size > 1:
-        raise ThreadError(
-            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
-            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
-            "each other: dispatch them from the thread that called init, and only programs on one device from others."
-        )
-    flat = device_ranks > 0
-    if flat:
-        _check_flat(placement, axes, device_ranks)
-    register_ffi()
-
-    def group_and_member() -> jax.Array:
-        others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
-        return jnp.stack(
-            [_compat.jax_collectives.axis_index(names) if names else jnp.int32(0) for names in (others, axes)]
-        )
-
-    int32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
-    where = mlir.lower_fun(group_and_member, multiple_results=False)(
-        ctx.replace(primitive=None, avals_in=(), avals_out=(int32_2,))
-    )
-    avals = [avals_in[i] for i in carried]
-    types = [type_text(aval) for aval in avals]
-    program = _compat.program_name(ctx)
-    identity = site.only(carried).identity(
-        name_stack=str(ctx.name_stack),
-        calls=[place_of(frames) for frames in _compat.calls_around()],
-        axes=[str(axis) for axis in axes],
-        op=op,
-        leaves=types,
-    )
-    ordinal, number, nth = _compat.next_site(ctx, program, canonical(identity))
-    if (
-        site.in_order and "rematted_computation" not in identity["name_stack"]
-    ):  # JAX recomputes in an order that it makes up
-        identity["nth"] = nth
-    dtype = avals[0].dtype
-    parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
-    spans = placement.process_count > 1 and mesh.devices is not None
-    attributes = {
-        "program": program,
-        "ordinal": np.int64(ordinal),
-        "site": np.int64(number),
-        "identity": canonical(identity),
-        "site_name": _site_name(site.only(carried), types, axes, flat),
-        "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
-        "op": op,
-        "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
-        "member_count": np.int64(placement.member_count * (world_size if over_hosts else 1)),
-        "local_member_count": np.int64(placement.local_member_count),
-        "replica_count": np.int64(placement.replica_count),
-        "world_size": np.int64(world_size * device_ranks if flat else world_size),
-        "flat": np.int64(flat),
-        "conditional": np.int64(in_control_flow()),
-        "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
-    }
-    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
-    # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
-    # refuses side effects in what it partitions itself.)
-    call = jax.ffi.ffi_lowering(
-        "passing_psum",
-        operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
-        has_side_effect=mesh.all_manual,
-    )
-    outs = [ctx.avals_out[i] for i in carried]
-    call_ctx = ctx.replace(avals_in=[int32_2, INT32, *avals], avals_out=[INT32, *outs])
-
-    def sum_after(before: Any) -> tuple[Any, Any]:
-        after, *sums = call(call_ctx, *where, before, *(leaves[i] for i in carried), **attributes)
-        return after, sums
-
-    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after)
-    result = list(leaves)
-    for i, value in zip(carried, sums, strict=True):
-        result[i] = value
-    return result
-
-
-def _lower_local(
-    ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
-) -> Sequence[Any]:
-    """An axis of a mesh that lies inside each process: JAX's own sum."""
-    scope = scopes.current()
-    if placement.process_count == 1 and world_size > 1 and axes and scope is not None and not scope.axis_names:
-        raise ConfigError(undeclared(axes))
-    if placement.member_count == 1:
-        return leaves
-    reduce = {"sum": _compat.jax_collectives.psum, "max": _compat.jax_collectives.pmax}[op]
-    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
-    return lowered
-
-
-def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:
-    raise NotImplementedError(f"passing_psum runs on CPU devices only so far, not on {ctx.module_context.platforms}")
-
-
 for _primitive in (passing_psum_p, passing_psum_invariant_p):
     _primitive.multiple_results = True
-    _compat.summing.add(_primitive)
+    jaxprs.summing.add(_primitive)
     _primitive.def_impl(functools.partial(_evaluate, _primitive))
     _primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, _primitive))
     ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)
     ad.primitive_transposes[_primitive] = functools.partial(_transpose, _primitive)
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
-    # Each call is lowered by itself: with JAX's cache, equal calls would share a site.
-    mlir.register_lowering(_primitive, _lower_elsewhere, cacheable=False)
-    mlir.register_lowering(_primitive, _lower, platform="cpu", cacheable=False)
+    # Each call is lowered by itself: with JAX's cache, equal calls would share a site. lowering.py has the rule.
+    mlir.register_lowering(_primitive, lower_elsewhere, cacheable=False)
+    mlir.register_lowering(_primitive, lower, platform="cpu", cacheable=False)

@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_passing import _compat
+from jax_passing._compat import tracers
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitive import type_text
 from jax_passing.collective.psum import SUPPORTED_DTYPES
-from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, translate
 from jax_passing.host import scope as scopes
 
@@ -64,7 +63,7 @@ def barrier() -> None:
 
 
 def _check_outside(function: str, leaves: list[Any]) -> None:
-    if _compat.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if tracers.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise ConfigError(
             f"jax_passing.{function} is for values that are known, and here JAX traces (jit, shard_map, vmap, grad): "
             "it would run once, while tracing. Call it outside; inside use jax_passing.psum, which is a barrier, too, "

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing import _compat
+from jax_passing._compat import jax_collectives, named_axes, tracers
 from jax_passing.collective.axes import Axes, axis_size, extent
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
@@ -25,7 +25,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
     declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on the other hosts. Any
     other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the same on every device
-    and host, and depend on the inputs alone.
+    and host, and depend only on the inputs.
 
     Args:
       tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
@@ -55,8 +55,9 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     if not along.axes:
         return tree
     wanted = check_strategy(strategy, along)
-    if along.local and not (_compat.check_vma() and _compat.vmapped(along.axes)):  # lax.psum fails on both together
-        return _compat.jax_collectives.psum(tree, along.axes)
+    # lax.psum fails where both come together.
+    if along.local and not (named_axes.check_vma() and named_axes.vmapped(along.axes)):
+        return jax_collectives.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
@@ -97,12 +98,12 @@ def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "ps
     Raises:
       UnvaryingInputError: it was computed, and is equal on all devices.
     """
-    if not _compat.check_vma():
+    if not named_axes.check_vma():
         return array
-    missing = _compat.must_vary(axes) - _compat.varying(jax.typeof(array))
+    missing = named_axes.must_vary(axes) - named_axes.varying(jax.typeof(array))
     if missing and isinstance(leaf, jax.core.Tracer):
         names = ", ".join(repr(axis) for axis in sorted(missing))
-        if _compat.is_constant(leaf):
+        if tracers.is_constant(leaf):
             raise UnvaryingInputError(
                 f"{function} over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along "
                 f"{names}: its sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is "
@@ -115,4 +116,4 @@ def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "ps
             f"jax_passing.pvary(params, {axes}), and don't sum their gradients; for gradients of each device's own, "
             f"with jax.lax.pcast(params, {axes}, to='varying')."
         )
-    return _compat.pvary(array, missing)
+    return named_axes.pvary(array, missing)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing import _compat
+from jax_passing._compat import named_axes, tracers
 from jax_passing.collective.axes import Axes, Extent, extent
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
@@ -54,12 +54,12 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     _check_equal(arrays, along.axes)
     if not along.axes or not arrays:
         return tree
-    if along.local and _compat.check_vma() and not _compat.vmapped(along.axes):  # else JAX's does nothing
-        cast = [_compat.pvary(array, _compat.must_vary(along.axes)) for array in arrays]
+    if along.local and named_axes.check_vma() and not named_axes.vmapped(along.axes):  # else JAX's does nothing
+        cast = [named_axes.pvary(array, named_axes.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)
         site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
-        of_sums = not _compat.check_vma() and any(_compat.derivative_has_sums(leaves[i]) for i in indices)
+        of_sums = not named_axes.check_vma() and any(tracers.derivative_has_sums(leaves[i]) for i in indices)
         cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
     for index, array in zip(indices, cast, strict=True):
         leaves[index] = array
@@ -67,10 +67,10 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
 
 
 def _check_equal(arrays: Sequence[Any], axes: Axes) -> None:
-    if not _compat.check_vma():
+    if not named_axes.check_vma():
         return
     for array in arrays:
-        if common := _compat.must_vary(axes) & _compat.varying(jax.typeof(array)):
+        if common := named_axes.must_vary(axes) & named_axes.varying(jax.typeof(array)):
             raise ConfigError(
                 f"pvary over {axes} of {jax.typeof(array)}, which differs from device to device along "
                 f"{', '.join(map(repr, sorted(common)))} already: cast the parameters before anything else is done."
@@ -78,8 +78,8 @@ def _check_equal(arrays: Sequence[Any], axes: Axes) -> None:
 
 
 def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
-    names = _compat.must_vary(along.axes) if _compat.check_vma() else frozenset()
-    return [_compat.with_varying(aval, names) for aval in avals], {_compat.NamedAxisEffect(a) for a in along.axes}
+    names = named_axes.must_vary(along.axes) if named_axes.check_vma() else frozenset()
+    return [named_axes.with_varying(aval, names) for aval in avals], {named_axes.NamedAxisEffect(a) for a in along.axes}
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
@@ -96,7 +96,7 @@ def _transpose(
             "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
             "several times: leave out the cast, or use check_vma=True."
         )
-    if not _compat.check_vma() and any(_compat.comes_from(ct, _is_loss) for ct in cotangents):
+    if not named_axes.check_vma() and any(tracers.comes_from(ct, _is_loss) for ct in cotangents):
         raise GradientError(
             f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
             "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "
@@ -114,7 +114,7 @@ def _transpose(
     given = [ad.instantiate_zeros(cotangents[i]) for i in linear]
     result: list[Any] = [None] * len(leaves)
     site = site.only(linear, "t")
-    if site.strategy == "native" and not _compat.check_vma():  # lax.psum would be transposed to a sum once more
+    if site.strategy == "native" and not named_axes.check_vma():  # lax.psum would be transposed to a sum once more
         site = replace(site, strategy="passing")
     for i, total in zip(linear, bucketed_sum(given, along, site, of_casts=True), strict=True):
         result[i] = total

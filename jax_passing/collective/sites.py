@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jax_passing import _compat
+from jax_passing._compat import tracers
 from jax_passing.collective.call_place import Place, here
+from jax_passing.host import scope as scopes
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ _counts_lock = threading.Lock()
 
 
 def _same_loops() -> bool:
-    scope = _compat.scope()
-    return scope is None or bool(scope.same_hashes)
+    scope = scopes.of_thread()
+    return scope is None or scope.same_hashes
 
 
 def new_site(
@@ -117,7 +118,7 @@ def new_site(
     """
     place = here() if place is None else place
     call = 0
-    trace = None if place.transposing or not _same_loops() else _compat.current_trace()
+    trace = None if place.transposing or not _same_loops() else tracers.current_trace()
     if trace is not None:  # else there may be no program: each line is one of its own
         with _counts_lock:
             counts = _counts.setdefault(trace, {})
@@ -129,3 +130,9 @@ def new_site(
 def paths_of(tree: Any) -> tuple[str, ...]:
     """The path of each leaf: "['layer']['w']"; "" for a tree that is one leaf."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
+
+
+def type_text(aval: Any) -> str:
+    """Of an array, for identities and messages."""
+    # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"

@@ -7,10 +7,11 @@ one that called `init` has the session's, others have none until they enter a st
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
-from jax_passing import _compat
+import jax
+
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
 
 
@@ -37,6 +38,7 @@ class Scope(NamedTuple):
     lax_over_hosts: bool = False
 
 
+_of_thread: Any = jax.make_user_context(None)
 _session: Scope | None = None  # of the open session
 _thread = 0  # that began it
 _streams: set[str] = set()  # those that a thread is in
@@ -48,14 +50,31 @@ def begin(scope: Scope) -> None:
     """A session begins; the calling thread is the one that may sum without a stream."""
     global _session, _thread
     _session, _thread = scope, threading.get_ident()
-    _compat.set_scope(scope)
+    _set(scope)
 
 
 def end() -> None:
     """The session is over."""
     global _session
     _session = None
-    _compat.set_scope(None)
+    _set(None)
+
+
+def _set(scope: Scope | None) -> None:
+    """For the calling thread, until it is set again."""
+    _of_thread(scope).__enter__()
+
+
+def within(scope: Scope) -> AbstractContextManager[None]:
+    """In this block it is the calling thread's."""
+    context: AbstractContextManager[None] = _of_thread(scope)
+    return context
+
+
+def of_thread() -> Scope | None:
+    """The calling thread's, as it was set last: it may be that of a session that is over."""
+    scope: Scope | None = _of_thread.value
+    return scope
 
 
 def of_session() -> Scope | None:
@@ -76,7 +95,7 @@ def current() -> Scope | None:
     """
     if _session is None:
         return None
-    scope: Scope | None = _compat.scope()
+    scope = of_thread()
     if scope is None or (not scope.stream and threading.get_ident() != _thread):  # none, or that of an earlier session
         raise ThreadError(
             f"Thread {threading.current_thread().name!r} asks for a sum, but another thread called jax_passing.init. "
@@ -110,7 +129,7 @@ def stream(name: str) -> Iterator[None]:
         _streams.add(name)
         _had_streams = True
     try:
-        with _compat.scope_context(_session._replace(stream=name)):
+        with within(_session._replace(stream=name)):
             yield
     finally:
         with _streams_lock:
@@ -121,9 +140,9 @@ def stream(name: str) -> Iterator[None]:
 def per_host_gradients() -> Iterator[None]:
     """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
 
-    Their gradients are those of this host's devices alone. Elsewhere they are summed over all hosts, or raise
+    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
     GradientError where JAX doesn't let them be.
     """
     scope = current() or Scope()
-    with _compat.scope_context(scope._replace(per_host_gradients=True)):
+    with within(scope._replace(per_host_gradients=True)):
         yield

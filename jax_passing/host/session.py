@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import jax
 
-from jax_passing import _compat, _native, config, errors
+from jax_passing import _native, config, errors
+from jax_passing._compat import process
 from jax_passing.errors import AlreadyInitializedError, Failure, HostLostError, JoinError, PassingError, typed
 from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_executions
@@ -165,7 +166,7 @@ class Session:
 
     def _await_arrays(self, until: float) -> None:
         """Lets dispatched computations reach their sums. Errors belong to whoever reads the arrays."""
-        if not _compat.backend_exists():
+        if not process.backend_exists():
             return
         for array in jax.live_arrays():
             with suppress(RuntimeError):  # deleted meanwhile
@@ -333,7 +334,7 @@ def init(
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
-    return config.resolve(arguments, path, process_in_cluster=_compat.process_in_cluster)
+    return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
 
 
 def _after_fork_in_child() -> None:

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import _compat
+from jax_passing._compat import jaxprs
 from jax_passing.collective.sites import canonical
 from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError, UnsupportedDtypeError
 
@@ -483,7 +483,7 @@ def test_they_are_known_to_hold_sums():
             return jax.lax.scan(lambda c, _: (c + helper(c).sum() * helper(2 * c).sum(), None), x, None, length=2)[0]
 
         mapped = on_mesh(program)
-        assert _compat.holds_sums(jax.make_jaxpr(mapped)(jnp.ones(16)).jaxpr)
+        assert jaxprs.holds_sums(jax.make_jaxpr(mapped)(jnp.ones(16)).jaxpr)
         ordinals = re.findall(r"site = (\d+) : i64", mapped.lower(jnp.ones(16)).as_text())
         assert len(ordinals) == len(set(ordinals)) == 2
         mapped(jnp.ones(16)).block_until_ready()

@@ -12,8 +12,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import _compat, _native
+from jax_passing import _native
+from jax_passing._compat import lowered_modules
 from jax_passing.collective.compiled_text import fingerprint_of_module
+from jax_passing.host import scope
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -89,7 +91,7 @@ def test_empty_leaves_make_no_call():
 def test_numbering_keeps_no_module_alive():
     def count():
         gc.collect()
-        return len(_compat._counters)
+        return len(lowered_modules._counters)
 
     before = count()  # JAX may keep some that other tests lowered
     for _ in range(5):
@@ -113,7 +115,7 @@ def test_other_platforms_are_refused():
 
 def in_a_world_of(size):
     """As in a session of so many hosts, as far as tracing goes."""
-    return _compat.scope_context(_compat.scope()._replace(axis_names=("d",), world_size=size))
+    return scope.within(scope.of_thread()._replace(axis_names=("d",), world_size=size))
 
 
 def test_program_of_another_world_size_is_refused():

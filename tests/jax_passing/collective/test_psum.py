@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing import _compat
 from jax_passing.errors import (
     ConfigError,
     NotInitializedError,
@@ -365,7 +364,7 @@ def test_per_host_gradients_are_summed_inside_the_host(monkeypatch):
     two_hosts = scope.current()._replace(axis_names=("d",), world_size=2)
     monkeypatch.setattr(scope, "_session", two_hosts)
     for opened, ours in ((contextlib.nullcontext(), 1), (jax_passing.per_host_gradients(), 0)):
-        with _compat.scope_context(two_hosts), opened:
+        with scope.within(two_hosts), opened:
             jaxpr = jax.make_jaxpr(program)(jnp.float32(2), jnp.arange(4.0))
         assert len(psums(jaxpr.jaxpr)) == ours
 

@@ -1,0 +1,86 @@
+"""What is counted and kept for a module while JAX lowers it.
+
+All contexts of one module share `shape_poly_state`, which goes when the lowering is over: so it is the key.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from jax_passing._compat.meshes import lowering_mesh
+
+_T = TypeVar("_T")
+
+
+class SiteCounter:
+    """Numbers the sites of one module as they are lowered."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.next_site = 0
+        self.counts: dict[object, int] = {}
+
+
+_of_thread = threading.local()  # .modules that each thread has lowered, as keys
+_counters_lock = threading.Lock()  # JAX may lower on several threads
+_counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
+_module_counts: dict[str, int] = {}
+
+
+def program_name(ctx: mlir.LoweringRuleContext) -> str:
+    """`jit_step on 4 devices` for a jitted function `step`."""
+    module_name = str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
+    return f"{module_name} on {lowering_mesh(ctx).device_count} devices"
+
+
+def modules_of_thread() -> list[tuple[str, int]]:
+    """(program, ordinal) of all modules with sums that the calling thread has lowered."""
+    return list(getattr(_of_thread, "modules", ()))
+
+
+def module_ordinal(ctx: mlir.LoweringRuleContext, program: str) -> int:
+    """How many modules of that program this process lowered before this one."""
+    with _counters_lock:
+        return _counter(ctx, program).ordinal
+
+
+def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tuple[int, int, int]:
+    """(how many modules of that program this process lowered before this one, how many sites this module has so far,
+    how many of them are `alike`)."""
+    with _counters_lock:
+        counter = _counter(ctx, program)
+        site = counter.next_site
+        counter.next_site += 1
+        nth = counter.counts.get(alike, 0)
+        counter.counts[alike] = nth + 1
+    return counter.ordinal, site, nth
+
+
+def _counter(ctx: mlir.LoweringRuleContext, program: str) -> SiteCounter:
+    key = ctx.module_context.shape_poly_state
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters[key] = SiteCounter(_module_counts.get(program, 0))
+        _module_counts[program] = counter.ordinal + 1
+    _of_thread.__dict__.setdefault("modules", {})[program, counter.ordinal] = None
+    return counter
+
+
+_of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary()  # by module
+
+
+def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
+    """What `make` made when it was first asked for, in the block of operations that is being lowered now."""
+    block = ir.InsertionPoint.current.block
+    of_blocks = _of_blocks.setdefault(ctx.module_context.shape_poly_state, [])
+    for known, value in reversed(of_blocks):
+        if known == block:
+            made: _T = value
+            return made
+    made = make()
+    of_blocks.append((block, made))
+    return made

@@ -1,0 +1,87 @@
+"""The named axes around the code that is being traced, and over which of them the types of values vary."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src import config, core
+
+Axis = Any  # a mesh axis's or vmap axis's name
+Aval = Any  # a ShapedArray
+
+NamedAxisEffect = core.NamedAxisEffect
+
+
+# Which axes there are.
+
+
+def axis_size(name: Axis) -> int:
+    """Size of a mesh or vmap axis; NameError if it isn't bound here."""
+    env = core.get_axis_env()
+    if not env.axis_exists(name):
+        bound = ", ".join(map(repr, env.axis_sizes)) or "none"
+        raise NameError(
+            f"unbound axis name: {name}. Bound here: {bound}. Bind it with jax.shard_map, jax.pmap or jax.vmap around "
+            "this call."
+        )
+    return int(env.axis_size(name))
+
+
+def axis_exists(name: Axis) -> bool:
+    """Whether an axis of this name is bound here."""
+    return bool(core.get_axis_env().axis_exists(name))
+
+
+def manual_axes() -> frozenset[Axis]:
+    """Mesh axes over which the code being traced is per-device."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def vmapped(axes: Sequence[Axis]) -> bool:
+    """Whether one of `axes` is no mesh's."""
+    return not set(axes) <= manual_axes()
+
+
+# Types, which say under `check_vma=True` along which mesh axes a value varies.
+
+
+def check_vma() -> bool:
+    """Whether the code being traced is under `shard_map(check_vma=True)`."""
+    return bool(config._check_vma.value)
+
+
+def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
+    """Those of `axes` over which the types of `check_vma=True` say whether a value varies."""
+    names = manual_axes().intersection(axes)
+    if config.remove_size_one_mesh_axis_from_type.value:
+        names = frozenset(name for name in names if axis_size(name) != 1)
+    return names
+
+
+def varying(aval: Aval) -> frozenset[Axis]:
+    """Mesh axes over which a value of this type differs from device to device."""
+    return frozenset(aval.mat.varying)
+
+
+def without_varying(aval: Aval, axes: Sequence[Axis]) -> Aval:
+    """The same type, invariant over `axes`."""
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying.difference(axes)))
+
+
+def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
+    """The same type, varying over `axes` too, in the mesh around: what is closed over has none."""
+    if not axes:
+        return aval
+    sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
+    return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=aval.mat.varying.union(axes)))
+
+
+def pvary(x: Any, axes: frozenset[Axis]) -> Any:
+    """Casts from invariant to varying over `axes`."""
+    return core.pvary(x, tuple(sorted(axes))) if axes else x
+
+
+def check_types(avals: Sequence[Aval], axes: Sequence[Axis], name: str) -> None:
+    """Raises as `lax.psum` does on operands of another mesh, or that are unreduced over `axes`."""
+    core.check_avals_context_mesh(avals, name)
+    core.check_unreduced_args(avals, axes, name)

@@ -1,0 +1,186 @@
+"""How a sum is lowered on CPU: to one asynchronous FFI call for each device, without a collective of XLA."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_passing._compat import inlined_calls, jax_collectives, lowered_modules, meshes
+from jax_passing.collective.axes import Axes, undeclared
+from jax_passing.collective.call_order import INT32, in_control_flow, in_order
+from jax_passing.collective.call_place import place_of
+from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.placement import Placement, place
+from jax_passing.collective.sites import Site, canonical, type_text
+from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from jax_passing.host import scope as scopes
+
+_INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
+
+
+def lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:
+    raise NotImplementedError(f"passing_psum runs on CPU devices only so far, not on {ctx.module_context.platforms}")
+
+
+def lower(
+    ctx: mlir.LoweringRuleContext,
+    *leaves: Any,
+    axes: Axes,
+    over_hosts: bool | None,
+    vmapped: bool,
+    world_size: int,
+    device_ranks: int,
+    op: str,
+    site: Site,
+) -> Sequence[Any]:
+    """JAX's rule for the primitive on CPU. primitive.py says what its parameters are."""
+    if over_hosts is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
+    mesh = meshes.lowering_mesh(ctx)
+    placement = _placement(mesh, axes, world_size, over_hosts)
+    if placement.local and not over_hosts:
+        return _lower_local(ctx, leaves, axes, placement, world_size, op)
+    avals_in: Sequence[Any] = ctx.avals_in
+    carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
+    if not carried:
+        return leaves
+    if site.stream and mesh.device_count > 1 and world_size > 1:
+        raise ThreadError(
+            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
+            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
+            "each other: dispatch them from the thread that called init, and only programs on one device from others."
+        )
+    flat = device_ranks > 0
+    if flat:
+        _check_flat(placement, axes, device_ranks)
+    register_ffi()
+    where = _group_and_member(ctx, mesh, axes)
+    avals = [avals_in[i] for i in carried]
+    dtype = avals[0].dtype
+    parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
+    spans = placement.process_count > 1 and mesh.devices is not None
+    attributes = {
+        **_names(ctx, site.only(carried), [type_text(aval) for aval in avals], axes, op, flat),
+        "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
+        "op": op,
+        "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
+        "member_count": np.int64(placement.member_count * (world_size if over_hosts else 1)),
+        "local_member_count": np.int64(placement.local_member_count),
+        "replica_count": np.int64(placement.replica_count),
+        "world_size": np.int64(world_size * device_ranks if flat else world_size),
+        "flat": np.int64(flat),
+        "conditional": np.int64(in_control_flow()),
+        "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
+    }
+    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
+    # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
+    # refuses side effects in what it partitions itself.)
+    call = jax.ffi.ffi_lowering(
+        "passing_psum",
+        operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
+        has_side_effect=mesh.all_manual,
+    )
+    outs = [ctx.avals_out[i] for i in carried]
+    call_ctx = ctx.replace(avals_in=[_INT32_2, INT32, *avals], avals_out=[INT32, *outs])
+
+    def sum_after(before: Any) -> tuple[Any, Any]:
+        after, *sums = call(call_ctx, *where, before, *(leaves[i] for i in carried), **attributes)
+        return after, sums
+
+    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after)
+    result = list(leaves)
+    for i, value in zip(carried, sums, strict=True):
+        result[i] = value
+    return result
+
+
+def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int, over_hosts: bool) -> Placement:
+    for axis in axes:
+        if axis not in mesh.manual_axes:
+            raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
+    if mesh.devices is not None:
+        processes = np.array([device.process_index for device in mesh.devices])
+    elif jax.process_count() == 1 or mesh.device_count == 1:
+        processes = np.full(mesh.device_count, jax.process_index())
+    else:
+        raise ConfigError("psum can't tell which processes' devices the program runs on: say so with jax.set_mesh")
+    placement = place(processes, mesh.axis_sizes, mesh.manual_axes, axes, jax.process_index())
+    if over_hosts and placement.process_count > 1:
+        raise ConfigError(
+            f"init(axis_name=...) declares that one of the axes {axes} continues over the hosts from a mesh inside one "
+            f"process, but this mesh spans {placement.process_count} processes already. Give the axes of meshes that "
+            "span the processes other names, or don't declare this one."
+        )
+    if not over_hosts and not placement.local and placement.process_count != world_size:
+        raise ConfigError(f"the mesh spans {placement.process_count} processes, but the session has {world_size} ranks")
+    return placement
+
+
+def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
+    if placement.local_member_count != device_ranks:
+        raise ConfigError(
+            f"strategy='flat' gives each of this host's {device_ranks} devices a rank at the switch, which adds up all "
+            f"of them; this psum over {axes} has a part on {placement.local_member_count} of them in each group. "
+            "Use strategy='passing' for it."
+        )
+
+
+def _group_and_member(ctx: mlir.LoweringRuleContext, mesh: meshes.LoweringMesh, axes: Axes) -> Any:
+    """int32[2], this device's index along the other manual axes, and along those of the sum."""
+    others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
+
+    def indices() -> jax.Array:
+        return jnp.stack([jax_collectives.axis_index(names) if names else jnp.int32(0) for names in (others, axes)])
+
+    own = ctx.replace(primitive=None, avals_in=(), avals_out=(_INT32_2,))
+    return mlir.lower_fun(indices, multiple_results=False)(own)
+
+
+def _names(
+    ctx: mlir.LoweringRuleContext, site: Site, types: Sequence[str], axes: Axes, op: str, flat: bool
+) -> dict[str, Any]:
+    """The attributes of the call that name the sum of these leaves."""
+    program = lowered_modules.program_name(ctx)
+    identity = site.identity(
+        name_stack=str(ctx.name_stack),
+        calls=[place_of(frames) for frames in inlined_calls.calls_around()],
+        axes=[str(axis) for axis in axes],
+        op=op,
+        leaves=types,
+    )
+    ordinal, number, nth = lowered_modules.next_site(ctx, program, canonical(identity))
+    recomputed = "rematted_computation" in identity["name_stack"]  # JAX does so in an order that it makes up
+    if site.in_order and not recomputed:
+        identity["nth"] = nth
+    return {
+        "program": program,
+        "ordinal": np.int64(ordinal),
+        "site": np.int64(number),
+        "identity": canonical(identity),
+        "site_name": _site_name(site, types, axes, flat),
+    }
+
+
+def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
+    types = site.types or types
+    leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
+    kind = ("flat " if flat else "") + site.function
+    where = " in a loop or branch that all hosts must go through alike" if in_control_flow() else ""
+    return f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}{where}"
+
+
+def _lower_local(
+    ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
+) -> Sequence[Any]:
+    """An axis of a mesh that lies inside each process: JAX's own sum."""
+    scope = scopes.current()
+    if placement.process_count == 1 and world_size > 1 and axes and scope is not None and not scope.axis_names:
+        raise ConfigError(undeclared(axes))
+    if placement.member_count == 1:
+        return leaves
+    reduce = {"sum": jax_collectives.psum, "max": jax_collectives.pmax}[op]
+    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
+    return lowered
