@@ -1,9 +1,15 @@
 """What this process has dispatched to JAX, as far as a session has to wait for it."""
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import jax
 import numpy as np
+
+from jax_passing._compat import process
+
+POLL_S = 0.005  # between two looks at an array that isn't ready
 
 
 def wait_for_executions(timeout_s: float) -> bool:
@@ -22,3 +28,14 @@ def wait_for_executions(timeout_s: float) -> bool:
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
         time.sleep(0.002)
     return all(array.is_ready() for array in last)
+
+
+def wait_for_arrays(until: float, give_up: Callable[[], bool]) -> None:
+    """Lets dispatched computations reach their sums. Errors belong to whoever reads the arrays."""
+    if not process.backend_exists():
+        return
+    for array in jax.live_arrays():
+        with suppress(RuntimeError):  # deleted meanwhile
+            # block_until_ready has no timeout, and a thread for it can't be started at the end of the process.
+            while not array.is_ready() and time.monotonic() < until and not give_up():
+                time.sleep(POLL_S)
