@@ -67,7 +67,7 @@ class LiveSwitch:
         try:
             with closing(self._join(2, hear)) as job:
                 self._group_offered = job.offer is not None
-                return job.group is not None
+                return job.ends.group is not None
         except DeviceError as error:
             self._group_trouble = str(error)
             return False
@@ -92,7 +92,7 @@ class LiveSwitch:
         try:
             slots = self._prepare(exchange)
             jobs = self._open_jobs()
-            repeated = sum(job.repeated for job in jobs)
+            repeated = sum(job.fences.repeated for job in jobs)
             counted = Counter(self._stranger.counters())
             received = self._send(exchange, slots)
             now = self._stranger.counters()
@@ -100,10 +100,10 @@ class LiveSwitch:
         except (OSError, msgspec.DecodeError) as error:
             raise DeviceError(f"it doesn't answer any more: {error}") from error
         for job in jobs:
-            counted += job.fenced
+            counted += job.fences.verdicts
         counts = {name: now[name] - counted[name] for name in VERDICTS if name in now}
         not_compared = {}
-        if sum(job.repeated for job in jobs) > repeated:
+        if sum(job.fences.repeated for job in jobs) > repeated:
             counts = {}
             not_compared["how often it came to each verdict"] = "an answer was late or lost, and asked for again"
         for verdict in {step.verdict for step in exchange.steps} - now.keys():
@@ -112,7 +112,7 @@ class LiveSwitch:
             not_compared["what its slots hold"] = unknown
         return Played(
             received,
-            strays=[stray for job in jobs if (stray := job.take_stray())],
+            strays=[stray for job in jobs if (stray := job.ends.take_stray())],
             counts=counts,
             states={place: state for place, state in states.items() if isinstance(state, State)},
             not_compared=not_compared,
@@ -125,7 +125,7 @@ class LiveSwitch:
         for job in exchange.jobs:
             name, workers = _name(job), len(job.workers)
             running = self._jobs.get(name)
-            same = running is not None and (running.workers, running.group is None) == (workers, job.group is None)
+            same = running is not None and (running.workers, running.ends.group is None) == (workers, job.group is None)
             free = running.take_slots() if running is not None and same else None
             if free is None:
                 if running is not None:
@@ -136,7 +136,7 @@ class LiveSwitch:
             slots[name] = free
         for live in self._open_jobs():
             live.keep_alive()
-            live.fenced.clear()
+            live.fences.verdicts.clear()
         return slots
 
     def _send(self, exchange: Exchange, slots: dict[str, int]) -> dict[str, list[bytes]]:
@@ -150,7 +150,7 @@ class LiveSwitch:
             upwards = step.packet[2:3] == bytes([RESULT])
             packet = self._translated(step.packet, exchange, slots, upwards)
             if step.source == "P":
-                parent = self._jobs["A"].parent
+                parent = self._jobs["A"].ends.parent
                 assert parent is not None
                 parent.udp.send(packet)
             else:
@@ -179,13 +179,14 @@ class LiveSwitch:
         if address == "P" or address.endswith("*"):
             name = "A" if address == "P" else address[0]
             job = self._jobs[name]
-            everybody = ["P"] * (job.parent is not None)
-            everybody += [f"{name}*"] if job.group is not None else [f"{name}{worker}" for worker in range(job.workers)]
-            for other, packets in zip(everybody, job.fence_all(), strict=True):
+            everybody = ["P"] * (job.ends.parent is not None)
+            workers = [f"{name}{worker}" for worker in range(job.workers)]
+            everybody += workers if job.ends.group is None else [f"{name}*"]
+            for other, packets in zip(everybody, job.fences.everywhere(), strict=True):
                 received[other] += packets
         else:
             job, worker = self._at(address)
-            received[address] += job.fence(worker)
+            received[address] += job.fences.at_worker(worker)
 
     def _translated(self, packet: bytes, exchange: Exchange, slots: dict[str, int], upwards: bool) -> bytes:
         """From an exchange's numbers to this switch's; `upwards`: to those at its parent, if they are meant."""
@@ -194,8 +195,8 @@ class LiveSwitch:
         number, epoch, slot = (int.from_bytes(packet[at : at + 2]) for at in (4, 6, 10))
         spaces = [(job, self._jobs[_name(job)]) for job in exchange.jobs]
         for job, live in spaces:
-            if upwards and job.parent is not None and live.parent is not None and job.parent.job == number:
-                there = live.parent.numbers
+            if upwards and job.parent is not None and live.ends.parent is not None and job.parent.job == number:
+                there = live.ends.parent.numbers
                 epoch += there.epoch - job.parent.epoch
                 slot = _slot(slot - job.parent.slot_first, slots[_name(job)], live.welcome, there.slot_first)
                 return _renumbered(packet, there.job, epoch, slot)
@@ -233,9 +234,9 @@ class LiveSwitch:
                     job.keep_alive()
                 time.sleep(QUIET_S / 20)
             for job in jobs:
-                if packet := job.unread():
+                if packet := job.fences.unread():
                     return f"within {QUIET_S:g} s came {shown(packet)}"
-                if stray := job.take_stray():
+                if stray := job.ends.take_stray():
                     return f"within {QUIET_S:g} s came {stray}"
         except OSError as error:
             raise DeviceError(f"it doesn't answer any more: {error}") from error

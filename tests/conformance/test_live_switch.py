@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance import golden, joining, live, live_job, parent_role, run
+from jax_passing.conformance import fences, golden, joining, live, live_job, parent_role, run
 from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
@@ -32,7 +32,7 @@ from jax_passing.switch.data_plane import VERDICTS
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """What is asked for again may have been counted twice, and isn't compared: not because this machine is busy."""
-    monkeypatch.setattr(live_job, "ANSWER_S", 5.0)
+    monkeypatch.setattr(fences, "ANSWER_S", 5.0)
 
 
 @pytest.fixture
@@ -321,13 +321,13 @@ def test_wrong_counts_are_found(monkeypatch):
 @pytest.mark.parametrize("workers", [33, 64])
 def test_a_switch_may_take_only_so_many_packets_at_once(monkeypatch, workers):
     """As bmv2, which holds some 30 frames of a port until it wakes up: the 33rd worker was never heard."""
-    monkeypatch.setattr(live_job, "ANSWER_S", 0.1)
+    monkeypatch.setattr(fences, "ANSWER_S", 0.1)
     with closing(ModelSwitch(ring=32)) as switch, closing(live_job.LiveJob(switch.address, workers)) as job:
-        assert list(job.fence_all()) == [[]] * workers
+        assert list(job.fences.everywhere()) == [[]] * workers
 
 
 def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
-    monkeypatch.setattr(live_job, "ANSWER_S", 0.05)
+    monkeypatch.setattr(fences, "ANSWER_S", 0.05)
     with (
         closing(ModelSwitch(fault=lambda verdict, to, packet: ((), packet))) as switch,
         pytest.raises(DeviceError, match="silence can't be told"),
@@ -413,7 +413,7 @@ def test_welcomes_that_contradict_each_other_are_found(monkeypatch, text):
 
 @pytest.mark.parametrize("words", [b"x" * 100, b"echo"], ids=["junk", "what was sent"])
 def test_a_switch_that_floods_cant_be_tested(monkeypatch, words):
-    monkeypatch.setattr(live_job, "ANSWER_S", 0.2)
+    monkeypatch.setattr(fences, "ANSWER_S", 0.2)
     over = threading.Event()
 
     def flood(switch, to, out):
