@@ -5,20 +5,27 @@ import importlib.metadata
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from jax_passing import errors
+from jax_passing import errors as errors
 
-if TYPE_CHECKING:
-    from jax_passing.collective.all_gather import all_gather, psum_scatter
-    from jax_passing.collective.axes import axis_index, axis_size
-    from jax_passing.collective.broadcast import broadcast
-    from jax_passing.collective.lax_over_hosts import lax_over_hosts
-    from jax_passing.collective.pmax import pmax, pmin
-    from jax_passing.collective.process_sum import barrier, process_sum
-    from jax_passing.collective.psum import pmean, psum
-    from jax_passing.collective.pvary import pvary
-    from jax_passing.host import session
-    from jax_passing.host.scope import per_host_gradients, stream
-    from jax_passing.host.session import Session, init
+if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
+    from jax_passing.collective.all_gather import all_gather as all_gather
+    from jax_passing.collective.all_gather import psum_scatter as psum_scatter
+    from jax_passing.collective.axes import axis_index as axis_index
+    from jax_passing.collective.axes import axis_size as axis_size
+    from jax_passing.collective.broadcast import broadcast as broadcast
+    from jax_passing.collective.lax_over_hosts import lax_over_hosts as lax_over_hosts
+    from jax_passing.collective.pmax import pmax as pmax
+    from jax_passing.collective.pmax import pmin as pmin
+    from jax_passing.collective.process_sum import barrier as barrier
+    from jax_passing.collective.process_sum import process_sum as process_sum
+    from jax_passing.collective.psum import pmean as pmean
+    from jax_passing.collective.psum import psum as psum
+    from jax_passing.collective.pvary import pvary as pvary
+    from jax_passing.host import session as session
+    from jax_passing.host.scope import per_host_gradients as per_host_gradients
+    from jax_passing.host.scope import stream as stream
+    from jax_passing.host.session import init as init
+    from jax_passing.host.session_lifetime import Session as Session
 
     __version__: str
 
@@ -32,31 +39,12 @@ _HOMES = {
     "collective.psum": ("pmean", "psum"),
     "collective.pvary": ("pvary",),
     "host.scope": ("per_host_gradients", "stream"),
-    "host.session": ("Session", "init"),
+    "host.session": ("init",),
+    "host.session_lifetime": ("Session",),
     "host": ("session",),  # the module, for session.current()
 }
 
-__all__ = [
-    "Session",
-    "all_gather",
-    "axis_index",
-    "axis_size",
-    "barrier",
-    "broadcast",
-    "errors",
-    "init",
-    "lax_over_hosts",
-    "per_host_gradients",
-    "pmax",
-    "pmean",
-    "pmin",
-    "process_sum",
-    "psum",
-    "psum_scatter",
-    "pvary",
-    "session",
-    "stream",
-]
+__all__ = ["errors", *(name for names in _HOMES.values() for name in names)]
 
 
 # Where the current folder is a checkout of the sources, it hides the installed package, which has the native module.
@@ -68,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name == "_native":
         return _import_native()
     if name == "__version__":
-        return importlib.metadata.version("jax-passing")
+        return _version()
     if name not in __all__:
         raise AttributeError(f"module 'jax_passing' has no attribute {name!r}")
     for home, names in _HOMES.items():
@@ -80,6 +68,17 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names. What else there is belongs to the machinery of modules."""
     return sorted(__all__)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("jax-passing")
+    except importlib.metadata.PackageNotFoundError:
+        # None is made up: whoever compares versions must not be misled.
+        raise AttributeError(
+            f"module 'jax_passing' has no attribute '__version__': {__path__[0]} is its source code, and only an "
+            "installed package knows its version. Install it: run `pip install .` in the folder above."
+        ) from None
 
 
 def _import_native() -> Any:

@@ -53,9 +53,23 @@ def test_in_a_checkout_the_installed_native_module_is_found(checkout):
     assert Path(native).parent != checkout / "jax_passing"
 
 
+def run_where_nothing_is_installed(checkout, program):
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); {program}"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=120)
+
+
 def test_sources_that_nobody_installed_say_what_to_do(checkout):
-    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); {IMPORT}"
-    ended = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=120)
+    ended = run_where_nothing_is_installed(checkout, IMPORT)
     assert ended.returncode == 1
     assert f"ImportError: jax_passing at {checkout}/jax_passing is its source code" in ended.stderr
+    assert "run `pip install .`" in ended.stderr
+
+
+def test_sources_that_nobody_installed_have_no_version(checkout):
+    program = "import jax_passing; print(hasattr(jax_passing, '__version__')); jax_passing.__version__"
+    ended = run_where_nothing_is_installed(checkout, program)
+    assert (ended.returncode, ended.stdout) == (1, "False\n"), ended.stderr
+    assert (
+        f"AttributeError: module 'jax_passing' has no attribute '__version__': {checkout}/jax_passing" in ended.stderr
+    )
     assert "run `pip install .`" in ended.stderr
