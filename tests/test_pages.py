@@ -30,6 +30,14 @@ def test_code_is_well_formed(block):
     CHECKS[block.language](block.text)
 
 
+def test_sudo_is_told_which_python():
+    """Its PATH is another one than that of an activated environment."""
+    started = [(str(page), *re.findall(r"sudo (?:-\S+ )*(\S+)", page.read_text())) for page in PAGES]
+    commands = {command for _, *commands in started for command in commands}
+    assert '"$(which' in commands
+    assert commands <= {'"$(which', "apt-get"}, started
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())

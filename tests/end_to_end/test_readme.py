@@ -34,10 +34,16 @@ PRINTED = block("text", "rank 0 of 2").splitlines()
 
 @pytest.fixture(autouse=True)
 def _readers_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the folder with the program, with the environment into which jax_passing was installed, and no settings."""
+    """In the folder with the program, with the environment into which jax_passing was installed, and no settings.
+
+    What activates the environment in a new shell stands where README.md has it.
+    """
+    installed = Path(sys.executable).parent
     (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(installed))}:$PATH\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(installed), os.environ["PATH"]]))
     for name in list(os.environ):
         if name.startswith(("JAX_", "PYTHON", "XLA_")):
             monkeypatch.delenv(name)
@@ -54,7 +60,10 @@ def test_two_machines() -> None:
         def printed(text: str) -> str:
             return text.replace(FIRST, cluster.address(0))
 
-        switch = cluster.start(0, shlex.split(printed(SWITCH)))
+        # In a new shell's environment. `exec`: what is stopped must be the switch, not a shell around it.
+        *before, last = printed(SWITCH).splitlines()
+        in_shell = ["env", f"PATH={os.defpath}", "bash", "-c", "\n".join([*before, f"exec {last}"])]
+        switch = cluster.start(0, in_shell)
         hosts = [cluster.start(machine, ["bash", "-c", printed(text)]) for machine, text in enumerate(HOSTS)]
         finish(hosts)
         assert [host.text for host in hosts] == PRINTED, switch.text
