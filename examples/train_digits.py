@@ -2,7 +2,7 @@
 
     jax-passing run --hosts 2 --devices-per-host 2 examples/train_digits.py
 
-Run alone (python examples/train_digits.py) it is the same program in a world of one host.
+Run by itself (python examples/train_digits.py) it is the same program in a world of one host.
 """
 
 import sys

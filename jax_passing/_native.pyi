@@ -100,7 +100,7 @@ class Transport:
 
 @final
 class LocalCollective:
-    """The sum over the local devices alone: a world of one rank, no switch."""
+    """The sum over only the local devices: a world of one rank, no switch."""
 
     def __init__(self) -> None: ...
     def stats(self) -> dict[str, int]: ...

@@ -65,7 +65,7 @@ class UnvaryingInputError(PassingError, ValueError):
 
 
 class GradientError(PassingError, ValueError):
-    """JAX would sum this gradient over the devices of one host alone, or several times; or there is none."""
+    """JAX would sum this gradient over the devices of one host only, or several times; or there is none."""
 
 
 class ThreadError(PassingError):

@@ -1,4 +1,4 @@
-"""Measurements of sums as a table with the columns of nccl-tests, as JSON, and as a plot. Pure but for the files."""
+"""Measurements of sums as a table with the columns of nccl-tests, as JSON, and as a plot. Pure except for files."""
 
 import json
 import statistics

@@ -11,7 +11,7 @@ from jax_passing.errors import ConfigError
 
 
 def conformance(
-    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Idle but for this test.")],
+    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Nobody else may use it during the test.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the first random exchange.")] = 0,
     exchanges: Annotated[int, typer.Option(min=0, help="Random exchanges.")] = 100,
     as_parent: Annotated[

@@ -15,7 +15,7 @@ QUIET_S = 0.3
 
 
 def _next(job: LiveJob, rank: int, wait_s: float = AT_ONCE_S) -> messages.FromSwitch | None:
-    """What is said to this rank, but for heartbeats; None if nothing is."""
+    """What is said to this rank, except for heartbeats; None if nothing is."""
     until = time.monotonic() + wait_s
     try:
         while isinstance(message := receive(job.control_of(rank), until), messages.Heartbeat):

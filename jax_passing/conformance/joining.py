@@ -143,7 +143,7 @@ def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
 
 
 def _check(welcomes: list[messages.Welcome]) -> None:
-    """They are the same to all but for the worker's number."""
+    """They are the same to all, except for the worker's number."""
     numbers = [welcome.worker for welcome in welcomes]
     if sorted(numbers) != list(range(len(welcomes))):
         raise DeviceError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")

@@ -268,7 +268,7 @@ class Membership:
             shard.close()
 
     def forget_in_child(self) -> None:
-        """After a fork: the threads exist in the parent alone, and the connections are the parent's."""
+        """After a fork: the threads exist only in the parent, and the connections are the parent's."""
         for shard in self._shards:
             shard.close()
         # Its destructor would join a thread that isn't here.

@@ -224,9 +224,9 @@ def _modules_differ(own: Compared, rank_0s: Compared, rank: int) -> str:
     alike = _by_place(_Sum(identity) for identity, count in copies.items() if count > 1)
     some = _listed([_place(place, alike) for place in list(alike)[:SHOWN_MAX]], len(alike))
     needed = (
-        f"the sums at {some} are there several times, and XLA's order alone tells them apart"
+        f"the sums at {some} are there several times, and only XLA's order tells them apart"
         if alike
-        else ("XLA's order alone tells some of its sums apart")
+        else "only XLA's order tells some of its sums apart"
     )
     parts: list[str] = []
     summaries = [program.fingerprint.partition(" ")[2].split("; ") for program in (own, rank_0s)]

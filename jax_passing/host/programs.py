@@ -34,7 +34,7 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
       devices: that it runs on, for people and to tell lines apart.
       fingerprint: "SHA256 SUMMARY" of the whole compiled module; empty unless some of its sums need it.
       identities: of its sums, JSON each; sorted by place, with repetition.
-      digest: of all identities, if they are too long to be sent: then those above are the first ones alone.
+      digest: of all identities, if they are too long to be sent: then those above are only the first ones.
     """
 
     name: Annotated[str, Meta(max_length=_NAME_MAX)]
@@ -137,7 +137,7 @@ class Ledger:
         return Failure(ProgramMismatchError.__name__, text)
 
     def waiting(self) -> str:
-        """For a sum that makes no progress: programs of one side alone, so far. Empty if there are none."""
+        """For a sum that makes no progress: programs of only one side, so far. Empty if there are none."""
         with self._lock:
             return self._waiting()
 

@@ -63,16 +63,13 @@ class Hello(Message, frozen=True):
     instance: Name  # tells this switch from any other, whatever its addresses
 
 
-class Join(Message, frozen=True):
-    """Host, first. `instance` tells this process from any other, so that it may replace a connection of its own: it is
-    random, and switches tell it to their parents only.
+class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
+    """What a host of any version says first, among more. These fields, Hello and Refused stay what they are in all
+    versions, so that hosts and switches of different ones can tell their users.
 
     `switches`: the instances of all that the job is spread over, this one among them, in the order of its shards.
-    `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts, by name; one that
-    isn't there is empty.
-
-    The fields up to `join_deadline_s`, Hello and Refused stay what they are in all versions, so that hosts and switches
-    of different ones can tell their users.
+    `instance` tells this process from any other, so that it may replace a connection of its own: it is random, and
+    switches tell it to their parents only.
     """
 
     protocol_version: Version
@@ -83,21 +80,14 @@ class Join(Message, frozen=True):
     udp_port: Port
     instance: Name
     join_deadline_s: Seconds
+
+
+class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
+    """Host, first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts,
+    by name; one that isn't there is empty."""
+
     link_gbit: Gbit | None = None
     alike: Facts = {}
-
-
-class ForeignJoin(Struct, frozen=True, tag="join", tag_field="type"):
-    """What any version's host says first."""
-
-    protocol_version: Version
-    job: Name
-    rank: Annotated[int, Meta(ge=0)]
-    world_size: Annotated[int, Meta(ge=1)]
-    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
-    udp_port: Port
-    instance: Name
-    join_deadline_s: Seconds
 
 
 class RackJoin(Message, frozen=True):
@@ -193,11 +183,11 @@ class GroupLost(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Switch: all ranks are here, the slots are reserved.
 
-    The same to all, so that they plan alike, but for `worker`: which one of the switch's workers the host is, its bit
-    in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a chunk
-    leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was offered
-    last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
-    the switch stands, None if it has a port for each host.
+    It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
+    its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
+    chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
+    offered last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind
+    which the switch stands, None if it has a port for each host.
     """
 
     job_id: Id
@@ -215,7 +205,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: of this one alone."""
+    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: only of this one."""
 
     kind: Name
     message: Text

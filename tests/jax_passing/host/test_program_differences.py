@@ -173,7 +173,7 @@ def module(summary, digest="ab12"):
 )
 def test_fingerprints(own, rank_0s, message):
     text = compare(module(own), module(rank_0s, "cd34"))
-    assert f"the sums at {HERE} are there several times, and XLA's order alone tells them apart; for that" in text
+    assert f"the sums at {HERE} are there several times, and only XLA's order tells them apart; for that" in text
     assert message in text
     assert "Put each of the equal calls on a line of its own" in text
 
