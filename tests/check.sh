@@ -110,8 +110,8 @@ bazel_tests() { timeout 1800 bash tests/bazel.sh; }
 
 # What may differ between versions of JAX: what traces and compiles in one process, and what real hosts compute.
 tests_of_another_jax() {
-  python_tests "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session}.py \
-    tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,primitive,psum,strategies,transforms}.py
+  python_tests "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session,host/test_session_lifetime}.py \
+    tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,psum,strategies,transforms}.py
   one_by_one "$1" tests/end_to_end/test_sums.py -m "not slow" -k "every_dtype or one_mesh or sums_match"
 }
 

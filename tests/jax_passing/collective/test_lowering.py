@@ -40,7 +40,7 @@ def test_attributes():
     second, first = calls(lowered(step, 16, 3))  # the last leaf first
     assert first["program"] == "jit_step on 8 devices"
     assert re.fullmatch(
-        r"test_primitive\.py:\d+:\d+ in test_attributes.<locals>.step psum of float32\[2,3\] over d", first["site_name"]
+        r"test_lowering\.py:\d+:\d+ in test_attributes.<locals>.step psum of float32\[2,3\] over d", first["site_name"]
     )
     assert (first["site"], second["site"]) == ("1", "0")
     assert (first["dtype"], second["dtype"]) == ("float32", "float32")
