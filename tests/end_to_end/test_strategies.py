@@ -55,19 +55,14 @@ def test_native_on_a_mesh_of_one_host_raises(cluster: "Cluster") -> None:
         assert "ConfigError: strategy='native' is jax.lax.psum" in process.text
 
 
-@pytest.fixture(scope="module")
-def flat_digests() -> dict[str, str]:
-    """By deployment: what flat sums give."""
-    return {}
-
-
-@pytest.mark.parametrize("deployment", ["local", "global"])
-def test_flat(cluster: "Cluster", deployment: str, flat_digests: dict[str, str]) -> None:
-    bits, packets = results(run(cluster, "flat", deployment, JAX_PASSING_STRATEGY="flat"))
-    flat_digests[deployment] = bits
-    assert len(set(flat_digests.values())) == 1  # the same bits in both deployments
-    passing = results(run(cluster, "passing", deployment, JAX_PASSING_STRATEGY="flat"))[1]
-    assert min(packets) > 1.5 * max(passing)  # each of two devices sends
+def test_flat(cluster: "Cluster") -> None:
+    digests = set()
+    for deployment in ("local", "global"):
+        bits, packets = results(run(cluster, "flat", deployment, JAX_PASSING_STRATEGY="flat"))
+        digests.add(bits)
+        passing = results(run(cluster, "passing", deployment, JAX_PASSING_STRATEGY="flat"))[1]
+        assert min(packets) > 1.5 * max(passing)  # each of two devices sends
+    assert len(digests) == 1  # the same bits in both deployments
 
 
 def test_flat_needs_a_session_of_that_strategy(cluster: "Cluster") -> None:
