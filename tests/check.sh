@@ -1,30 +1,44 @@
 #!/bin/bash
 # Checks everything: bash tests/check.sh. With --fast (for every commit): lint and unit tests only, built incrementally.
+# With names of stages: only these, with what an earlier run built; so a stage that failed is tried again.
 #
 # Everything it makes lies in build/check; nothing outside the repository changes but missing Debian packages, which
-# it installs. All stages run even if one fails; the last line counts them.
+# it installs, and the caches of pip and ccache. All stages run even if one fails; the last line counts them. What a
+# stage prints is also kept in build/check/logs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Each is a function below.
+stages=(debian_packages wheel lint cpp_tests python_tests p4)
 fast=false
 case "${1:-}" in
   --fast) fast=true ;;
-  "") ;;
-  *) echo "usage: bash tests/check.sh [--fast]" >&2 && exit 2 ;;
+  "")
+    stages+=(
+      documentation end_to_end randomised_search address_sanitizer thread_sanitizer bazel newest_jaxlib
+      python_3_12 python_3_12_with_the_newest_jax quickstart
+    )
+    ;;
+  -*) echo "usage: bash tests/check.sh [--fast | STAGE...]" >&2 && exit 2 ;;
+  *) stages=("$@") ;;
 esac
 
 work=$PWD/build/check
 oldest=$work/oldest  # the virtual environment with the oldest supported jaxlib, and all tools
+logs=$work/logs
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2}
 # The installed package is tested: the current folder must not come before it.
 export PYTHONSAFEPATH=1
-not_slow=()
-if $fast; then not_slow=(-m "not slow"); fi
+# Wheels and C++ tests compile the same sources with the same flags, so that they share objects through ccache, which
+# also serves later runs, in other folders too: it is to see paths relative to the repository, from build folders that
+# are all equally deep in it.
+export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 # --- stages
 
 debian_packages() {
-  local wanted=(g++ cmake ninja-build python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev) missing=() package
+  local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev)
+  local missing=() package
   $fast || wanted+=(iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
@@ -40,8 +54,19 @@ debian_packages() {
 # Makes the virtual environment $1 with interpreter $2.
 make_venv() { [ -x "$1/bin/pip" ] || "$2" -m venv --clear "$1"; }
 
-# Builds the wheel for the Python of virtual environment $1 into the folder $2, as users do: isolated.
-build_wheel() { rm -rf "$2" && "$1/bin/pip" wheel --quiet --no-deps --wheel-dir "$2" .; }
+# The requirements in table $1 (of pyproject.toml, as Python subscripts).
+requirements() { python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$1)"; }
+
+# Builds the wheel for interpreter $1 into the folder $2. As for users, the environment of the build has nothing but what
+# pyproject.toml asks for; unlike pip's own, it stays, and with it the paths by which ccache knows its headers.
+build_wheel() {
+  make_venv "$2-environment" "$1"
+  "$2-environment/bin/pip" install --quiet $(requirements "['build-system']['requires']")
+  rm -rf "$2"
+  $fast || rm -rf "$2-build"
+  "$2-environment/bin/pip" wheel --quiet --no-deps --no-build-isolation --config-settings=build-dir="$2-build" \
+    --wheel-dir "$2" .
+}
 
 # Installs the wheel in folder $2 into virtual environment $1, with what else is named.
 install_wheel() {
@@ -52,18 +77,9 @@ install_wheel() {
   "$venv/bin/python" -c 'import jaxlib, platform; print("Python", platform.python_version(), "jaxlib", jaxlib.__version__)'
 }
 
-wheel_on_oldest_jaxlib() {
+wheel() {
+  build_wheel python3 "$work/wheel"
   make_venv "$oldest" python3
-  local requirements
-  requirements=$(python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
-  "$oldest/bin/pip" install --quiet $requirements
-  if $fast; then
-    rm -rf "$work/wheel"
-    "$oldest/bin/pip" wheel --quiet --no-deps --no-build-isolation --config-settings=build-dir="$work/wheel-build" \
-      --wheel-dir "$work/wheel" .
-  else
-    build_wheel "$oldest" "$work/wheel"
-  fi
   install_wheel "$oldest" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "$(echo "$work"/wheel/*.whl)[lint,examples]"
 }
 
@@ -85,34 +101,52 @@ lint() {
 
 # The site of docs/, in build/check/site. mkdocs reads the sources: nothing has to be installed but itself.
 documentation() {
-  local requirements
-  requirements=$(python3 -c 'import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
-  "$oldest/bin/pip" install --quiet $requirements
+  "$oldest/bin/pip" install --quiet $(requirements "['project']['optional-dependencies']['docs']")
   PATH=$oldest/bin:$PATH NO_MKDOCS_2_WARNING=1 mkdocs build  # with --quiet it wouldn't count the warnings
 }
 
-cpp_tests() {
-  cmake -S xla_ffi -B "$work/cmake" -G Ninja -DPASSING_BUILD_TESTS=ON -DPython_EXECUTABLE="$oldest/bin/python" >/dev/null
-  cmake --build "$work/cmake"
-  timeout 1800 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
+# Builds the target $2 in the folder $1, with what else is said to CMake, and runs the C++ tests.
+ctest_in() {
+  cmake -S xla_ffi -B "$work/$1" -G Ninja -DPASSING_BUILD_TESTS=ON \
+    -DPython_EXECUTABLE="$work/wheel-environment/bin/python" "${@:3}" >/dev/null
+  cmake --build "$work/$1" --target "$2"
+  timeout 1800 ctest --test-dir "$work/$1" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
 }
 
-# pytest of virtual environment $1 on the paths that follow, two files at a time.
-python_tests() { one_by_one "$1" --numprocesses=2 --dist=loadfile "${@:2}"; }
-# The same for tests whose hosts are processes of their own: they need both cores.
-one_by_one() { timeout 3000 "$1/bin/pytest" --quiet --durations=5 "${not_slow[@]}" "${@:2}"; }
+cpp_tests() { ctest_in cmake all; }
+
+# Memory, leaks and undefined behaviour; races between threads. What is found ends the test that it is found in.
+address_sanitizer() {
+  UBSAN_OPTIONS=print_stacktrace=1 ctest_in address_sanitizer passing_tests -DPASSING_SANITIZE=address,undefined
+}
+thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
+
+# pytest of virtual environment $1 on what follows, by two workers. Tests are handed out one by one, so that both have
+# work to the end.
+pytest_in() {
+  local not_slow=()
+  if $fast; then not_slow=(-m "not slow"); fi
+  timeout 3000 "$1/bin/pytest" --quiet --durations=5 --numprocesses=2 --dist=worksteal "${not_slow[@]}" "${@:2}"
+}
+
+python_tests() { pytest_in "$oldest" tests/test_*.py tests/jax_passing tests/conformance; }
+
+p4() { pytest_in "$oldest" tests/p4; }
+
+end_to_end() { pytest_in "$oldest" tests/end_to_end; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
 randomised_search() { timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 300 --seed 1; }
 
-bazel_tests() { timeout 1800 bash tests/bazel.sh; }
+bazel() { timeout 1800 bash tests/bazel.sh; }
 
 # What may differ between versions of JAX: what traces and compiles in one process, and what real hosts compute.
 tests_of_another_jax() {
-  python_tests "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session,host/test_session_lifetime}.py \
-    tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,psum,strategies,transforms}.py
-  one_by_one "$1" tests/end_to_end/test_sums.py -m "not slow" -k "every_dtype or one_mesh or sums_match"
+  local sums=tests/end_to_end/test_sums.py::test
+  pytest_in "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session,host/test_session_lifetime}.py \
+    tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,psum,strategies,transforms}.py \
+    ${sums}_{every_dtype_and_transform_on_independent_processes,one_mesh_over_all_processes_equals_lax_psum} \
+    ${sums}_independent_sums_match
 }
 
 newest_jaxlib() {
@@ -121,63 +155,66 @@ newest_jaxlib() {
   tests_of_another_jax "$work/newest"
 }
 
-# $1: version specifier of jax for Python 3.12.
-python_3_12() {
-  local python venv="$work/python3.12"
-  python=$(ls ~/.pyenv/versions/3.12*/bin/python 2>/dev/null | tail -1 || true)
-  [ -n "$python" ] || python=$(command -v python3.12 || true)
-  if [ -z "$python" ] || ! "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; then
-    echo "SKIPPED: no Python 3.12 with headers, neither in ~/.pyenv nor on the PATH"
-    return
-  fi
-  make_venv "$venv" "$python"
-  [ -e "$work/wheel-3.12" ] || build_wheel "$venv" "$work/wheel-3.12"
-  install_wheel "$venv" "$work/wheel-3.12" --upgrade "jax$1" "jaxlib$1"
-  tests_of_another_jax "$venv"
+# Python 3.12 with the headers, if there is one.
+find_python_3_12() {
+  local python
+  for python in ~/.pyenv/versions/3.12*/bin/python "$(command -v python3.12 || true)"; do
+    "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || continue
+    echo "$python" && return
+  done
 }
+
+# $1: version specifier of jax.
+jax_on_python_3_12() {
+  local python
+  python=$(find_python_3_12)
+  [ -n "$python" ] || { echo "SKIPPED: no Python 3.12 with headers, neither in ~/.pyenv nor on the PATH" && return; }
+  build_wheel "$python" "$work/wheel-3.12"
+  make_venv "$work/python3.12" "$python"
+  install_wheel "$work/python3.12" "$work/wheel-3.12" --upgrade "jax$1" "jaxlib$1"
+  tests_of_another_jax "$work/python3.12"
+}
+python_3_12() { jax_on_python_3_12 "==0.11.*"; }
+python_3_12_with_the_newest_jax() { jax_on_python_3_12 ""; }
 
 quickstart() { timeout 600 bash examples/quickstart.sh; }
 
 # --- running them
 
-passed=0 failed=0
+results=() failures=()
 stage() {
-  local title=$1 began=$SECONDS status
-  echo "=== $title"
+  local name=$1 number=$2 title=${1//_/ } began=$SECONDS status
+  local log=$logs/$number-$name.log
+  echo "=== $number of ${#stages[@]}: $title, began at $(date +%T)"
   # A subshell of its own, not a condition: otherwise `set -e` would be off inside.
   set +e
-  (set -euo pipefail && "${@:2}") </dev/null
-  status=$?
+  (set -euo pipefail && "$name") </dev/null 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
   set -e
-  if [ $status = 0 ]; then passed=$((passed + 1)) && status=passed; else failed=$((failed + 1)) && status=FAILED; fi
+  if [ "$status" = 0 ]; then status=passed; else status=FAILED && failures+=("$log"); fi
+  results+=("$(printf '%2d  %-40s %s in %4d s' "$number" "$title" "$status" $((SECONDS - began)))")
   echo "=== $title: $status in $((SECONDS - began)) s"
 }
+
 finish() {
+  local log
+  printf '%s\n' "" "${results[@]}"
+  for log in "${failures[@]}"; do
+    echo "--- the end of ${log#"$PWD/"}:"
+    tail -n 50 "$log"
+  done
   echo "total: $SECONDS s"
-  echo "$passed passed, $failed failed"
-  [ $failed = 0 ]
+  echo "$((${#results[@]} - ${#failures[@]})) passed, ${#failures[@]} failed"
+  [ ${#failures[@]} = 0 ]
 }
 
-mkdir -p "$work"
-rm -rf "$work/wheel-3.12"  # of an earlier run
-stage "Debian packages" debian_packages
-stage "wheel, installed with the oldest jaxlib" wheel_on_oldest_jaxlib
-[ $failed = 0 ] || { finish || exit 1; }
-stage "lint" lint
-$fast || stage "documentation" documentation
-stage "C++ tests" cpp_tests
-stage "Python tests" python_tests "$oldest" tests/test_*.py tests/jax_passing tests/conformance
-if $fast; then
-  stage "P4 for Tofino, interpreted" python_tests "$oldest" tests/p4/test_tna_program.py
-else
-  stage "P4" python_tests "$oldest" tests/p4
-  stage "end to end" one_by_one "$oldest" tests/end_to_end
-  stage "randomised search" randomised_search
-  stage "Bazel" bazel_tests
-  stage "newest jaxlib" newest_jaxlib
-  rm -rf "$work/wheel-3.12"
-  stage "Python 3.12, jax 0.11" python_3_12 "==0.11.*"
-  stage "Python 3.12, newest jax" python_3_12 ""
-  stage "quickstart" quickstart
-fi
+rm -rf "$logs"  # of an earlier run
+mkdir -p "$logs"
+number=0
+for name in "${stages[@]}"; do
+  number=$((number + 1))
+  stage "$name" "$number"
+  # Everything else needs the wheel.
+  if [ "$name" = wheel ] && [ ${#failures[@]} -gt 0 ]; then break; fi
+done
 finish
