@@ -57,7 +57,7 @@ make_venv() { [ -x "$1/bin/pip" ] || "$2" -m venv --clear "$1"; }
 # The requirements in table $1 (of pyproject.toml, as Python subscripts).
 requirements() { python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$1)"; }
 
-# Builds the wheel for interpreter $1 into the folder $2. As for users, the environment of the build has nothing but what
+# Builds the wheel for interpreter $1 into the folder $2. As for users, the environment of the build has only what
 # pyproject.toml asks for; unlike pip's own, it stays, and with it the paths by which ccache knows its headers.
 build_wheel() {
   make_venv "$2-environment" "$1"
@@ -129,7 +129,8 @@ pytest_in() {
   timeout 3000 "$1/bin/pytest" --quiet --durations=5 --numprocesses=2 --dist=worksteal "${not_slow[@]}" "${@:2}"
 }
 
-python_tests() { pytest_in "$oldest" tests/test_*.py tests/jax_passing tests/conformance; }
+# By a third worker, too, as many of these tests wait.
+python_tests() { pytest_in "$oldest" --numprocesses=3 tests/test_*.py tests/jax_passing tests/conformance; }
 
 p4() { pytest_in "$oldest" tests/p4; }
 

@@ -99,6 +99,7 @@ def test_a_switch_below_another_needs_as_parent():
         parent.stop()
 
 
+@pytest.mark.slow
 def test_a_switch_whose_parent_is_absent_needs_as_parent(parent_at):
     running = SwitchThread(parent=parent_at)
     try:
@@ -241,7 +242,11 @@ GROUP_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", GROUP_FAULTS)
+# Those that wait for probes in vain.
+SLOW = {"a probe is missing", "no probe"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in GROUP_FAULTS])
 def test_faults_of_multicast_are_found(monkeypatch, name):
     verdict, change, case, text = GROUP_FAULTS[name]
 
@@ -275,6 +280,7 @@ def test_results_that_also_come_to_each_worker_are_found(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_results_to_a_group_that_a_rank_has_lost_are_found(monkeypatch):
     monkeypatch.setattr(ModelDataPlane, "stop_multicast", lambda self, job: None)
     assert "to the group came result: " in faults_of_groups(monkeypatch)[LOST]

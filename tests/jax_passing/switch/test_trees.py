@@ -858,6 +858,7 @@ def test_nothing_that_a_rack_says_stops_its_parent(several):
     run()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_parent_says_stops_a_rack(several):
