@@ -10,8 +10,8 @@
 
 #include "host/active_sum.h"
 #include "host/order.h"
+#include "host/sharding.h"
 #include "host/slot_window.h"
-#include "host/stripes.h"
 #include "host/sums_in_flight.h"
 
 namespace passing {
@@ -64,12 +64,12 @@ class AllReduce::Impl {
  public:
   Impl(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast)
       : job_(job),
-        stripes_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
+        sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
         headroom_bits_(HeadroomBits(job.world_size)),
         drivers_(std::move(drivers)),
         broadcast_(std::move(broadcast)),
-        order_(stripes_.window(), job.first_position),
-        window_(stripes_) {
+        order_(sharding_.window(), job.first_position),
+        window_(sharding_) {
     assert(drivers_.size() == job.shards.size());
     assert(job.rank < job.world_size && job.world_size <= kMaxWorldSize);
     assert(job.lanes_per_chunk >= 3 && job.lanes_per_chunk <= wire::kMaxLanes);
@@ -83,7 +83,8 @@ class AllReduce::Impl {
   void Start(Sum sum, int64_t now_us) {
     ++stats_.sums_started;
     if (failure_) return sum.done(&*failure_);
-    Issue(std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, stripes_.window(), headroom_bits_, now_us));
+    Issue(
+        std::make_unique<ActiveSum>(std::move(sum), job_.lanes_per_chunk, sharding_.window(), headroom_bits_, now_us));
   }
 
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
@@ -130,7 +131,7 @@ class AllReduce::Impl {
   void Complete(ActiveSum& sum);
 
   const JobConfig job_;
-  const Stripes stripes_;
+  const Sharding sharding_;
   const uint32_t headroom_bits_;
   const std::vector<Driver*> drivers_;  // by shard
   const std::function<void(std::string)> broadcast_;
@@ -345,22 +346,22 @@ uint32_t AllReduce::Impl::LanesOf(const Line& line, uint32_t chunk) const {
 wire::Header AllReduce::Impl::HeaderOf(const Line& line, uint32_t chunk) const {
   const uint64_t position = line.place.first_position + chunk;
   const bool maxima = line.segment().CarriesExponents(chunk) || line.sum->shape().op == Op::kMax;
-  const Stripe stripe = stripes_.At(position);
-  const Shard& shard = job_.shards[stripe.shard];
+  const ShardSlot place = sharding_.At(position);
+  const Shard& shard = job_.shards[place.shard];
   const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
           .worker = shard.worker,
-          .slot = static_cast<uint16_t>(shard.slot_first + stripe.slot),
+          .slot = static_cast<uint16_t>(shard.slot_first + place.slot),
           .sequence = static_cast<uint32_t>(position),
-          .version = stripe.version,
+          .version = place.version,
           .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
           .element_count = static_cast<uint16_t>(lanes)};
 }
 
 void AllReduce::Impl::SendChunk(const Line& line, uint32_t chunk) {
-  Driver& driver = *drivers_[stripes_.ShardOf(line.place.first_position + chunk)];
+  Driver& driver = *drivers_[sharding_.ShardOf(line.place.first_position + chunk)];
   uint8_t* packet = driver.Reserve();
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(line, chunk);
@@ -400,7 +401,7 @@ void AllReduce::Impl::OnPacket(uint32_t shard, std::span<const uint8_t> packet, 
   if (failure_) return drop();
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
-  if (!position || stripes_.ShardOf(*position) != shard) return drop();
+  if (!position || sharding_.ShardOf(*position) != shard) return drop();
   Line& line = LineAt(*position);
   const uint32_t chunk = static_cast<uint32_t>(*position - line.place.first_position);
   wire::Header expected = HeaderOf(line, chunk);
@@ -505,7 +506,7 @@ void AllReduce::Impl::Retire() {
 
 void AllReduce::Impl::Complete(ActiveSum& sum) {
   std::unique_ptr<ActiveSum> done = sums_.Take(sum);
-  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, stripes_.window()));
+  if (done->flagged()) return Issue(ActiveSum::SecondPassOf(std::move(done), job_.lanes_per_chunk, sharding_.window()));
   done = ActiveSum::FirstPassOf(std::move(done));
   ++stats_.sums_completed;
   for (uint64_t elements : done->shape().leaf_elements) stats_.tensor_bytes += elements * SizeOf(done->shape().dtype);
@@ -533,7 +534,7 @@ std::optional<Stall> AllReduce::Impl::OldestStall() const {
     uint64_t position = waiting->place.first_position;
     while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
     const wire::Header header = HeaderOf(*waiting, static_cast<uint32_t>(position - waiting->place.first_position));
-    stall.shard = stripes_.ShardOf(position);
+    stall.shard = sharding_.ShardOf(position);
     stall.slot = header.slot;
     stall.version = header.version;
     stall.sequence = header.sequence;

@@ -20,11 +20,11 @@ constexpr int64_t kMaxProbeIntervalUs = 200'000;
 
 }  // namespace
 
-SlotWindow::SlotWindow(const Stripes& stripes)
-    : stripes_(stripes),
-      chunks_(std::bit_ceil(stripes.window())),
-      paths_(stripes.shard_count()),
-      congestion_(stripes.window()),
+SlotWindow::SlotWindow(const Sharding& sharding)
+    : sharding_(sharding),
+      chunks_(std::bit_ceil(sharding.window())),
+      paths_(sharding.shard_count()),
+      congestion_(sharding.window()),
       timeout_budget_(kTimeoutBudget) {}
 
 void SlotWindow::Advance(uint64_t low) {
@@ -139,7 +139,7 @@ SlotWindow::Timeout SlotWindow::NextTimeout() const {
 }
 
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
-  const uint64_t reorder = uint64_t{kReorderChunks} * stripes_.shard_count();  // a path has one position in so many
+  const uint64_t reorder = uint64_t{kReorderChunks} * sharding_.shard_count();  // a path has one position in so many
   for (const Sent& sent : path.sent) {
     if (sent.send_number >= path.answered_number) break;
     if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;

@@ -9,17 +9,17 @@
 
 #include "host/congestion_window.h"
 #include "host/round_trip.h"
-#include "host/stripes.h"
+#include "host/sharding.h"
 
 namespace passing {
 
 class SlotWindow {
  public:
-  explicit SlotWindow(const Stripes& stripes);
+  explicit SlotWindow(const Sharding& sharding);
 
   // The first position without a result. Positions below it are done, or were skipped.
   uint64_t low() const { return low_; }
-  uint64_t end() const { return low_ + stripes_.window(); }
+  uint64_t end() const { return low_ + sharding_.window(); }
   void Advance(uint64_t low);
 
   // Do the slots reach that far?
@@ -34,7 +34,7 @@ class SlotWindow {
   // wait for all stores of the last packet's elements.
   std::optional<uint64_t> InFlight(uint32_t sequence) const {
     const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
-    if (ahead >= stripes_.window()) return std::nullopt;
+    if (ahead >= sharding_.window()) return std::nullopt;
     const Chunk& chunk = At(low_ + ahead);
     if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
     return chunk.position;
@@ -81,7 +81,7 @@ class SlotWindow {
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
   const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
-  Path& PathOf(uint64_t position) { return paths_[stripes_.ShardOf(position)]; }
+  Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
   // The chunk that was sent first of a path's without a result; null if there is none.
@@ -93,7 +93,7 @@ class SlotWindow {
   Timeout NextTimeout() const;
   uint64_t Resend(uint64_t position, int64_t now_us);
 
-  const Stripes stripes_;
+  const Sharding sharding_;
   uint64_t low_ = 0;
   std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
   std::vector<Path> paths_;    // by shard

@@ -104,16 +104,16 @@ TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
 
 // One of two switches answers late: that is no loss, however many chunks of the other one are answered meanwhile.
 TEST(SlotWindow, shardsDoNotOvertakeEachOther) {
-  const Stripes stripes(2, 256);
-  SlotWindow window(stripes);
+  const Sharding sharding(2, 256);
+  SlotWindow window(sharding);
   Send(window, 0, 512);
   for (uint64_t position = 0; position < 512; ++position) {
-    if (stripes.ShardOf(position) == 1) window.OnResult(position, 600);
+    if (sharding.ShardOf(position) == 1) window.OnResult(position, 600);
   }
   EXPECT_EQ(window.NextResend(600), std::nullopt);
   // Within the late one it counts as ever.
   for (uint64_t position = 1; position < 512; ++position) {
-    if (stripes.ShardOf(position) == 0) window.OnResult(position, 700);
+    if (sharding.ShardOf(position) == 0) window.OnResult(position, 700);
   }
   EXPECT_EQ(window.next_timer_us(), 0);
   EXPECT_EQ(window.NextResend(700), 0u);

@@ -4,8 +4,8 @@
 // stays on one shard, then comes the next one's turn. Together they are one switch with N * slots_per_shard slots: a
 // (shard, slot, version) is the position modulo twice that window, and nothing else of the protocol depends on N
 // (docs/protocol.md).
-#ifndef XLA_FFI_HOST_STRIPES_H_
-#define XLA_FFI_HOST_STRIPES_H_
+#ifndef XLA_FFI_HOST_SHARDING_H_
+#define XLA_FFI_HOST_SHARDING_H_
 
 #include <algorithm>
 #include <bit>
@@ -14,15 +14,15 @@
 
 namespace passing {
 
-struct Stripe {
+struct ShardSlot {
   uint32_t shard = 0;
   uint32_t slot = 0;  // from the job's first slot of that shard
   uint8_t version = 0;
 
-  friend bool operator==(const Stripe&, const Stripe&) = default;
+  friend bool operator==(const ShardSlot&, const ShardSlot&) = default;
 };
 
-class Stripes {
+class Sharding {
  public:
   // Of positions. A small sum mostly stays on one shard and costs one send; of a large one, packets of a run share a
   // super-packet. Half a super-packet: with 16 the hosts' processors had a quarter more to do (H=4,
@@ -30,7 +30,7 @@ class Stripes {
   static constexpr uint32_t kRun = 32;
 
   // `slots_per_shard`: a power of two; `shard_count` need not be one.
-  Stripes(uint32_t shard_count, uint32_t slots_per_shard)
+  Sharding(uint32_t shard_count, uint32_t slots_per_shard)
       : shard_count_(shard_count), slots_per_shard_(slots_per_shard), run_(std::min(kRun, slots_per_shard)) {
     assert(shard_count > 0 && std::has_single_bit(slots_per_shard));
     static_assert(std::has_single_bit(kRun));
@@ -41,7 +41,7 @@ class Stripes {
   uint32_t window() const { return shard_count_ * slots_per_shard_; }
 
   uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }
-  Stripe At(uint64_t position) const {
+  ShardSlot At(uint64_t position) const {
     const uint64_t in_shard = position / run_ / shard_count_ * run_ + position % run_;
     return {.shard = ShardOf(position),
             .slot = static_cast<uint32_t>(in_shard % slots_per_shard_),
@@ -56,4 +56,4 @@ class Stripes {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_HOST_STRIPES_H_
+#endif  // XLA_FFI_HOST_SHARDING_H_
