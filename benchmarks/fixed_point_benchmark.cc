@@ -1,7 +1,7 @@
 // Time to quantise and scale back, in ns per KB (1000 bytes) of one device's elements.
 //
 //   g++ -std=c++20 -O3 -ffp-contract=off -Ixla_ffi benchmarks/fixed_point_benchmark.cc xla_ffi/host/fixed_point.cc
-//       -lbenchmark -lpthread -o /tmp/fixed_point_benchmark && /tmp/fixed_point_benchmark
+//       xla_ffi/host/host_elements.cc -lbenchmark -lpthread -o /tmp/fixed_point_benchmark && /tmp/fixed_point_benchmark
 //
 // "hot": one block over and over, in the first-level cache. "cold": 64 MiB of elements in order, one chunk of lanes
 // over and over, as the transport does it.

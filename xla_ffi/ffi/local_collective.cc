@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "host/host_elements.h"
+
 namespace passing {
 
 void LocalCollective::Start(Sum sum) {

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "host/element_classes.h"
+#include "host/fixed_point.h"
 #include "wire/header.h"
 
 namespace passing {

@@ -46,16 +46,13 @@
 #include "host/fixed_point.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cassert>
-#include <cstring>
-#include <iterator>
-#include <limits>
 #include <type_traits>
-#include <vector>
 
 #include "host/float_mode.h"
+#include "host/formats.h"
+#include "host/host_elements.h"
 #include "host/lane_kernels.h"
 #include "wire/header.h"
 
@@ -63,91 +60,24 @@ namespace passing {
 namespace {
 
 using kernels::Bits;
+using kernels::WithFormat;
 
-// Calls f with the dtype's format.
-template <typename F>
-decltype(auto) WithFormat(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUint8:
-      return f(kernels::Integer<uint8_t>{});
-    case DType::kInt16:
-    case DType::kUint16:
-      return f(kernels::Integer<uint16_t>{});
-    case DType::kInt32:
-    case DType::kUint32:
-      return f(kernels::Integer<uint32_t>{});
-    case DType::kInt64:
-    case DType::kUint64:
-      return f(kernels::Integer<uint64_t>{});
-    case DType::kFloat16:
-      return f(kernels::Float16{});
-    case DType::kBFloat16:
-      return f(kernels::BFloat16{});
-    case DType::kFloat32:
-      return f(kernels::Float32{});
-    case DType::kFloat64:
-      return f(kernels::Float64{});
-  }
-  __builtin_unreachable();
-}
-
-template <typename Format>
-using Scratch = std::array<typename Format::Wide, kBlockElements>;
-
-template <typename Format>
-constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
+static_assert(kBlockElements <= kTileElements);
 
 // Two elements may share a lane.
 template <typename Format>
 constexpr bool kMayBePacked = std::is_same_v<Format, kernels::BFloat16>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
 
-// The host elements: joined in `scratch`, or the only input itself if it needs no widening.
-template <typename Format>
-const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
-  assert(!inputs.empty() && count <= kBlockElements);
-  if (inputs.size() == 1) {
-    if constexpr (kStoredWide<Format>) return inputs[0];
-    kernels::Widen<Format>(inputs[0], count, scratch.data());
-    return scratch.data();
-  }
-  kernels::JoinPair<Format>(inputs[0], inputs[1], count, scratch.data());
-  for (const void* input : inputs.subspan(2)) kernels::JoinTo<Format>(input, count, scratch.data());
-  return scratch.data();
-}
-
-// The class of one element as ClassifyElements counts it.
-constexpr uint32_t kPosInfClass = 1 << 16, kNegInfClass = 1, kNaNClass = kPosInfClass | kNegInfClass;
-constexpr uint32_t kCountMask = 0xFFFF;
-static_assert(kMaxWorldSize <= kCountMask);
-
-template <typename Wide>
-uint32_t ClassOf(const void* elements, size_t index) {
-  using Int = typename Bits<Wide>::Int;
-  const auto bits = kernels::Load<Int>(elements, index);
-  const Int magnitude = bits & Bits<Wide>::kMagnitude;
-  if (magnitude < Bits<Wide>::kInfinity) return 0;
-  if (magnitude > Bits<Wide>::kInfinity) return kNaNClass;
-  return bits < 0 ? kNegInfClass : kPosInfClass;
-}
-
-// NaN without a payload, as an integer of the element's size.
-template <typename Format>
-using StoredBits = std::conditional_t<sizeof(typename Format::Stored) == 2, uint16_t,
-                                      std::conditional_t<sizeof(typename Format::Stored) == 4, uint32_t, uint64_t>>;
-template <typename Format>
-constexpr uint64_t kQuietNaN = std::is_same_v<Format, kernels::Float16>    ? 0x7E00
-                               : std::is_same_v<Format, kernels::BFloat16> ? 0x7FC0
-                               : sizeof(typename Format::Stored) == 4      ? 0x7FC00000
-                                                                           : 0x7FF8000000000000;
-
+// Of elements that aren't all finite.
 template <typename Wide>
 uint8_t FlagsOf(const void* elements, size_t count) {
   uint8_t flags = 0;
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t c = ClassOf<Wide>(elements, i);
-    flags |= c == kNaNClass ? wire::kFlagNaN : c == kPosInfClass ? wire::kFlagPosInf : c ? wire::kFlagNegInf : 0;
+    const auto bits = kernels::Load<typename Bits<Wide>::Int>(elements, i);
+    const auto magnitude = bits & Bits<Wide>::kMagnitude;
+    if (magnitude < Bits<Wide>::kInfinity) continue;
+    flags |= magnitude > Bits<Wide>::kInfinity ? wire::kFlagNaN : bits < 0 ? wire::kFlagNegInf : wire::kFlagPosInf;
   }
   return flags;
 }
@@ -200,50 +130,7 @@ int32_t ExponentOf(int64_t bits) {
   return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
 }
 
-// One result for all devices: the first output has it.
-void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
-  const auto* first = static_cast<const uint8_t*>(outputs[0]) + offset;
-  for (void* other : outputs.subspan(1)) std::memcpy(static_cast<uint8_t*>(other) + offset, first, bytes);
-}
-
-// A tile at a time: all inputs are read before an output, which may be one of them, is written.
-template <typename Format>
-void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
-  constexpr size_t kBytes = sizeof(typename Format::Stored);
-  Scratch<Format> scratch;
-  std::vector<const void*> tile(inputs.size());
-  for (size_t first = 0; first < count; first += kBlockElements) {
-    const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
-    const size_t offset = first * kBytes;
-    for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
-    const void* elements = HostElements<Format>(tile, tile_count, scratch);
-    void* out = static_cast<uint8_t*>(outputs[0]) + offset;
-    if constexpr (kStoredWide<Format>) {
-      if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
-    } else {
-      kernels::Narrow<Format>(scratch.data(), tile_count, out);
-    }
-    CopyToOthers(outputs, offset, tile_count * kBytes);
-  }
-}
-
 }  // namespace
-
-std::optional<DType> ParseDType(std::string_view name) {
-  constexpr std::string_view kNames[] = {"int8",   "int16",  "int32",   "int64",    "uint8",   "uint16",
-                                         "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
-  static_assert(std::size(kNames) == static_cast<size_t>(DType::kFloat64) + 1);
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return static_cast<DType>(i);
-  }
-  return std::nullopt;
-}
-
-size_t SizeOf(DType dtype) {
-  return WithFormat(dtype, []<typename Format>(Format) { return sizeof(typename Format::Stored); });
-}
-
-bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
 
 LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits) {
   if (dtype == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) return {.elements = 2, .lanes = 1};
@@ -339,73 +226,9 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
   });
 }
 
-void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes) {
-  const DefaultFloatMode mode;
-  WithFormat(dtype, [&]<typename Format>(Format) {
-    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
-      Scratch<Format> scratch;
-      const void* elements = HostElements<Format>(inputs, count, scratch);
-      for (size_t i = 0; i < count; ++i) classes[i] = ClassOf<typename Format::Wide>(elements, i);
-    } else {
-      std::fill_n(classes, count, 0u);
-    }
-  });
-}
-
-void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output) {
-  WithFormat(dtype, [&]<typename Format>(Format) {
-    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
-      for (size_t i = 0; i < classes.size(); ++i) {
-        if (classes[i] == 0) continue;
-        const int mark = classes[i] == kNaNClass ? 1 : classes[i] == kPosInfClass ? 2 : 3;
-        kernels::Store(output, i, static_cast<StoredBits<Format>>(kQuietNaN<Format> + mark));
-      }
-    }
-  });
-}
-
-void ReadClasses(DType dtype, const void* output, size_t count, uint32_t* classes) {
-  WithFormat(dtype, [&]<typename Format>(Format) {
-    constexpr uint32_t kClasses[] = {0, kNaNClass, kPosInfClass, kNegInfClass};
-    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
-      for (size_t i = 0; i < count; ++i) {
-        const auto mark = kernels::Load<StoredBits<Format>>(output, i) - kQuietNaN<Format>;
-        classes[i] = mark >= 1 && mark <= 3 ? kClasses[mark] : 0;
-      }
-    } else {
-      std::fill_n(classes, count, 0u);
-    }
-  });
-}
-
-void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs) {
-  WithFormat(dtype, [&]<typename Format>(Format) {
-    if constexpr (std::is_floating_point_v<typename Format::Wide>) {
-      using Limits = std::numeric_limits<typename Format::Wide>;
-      for (size_t i = 0; i < classes.size(); ++i) {
-        if (classes[i] == 0) continue;
-        const bool positive = classes[i] / kPosInfClass, negative = classes[i] & kCountMask;
-        const auto value = positive && negative ? Limits::quiet_NaN()
-                           : positive           ? Limits::infinity()
-                                                : -Limits::infinity();
-        for (void* output : outputs) kernels::Store(output, i, Format::Narrow(value));
-      }
-    }
-  });
-}
-
-void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
-  const DefaultFloatMode mode;
-  WithFormat(dtype, [&]<typename Format>(Format) { JoinLocal<Format>(inputs, count, outputs); });
-}
-
 void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
   Scratch<kernels::Maximum32> scratch;
   kernels::EncodeInteger32(HostElements<kernels::Maximum32>(inputs, count, scratch), count, lanes);
-}
-
-void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs) {
-  JoinLocal<kernels::Maximum32>(inputs, count, outputs);
 }
 
 }  // namespace passing

@@ -4,33 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string_view>
+
+#include "host/dtype.h"
 
 namespace passing {
-
-// complex64 and complex128 are twice as many float32 and float64.
-enum class DType : uint8_t {
-  kInt8,
-  kInt16,
-  kInt32,
-  kInt64,
-  kUint8,
-  kUint16,
-  kUint32,
-  kUint64,
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-};
-
-// "float32" and so on, as NumPy and JAX name them.
-std::optional<DType> ParseDType(std::string_view name);
-
-size_t SizeOf(DType dtype);
-bool IsFloat(DType dtype);
 
 // What shares 32-bit lanes: one element a lane, but two bfloat16 (of up to 128 ranks), and two lanes for a float64,
 // three for an int64 or uint64 (see the bounds in the .cc).
@@ -75,26 +53,8 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
 void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
                  std::span<void* const> outputs);
 
-// For a flagged chunk, once more: each element's class as two counters that add up over the ranks, +Inf << 16 | -Inf; a
-// NaN is counted as both. One lane an element, host order.
-void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
-
-// Keeps classes in the elements themselves, from DecodeLanes to ApplyClasses: those that aren't finite become NaN with
-// their class as payload. No decoded sum is NaN.
-void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output);
-void ReadClasses(DType dtype, const void* output, size_t count, uint32_t* classes);
-
-// Overwrites the elements that are not finite according to the summed `classes`: NaN if both counters are above zero,
-// as any rank had NaN or both infinities met, else the infinity.
-void ApplyClasses(DType dtype, std::span<const uint32_t> classes, std::span<void* const> outputs);
-
-// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i,
-// rounded once. An output may be the same device's input.
-void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
-
-// The same two for the maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes results.
+// The same for the maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes results.
 void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes);
-void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
 }  // namespace passing
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "host/fixed_point.h"
+#include "host/dtype.h"
 
 namespace passing {
 

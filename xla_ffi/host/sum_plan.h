@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "host/fixed_point.h"
 #include "host/sum.h"
 
 namespace passing {

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/fixed_point.h"
 #include "net/clock.h"
 #include "net/udp_driver.h"
 #include "wire/probe.h"

@@ -10,6 +10,8 @@
 #include <random>
 
 #include "../tests/xla_ffi/host/fixed_point_reference.h"
+#include "host/element_classes.h"
+#include "host/host_elements.h"
 #include "wire/header.h"
 
 namespace passing {

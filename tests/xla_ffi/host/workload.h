@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../tests/xla_ffi/host/cluster.h"
+#include "host/element_classes.h"
 #include "host/fixed_point.h"
 
 namespace passing {

@@ -1,0 +1,39 @@
+// What the elements of a sum may be.
+#ifndef XLA_FFI_HOST_DTYPE_H_
+#define XLA_FFI_HOST_DTYPE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace passing {
+
+// complex64 and complex128 are twice as many float32 and float64.
+enum class DType : uint8_t {
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+};
+
+// "float32" and so on, as NumPy and JAX name them.
+std::optional<DType> ParseDType(std::string_view name);
+
+inline size_t SizeOf(DType dtype) {
+  constexpr uint8_t kBytes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+  return kBytes[static_cast<size_t>(dtype)];
+}
+inline bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_DTYPE_H_
