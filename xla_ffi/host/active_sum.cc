@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <utility>
 
 #include "host/element_classes.h"
@@ -37,6 +38,21 @@ std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> fi
 
 std::unique_ptr<ActiveSum> ActiveSum::FirstPassOf(std::unique_ptr<ActiveSum> last) {
   return last->first_ ? std::move(last->first_) : std::move(last);
+}
+
+bool ActiveSum::OnSegmentDone() {
+  assert(segments_done_ < segments_placed_);
+  return ++segments_done_ == plan_.segment_count();
+}
+
+void ActiveSum::OnSegmentPlaced() {
+  assert(segments_left() > 0);
+  ++segments_placed_;
+}
+
+void ActiveSum::OnSegmentVoid() {
+  assert(segments_placed_ > segments_done_);
+  --segments_placed_;
 }
 
 std::vector<int32_t> ActiveSum::Exponents(const Segment& segment) const {

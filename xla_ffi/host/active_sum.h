@@ -44,14 +44,23 @@ class ActiveSum {
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
               const uint8_t* lanes, uint8_t flags);
 
-  uint32_t segments_left() const { return plan_.segment_count() - segments_placed; }
-
-  uint64_t number = 0;                 // among the sums of this host: SumsInFlight counts
-  uint64_t issued_behind_segment = 0;  // segments that rank 0 had placed when it issued this sum
-  uint32_t segments_placed = 0;        // changed through SumsInFlight, which goes by it
-  uint32_t segments_done = 0;
+  // Its segments get their places in the job's order one after the other, and then their results in any order.
+  // The segment that gets its place next, if any is left.
+  uint32_t next_segment() const { return segments_placed_; }
+  uint32_t segments_left() const { return plan_.segment_count() - segments_placed_; }
+  // A placed segment has all its results. True if it was the sum's last one.
+  bool OnSegmentDone();
 
  private:
+  friend class SumsInFlight;  // it finds sums by what follows, so nobody else changes it
+  struct Turn {
+    uint64_t number = 0;         // among the sums of this host
+    uint64_t placed_before = 0;  // segments of other sums that had their place when this one was issued
+  };
+  void OnIssued(const Turn& turn) { turn_ = turn; }
+  void OnSegmentPlaced();
+  void OnSegmentVoid();
+
   void Flag(const ChunkRange& range);
   // In a second pass: calls f(run of the first pass, its offset) for each run in `range`.
   template <typename F>
@@ -62,6 +71,9 @@ class ActiveSum {
   const Sum sum_;
   const SumPlan plan_;
   const int64_t started_us_;
+  Turn turn_;
+  uint32_t segments_placed_ = 0;
+  uint32_t segments_done_ = 0;
   // First place and end of each stretch of flagged chunks. What this host has to say about their elements is kept in
   // the elements: all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;

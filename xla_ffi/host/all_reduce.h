@@ -7,36 +7,26 @@
 #define XLA_FFI_HOST_ALL_REDUCE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "host/active_sum.h"
+#include "host/chunk_packets.h"
+#include "host/job_config.h"
+#include "host/leader.h"
+#include "host/order.h"
+#include "host/order_log.h"
+#include "host/segment_exponents.h"
+#include "host/slot_window.h"
 #include "host/sum.h"
 #include "net/driver.h"
 
 namespace passing {
-
-// The job at one of its switches.
-struct Shard {
-  uint16_t job = 0;
-  uint16_t epoch = 0;
-  uint32_t slot_first = 0;
-  uint16_t worker = 0;       // which one this rank is there
-  uint32_t whole_lanes = 0;  // if not 0, this switch takes packets of exactly so many lanes
-  std::string name{};        // of the switch, for people
-};
-
-// What the control planes settled at join.
-struct JobConfig {
-  uint16_t rank = 0;
-  uint32_t world_size = 1;
-  std::vector<Shard> shards{};   // in the order that all ranks agreed on
-  uint32_t slots_per_shard = 0;  // a power of two
-  uint32_t lanes_per_chunk = wire::kMaxLanes;
-  uint64_t first_position = 0;  // alike on all ranks; tests begin right before the sequence wraps
-};
 
 struct AllReduceStats {
   uint64_t sums_started = 0;
@@ -75,7 +65,6 @@ class AllReduce {
   // `drivers`: one for each shard. `broadcast` sends an order message of rank 0 reliably and in order to all other
   // ranks.
   AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast);
-  ~AllReduce();
 
   void Start(Sum sum, int64_t now_us);
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
@@ -89,13 +78,45 @@ class AllReduce {
   // Calls `done` of every sum with `failure`; nothing is sent or received from then on.
   void Fail(const Failure& failure);
 
-  bool idle() const;
+  bool idle() const { return log_.sums().empty(); }
   std::optional<Stall> OldestStall() const;
   AllReduceStats stats() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // Order.
+  void Issue(std::unique_ptr<ActiveSum> sum);
+  void PlaceIssued(int64_t now_us);
+  void Announce();
+  void SpeculateAhead();
+  void AddLine(const Place& place);
+  bool DropLinesFrom(uint64_t index);
+
+  // Sending.
+  void ResendOverdue(int64_t now_us);
+  void SendNew(int64_t now_us);
+  void SendChunk(const Line& line, uint32_t chunk);
+
+  // Receiving.
+  void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
+  void TakeData(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
+  void Retire();
+  void Complete(std::unique_ptr<ActiveSum> sum);
+
+  const bool leads_;
+  const uint32_t lanes_per_chunk_;
+  const ChunkPackets packets_;
+  const std::vector<Driver*> drivers_;  // by shard
+  const std::function<void(std::string)> broadcast_;
+  Order order_;
+  Leader leader_;
+  LastExponents last_exponents_;
+  OrderLog log_;
+  SlotWindow window_;
+  std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
+  std::string announcement_;
+  bool dirty_ = false;  // something happened that OnTimer may act on
+  std::optional<Failure> failure_;
+  AllReduceStats stats_;
 };
 
 }  // namespace passing

@@ -9,7 +9,7 @@ namespace passing {
 
 ActiveSum& SumsInFlight::Add(std::unique_ptr<ActiveSum> sum) {
   ActiveSum& added = *sum;
-  added.number = next_number_++;
+  added.OnIssued({.number = next_number_++, .placed_before = placed_});
   sums_.push_back(std::move(sum));
   const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
   assert(is_new);
@@ -48,9 +48,21 @@ const ActiveSum* SumsInFlight::Oldest() const {
   return oldest == sums_.end() ? nullptr : oldest->get();
 }
 
-void SumsInFlight::SetPlaced(ActiveSum& sum, uint32_t segments) {
-  auto entry = to_place_.extract(EntryOf(sum));  // empty if it had no segment left
-  sum.segments_placed = segments;
+void SumsInFlight::CountPlaced(ActiveSum& sum) {
+  const ToPlace before = EntryOf(sum);
+  sum.OnSegmentPlaced();
+  ++placed_;
+  Reorder(before, sum);
+}
+
+void SumsInFlight::CountVoid(ActiveSum& sum) {
+  const ToPlace before = EntryOf(sum);
+  sum.OnSegmentVoid();
+  Reorder(before, sum);
+}
+
+void SumsInFlight::Reorder(const ToPlace& before, ActiveSum& sum) {
+  auto entry = to_place_.extract(before);  // empty if it had no segment left
   if (sum.segments_left() == 0) return;
   if (entry.empty()) {
     to_place_.insert(EntryOf(sum));

@@ -34,21 +34,25 @@ class SumsInFlight {
   const ActiveSum* Oldest() const;
 
   // The next segment of `sum` got its place, or lost it again.
-  void CountPlaced(ActiveSum& sum) { SetPlaced(sum, sum.segments_placed + 1); }
-  void CountVoid(ActiveSum& sum) { SetPlaced(sum, sum.segments_placed - 1); }
+  void CountPlaced(ActiveSum& sum);
+  void CountVoid(ActiveSum& sum);
+  // How many segments, of whichever sum, got their place since this one was added.
+  uint64_t PlacedSince(const ActiveSum& sum) const { return placed_ - sum.turn_.placed_before; }
 
  private:
   using Sums = std::list<std::unique_ptr<ActiveSum>>;
   using ToPlace = std::tuple<uint32_t, uint64_t, ActiveSum*>;  // segments left, number, sum
 
   static SegmentId NameOf(const ActiveSum& sum) { return sum.IdOf(0); }
-  static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.number, &sum}; }
-  void SetPlaced(ActiveSum& sum, uint32_t segments);
+  static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
+  // Puts `sum` into its new place among those with segments left.
+  void Reorder(const ToPlace& before, ActiveSum& sum);
 
   Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
   std::set<ToPlace> to_place_;                                          // those with segments left
   uint64_t next_number_ = 0;
+  uint64_t placed_ = 0;
 };
 
 }  // namespace passing

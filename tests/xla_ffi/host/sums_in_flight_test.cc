@@ -68,7 +68,7 @@ TEST(SumsInFlight, asAScanForEverySeed) {
         all.erase(all.begin() + static_cast<ptrdiff_t>(at));
       } else if (act == 2) {
         ActiveSum& sum = *all[pick()];
-        if (sum.segments_placed > 0) sums.CountVoid(sum);
+        if (sum.next_segment() > 0) sums.CountVoid(sum);
       } else {
         ActiveSum& sum = *all[pick()];
         if (sum.segments_left() > 0) sums.CountPlaced(sum);

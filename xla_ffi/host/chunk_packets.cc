@@ -1,0 +1,67 @@
+#include "host/chunk_packets.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "host/fixed_point.h"
+
+namespace passing {
+
+ChunkPackets::ChunkPackets(const JobConfig& job)
+    : job_(job),
+      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
+      headroom_bits_(HeadroomBits(job.world_size)) {
+  assert(IsInRange(job));
+}
+
+// That a chunk has; a packet may have more, which hold nothing.
+uint32_t ChunkPackets::LanesOf(const Line& line, uint32_t chunk) const {
+  const SumPlan& plan = line.sum->plan();
+  const Segment& segment = line.segment();
+  return segment.CarriesExponents(chunk) ? plan.ExponentRange(segment, chunk).count * segment.lanes_per_block()
+                                         : plan.LanesOf(plan.DataRange(segment, chunk).count);
+}
+
+wire::Header ChunkPackets::HeaderOf(const Line& line, uint32_t chunk) const {
+  const uint64_t position = line.PositionOf(chunk);
+  const bool maxima = line.segment().CarriesExponents(chunk) || line.sum->shape().op == Op::kMax;
+  const ShardSlot at = sharding_.At(position);
+  const Shard& shard = job_.shards[at.shard];
+  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
+  return {.type = wire::PacketType::kContribution,
+          .job = shard.job,
+          .epoch = shard.epoch,
+          .worker = shard.worker,
+          .slot = static_cast<uint16_t>(shard.slot_first + at.slot),
+          .sequence = static_cast<uint32_t>(position),
+          .version = at.version,
+          .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
+          .element_count = static_cast<uint16_t>(lanes)};
+}
+
+size_t ChunkPackets::Write(const Line& line, uint32_t chunk, uint8_t* packet) const {
+  const Segment& segment = line.segment();
+  uint8_t* lanes = packet + wire::kHeaderBytes;
+  wire::Header header = HeaderOf(line, chunk);
+  const uint32_t lane_count = LanesOf(line, chunk);
+  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
+  if (segment.CarriesExponents(chunk)) {
+    line.exponents.Write(line.sum->plan().ExponentRange(segment, chunk), lanes);
+  } else {
+    header.flags = line.sum->Encode(segment, chunk, line.exponents.Sending(segment, chunk), headroom_bits_, lanes);
+  }
+  wire::Encode(header, packet);
+  return wire::kHeaderBytes + 4 * size_t{header.element_count};
+}
+
+bool ChunkPackets::IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const {
+  wire::Header expected = HeaderOf(line, chunk);
+  expected.type = wire::PacketType::kResult;
+  expected.worker = wire::kEveryWorker;
+  expected.flags = header.flags;
+  if (header != expected) return false;
+  const bool may_be_flagged = !line.segment().CarriesExponents(chunk) && IsFloat(line.sum->shape().dtype);
+  return header.flags == 0 || may_be_flagged;
+}
+
+}  // namespace passing

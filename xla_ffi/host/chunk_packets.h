@@ -1,0 +1,40 @@
+// A chunk of the job's order as a packet: what this rank sends for it, and what its result must look like.
+#ifndef XLA_FFI_HOST_CHUNK_PACKETS_H_
+#define XLA_FFI_HOST_CHUNK_PACKETS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "host/job_config.h"
+#include "host/order_log.h"
+#include "host/sharding.h"
+#include "wire/header.h"
+
+namespace passing {
+
+// Every line that is handed in has its sum.
+class ChunkPackets {
+ public:
+  explicit ChunkPackets(const JobConfig& job);
+
+  const Sharding& sharding() const { return sharding_; }
+  uint32_t headroom_bits() const { return headroom_bits_; }
+
+  // Of the packet that this rank sends, without its flags, which its elements tell.
+  wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
+  // Writes that packet; returns its size in bytes.
+  size_t Write(const Line& line, uint32_t chunk, uint8_t* packet) const;
+  // Is this the header of the chunk's result?
+  bool IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const;
+
+ private:
+  uint32_t LanesOf(const Line& line, uint32_t chunk) const;
+
+  const JobConfig job_;
+  const Sharding sharding_;
+  const uint32_t headroom_bits_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_CHUNK_PACKETS_H_

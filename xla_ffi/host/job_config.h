@@ -1,0 +1,37 @@
+// A rank's part of a job, as the control planes settled it at join.
+#ifndef XLA_FFI_HOST_JOB_CONFIG_H_
+#define XLA_FFI_HOST_JOB_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "wire/header.h"
+
+namespace passing {
+
+// The job at one of its switches.
+struct Shard {
+  uint16_t job = 0;
+  uint16_t epoch = 0;
+  uint32_t slot_first = 0;
+  uint16_t worker = 0;       // which one this rank is there
+  uint32_t whole_lanes = 0;  // if not 0, this switch takes packets of exactly so many lanes
+  std::string name{};        // of the switch, for people
+};
+
+struct JobConfig {
+  uint16_t rank = 0;
+  uint32_t world_size = 1;
+  std::vector<Shard> shards{};   // in the order that all ranks agreed on
+  uint32_t slots_per_shard = 0;  // a power of two
+  uint32_t lanes_per_chunk = wire::kMaxLanes;
+  uint64_t first_position = 0;  // alike on all ranks; tests begin right before the sequence wraps
+};
+
+// Can there be such a job? Its numbers come from the switches.
+bool IsInRange(const JobConfig& job);
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_JOB_CONFIG_H_
