@@ -2,38 +2,23 @@
 #ifndef XLA_FFI_HOST_TRANSPORT_H_
 #define XLA_FFI_HOST_TRANSPORT_H_
 
+#include <condition_variable>
 #include <cstdint>
-#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
-#include <variant>
+#include <thread>
 #include <vector>
 
 #include "host/all_reduce.h"
+#include "host/event_queue.h"
+#include "host/group_watch.h"
+#include "host/shard_sockets.h"
+#include "host/stall_watch.h"
+#include "host/wake_up.h"
 #include "net/udp_socket.h"
 
 namespace passing {
-
-// Relay it to all other ranks.
-struct OrderMessage {
-  std::string bytes;
-};
-
-// Warn, and ask the switch who is missing.
-struct Stalled {
-  Stall stall;
-  double stalled_s = 0;
-};
-
-// Once a shard: its results don't reach us by multicast any more, so it must send each rank its own.
-struct GroupLost {
-  uint32_t shard = 0;
-};
-
-// What the transport asks of its session (Python), which polls for it on a thread of its own. A program is to be
-// compared with what the other ranks run. A failure, which comes once, is to be told to the switch, whoever called
-// Fail.
-using TransportEvent = std::variant<OrderMessage, ProgramInfo, Stalled, GroupLost, Failure>;
 
 struct TransportOptions {
   JobConfig job;
@@ -50,7 +35,7 @@ class Transport : public Collective {
             std::vector<std::optional<UdpSocket>> groups = {});
   ~Transport() override;  // fails what is pending, joins the thread
 
-  uint32_t world_size() const override;
+  uint32_t world_size() const override { return options_.job.world_size; }
   void Start(Sum sum) override;
   // As an event, before those of the sums that follow.
   void Announce(const ProgramInfo& program) override;
@@ -63,7 +48,8 @@ class Transport : public Collective {
   void Fail(const Failure& failure);
   std::optional<Failure> failure() const;
 
-  // The next event; empty after timeout_s or once the transport is closed.
+  // The next event; empty after timeout_s or once the transport is closed. The session polls for it on a thread of its
+  // own.
   std::optional<TransportEvent> WaitEvent(double timeout_s);
   // True once no sum is pending; false after timeout_s.
   bool Drain(double timeout_s);
@@ -73,8 +59,44 @@ class Transport : public Collective {
   void Close();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // With mutex_ held.
+  bool over() const { return closed_ || failure_.has_value(); }
+
+  // With core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
+  void Run();
+  void Work(int64_t now_us);
+  int64_t DueUs() const;
+  void Receive();
+  uint64_t ReceiveFrom(uint32_t shard, UdpSocket& socket);
+  uint64_t Results() const;
+  void CheckStall(int64_t now_us);
+  void End();
+
+  const TransportOptions options_;
+  WakeUp wake_up_;  // with mutex_
+  EventQueue events_;
+
+  // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
+  mutable std::mutex core_mutex_;
+  ShardSockets sockets_;                   // the thread sleeps in it without any lock
+  std::vector<GroupWatch> group_watches_;  // by shard
+  AllReduce core_;
+  StallWatch stall_watch_;
+  std::vector<Sum> taken_starts_;  // empty except during Work, as the next
+  std::vector<std::string> taken_order_messages_;
+
+  // What callers leave, and what they ask for.
+  mutable std::mutex mutex_;
+  std::vector<Sum> starts_;
+  std::vector<std::string> order_messages_;
+  std::string stall_note_;
+  std::optional<Failure> failure_;
+  bool closed_ = false;
+  bool idle_ = true;                 // no sum is pending
+  std::condition_variable drained_;  // idle_
+
+  std::mutex close_mutex_;
+  std::thread thread_;
 };
 
 }  // namespace passing

@@ -1,0 +1,26 @@
+#include "host/group_watch.h"
+
+#include <gtest/gtest.h>
+
+namespace passing {
+namespace {
+
+TEST(GroupWatch, isLostOnceAfterSoManyResultsInARow) {
+  GroupWatch watch;
+  EXPECT_FALSE(watch.OnOwnResults(wire::kGroupLostResults - 1));
+  EXPECT_TRUE(watch.OnOwnResults(1));
+  EXPECT_FALSE(watch.OnOwnResults(100));
+}
+
+TEST(GroupWatch, aResultOfTheGroupBeginsAnew) {
+  GroupWatch watch;
+  EXPECT_FALSE(watch.OnOwnResults(wire::kGroupLostResults - 1));
+  watch.OnGroupResults(0);  // only packets that nobody waited for
+  EXPECT_TRUE(watch.OnOwnResults(1));
+  watch.OnGroupResults(1);
+  EXPECT_FALSE(watch.OnOwnResults(wire::kGroupLostResults - 1));
+  EXPECT_TRUE(watch.OnOwnResults(30));
+}
+
+}  // namespace
+}  // namespace passing

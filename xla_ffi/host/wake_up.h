@@ -1,0 +1,63 @@
+// How callers end the sleep of the transport's thread.
+#ifndef XLA_FFI_HOST_WAKE_UP_H_
+#define XLA_FFI_HOST_WAKE_UP_H_
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <system_error>
+#include <utility>
+
+namespace passing {
+
+// With a lock that the thread and its callers share, except fd(). A system call is made only if the thread sleeps.
+class WakeUp {
+ public:
+  WakeUp() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  }
+  WakeUp(const WakeUp&) = delete;
+  WakeUp& operator=(const WakeUp&) = delete;
+  ~WakeUp() { close(fd_); }
+
+  // Readable once the thread is to wake up.
+  int fd() const { return fd_; }
+
+  // The thread is about to sleep; what it knows now needs it again at `until_us`.
+  void OnSleep(int64_t until_us) {
+    asleep_ = true;
+    until_us_ = until_us;
+  }
+  void OnAwake() {
+    asleep_ = false;
+    if (!std::exchange(called_, false)) return;
+    uint64_t count;
+    while (read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+  }
+  bool asleep() const { return asleep_; }
+
+  // Callers. A thread that is awake looks at what they left before it sleeps.
+  void Wake() {
+    if (!asleep_ || std::exchange(called_, true)) return;
+    const uint64_t one = 1;
+    while (write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  }
+  // Unless it wakes by then anyway.
+  void WakeBy(int64_t due_us) {
+    if (due_us < until_us_) Wake();
+  }
+
+ private:
+  const int fd_;
+  bool asleep_ = false;  // the thread is, or is about to be
+  bool called_ = false;  // fd_ is readable
+  int64_t until_us_ = 0;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_WAKE_UP_H_
