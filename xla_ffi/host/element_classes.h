@@ -13,8 +13,8 @@
 
 namespace passing {
 
-// Each element's class as two counters that add up over the ranks, +Inf << 16 | -Inf; a NaN is counted as both. One lane
-// an element, host order.
+// Each element's class as two counters that add up over the ranks, +Inf << 16 | -Inf; a NaN is counted as both. One
+// lane an element, host order.
 void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
 
 // Keeps classes in the elements themselves, from DecodeLanes to ApplyClasses: those that aren't finite become NaN with
