@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "host/transport.h"
+#include "net/socket_address.h"
 #include "switch/udp_switch.h"
 
 namespace passing {

@@ -3,12 +3,14 @@
 #include <cassert>
 #include <cstring>
 
+#include "net/datagram_batch.h"
+
 namespace passing {
 namespace {
 
 // One super-packet of full packets. Sending each as soon as it is full lets the switch start early, and the
 // buffer stays in the cache.
-constexpr size_t kBufferBytes = 65'507 / wire::kMaxPacketBytes * wire::kMaxPacketBytes;
+constexpr size_t kBufferBytes = kMaxUdpBytes / wire::kMaxPacketBytes * wire::kMaxPacketBytes;
 
 // A short packet ends a super-packet. Exponents stand between the data of two segments: they are set aside and sent
 // last, so that the data stays in one run, which even takes them as its end.

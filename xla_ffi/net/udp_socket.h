@@ -1,46 +1,20 @@
-// A UDP socket that sends and receives many datagrams at a time. One send of a 64 KB super-packet costs the
-// kernel little more than one of a single datagram, so nearly all throughput comes from here.
+// A UDP socket, bound or connected or in a multicast group, that sends and receives many datagrams at a time.
 #ifndef XLA_FFI_NET_UDP_SOCKET_H_
 #define XLA_FFI_NET_UDP_SOCKET_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "net/address.h"
+#include "net/datagram_batch.h"
 
 namespace passing {
 
-// Resolves a host name or a literal to the first address found. Throws std::system_error.
-Address ResolveAddress(const std::string& host, uint16_t port);
-
-// The same of a literal alone: a name, which somebody else may have given, would make the caller wait for DNS.
-Address NumericAddress(const std::string& host, uint16_t port);
-
-// Datagrams that the kernel cuts from one buffer: all `segment_bytes` long, the last may be shorter.
-struct DatagramRun {
-  size_t offset = 0;
-  size_t bytes = 0;
-  uint16_t segment_bytes = 0;
-  friend bool operator==(const DatagramRun&, const DatagramRun&) = default;
-};
-
-// Groups datagrams that lie side by side into the longest runs that UDP_SEGMENT takes. Pure.
-void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs);
-
-struct UdpSocketStats {
-  uint64_t datagrams_unsent = 0;  // the send buffer stayed full, or the kernel refused them
-  uint64_t errors_reported = 0;   // ICMP errors and the like, which a later packet may not meet
-};
-
 class UdpSocket {
  public:
-  using OnDatagram = std::function<void(std::span<const uint8_t> datagram, const Address& source)>;
-
   // Nonblocking, with buffers as large as the system allows. All throw std::system_error.
   static UdpSocket BoundTo(const std::string& host, uint16_t port);      // port 0: any
   static UdpSocket ConnectedTo(const std::string& host, uint16_t port);  // from any port

@@ -41,11 +41,6 @@ class Descriptor {
   const int fd_;
 };
 
-void Add(UdpSocketStats& sum, const UdpSocketStats& stats) {
-  sum.datagrams_unsent += stats.datagrams_unsent;
-  sum.errors_reported += stats.errors_reported;
-}
-
 }  // namespace
 
 class UdpSwitch::Impl {
@@ -119,9 +114,9 @@ class UdpSwitch::Impl {
   UdpSwitchStats stats() const {
     std::lock_guard lock(mutex_);
     UdpSwitchStats stats = stats_;
-    Add(stats.socket, socket_.stats());
+    stats.socket += socket_.stats();
     for (const auto& [job, route] : routes_) {
-      if (route.uplink) Add(stats.socket, route.uplink->socket.stats());
+      if (route.uplink) stats.socket += route.uplink->socket.stats();
     }
     for (int i = 0; i < kVerdictCount; ++i) stats.verdicts[i] = pool_.Count(static_cast<Verdict>(i));
     return stats;
@@ -165,12 +160,12 @@ class UdpSwitch::Impl {
   void RemoveRoute(uint16_t job) {
     const auto found = routes_.find(job);
     if (found == routes_.end()) return;
-    if (found->second.uplink) Add(stats_.socket, found->second.uplink->socket.stats());
+    if (found->second.uplink) stats_.socket += found->second.uplink->socket.stats();
     routes_.erase(found);
   }
 
   void Serve() {
-    const UdpSocket::OnDatagram on_datagram = [this](std::span<const uint8_t> datagram, const Address& source) {
+    const OnDatagram on_datagram = [this](std::span<const uint8_t> datagram, const Address& source) {
       ++stats_.packets_received;
       stats_.bytes_received += datagram.size();
       const Action action = pool_.OnPacket(datagram, source);

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 
+#include "net/socket_address.h"
 #include "net/udp_socket.h"
 
 namespace passing {

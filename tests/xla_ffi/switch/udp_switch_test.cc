@@ -12,6 +12,7 @@
 
 #include "../tests/xla_ffi/net/loopback_group.h"
 #include "net/clock.h"
+#include "net/socket_address.h"
 #include "net/udp_driver.h"
 
 namespace passing {

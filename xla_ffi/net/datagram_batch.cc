@@ -1,0 +1,203 @@
+#include "net/datagram_batch.h"
+
+#include <netinet/udp.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "net/socket_address.h"
+
+// Older libc headers lack these two of Linux.
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+namespace passing {
+namespace {
+
+constexpr size_t kMaxSegments = 64;  // UDP_MAX_SEGMENTS of the kernel
+constexpr int kSendWaitMs = 20;      // a 64 KB super-packet leaves a 100 Mbit/s link in 5 ms
+
+// A pending error of an earlier packet (ICMP), not of this call.
+bool ReportsEarlierPacket(int error) {
+  return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ||
+         error == ENETDOWN || error == ENOPROTOOPT || error == EPROTO;
+}
+
+bool RefusesSegmentation(int error) {
+  return error == EIO || error == EINVAL || error == ENOPROTOOPT || error == EOPNOTSUPP || error == EMSGSIZE;
+}
+
+}  // namespace
+
+void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs) {
+  runs.clear();
+  size_t offset = 0;
+  size_t segments = 0;
+  bool open = false;  // may the last run grow?
+  for (const uint16_t bytes : datagram_bytes) {
+    if (open && segments < kMaxSegments && bytes <= runs.back().segment_bytes &&
+        runs.back().bytes + bytes <= kMaxUdpBytes) {
+      runs.back().bytes += bytes;
+      ++segments;
+      open = bytes == runs.back().segment_bytes;  // a shorter datagram can only be the last
+    } else {
+      runs.push_back({.offset = offset, .bytes = bytes, .segment_bytes = bytes});
+      segments = 1;
+      open = true;
+    }
+    offset += bytes;
+  }
+}
+
+BatchReceiver::BatchReceiver(int fd, UdpSocketStats& stats) : fd_(fd), stats_(stats) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on);  // kernels before 5.0 deliver datagrams one by one
+}
+
+void BatchReceiver::Prepare() {
+  for (unsigned i = 0; i < kBatch; ++i) {
+    parts_[i] = {.iov_base = buffer_.get() + i * kMessageBytes, .iov_len = kMessageBytes};
+    msghdr& message = messages_[i].msg_hdr;
+    message = {};
+    message.msg_name = &sources_[i];
+    message.msg_namelen = sizeof sources_[i];
+    message.msg_iov = &parts_[i];
+    message.msg_iovlen = 1;
+    message.msg_control = options_[i].bytes;
+    message.msg_controllen = sizeof options_[i].bytes;
+  }
+}
+
+size_t BatchReceiver::Receive(const OnDatagram& on_datagram) {
+  Prepare();
+  int count = recvmmsg(fd_, messages_.data(), kBatch, MSG_DONTWAIT, nullptr);
+  if (count < 0 && ReportsEarlierPacket(errno)) {
+    ++stats_.errors_reported;  // reading it cleared it, so this time we get what has arrived
+    count = recvmmsg(fd_, messages_.data(), kBatch, MSG_DONTWAIT, nullptr);
+  }
+  size_t datagrams = 0;
+  for (int i = 0; i < count; ++i) {
+    msghdr& message = messages_[i].msg_hdr;
+    if ((message.msg_flags & MSG_TRUNC) != 0) continue;  // larger than any of ours
+    const size_t bytes = messages_[i].msg_len;
+    size_t segment_bytes = bytes;  // without GRO: one datagram
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+      if (part->cmsg_level != IPPROTO_UDP || part->cmsg_type != UDP_GRO) continue;
+      int value;
+      std::memcpy(&value, CMSG_DATA(part), sizeof value);
+      if (value > 0) segment_bytes = static_cast<size_t>(value);
+    }
+    const Address source = FromSockaddr(sources_[i]);
+    const uint8_t* data = static_cast<const uint8_t*>(parts_[i].iov_base);
+    size_t at = 0;
+    do {  // at least once: a datagram may be empty
+      const size_t part_bytes = std::min(segment_bytes, bytes - at);
+      on_datagram({data + at, part_bytes}, source);
+      ++datagrams;
+      at += part_bytes;
+    } while (at < bytes);
+  }
+  return datagrams;
+}
+
+void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
+                       std::span<const Address> destinations) {
+  if (datagram_bytes.empty()) return;
+  if (segmentation_) {
+    GroupRuns(datagram_bytes, runs_);
+    SendRuns(bytes, destinations);
+    if (segmentation_) return;
+    // Refused just now. All again in single datagrams: receivers ignore what came through already.
+  }
+  runs_.clear();
+  size_t offset = 0;
+  for (const uint16_t size : datagram_bytes) {
+    runs_.push_back({.offset = offset, .bytes = size, .segment_bytes = size});
+    offset += size;
+  }
+  SendRuns(bytes, destinations);
+}
+
+// Run by run, so that all destinations get the first of it before any gets the last.
+void BatchSender::SendRuns(const uint8_t* bytes, std::span<const Address> destinations) {
+  const size_t peers = std::max<size_t>(destinations.size(), 1);
+  unsigned queued = 0;
+  const auto flush = [&] {
+    unsigned first = 0;
+    while (first < queued) {
+      const int sent = SendMessages(first, queued - first);
+      if (sent < 0) return false;
+      first += static_cast<unsigned>(sent);
+    }
+    queued = 0;
+    return true;
+  };
+  for (const DatagramRun& run : runs_) {
+    for (size_t peer = 0; peer < peers; ++peer) {
+      parts_[queued] = {.iov_base = const_cast<uint8_t*>(bytes + run.offset), .iov_len = run.bytes};
+      msghdr& message = messages_[queued].msg_hdr;
+      message = {};
+      if (!destinations.empty()) {
+        message.msg_name = const_cast<uint8_t*>(destinations[peer].bytes.data());
+        message.msg_namelen = destinations[peer].size;
+      }
+      message.msg_iov = &parts_[queued];
+      message.msg_iovlen = 1;
+      if (run.bytes > run.segment_bytes) {
+        message.msg_control = options_[queued].bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
+        cmsghdr* part = CMSG_FIRSTHDR(&message);
+        part->cmsg_level = IPPROTO_UDP;
+        part->cmsg_type = UDP_SEGMENT;
+        part->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+        std::memcpy(CMSG_DATA(part), &run.segment_bytes, sizeof(uint16_t));
+      }
+      if (++queued == kBatch && !flush()) return;
+    }
+  }
+  flush();
+}
+
+// Sends some of messages_[first, first + count). Returns how many are done with, sent or dropped; -1 if all has
+// to be sent again without segmentation.
+int BatchSender::SendMessages(unsigned first, unsigned count) {
+  const auto drop = [&](unsigned messages) {
+    for (unsigned i = first; i < first + messages; ++i) {
+      const msghdr& message = messages_[i].msg_hdr;
+      uint16_t segment_bytes = 0;
+      if (message.msg_control != nullptr) std::memcpy(&segment_bytes, CMSG_DATA(CMSG_FIRSTHDR(&message)), 2);
+      const size_t bytes = message.msg_iov->iov_len;
+      stats_.datagrams_unsent += segment_bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
+    }
+    return static_cast<int>(messages);
+  };
+  bool cleared_error = false;
+  bool waited = false;
+  while (true) {
+    const int sent = sendmmsg(fd_, &messages_[first], count, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) return sent;
+    const int error = sent < 0 ? errno : EAGAIN;
+    if (error == EINTR) continue;
+    if (error == EAGAIN || error == ENOBUFS) {
+      pollfd writable{.fd = fd_, .events = POLLOUT, .revents = 0};
+      if (waited || poll(&writable, 1, kSendWaitMs) == 0) return drop(count);
+      waited = true;
+    } else if (ReportsEarlierPacket(error) && !cleared_error) {
+      ++stats_.errors_reported;  // reading it cleared it
+      cleared_error = true;
+    } else if (segmentation_ && RefusesSegmentation(error) && messages_[first].msg_hdr.msg_control != nullptr) {
+      segmentation_ = false;
+      return -1;
+    } else {
+      return drop(1);
+    }
+  }
+}
+
+}  // namespace passing

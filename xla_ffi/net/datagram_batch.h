@@ -1,0 +1,106 @@
+// Many datagrams in one system call. One send of a 64 KB super-packet costs the kernel little more than one of a
+// single datagram, so nearly all throughput comes from here.
+#ifndef XLA_FFI_NET_DATAGRAM_BATCH_H_
+#define XLA_FFI_NET_DATAGRAM_BATCH_H_
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "net/address.h"
+
+namespace passing {
+
+// Datagrams that the kernel cuts from one buffer: all `segment_bytes` long, the last may be shorter.
+struct DatagramRun {
+  size_t offset = 0;
+  size_t bytes = 0;
+  uint16_t segment_bytes = 0;
+  friend bool operator==(const DatagramRun&, const DatagramRun&) = default;
+};
+
+inline constexpr size_t kMaxUdpBytes = 65'507;  // 65,535 - 20 IP - 8 UDP
+
+// Groups datagrams that lie side by side into the longest runs that UDP_SEGMENT takes. Pure.
+void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs);
+
+using OnDatagram = std::function<void(std::span<const uint8_t> datagram, const Address& source)>;
+
+struct UdpSocketStats {
+  uint64_t datagrams_unsent = 0;  // the send buffer stayed full, or the kernel refused them
+  uint64_t errors_reported = 0;   // ICMP errors and the like, which a later packet may not meet
+
+  UdpSocketStats& operator+=(const UdpSocketStats& other) {
+    datagrams_unsent += other.datagrams_unsent;
+    errors_reported += other.errors_reported;
+    return *this;
+  }
+};
+
+// Room for the only option that goes along with a message: how long its datagrams are.
+union SegmentOption {
+  char bytes[CMSG_SPACE(sizeof(int))];
+  cmsghdr align;
+};
+
+// Receives from a nonblocking socket, whole super-packets where the kernel has UDP_GRO.
+class BatchReceiver {
+ public:
+  BatchReceiver(int fd, UdpSocketStats& stats);
+
+  // As UdpSocket::Receive.
+  size_t Receive(const OnDatagram& on_datagram);
+
+ private:
+  // Small enough that a batch stays in the second-level cache, large enough to share the cost of a system call.
+  static constexpr unsigned kBatch = 16;
+  static constexpr size_t kMessageBytes = 1 << 16;  // one super-packet
+
+  void Prepare();
+
+  const int fd_;
+  UdpSocketStats& stats_;
+  // Pages of the buffer that stay untouched cost nothing.
+  std::unique_ptr<uint8_t[]> buffer_{new uint8_t[kBatch * kMessageBytes]};
+  std::array<mmsghdr, kBatch> messages_{};
+  std::array<iovec, kBatch> parts_{};
+  std::array<sockaddr_storage, kBatch> sources_{};
+  std::array<SegmentOption, kBatch> options_{};
+};
+
+// Sends through a nonblocking socket, in super-packets until the kernel refuses one.
+class BatchSender {
+ public:
+  BatchSender(int fd, UdpSocketStats& stats) : fd_(fd), stats_(stats) {}
+
+  // As UdpSocket::Send.
+  void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations);
+
+  bool segmentation() const { return segmentation_; }
+  void DisableSegmentation() { segmentation_ = false; }
+
+ private:
+  static constexpr unsigned kBatch = 32;
+
+  void SendRuns(const uint8_t* bytes, std::span<const Address> destinations);
+  int SendMessages(unsigned first, unsigned count);
+
+  const int fd_;
+  UdpSocketStats& stats_;
+  bool segmentation_ = true;
+  std::vector<DatagramRun> runs_;
+  std::array<mmsghdr, kBatch> messages_{};
+  std::array<iovec, kBatch> parts_{};
+  std::array<SegmentOption, kBatch> options_{};
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_NET_DATAGRAM_BATCH_H_
