@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <variant>
 
-#include "ffi/hash.h"
 #include "net/clock.h"
 
 namespace passing {
@@ -16,41 +16,13 @@ namespace {
 // How soon open gatherings learn that the session failed, or are past their deadline.
 constexpr auto kWatchInterval = std::chrono::milliseconds(200);
 
-// Run ids wrap.
-bool IsLater(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)) > 0;
-}
-
-std::string Joined(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (const int64_t number : numbers) {
-    if (!text.empty()) text += ',';
-    text += std::to_string(number);
-  }
-  return text;
-}
-
 std::string Members(const std::vector<Call>& calls) {
   std::vector<int64_t> members;
   for (const Call& call : calls) members.push_back(call.member);
   return Joined(members);
 }
 
-Failure Overlapped(const std::string& site_name) {
-  return {"ProgramMismatchError",
-          "two executions of one program overlapped at " + site_name +
-              ": its sums can't be told apart. Run a program that sums over hosts from one thread, and give each "
-              "execution the last one's result"};
-}
-
-Failure TooMany(const std::string& name, size_t max_names) {
-  return {"TooManyProgramsError", name + ": this session has run programs with " + std::to_string(max_names) +
-                                      " different sums, and can't count any more of them. Something compiles ever new "
-                                      "programs, of new shapes or new functions: reuse them, or begin a new session "
-                                      "(jax_passing.shutdown, then jax_passing.init) on all hosts now and then"};
-}
-
-// A device may compute for as long as it likes before it comes, alone under lax.cond or in a host callback, and no
+// A device may compute for as long as it likes before it comes, by itself under lax.cond or in a host callback, and no
 // device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
 // XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
 // that comes first.
@@ -67,8 +39,6 @@ Failure NotInitialized(const std::string& what) {
   return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
 }
 
-Rendezvous::Rendezvous(CompletionPool& pool, size_t max_names) : pool_(pool), max_names_(max_names) {}
-
 Rendezvous::~Rendezvous() { Detach(); }
 
 Rendezvous& Rendezvous::Get() {
@@ -80,6 +50,7 @@ bool Rendezvous::Attach(Attachment attachment) {
   std::lock_guard lock(mutex_);
   if (attachment_) return false;
   attachment_ = std::move(attachment);
+  names_.emplace(*attachment_->collective, attachment_->first_device_id);
   ++attachment_number_;
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
@@ -94,9 +65,7 @@ void Rendezvous::Detach() {
     if (!attachment_) return;
     attachment.swap(attachment_);
     open = TakeOpen();
-    progress_.clear();
-    visits_.clear();
-    announced_.clear();
+    names_.reset();
     watch = std::move(watch_);
     wake_watch_.notify_all();
   }
@@ -154,33 +123,27 @@ void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
   }
   auto gathering = Join(site, std::move(call));
   if (!gathering) return;
-  const auto failure = Name(*gathering);
+  std::vector<int64_t> devices;
+  for (const Call& each : gathering->calls) devices.push_back(each.device);
+  // Under the lock, so that sums are counted, and programs announced, in the order in which they are complete.
+  const auto name = names_->Name(*site, gathering->calls.front().run_id, std::move(devices));
   lock.unlock();
-  if (failure) {
+  if (const auto* failure = std::get_if<Failure>(&name)) {
     FailSession(*failure);
-    Finish(std::move(gathering), &*failure);
+    Finish(std::move(gathering), failure);
   } else {
-    StartSum(std::move(gathering));
+    StartSum(std::move(gathering), std::get<SumKey>(name));
   }
 }
 
 void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
   std::lock_guard lock(mutex_);
-  if (attachment_) Count(executable, run_id, device);
-}
-
-void Rendezvous::Count(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
-  const std::pair key{executable->hash, device};
-  if (visits_.size() >= max_names_ && !visits_.contains(key)) return;  // its sums will be refused
-  Visits& visits = visits_[key];
-  if (visits.executable == executable && visits.run_id == run_id) return;  // it has several loops, branches or sums
-  ++visits.count;
-  visits.executable = executable;
-  visits.run_id = run_id;
+  if (names_) names_->Visit(executable, run_id, device);
 }
 
 std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
-  if (site->executable->visits) Count(site->executable, call.run_id, call.device);  // it may come before all visits
+  // A sum may come before all visits of its execution.
+  if (site->executable->visits) names_->Visit(site->executable, call.run_id, call.device);
   if (open_.empty()) wake_watch_.notify_all();
   auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
   auto it = std::find_if(alike.begin(), alike.end(), [&](const auto& gathering) { return gathering->site == site; });
@@ -200,65 +163,16 @@ std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<co
   return complete;
 }
 
-std::optional<Failure> Rendezvous::Name(Gathering& gathering) {
-  const Site& site = *gathering.site;
-  const auto& executable = site.executable;
-  const int32_t run_id = gathering.calls.front().run_id;
-  std::vector<int64_t> devices;
-  for (const Call& call : gathering.calls) devices.push_back(call.device - attachment_->first_device_id);
-  std::sort(devices.begin(), devices.end());
-  uint64_t name = site.hash;
-  if (executable->program.devices.empty()) {  // else the hash covers what is said there
-    Hash hash;
-    hash.Add(site.hash);
-    for (const int64_t device : devices) hash.Add(static_cast<uint64_t>(device));
-    name = hash.value();
-  }
-  if (progress_.size() >= max_names_ && !progress_.contains(name)) return TooMany(site.shape->site_name, max_names_);
-  const auto [found, is_new] = progress_.try_emplace(name);
-  Progress& progress = found->second;
-  if (is_new) {
-    ProgramInfo program = executable->program;
-    if (program.devices.empty()) program.devices = Joined(devices);
-    Hash hash;
-    hash.Add(executable->hash);
-    hash.Add(program.devices);
-    // Under the lock, so that programs are announced in the order in which their first sums are complete. For flat sums
-    // too: the hosts' sessions compare, not their devices' ranks.
-    if (announced_.insert(hash.value()).second) attachment_->collective->Announce(program);
-  }
-  const bool same_executable = progress.executable == executable;
-  if (same_executable && IsLater(progress.run_id, run_id)) return Overlapped(site.shape->site_name);
-  if (!same_executable || progress.run_id != run_id) {
-    progress.next_step = 0;
-    if (executable->visits) {
-      // That of one device: each visits by itself.
-      const auto visits = visits_.find({executable->hash, devices.front() + attachment_->first_device_id});
-      if (visits == visits_.end()) return TooMany(executable->program.name, max_names_);
-      if (visits->second.executable != executable || visits->second.run_id != run_id) {
-        return Overlapped(site.shape->site_name);
-      }
-      progress.execution = visits->second.count;
-    } else if (!is_new) {
-      ++progress.execution;
-    }
-  }
-  progress.executable = executable;
-  progress.run_id = run_id;
-  gathering.key = {name, progress.execution, progress.next_step++};
-  return std::nullopt;
-}
-
 std::optional<uint32_t> Rendezvous::rank() {
   std::lock_guard lock(mutex_);
   return attachment_ ? std::optional(attachment_->rank) : std::nullopt;
 }
 
-void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering) {
+void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key) {
   const Site& site = *gathering->site;
   auto& calls = gathering->calls;
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
-  Sum sum{.key = gathering->key, .shape = site.shape, .inputs = {}, .outputs = {}, .done = {}};
+  Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .done = {}};
   const size_t leaf_count = site.shape->leaf_elements.size();
   sum.inputs.reserve(site.shape->device_count * leaf_count);
   sum.outputs.reserve(site.shape->device_count * leaf_count);

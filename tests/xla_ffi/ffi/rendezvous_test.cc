@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "../tests/xla_ffi/ffi/make_site.h"
 #include "ffi/local_collective.h"
 
 namespace passing {
@@ -110,27 +111,6 @@ class RendezvousTest : public testing::Test {
                                     .first_device_id = kFirstDevice}));
   }
 
-  static std::shared_ptr<Site> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
-    auto site = std::make_shared<Site>();
-    site->hash = hash;
-    site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1}, members});
-    site->executable = std::make_shared<Executable>();
-    site->executable->hash = hash;
-    site->executable->program.name = "program " + std::to_string(hash);
-    // Said by the program: then a site's hash is its sums' name.
-    site->executable->program.devices = "mesh";
-    site->replica_count = replicas;
-    site->world_size = 2;
-    return site;
-  }
-
-  // Of a mesh inside this process: the devices that meet are part of the name.
-  static std::shared_ptr<Site> MakeLocalSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
-    auto site = MakeSite(hash, members, replicas);
-    site->executable->program.devices = "";
-    return site;
-  }
-
   std::string session_failure() {
     std::lock_guard lock(mutex_);
     return failure_ ? failure_->kind : "";
@@ -176,20 +156,6 @@ TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
     EXPECT_EQ(device->Result(), "");
     EXPECT_EQ(device->value, 12);
   }
-}
-
-TEST_F(RendezvousTest, countsExecutionsAndSteps) {
-  const auto site = MakeSite(7, 1);
-  std::vector<Device> devices(5);
-  const int32_t run_ids[] = {10, 10, 11, INT32_MAX, INT32_MIN};  // wraps
-  for (int i = 0; i < 5; ++i) {
-    rendezvous_.Arrive(site, devices[i].MakeCall(run_ids[i], 0));
-    ASSERT_EQ(collective_->count(), i + 1);
-    collective_->Complete(i);
-    EXPECT_EQ(devices[i].Result(), "");
-  }
-  const SumKey expected[] = {{7, 0, 0}, {7, 0, 1}, {7, 1, 0}, {7, 2, 0}, {7, 3, 0}};
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(collective_->sums[i].key, expected[i]);
 }
 
 TEST_F(RendezvousTest, replicasShareTheResult) {
@@ -248,16 +214,6 @@ TEST_F(RendezvousTest, executionOutOfOrderFailsTheSession) {
   EXPECT_EQ(session_failure(), "ProgramMismatchError");
 }
 
-TEST_F(RendezvousTest, runIdsOfTwoExecutablesArentCompared) {
-  const auto site = MakeSite(7, 1);
-  const auto again = MakeSite(7, 1);  // the same program, compiled again
-  Device a{1}, b{2};
-  rendezvous_.Arrive(site, a.MakeCall(11, 0));
-  rendezvous_.Arrive(again, b.MakeCall(-5, 0));
-  ASSERT_EQ(collective_->count(), 2);
-  EXPECT_EQ(collective_->sums[1].key, (SumKey{7, 1, 0}));
-}
-
 TEST_F(RendezvousTest, anotherExecutableOnADeviceThatStillWaitsFailsTheSession) {
   const auto site = MakeLocalSite(7, 2);
   const auto again = MakeLocalSite(7, 2);  // the same program, compiled again
@@ -290,93 +246,21 @@ TEST_F(RendezvousTest, programsOnOtherDevicesShareNoQueue) {
   for (int i = 0; i < 6; ++i) EXPECT_EQ(devices[i].Result(), "");
 }
 
-// A host that skips a sum in one execution must not meet, with the next one, what others skip later.
-TEST_F(RendezvousTest, whereSumsAreConditionalVisitsCountTheExecutions) {
-  const auto site = MakeLocalSite(7, 2);
-  const auto again = MakeLocalSite(7, 2);  // the same program, compiled again
-  site->executable->visits = again->executable->visits = true;
-  std::vector<Device> devices(8);
-  size_t next = 0;
-  const auto execute = [&](const auto& executed, int32_t run_id) {
-    for (int64_t member : {0, 1}) rendezvous_.Arrive(executed, devices[next++].MakeCall(run_id, member));
-  };
-  const auto visit = [&](const auto& visited, int32_t run_id, int64_t member) {
-    rendezvous_.Visit(visited->executable, run_id, kFirstDevice + member);
-  };
-  for (int64_t member : {0, 1}) visit(site, 10, member);
-  execute(site, 10);
-  execute(site, 10);  // the second step of a loop
-  for (int64_t member : {0, 1}) {
-    visit(site, 11, member);  // comes to no sum
-    visit(again, 3, member);
-    visit(again, 3, member);  // has two loops
-  }
-  visit(again, 4, 1);  // this device is ahead
-  execute(again, 3);
-  ASSERT_EQ(collective_->count(), 3);
-  const uint64_t name = collective_->sums[0].key.site;
-  EXPECT_EQ(collective_->sums[0].key, (SumKey{name, 1, 0}));
-  EXPECT_EQ(collective_->sums[1].key, (SumKey{name, 1, 1}));
-  EXPECT_EQ(collective_->sums[2].key, (SumKey{name, 3, 0}));
-  for (size_t i = 0; i < 3; ++i) collective_->Complete(i);
-  execute(site, 12);  // a sum before the first loop
-  for (int64_t member : {0, 1}) visit(site, 12, member);
-  EXPECT_EQ(collective_->sums[3].key, (SumKey{name, 4, 0}));
-  collective_->Complete(3);
-  for (Device& device : devices) EXPECT_EQ(device.Result(), "");
-}
-
-// What counts executions is never forgotten: beyond its bound the session fails.
-TEST_F(RendezvousTest, moreNamesThanItCountsFailTheSession) {
-  Rendezvous small(pool_, /*max_names=*/2);
-  const auto attach = [&] {
-    failure_.reset();
-    ASSERT_TRUE(small.Attach({.collective = collective_,
-                              .failure = [] { return std::nullopt; },
-                              .fail = [this](const Failure& failure) { failure_ = failure; },
-                              .first_device_id = kFirstDevice}));
-  };
-  attach();
-  const std::shared_ptr<Site> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
-  Device devices[5] = {{1}, {2}, {3}, {4}, {5}};
-  small.Arrive(sites[0], devices[0].MakeCall(10, 0));
-  small.Arrive(sites[1], devices[1].MakeCall(10, 0));
-  small.Arrive(sites[0], devices[2].MakeCall(11, 0));  // known already
-  ASSERT_EQ(collective_->count(), 3);
-  EXPECT_EQ(collective_->sums[2].key, (SumKey{7, 1, 0}));
-  EXPECT_FALSE(failure_);
-  small.Arrive(sites[2], devices[3].MakeCall(10, 0));
-  EXPECT_TRUE(devices[3].Result().starts_with("TooManyProgramsError: train.py:41: "));
-  ASSERT_TRUE(failure_);
-  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
-  EXPECT_EQ(collective_->count(), 3);
-  small.Detach();
-
-  attach();  // each session begins anew
-  for (const auto& site : sites) site->executable->visits = true;
-  for (int64_t device : {0, 1}) small.Visit(sites[0]->executable, 12, kFirstDevice + device);
-  small.Visit(sites[1]->executable, 11, kFirstDevice);  // not counted: its sums are refused
-  EXPECT_FALSE(failure_);
-  small.Arrive(sites[1], devices[4].MakeCall(11, 0));
-  EXPECT_TRUE(devices[4].Result().starts_with("TooManyProgramsError: program 8: "));
-  ASSERT_TRUE(failure_);
-  EXPECT_EQ(failure_->kind, "TooManyProgramsError");
-}
-
-// Hosts may number their devices from anywhere, and lay out their meshes in any order.
-TEST_F(RendezvousTest, nameCoversTheDevicesIndices) {
-  const auto run = [this](int64_t first, int64_t second) {
-    Device a{1}, b{2};
-    const auto site = MakeLocalSite(7, 2);
-    rendezvous_.Arrive(site, a.MakeCall(10, 0, first));
-    rendezvous_.Arrive(site, b.MakeCall(10, 1, second));
-    collective_->Complete(collective_->count() - 1);
-    EXPECT_EQ(a.Result() + b.Result(), "");
-    return collective_->sums.back().key;
-  };
-  const SumKey key = run(0, 1);
-  EXPECT_EQ(run(1, 0), (SumKey{key.site, 1, 0}));
-  EXPECT_NE(run(0, 2).site, key.site);
+TEST_F(RendezvousTest, visitsCountExecutions_asDoesASumThatComesBeforeThem) {
+  const auto site = MakeSite(7, 1);
+  site->executable->visits = true;
+  Device a{1}, b{2};
+  const auto visit = [&](int32_t run_id) { rendezvous_.Visit(site->executable, run_id, kFirstDevice); };
+  visit(10);  // comes to no sum
+  visit(11);
+  rendezvous_.Arrive(site, a.MakeCall(11, 0));
+  rendezvous_.Arrive(site, b.MakeCall(12, 0));
+  visit(12);
+  ASSERT_EQ(collective_->count(), 2);
+  EXPECT_EQ(collective_->sums[0].key, (SumKey{7, 1, 0}));
+  EXPECT_EQ(collective_->sums[1].key, (SumKey{7, 2, 0}));
+  for (size_t i = 0; i < 2; ++i) collective_->Complete(i);
+  EXPECT_EQ(a.Result() + b.Result(), "");
 }
 
 TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
