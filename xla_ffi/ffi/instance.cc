@@ -1,7 +1,6 @@
 #include "ffi/instance.h"
 
 #include <algorithm>
-#include <cassert>
 #include <map>
 
 #include "ffi/hash.h"
@@ -27,18 +26,15 @@ uint64_t HashOf(const SiteInfo& info) {
 // The live instances of one executable.
 class Program {
  public:
+  explicit Program(ModuleId id) : id_(std::move(id)) {}
+
   static std::shared_ptr<Program> Join(Instance* instance);
   static std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules);
   static void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
   void Leave(Instance* instance);
 
-  struct Place {
-    std::shared_ptr<Executable> executable;
-    uint64_t rank;  // among its look-alikes
-  };
-  Place PlaceOf(Instance* instance);
-  // Completes the list of instances; null if there is no sum among them.
-  std::shared_ptr<Executable> ExecutableOf(const Instance& instance);
+  // Completes the list of instances, and gives each sum its rank. Null if there is no sum among them.
+  std::shared_ptr<Executable> CompletedExecutable();
 
  private:
   // The instances of all open programs change together with their list.
@@ -56,40 +52,37 @@ class Program {
   // These need the registry's lock, as do all members.
   //
   // No longer open, if it is still the one in the registry.
-  void Close(const SiteInfo& info);
+  void Close();
   // The instances of each look-alikes' hash, in the order in which they are ranked.
   std::map<uint64_t, std::vector<Instance*>> ByHash() const;
   // Look-alikes that other hosts take part in; empty if there are none, or a fingerprint says all about their order.
   std::vector<Instance*> Ambiguous() const;
   void Complete();
-  void CompleteOnce(const Instance& instance);
 
-  std::vector<Instance*> instances_;  // in the order of instantiation; those of a complete program may be gone
-  std::unordered_map<const Instance*, uint64_t> ranks_;
+  const ModuleId id_;
+  std::vector<Instance*> instances_;  // in the order of instantiation; empty once complete
   std::string fingerprint_;
   std::shared_ptr<Executable> executable_;  // once complete
 };
 
 std::shared_ptr<Program> Program::Join(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  auto& program = registry().open[{instance->info().program, instance->info().ordinal}];
-  if (!program) program = std::make_shared<Program>();
+  const ModuleId id{instance->info().program, instance->info().ordinal};
+  auto& program = registry().open[id];
+  if (!program) program = std::make_shared<Program>(id);
   program->instances_.push_back(instance);
   return program;
 }
 
 void Program::Leave(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  if (executable_) {
-    ranks_.erase(instance);
-    return;
-  }
+  if (executable_) return;
   std::erase(instances_, instance);
-  if (instances_.empty()) Close(instance->info());
+  if (instances_.empty()) Close();
 }
 
-void Program::Close(const SiteInfo& info) {
-  const auto it = registry().open.find({info.program, info.ordinal});
+void Program::Close() {
+  const auto it = registry().open.find(id_);
   if (it != registry().open.end() && it->second.get() == this) registry().open.erase(it);
 }
 
@@ -141,12 +134,12 @@ std::vector<Instance*> Program::Ambiguous() const {
 void Program::Complete() {
   executable_ = std::make_shared<Executable>();
   ProgramInfo& program = executable_->program;
+  program.name = id_.first;
   const Instance* conditional = nullptr;
   for (const Instance* instance : instances_) {
     executable_->visits |= instance->is_visit();
     if (instance->is_visit()) continue;
     if (instance->info().conditional && instance->info().world_size > 1) conditional = instance;
-    program.name = instance->info().program;
     program.devices = instance->info().devices;
   }
   program.fingerprint = fingerprint_;
@@ -156,7 +149,7 @@ void Program::Complete() {
   hash.Add(executable_->visits);
   // In the order of the hashes, which is the same on all hosts: that of the sites, or of their instances, may not be.
   for (const auto& [sum, alike] : ByHash()) {
-    for (size_t rank = 0; rank < alike.size(); ++rank) ranks_[alike[rank]] = rank;
+    for (size_t rank = 0; rank < alike.size(); ++rank) alike[rank]->rank_ = rank;
     program.identities.insert(program.identities.end(), alike.size(), alike.front()->info().identity);
     hash.Add(sum);
     hash.Add(alike.size());
@@ -180,25 +173,13 @@ void Program::Complete() {
             "with the other hosts'. Put each call on a line, or in a jax.named_scope, of its own"};
   }
   instances_.clear();
+  Close();  // what is instantiated from now on belongs to another executable
 }
 
-void Program::CompleteOnce(const Instance& instance) {
-  if (executable_) return;
-  Complete();
-  Close(instance.info());  // what is instantiated from now on belongs to another executable
-}
-
-std::shared_ptr<Executable> Program::ExecutableOf(const Instance& instance) {
+std::shared_ptr<Executable> Program::CompletedExecutable() {
   std::lock_guard lock(registry().mutex);
-  CompleteOnce(instance);
+  if (!executable_) Complete();
   return executable_->program.identities.empty() ? nullptr : executable_;
-}
-
-Program::Place Program::PlaceOf(Instance* instance) {
-  std::lock_guard lock(registry().mutex);
-  CompleteOnce(*instance);
-  assert(ranks_.contains(instance));
-  return {executable_, ranks_[instance]};
 }
 
 Instance::Instance(SiteInfo info)
@@ -217,19 +198,19 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   std::lock_guard lock(mutex_);
   auto& site = sites_[group];
   if (!site) {
-    const Program::Place place = program_->PlaceOf(this);
+    const auto executable = this->executable();
     Hash hash;
-    hash.Add(place.executable->hash);
+    hash.Add(executable->hash);
     hash.Add(hash_);
-    hash.Add(place.rank);
+    hash.Add(rank_);
     hash.Add(static_cast<uint64_t>(group));
     site = std::make_shared<const Site>(
-        Site{hash.value(), shape_, place.executable, info_.replica_count, info_.world_size, info_.flat});
+        Site{hash.value(), shape_, executable, info_.replica_count, info_.world_size, info_.flat});
   }
   return site;
 }
 
-std::shared_ptr<Executable> Instance::executable() { return program_->ExecutableOf(*this); }
+std::shared_ptr<Executable> Instance::executable() { return program_->CompletedExecutable(); }
 
 std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules) { return Program::EndCompilation(modules); }
 

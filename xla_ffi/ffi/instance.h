@@ -94,7 +94,8 @@ class Instance {
   const SiteInfo info_;
   const uint64_t hash_;  // equal for look-alikes
   const std::shared_ptr<const SumShape> shape_;
-  const std::shared_ptr<Program> program_;
+  uint64_t rank_ = 0;                       // among its look-alikes, once the program is complete
+  const std::shared_ptr<Program> program_;  // the last of these: from here on, other threads may complete the program
   std::mutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<const Site>> sites_;  // by group
 };
