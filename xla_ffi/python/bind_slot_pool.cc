@@ -10,10 +10,9 @@
 #include <span>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
-#include "net/udp_socket.h"
+#include "python/bind_slots.h"
 #include "python/bindings.h"
 #include "switch/slot_pool.h"
 #include "wire/header.h"
@@ -24,10 +23,7 @@ using namespace nb::literals;
 namespace passing {
 namespace {
 
-using HostPort = std::pair<std::string, uint16_t>;
 using Parent = std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, HostPort>;
-
-Address Resolved(const HostPort& address) { return NumericAddress(address.first, address.second); }
 
 std::span<const uint8_t> Span(const nb::bytes& bytes) {
   return {static_cast<const uint8_t*>(bytes.data()), bytes.size()};
@@ -79,9 +75,7 @@ void BindSlotPool(nb::module_& m) {
           "add_job",
           [](SlotPool& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Parent>& parent) {
-            JobSlots slots{
-                .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
-            for (const HostPort& address : addresses) slots.addresses.push_back(Resolved(address));
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses);
             if (parent) {
               const auto& [parent_job, parent_epoch, parent_slot_first, worker, address] = *parent;
               slots.parent = {.job = parent_job,
@@ -96,10 +90,7 @@ void BindSlotPool(nb::module_& m) {
       .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
           "state",
-          [](const SlotPool& self, uint32_t slot, uint8_t version) {
-            const SlotState state = self.State(slot, version);
-            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
-          },
+          [](const SlotPool& self, uint32_t slot, uint8_t version) { return StateTuple(self.State(slot, version)); },
           "slot"_a, "version"_a)
       .def(
           "on_packet",

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "net/socket_address.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;

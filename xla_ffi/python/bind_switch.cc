@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "net/udp_socket.h"
+#include "net/socket_address.h"
+#include "python/bind_slots.h"
 #include "python/bind_socket.h"
 #include "python/bindings.h"
 #include "switch/udp_switch.h"
@@ -34,11 +35,10 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   return dict;
 }
 
-using HostPort = std::pair<std::string, uint16_t>;
 using Group = std::pair<HostPort, std::string>;
 
-MulticastGroup Resolved(const Group& group) {
-  return {.group = NumericAddress(group.first.first, group.first.second), .from = NumericAddress(group.second, 0)};
+MulticastGroup ResolvedGroup(const Group& group) {
+  return {.group = Resolved(group.first), .from = NumericAddress(group.second, 0)};
 }
 
 // The job at the parent, and the way there.
@@ -75,23 +75,21 @@ void BindSwitch(nb::module_& m) {
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent) {
-            JobSlots slots{
-                .job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
-            for (const auto& [host, port] : addresses) slots.addresses.push_back(NumericAddress(host, port));
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses);
             std::optional<Uplink> uplink;
             if (parent != nullptr) {
               auto [socket, parent_group] = parent->socket->Take();
               uplink = {.socket = std::move(socket), .group = std::move(parent_group)};
               slots.parent = parent->job;
             }
-            self.AddJob(slots, group ? std::optional(Resolved(*group)) : std::nullopt, std::move(uplink));
+            self.AddJob(slots, group ? std::optional(ResolvedGroup(*group)) : std::nullopt, std::move(uplink));
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
           "parent"_a.none(), release_gil)
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
-            self.Probe(Resolved(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+            self.Probe(ResolvedGroup(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
           },
           nb::kw_only(), "group"_a, "job"_a, "epoch"_a, "nonce"_a, "lanes"_a, release_gil)
       .def("stop_multicast", &UdpSwitch::StopMulticast, "job"_a, release_gil)
@@ -99,10 +97,7 @@ void BindSwitch(nb::module_& m) {
       .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
       .def(
           "slot_state",
-          [](const UdpSwitch& self, uint32_t slot, uint8_t version) {
-            const SlotState state = self.State(slot, version);
-            return nb::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
-          },
+          [](const UdpSwitch& self, uint32_t slot, uint8_t version) { return StateTuple(self.State(slot, version)); },
           "slot"_a, "version"_a)
       .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
       .def("close", &UdpSwitch::Close, release_gil);

@@ -1,3 +1,4 @@
+// The Python module jax_passing._native, put together from its parts.
 #include <nanobind/nanobind.h>
 
 #include <system_error>
