@@ -108,22 +108,10 @@ void SumsInFlight(benchmark::State& state, bool leads) {
                                                   benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
-void RegisterAll() {
-  for (const bool leads : {true, false}) {
-    for (const int64_t sums : {1, 30, 300, 3000}) {
-      benchmark::RegisterBenchmark(leads ? "leads" : "follows", SumsInFlight, leads)
-          ->Arg(sums)
-          ->UseManualTime()
-          ->Iterations(20 + 30'000 / sums);
-    }
-  }
-}
+BENCHMARK_CAPTURE(SumsInFlight, leads, true)->Arg(1)->Arg(30)->Arg(300)->Arg(3000)->UseManualTime();
+BENCHMARK_CAPTURE(SumsInFlight, follows, false)->Arg(1)->Arg(30)->Arg(300)->Arg(3000)->UseManualTime();
 
 }  // namespace
 }  // namespace passing
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  passing::RegisterAll();
-  benchmark::RunSpecifiedBenchmarks();
-}
+BENCHMARK_MAIN();
