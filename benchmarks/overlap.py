@@ -21,12 +21,11 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from star_network import SWITCH, StarError, StarNetwork
+from star_network import StarError, StarNetwork
 
 WAYS = ("alone", "overlap", "two programs", "gloo")
 PORT = 47100
 WARM_UPS = 3  # they compile, and learn the order of sums
-START_S = 120.0
 
 NOTE = """
 alone: the step without communication. two programs: gradients, then their sums and the update; so communication takes
@@ -148,12 +147,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Builds the star, runs the hosts, returns what rank 0 found."""
     with StarNetwork(arguments.hosts, arguments.gbit) as star:
         result = star.folder / "result.json"
-        switch = f"{star.address(SWITCH)}:{PORT}"
-        command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", switch]
-        serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
-        assert serving.stdout is not None
-        serving.stdout.readline()
-        job = {"JAX_PASSING_SWITCH": switch, "JAX_PASSING_JOB": "overlap"}
+        job = {"JAX_PASSING_SWITCH": star.serve(PORT), "JAX_PASSING_JOB": "overlap"}
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **job}
         flags = ["--ranks", str(arguments.hosts), "--coordinator", f"{star.address(0)}:{PORT + 1}"]
         hosts = [

@@ -6,12 +6,11 @@ sudo python benchmarks/small_beside_large.py --hosts 2 --gbit 1
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
 
-from star_network import SWITCH, StarNetwork
+from star_network import StarNetwork
 
 PORT = 47100
 ROUNDS = 7
@@ -71,13 +70,8 @@ def main() -> None:
     if arguments.work:
         return work(arguments.mebibytes)
     with StarNetwork(arguments.hosts, arguments.gbit) as star:
-        switch = f"{star.address(SWITCH)}:{PORT}"
-        command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", switch]
-        serving = star.start(SWITCH, command, stdout=subprocess.PIPE)
-        assert serving.stdout is not None
-        serving.stdout.readline()
         job = {
-            "JAX_PASSING_SWITCH": switch,
+            "JAX_PASSING_SWITCH": star.serve(PORT),
             "JAX_PASSING_JOB": "small_beside_large",
             "JAX_PASSING_WORLD_SIZE": str(arguments.hosts),
         }

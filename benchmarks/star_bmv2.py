@@ -1,11 +1,10 @@
 """The P4 program on bmv2 as a switch of the star: simple_switch behind one port of its bridge, which isn't shaped."""
 
 import os
-import time
 from pathlib import Path
 
 from star_network import BMV2, SWITCH, StarError, mac, run
-from star_running import START_S, Running
+from star_running import Running
 
 PROGRAM = Path(__file__).parents[1] / "p4" / "v1model" / "passing.p4"
 NAME = "switch-bmv2"  # of its process
@@ -27,7 +26,8 @@ def start_device(running: Running) -> list[str]:
     run("ip", "-n", switch, "link", "set", "device", "up")
     bmv2 = os.environ.get("PASSING_BMV2", "simple_switch")
     running.start(NAME, SWITCH, [bmv2, "-i", "0@device", "--thrift-port", str(THRIFT), str(program)])
-    _await_runtime(running, switch)
+    listening = ("ip", "netns", "exec", switch, "ss", "-ltn")
+    running.wait_until(lambda: f":{THRIFT} " in run(*listening), "simple_switch didn't start")
     lines = [f'runtime = "127.0.0.1:{THRIFT}"', f'address = "{star.address(BMV2)}"', f'mac = "{mac(BMV2)}"']
     lines.append("ports = [0]")
     for rank in range(running.hosts):
@@ -45,12 +45,3 @@ def _compile(program: Path) -> Path:
     except FileNotFoundError as error:
         raise StarError(f"No p4c-bm2-ss ({error}): put it on the PATH, or its path in PASSING_P4C.") from error
     return program
-
-
-def _await_runtime(running: Running, namespace: str) -> None:
-    until = time.monotonic() + START_S
-    while f":{THRIFT} " not in run("ip", "netns", "exec", namespace, "ss", "-ltn"):
-        ended = [process for process, started in running.processes if started.poll() is not None]
-        if ended or time.monotonic() > until:
-            raise running.failure("simple_switch didn't start", ended)
-        time.sleep(0.05)

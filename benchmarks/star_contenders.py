@@ -5,12 +5,11 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 """
 
 import sys
-import time
 from collections.abc import Sequence
 
 import star_bmv2
 from star_network import SWITCH
-from star_running import START_S, Contender, Running
+from star_running import Contender, Running
 
 from jax_passing.collective.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
 
@@ -106,13 +105,10 @@ def _start_switch(running: Running, name: str, host: int, listen: str, *flags: s
 
 
 def _await_switches(running: Running) -> None:
-    until = time.monotonic() + START_S
     names = [name for name, _ in running.processes if name != star_bmv2.NAME]
-    while any("listening on" not in running.log(name).read_text() for name in names):
-        ended = [process for process, started in running.processes if started.poll() is not None]
-        if ended or time.monotonic() > until:
-            raise running.failure("the switch didn't start", ended)
-        time.sleep(0.05)
+    running.wait_until(
+        lambda: all("listening on" in running.log(name).read_text() for name in names), "the switch didn't start"
+    )
 
 
 def _start_ranks(running: Running, switches: Sequence[str]) -> None:

@@ -106,6 +106,15 @@ class StarNetwork:
         self._processes.append(process)
         return process
 
+    def serve(self, port: int) -> str:
+        """Starts a switch at the centre and waits until it listens. Returns its address."""
+        address = f"{self.address(SWITCH)}:{port}"
+        command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address]
+        serving = self.start(SWITCH, command, stdout=subprocess.PIPE)
+        assert serving.stdout is not None
+        serving.stdout.readline()
+        return address
+
     def devices(self) -> list[tuple[str, str]]:
         """Namespace and device of both ends of every link."""
         return [

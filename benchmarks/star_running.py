@@ -121,6 +121,15 @@ class Running:
             )
         self.processes.append((process, started))
 
+    def wait_until(self, ready: Callable[[], bool], otherwise: str) -> None:
+        """Raises StarError, which says `otherwise`, when a process ends before that, or after a time."""
+        until = time.monotonic() + START_S
+        while not ready():
+            ended = [process for process, started in self.processes if started.poll() is not None]
+            if ended or time.monotonic() > until:
+                raise self.failure(otherwise, ended)
+            time.sleep(0.05)
+
     def worker(self, program: str, *arguments: str) -> list[str]:
         """The command line of a rank."""
         common = ["--orders", str(self.star.folder / "orders"), "--contender", self.name, "--ranks", str(self.ranks)]
