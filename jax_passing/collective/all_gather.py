@@ -16,7 +16,6 @@ from jax_passing._compat import jax_collectives
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
-from jax_passing.collective.primitive import declared_here
 from jax_passing.collective.psum import SUPPORTED_DTYPES, require_varying
 from jax_passing.collective.sites import Site
 from jax_passing.collective.words import from_words, to_words
@@ -48,8 +47,7 @@ def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False)
     if composed.by_jax(along):
         return jax_collectives.all_gather(tree, along.axes, axis=axis, tiled=tiled)
     require_session(along.over_hosts, "all_gather")
-    leaves, treedef = jax.tree.flatten(tree)
-    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    arrays, treedef = composed.operands(tree, along)
     dimensions = [normalize_axis_index(axis, array.ndim if tiled else array.ndim + 1) for array in arrays]
     if not arrays:
         return tree
@@ -168,51 +166,39 @@ def _scatter(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
 
 
 def _batch_gather(
-    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, vmapped: bool, site: Site
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, **params: Any
 ) -> tuple[list[Any], Sequence[Any]]:
     size, name = axis_data.size, axis_data.name
     if name not in span.along.axes:
-        rows = passing_all_gather_p.bind(*leaves, span=span, vmapped=vmapped, site=site)
+        rows = passing_all_gather_p.bind(*leaves, span=span, **params)
         return rows, [None if dim is None else dim + 1 for dim in dims]
     rest, at = span.without(name)
-    vmapped = vmapped or declared_here(name, span.along.over_hosts)
     stacked = [
         jnp.broadcast_to(leaf[None], (size, *leaf.shape)) if dim is None else jnp.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
-    rows = passing_all_gather_p.bind(*stacked, span=rest, vmapped=vmapped, site=site)
+    rows = passing_all_gather_p.bind(*stacked, span=rest, **params)
     sizes = rest.sizes
     ordered = [jnp.moveaxis(row.reshape(*sizes, *row.shape[1:]), len(sizes), at) for row in rows]
     return [each.reshape(span.size, *each.shape[len(sizes) + 1 :]) for each in ordered], [None] * len(leaves)
 
 
 def _batch_scatter(
-    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, vmapped: bool, site: Site
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, **params: Any
 ) -> tuple[list[Any], Sequence[Any]]:
     size, name = axis_data.size, axis_data.name
     if name not in span.along.axes:
         rows = [leaf if dim is None else jnp.moveaxis(leaf, dim, 1) for leaf, dim in zip(leaves, dims, strict=True)]
-        sums = passing_psum_scatter_p.bind(*rows, span=span, vmapped=vmapped, site=site)
+        sums = passing_psum_scatter_p.bind(*rows, span=span, **params)
         return sums, [None if dim is None else 0 for dim in dims]
     rest, at = span.without(name)
-    vmapped = vmapped or declared_here(name, span.along.over_hosts)
     sums = [
         leaf * np.array(size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     ordered = [jnp.moveaxis(each.reshape(*span.sizes, *each.shape[1:]), at, len(rest.sizes)) for each in sums]
     rows = [each.reshape(rest.size, size, *each.shape[len(span.sizes) :]) for each in ordered]
-    return passing_psum_scatter_p.bind(*rows, span=rest, vmapped=vmapped, site=site), [0] * len(leaves)
-
-
-def _transpose_gather(cotangents: Sequence[Any], **params: Any) -> list[Any]:
-    summed: list[Any] = passing_psum_scatter_p.bind(*cotangents, **params)
-    return summed
-
-
-def _transpose_scatter(cotangents: Sequence[Any], **params: Any) -> list[Any]:
-    gathered: list[Any] = passing_all_gather_p.bind(*cotangents, **params)
-    return gathered
+    return passing_psum_scatter_p.bind(*rows, span=rest, **params), [0] * len(leaves)
 
 
 passing_all_gather_p: Primitive = composed.define(
@@ -220,12 +206,12 @@ passing_all_gather_p: Primitive = composed.define(
     result=_gathered,
     evaluate=_gather,
     batch=_batch_gather,
-    transpose=_transpose_gather,
+    transpose=lambda cotangents, **params: passing_psum_scatter_p.bind(*cotangents, **params),
 )
 passing_psum_scatter_p: Primitive = composed.define(
     "psum_scatter",
     result=_scattered,
     evaluate=_scatter,
     batch=_batch_scatter,
-    transpose=_transpose_scatter,
+    transpose=lambda cotangents, **params: passing_all_gather_p.bind(*cotangents, **params),
 )

@@ -13,7 +13,6 @@ from jax_passing.collective import composed
 from jax_passing.collective.all_gather import require_session
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.bucketed_sum import bucketed_sum
-from jax_passing.collective.primitive import declared_here
 from jax_passing.collective.sites import Site
 from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError
@@ -45,8 +44,7 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
     all_devices = span(along)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < all_devices.size:
         raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")
-    leaves, treedef = jax.tree.flatten(tree)
-    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    arrays, treedef = composed.operands(tree, along)
     if not arrays:
         return tree
     invariant = named_axes.check_vma() and bool(named_axes.must_vary(along.axes))
@@ -55,10 +53,6 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
         *arrays, span=all_devices, root=int(root), invariant=invariant, vmapped=False, site=site
     )
     return jax.tree.unflatten(treedef, results)
-
-
-def _result(aval: Any, *, span: Span, **_: Any) -> Any:
-    return named_axes.without_varying(aval, span.along.axes)
 
 
 def _at_root(array: jax.Array, span: Span, root: int) -> jax.Array:
@@ -84,10 +78,10 @@ def _transpose(
 
 
 def _batch(
-    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, root: int, vmapped: bool, **params: Any
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, root: int, **params: Any
 ) -> tuple[list[Any], Sequence[Any]]:
     if axis_data.name not in span.along.axes:
-        return passing_broadcast_p.bind(*leaves, span=span, root=root, vmapped=vmapped, **params), dims
+        return passing_broadcast_p.bind(*leaves, span=span, root=root, **params), dims
     rest, at = span.without(axis_data.name)
     indices = [int(index) for index in np.unravel_index(root, span.sizes)]
     own = indices.pop(at)
@@ -96,10 +90,9 @@ def _batch(
         leaf if dim is None else jax.lax.index_in_dim(leaf, own, axis=dim, keepdims=False)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
-    vmapped = vmapped or declared_here(axis_data.name, span.along.over_hosts)
-    return passing_broadcast_p.bind(*leaves, span=rest, root=root, vmapped=vmapped, **params), [None] * len(leaves)
+    return passing_broadcast_p.bind(*leaves, span=rest, root=root, **params), [None] * len(leaves)
 
 
 passing_broadcast_p: Primitive = composed.define(
-    "broadcast", result=_result, evaluate=_evaluate, batch=_batch, transpose=_transpose
+    "broadcast", result=composed.equal_along, evaluate=_evaluate, batch=_batch, transpose=_transpose
 )

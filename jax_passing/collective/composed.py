@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitive import check_not_vmapped, linear_jvp
+from jax_passing.collective.primitive import check_not_vmapped, declared_here, linear_jvp
 from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import GradientError
 
@@ -38,7 +38,7 @@ def define(
       name: "all_gather": of the function, and behind "passing_" of the primitive.
       result: (type of a leaf, **parameters) to the type of its result.
       evaluate: (*leaves, **parameters) to the results, made of other primitives.
-      batch: (axis_data, leaves, dims, **parameters), as JAX's rule.
+      batch: (axis_data, leaves, dims, **parameters), as JAX's rule; `vmapped` says already what it is afterwards.
       transpose: (cotangents, **parameters), of some of the leaves, to those of the leaves; None: there is no gradient.
     """
     primitive = Primitive(f"passing_{name}")
@@ -92,6 +92,13 @@ def define(
         lowered: Sequence[Any] = mlir.lower_fun(evaluate_carried, multiple_results=True)(ctx, *leaves)
         return lowered
 
+    def batch_rule(
+        axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, vmapped: bool, **params: Any
+    ) -> tuple[Arrays, Sequence[Any]]:
+        along = span.along
+        vmapped = vmapped or (axis_data.name in along.axes and declared_here(axis_data.name, along.over_hosts))
+        return batch(axis_data, leaves, dims, span=span, vmapped=vmapped, **params)
+
     @functools.lru_cache(maxsize=1024)
     def jitted(**params: Any) -> Any:
         return jax.jit(functools.partial(primitive.bind, **params))
@@ -101,7 +108,7 @@ def define(
     ad.primitive_jvps[primitive] = jvp
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose_rule
-    batching.fancy_primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = batch_rule
     # Each call is lowered by itself: with JAX's cache, equal calls would share their sums' sites.
     mlir.register_lowering(primitive, lower, cacheable=False)
     return primitive
@@ -119,6 +126,17 @@ def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strateg
     types = [type_text(jax.typeof(array)) for array in arrays]
     stream, paths = along.scope.stream, paths_of(tree)
     return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types)
+
+
+def equal_along(aval: Any, *, span: Span, **_: Any) -> Any:
+    """The type of a result that has the shape of its leaf, and is the same on all devices of the span."""
+    return named_axes.without_varying(aval, span.along.axes)
+
+
+def operands(tree: Any, along: Extent) -> tuple[list[Any], Any]:
+    """The leaves of `tree` as arrays, cast as JAX casts them; and its structure."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return [varying(jnp.asarray(leaf), along.axes) for leaf in leaves], treedef
 
 
 def varying(array: Any, axes: Sequence[Any]) -> Any:

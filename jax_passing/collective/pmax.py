@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing._compat import jax_collectives, named_axes
+from jax_passing._compat import jax_collectives
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.bucketed_sum import bucketed_sum
@@ -48,17 +48,12 @@ def _extreme(tree: Any, axis_name: Any, largest: bool) -> Any:
         return tree
     if composed.by_jax(along):
         return (jax_collectives.pmax if largest else jax_collectives.pmin)(tree, along.axes)
-    leaves, treedef = jax.tree.flatten(tree)
-    arrays = [composed.varying(jnp.asarray(leaf), along.axes) for leaf in leaves]
+    arrays, treedef = composed.operands(tree, along)
     if not arrays:
         return tree
     site = composed.site("pmax" if largest else "pmin", along, tree, arrays)
     primitive = passing_pmax_p if largest else passing_pmin_p
     return jax.tree.unflatten(treedef, primitive.bind(*arrays, span=span(along), vmapped=False, site=site))
-
-
-def _result(aval: Any, *, span: Span, **_: Any) -> Any:
-    return named_axes.without_varying(aval, span.along.axes)
 
 
 def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool) -> list[Any]:
@@ -89,7 +84,7 @@ def _batch(
 passing_pmax_p, passing_pmin_p = (
     composed.define(
         name,
-        result=_result,
+        result=composed.equal_along,
         evaluate=functools.partial(_evaluate, largest=name == "pmax"),
         batch=functools.partial(_batch, largest=name == "pmax"),
     )
