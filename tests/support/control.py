@@ -166,13 +166,19 @@ class Host:
 def scenario(**changes):
     """Runs an async test function with a switch."""
 
+    async def run(function):
+        async with Switch(**changes) as switch:
+            await asyncio.wait_for(function(switch), 30)
+
+    return in_loop(run)
+
+
+def in_loop(run):
+    """A decorator of async test functions, which `run` calls with what they need."""
+
     def wrap(function):
         def test():
-            async def run():
-                async with Switch(**changes) as switch:
-                    await asyncio.wait_for(function(switch), 30)
-
-            asyncio.run(run())
+            asyncio.run(run(function))
 
         test.__name__ = function.__name__
         test.__doc__ = function.__doc__

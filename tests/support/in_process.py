@@ -1,11 +1,10 @@
 """Switches and hosts in the process of the tests."""
 
-import asyncio
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+from serving_thread import ServingThread
 
 import jax_passing
 from jax_passing.config import Settings, parse_switches
@@ -16,29 +15,15 @@ from jax_passing.switch.settings import SwitchSettings
 JOB = "test"
 
 
-class SwitchThread:
+class SwitchThread(ServingThread):
     """A switch with the software data plane on a thread."""
 
     def __init__(self, **changes):
         self._settings = SwitchSettings(**{"listen": ("127.0.0.1", 0), **changes})
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(60)
+        super().__init__()
 
     async def _serve(self):
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self.counters = await serve(self._settings, self._stop, self._on_listening)
-
-    def _on_listening(self, address):
-        self.address = address
-        self._ready.set()
-
-    def stop(self):
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(60)
-            assert not self._thread.is_alive()
 
 
 def settings_of(running, rank, world_size=2, **changes):

@@ -1,10 +1,11 @@
 """A live switch whose data plane is the reference model in Python: for limits and faults that the others don't have."""
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
+
+from serving_thread import ServingThread
 
 from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
@@ -112,27 +113,21 @@ class ModelDataPlane:
         self._socket.close()
 
 
-class ModelSwitch:
+class ModelSwitch(ServingThread):
     """Its control plane is the real one. `address` is where it listens."""
 
     def __init__(self, *arguments, **changes):
         self._data_plane = ModelDataPlane(*arguments, **changes)
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(60)
+        super().__init__()
 
     async def _serve(self):
         server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=64)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.listen(listener)
-        self.address = listener.getsockname()
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._ready.set()
+        self._on_listening(listener.getsockname())
         await self._stop.wait()
         await server.shut_down()
 
     def close(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self.stop()
         self._data_plane.close()

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 
 import pytest
-from control import Switch, until
+from control import Switch, in_loop, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,22 +38,14 @@ class Tree:
 def scenario(racks=2, **changes):
     """Runs an async test function with a root and its racks."""
 
-    def wrap(function):
-        def test():
-            async def run():
-                async with contextlib.AsyncExitStack() as stack:
-                    tree = Tree(stack, changes)
-                    root = await tree.add()
-                    below = [await tree.add(root) for _ in range(racks)]
-                    await asyncio.wait_for(function(tree, root, *below), 30)
+    async def run(function):
+        async with contextlib.AsyncExitStack() as stack:
+            tree = Tree(stack, changes)
+            root = await tree.add()
+            below = [await tree.add(root) for _ in range(racks)]
+            await asyncio.wait_for(function(tree, root, *below), 30)
 
-            asyncio.run(run())
-
-        test.__name__ = function.__name__
-        test.__doc__ = function.__doc__
-        return test
-
-    return wrap
+    return in_loop(run)
 
 
 async def join_all(*switches, each=2, **changes):

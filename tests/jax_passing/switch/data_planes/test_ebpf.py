@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from bridge_network import SWITCH_MAC, BridgeNetwork
 from ebpf_here import missing
+from frames import checksum
 from in_process import until
 from namespaces import inside
 
@@ -263,25 +264,19 @@ def test_results_go_to_the_group_once(network, plane, workers):
 
 
 def _frame(
-    network, port: int, payload: bytes, *, checksum=True, spoilt=False, options=b"", fragment=0, to=None
+    network, port: int, payload: bytes, *, with_checksum=True, spoilt=False, options=b"", fragment=0, to=None
 ) -> bytes:
     """From host 0."""
     ends = socket.inet_aton(network.address(0)) + socket.inet_aton(network.switch_address)
     length = 8 + len(payload)
     udp = struct.pack("!HHHH", 5000, port, length, 0) + payload
 
-    def ones(data: bytes) -> int:
-        total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-        while total >> 16:
-            total = (total & 0xFFFF) + (total >> 16)
-        return total ^ 0xFFFF
-
-    if checksum:
-        check = ones(ends + struct.pack("!HH", 17, length) + udp) ^ (1 if spoilt else 0)
+    if with_checksum:
+        check = checksum(ends + struct.pack("!HH", 17, length) + udp) ^ (1 if spoilt else 0)
         udp = udp[:6] + struct.pack("!H", check) + udp[8:]
     size = 5 + len(options) // 4
     ip = struct.pack("!BBHHHBBH", 0x40 | size, 0, 4 * size + length, 1, fragment, 64, 17, 0) + ends + options
-    ip = ip[:10] + struct.pack("!H", ones(ip)) + ip[12:]
+    ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
     macs = bytes.fromhex((to or SWITCH_MAC).replace(":", "")) + b"\x02\0\0\0\0\1"
     return macs + b"\x08\0" + ip + udp
 
@@ -315,7 +310,7 @@ def test_what_the_stack_would_refuse_isnt_added(network, plane, workers):
     assert result[:14] == b"\x02\0\0\0\0\1" + bytes.fromhex(SWITCH_MAC.replace(":", "")) + b"\x08\0"
     assert result[42:] == packet(0xFFFF, 64, 1, [5] * 360, type=2)
     assert result[40:42] == b"\0\0"  # no checksum, which isn't a wrong one
-    assert counted(_frame(network, plane.port, good, checksum=False)) == 1
+    assert counted(_frame(network, plane.port, good, with_checksum=False)) == 1
     assert counted(_frame(network, plane.port, good, spoilt=True)) == 0
     assert counted(_frame(network, plane.port, good, options=b"\1\1\1\1")) == 0
     assert counted(_frame(network, plane.port, good, fragment=0x2000)) == 0
