@@ -74,11 +74,14 @@ def main() -> None:
 
         names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
         dtypes = [np.dtype(name) for name in names.split()] + [np.dtype(ml_dtypes.bfloat16)]
-        shapes = [(), (1,), (0,), (7,), (1440,), (1441,), (33, 5, 7), (50_000,)]
+        # The empty one by itself: jaxlib 0.11.2 crashes when it compiles a program with an empty and another sum, be it
+        # jax.lax's.
+        programs = [[(), (1,), (7,), (1440,), (1441,), (33, 5, 7), (50_000,)], [(0,)]]
         for seed, dtype in enumerate(dtypes):
-            mine = [inputs(session.rank, devices, shape, dtype, seed) for shape in shapes]
-            for shape, got in zip(shapes, psum_each(mesh, mine, check_vma=bool(seed % 2)), strict=True):
-                check(f"{dtype} {shape}", got, all_rows(shape, dtype, seed), dtype)
+            for shapes in programs:
+                mine = [inputs(session.rank, devices, shape, dtype, seed) for shape in shapes]
+                for shape, got in zip(shapes, psum_each(mesh, mine, check_vma=bool(seed % 2)), strict=True):
+                    check(f"{dtype} {shape}", got, all_rows(shape, dtype, seed), dtype)
 
         # A tree of leaves of several dtypes, some empty, one a strided view; pmean; NaN and infinities.
         float32 = np.dtype(np.float32)
