@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import planner
 from jax_passing.collective.axes import Extent
@@ -15,6 +17,12 @@ from jax_passing.config import STRATEGIES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
 from jax_passing.settings_parser import did_you_mean
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether it is a Python number, which is the same on all devices. A scalar of numpy, such as np.float64, is an
+    array, though some of these are subclasses of Python's."""
+    return isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
 
 
 def check_bucket_bytes(bucket_bytes: Any) -> int:

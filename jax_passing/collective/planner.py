@@ -5,7 +5,7 @@ trips in which nothing flows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jax_passing.protocol.packet import WORKERS_MAX
@@ -52,7 +52,7 @@ class Cluster:
       hosts: H.
       devices_per_host: L.
       link_gbit: rate of each host's link, both ways at once.
-      shards: aggregators that stand behind one link each; 0: the switch has a port for each host.
+      shards: switches that share the sum, behind one link each; 0: one switch has a port for each host.
       colocated: the shards stand behind the links of the hosts 0, 1, …, not behind links of their own.
       shard_link_gbit: rate of a shard's own link; None: that of the hosts.
       shared_cores: cores that all hosts and the switch share, as on a benchmark's machine; 0: none is shared.
@@ -132,7 +132,7 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
         "the switch's processor": switch_s,
     }
     if shard_wire:
-        resources["the aggregator's link"] = _link_s(shard_wire, cluster.shard_link_gbit or cluster.link_gbit)
+        resources["the shard's link"] = _link_s(shard_wire, cluster.shard_link_gbit or cluster.link_gbit)
     if cluster.shared_cores:
         total_s = ranks * host_s + switch_s * max(1, shards)
         resources["the shared processors"] = total_s / cluster.shared_cores
@@ -167,14 +167,11 @@ def predict(cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "f
 
 
 def parameter_servers(cluster: Cluster, elements: int, dtype: str = "float32") -> list[Prediction]:
-    """The same sum by aggregators that are servers: one behind a link of its own, and one behind each host's link."""
-    single = Cluster(cluster.hosts, cluster.devices_per_host, cluster.link_gbit, shards=1)
-    everywhere = Cluster(
-        cluster.hosts, cluster.devices_per_host, cluster.link_gbit, shards=cluster.hosts, colocated=True
-    )
+    """The same sum by switches that are servers: one behind a link of its own, and one behind each host's link."""
+    single = replace(cluster, shards=1, colocated=False, shard_link_gbit=None)
+    everywhere = replace(cluster, shards=cluster.hosts, colocated=True, shard_link_gbit=None)
     named = (("parameter server", single), ("servers, co-located", everywhere))
-    predictions = [(name, _through_switch(where, "passing", elements * LANE_BYTES[dtype])) for name, where in named]
-    return [Prediction(name, p.time_s, p.link_bytes, p.bound) for name, p in predictions]
+    return [replace(predict(where, "passing", elements, dtype), strategy=name) for name, where in named]
 
 
 def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32") -> Strategy:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_passing._compat import jax_collectives, named_axes, tracers
 from jax_passing.collective.axes import Axes, axis_size, extent
-from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.sites import new_site, paths_of
 from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
@@ -62,7 +62,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+        if is_number(leaf):
             sums[index] = leaf * along.size
         else:
             arrays[index] = _as_operand(leaf, along.axes)

@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_passing._compat import named_axes, tracers
 from jax_passing.collective.axes import Axes, Extent, extent
-from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy
+from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.jax_rules import transposed_by_shard_map
 from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp, passing_pvary_p
@@ -49,7 +49,7 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     along = extent(axis_name)
     wanted = check_strategy(strategy, along)
     leaves, treedef = jax.tree.flatten(tree)
-    indices = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, (bool, int, float, complex))]
+    indices = [i for i, leaf in enumerate(leaves) if not is_number(leaf)]
     arrays = [jnp.asarray(leaves[i]) for i in indices]
     _check_equal(arrays, along.axes)
     if not along.axes or not arrays:

@@ -1,40 +1,45 @@
 """`jax-passing bench`: how long sums take, on several hosts of this machine or as one host of a job."""
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from jax_passing.commands.byte_counts import parse_bytes
 from jax_passing.config import PREFIX
 from jax_passing.errors import ConfigError
-
-
-def _bytes(text: str) -> int:
-    """Bytes from "4096", "64K", "64M", "1G" (powers of 1024, as in nccl-tests)."""
-    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    if match is None or int(match[1]) == 0:
-        raise typer.BadParameter(f"{text!r}: expected bytes, for example 4096, 64K, 64M or 1G")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
 def bench(
     hosts: Annotated[
         int | None, typer.Option("--hosts", "-n", min=1, max=64, help="Start so many hosts on this machine.")
     ] = None,
-    devices_per_host: Annotated[int | None, typer.Option(min=1, help="CPU devices of each.", show_default="1")] = None,
-    switch: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
+    devices_per_host: Annotated[
+        int | None, typer.Option(min=1, help="Give each host so many CPU devices.", show_default="1")
     ] = None,
-    min_bytes: Annotated[int, typer.Option("--min-bytes", "-b", parser=_bytes, metavar="BYTES")] = "1K",  # type: ignore[assignment]
-    max_bytes: Annotated[int, typer.Option("--max-bytes", "-e", parser=_bytes, metavar="BYTES")] = "64M",  # type: ignore[assignment]
-    factor: Annotated[int, typer.Option("--factor", "-f", min=2, help="From one size to the next.")] = 4,
-    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of the elements.")] = "float32",
-    iterations: Annotated[int, typer.Option(min=1, help="Timed sums of each size.")] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Sums of each size before them.")] = 3,
-    json: Annotated[Path | None, typer.Option(help="Write the rows to this file too.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a PNG; needs matplotlib.")] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Sum through these switches, which run already.",
+            show_default="one started here",
+        ),
+    ] = None,
+    min_bytes: Annotated[
+        int, typer.Option("--min-bytes", "-b", parser=parse_bytes, metavar="BYTES", help="Begin with this size.")
+    ] = "1K",  # type: ignore[assignment]
+    max_bytes: Annotated[
+        int, typer.Option("--max-bytes", "-e", parser=parse_bytes, metavar="BYTES", help="End with this size at most.")
+    ] = "64M",  # type: ignore[assignment]
+    factor: Annotated[
+        int, typer.Option("--factor", "-f", min=2, help="Make each size so many times as large as the one before.")
+    ] = 4,
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Sum elements of this dtype.")] = "float32",
+    iterations: Annotated[int, typer.Option(min=1, help="Time so many sums of each size.")] = 10,
+    warmup: Annotated[int, typer.Option(min=0, help="Before these, run so many sums that aren't timed.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Write the rows to this JSON file too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows as a PNG. This needs matplotlib.")] = None,
 ) -> None:
     """Measure psum over a sweep of sizes; print a table as nccl-tests does.
 

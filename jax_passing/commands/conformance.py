@@ -11,11 +11,14 @@ from jax_passing.errors import ConfigError
 
 
 def conformance(
-    switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="Nobody else may use it during the test.")],
-    seed: Annotated[int, typer.Option(min=0, help="Of the first random exchange.")] = 0,
-    exchanges: Annotated[int, typer.Option(min=0, help="Random exchanges.")] = 100,
+    switch: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Test this switch. Nobody else may use it meanwhile.")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="Draw the first random exchange from this seed.")] = 0,
+    exchanges: Annotated[int, typer.Option(min=0, help="Play so many random exchanges.")] = 100,
     as_parent: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Be the switch's parent; it was started with --parent.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Be the switch's parent, at the address that its --parent names."),
     ] = None,
 ) -> None:
     """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.

@@ -4,20 +4,40 @@ from typing import Annotated
 
 import typer
 
+from jax_passing.commands.byte_counts import parse_bytes
 from jax_passing.errors import ConfigError
 
 
 def plan(
-    hosts: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    devices_per_host: Annotated[int, typer.Option(min=1)] = 1,
-    mebibytes: Annotated[float, typer.Option(min=1e-6, max=1e9, help="Size of each device's float32 buffer.")] = 64.0,
-    link_gbit: Annotated[float, typer.Option(min=1e-3, help="Rate of each host's link.")] = 10.0,
+    hosts: Annotated[int, typer.Option(min=1, max=64, help="So many hosts sum.")] = 8,
+    devices_per_host: Annotated[int, typer.Option(min=1, help="Each host has so many devices.")] = 1,
+    size_bytes: Annotated[
+        int,
+        typer.Option(
+            "--bytes", parser=parse_bytes, metavar="BYTES", help="Each device gives a float32 buffer of this size."
+        ),
+    ] = "64M",  # type: ignore[assignment]
+    link_gbit: Annotated[float, typer.Option(min=1e-3, help="Each host's link has this rate.")] = 10.0,
     shards: Annotated[
-        int, typer.Option(min=0, help="Aggregators behind one link each; 0: a switch with a port for each host.")
+        int,
+        typer.Option(
+            min=0,
+            help="So many switches share the sum, each behind one link. With 0, there is one switch that has a port "
+            "for each host.",
+        ),
     ] = 0,
-    colocated: Annotated[bool, typer.Option(help="The shards stand behind the first hosts' links.")] = False,
-    shard_link_gbit: Annotated[float | None, typer.Option(min=1e-3, show_default="as the hosts'")] = None,
-    shared_cores: Annotated[int, typer.Option(min=0, help="All run on one machine with so many cores.")] = 0,
+    colocated: Annotated[
+        bool, typer.Option("--colocated", help="The shards stand behind the links of the first hosts.")
+    ] = False,
+    shard_link_gbit: Annotated[
+        float | None, typer.Option(min=1e-3, help="Each shard's link has this rate.", show_default="as the hosts'")
+    ] = None,
+    shared_cores: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Hosts and switches share one machine with so many cores. With 0, they share nothing."
+        ),
+    ] = 0,
 ) -> None:
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
@@ -30,6 +50,6 @@ def plan(
     except ValueError as error:
         raise ConfigError(f"This can't be planned: {error}.") from error
     console = Console(highlight=False)
-    elements = max(1, int(mebibytes * 2**20 / 4))
+    elements = max(1, size_bytes // 4)
     console.print(plan_table.make(cluster, elements))
     console.print(plan_table.conclusion(cluster, elements), soft_wrap=True)

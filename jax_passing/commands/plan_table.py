@@ -25,9 +25,9 @@ def _title(cluster: Cluster, elements: int) -> str:
     if cluster.shards == 0:
         where = "a switch with a port for each host"
     elif cluster.colocated:
-        where = f"aggregators behind the links of {cluster.shards} hosts"
+        where = f"shards behind the links of {cluster.shards} hosts"
     else:
-        where = f"{cluster.shards} aggregator{'s' * (cluster.shards > 1)}, a link each"
+        where = f"{cluster.shards} shard{'s' * (cluster.shards > 1)}, a link each"
     return (
         f"{elements * 4 / 2**20:g} MiB of float32 per device, {cluster.hosts} hosts x {cluster.devices_per_host} "
         f"devices, {cluster.link_gbit:g} Gbit/s,\n{where}"
@@ -58,7 +58,7 @@ def conclusion(cluster: Cluster, elements: int) -> str:
     if cluster.shards == 0 and cluster.hosts == 2:
         lines.append("Two hosts gain no bandwidth: a ring of two sends each byte once, too.")
     elif cluster.shards == 1:
-        lines.append("An aggregator behind one link is a parameter server: give the switch a port for each host.")
+        lines.append("A switch behind one link is a parameter server: give it a port for each host.")
     if not planner.fits_flat(cluster):
         ranks = cluster.hosts * cluster.devices_per_host
         lines.append(f"flat needs a rank for each device: {ranks} are more than the {WORKERS_MAX} of one switch.")

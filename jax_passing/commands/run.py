@@ -6,17 +6,28 @@ import typer
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What each host runs.")],
-    hosts: Annotated[int, typer.Option("--hosts", "-n", min=1, max=64, help="Processes, one a host.")] = 2,
-    devices_per_host: Annotated[int, typer.Option(min=1, help="CPU devices of each.")] = 1,
+    command: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARG]", help="Each host runs this script, with these arguments.")
+    ],
+    hosts: Annotated[
+        int, typer.Option("--hosts", "-n", min=1, max=64, help="Start so many hosts, each a process.")
+    ] = 2,
+    devices_per_host: Annotated[int, typer.Option(min=1, help="Give each host so many CPU devices.")] = 1,
     switch: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT,...", help="Running switches.", show_default="one started here")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Sum through these switches, which run already.",
+            show_default="one started here",
+        ),
     ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m.")] = False,
+    module: Annotated[
+        bool, typer.Option("-m", help="Take SCRIPT for the name of a module, as python -m does.")
+    ] = False,
 ) -> None:
     """Run a script on several hosts of this machine.
 
-    Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead; ranks are found.
+    Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead: then ranks are found.
     """
     from jax_passing.commands import launcher
 

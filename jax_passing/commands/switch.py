@@ -9,44 +9,60 @@ import typer
 
 def switch(
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Port 0: any free one.", show_default="0.0.0.0:7171")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Listen at this address. Port 0 takes any that is free.",
+            show_default="0.0.0.0:7171",
+        ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the settings. Flags win over variables (JAX_PASSING_SWITCH_LISTEN and so on), which "
-            "win over the file.",
+            help="Read settings from this TOML file. Flags win over variables (JAX_PASSING_SWITCH_LISTEN and so on), "
+            "which win over the file.",
             show_default="JAX_PASSING_SWITCH_CONFIG",
         ),
     ] = None,
-    slot_total: Annotated[int | None, typer.Option(help="Slots of the switch.", show_default="16384")] = None,
-    slots_per_job: Annotated[int | None, typer.Option(help="A power of two.", show_default="1024; bmv2: 32")] = None,
-    lanes_per_chunk: Annotated[int | None, typer.Option(help="32-bit lanes in a packet.", show_default="360")] = None,
-    lease_s: Annotated[float | None, typer.Option(help="A host silent for so long is lost.", show_default="30")] = None,
+    slot_total: Annotated[int | None, typer.Option(help="The switch has so many slots.", show_default="16384")] = None,
+    slots_per_job: Annotated[
+        int | None,
+        typer.Option(help="Each job gets so many slots, a power of two.", show_default="1024; bmv2: 32"),
+    ] = None,
+    lanes_per_chunk: Annotated[
+        int | None, typer.Option(help="A packet carries so many lanes of 32 bits.", show_default="360")
+    ] = None,
+    lease_s: Annotated[
+        float | None, typer.Option(help="A host that is silent for so long is lost.", show_default="30")
+    ] = None,
     link_gbit: Annotated[
-        float | None, typer.Option(help="The switch stands behind one link of this rate.", show_default="a port a host")
+        float | None,
+        typer.Option(help="The switch stands behind one link of this rate.", show_default="a port for each host"),
     ] = None,
     multicast: Annotated[
         bool | None, typer.Option(help="Send results by multicast if all hosts of a job hear it.", show_default="yes")
     ] = None,
     data_plane: Annotated[
         str | None,
-        typer.Option(help="software, ebpf, bmv2 or p4runtime: what adds up packets.", show_default="software"),
+        typer.Option(help="Packets are added up by this: software, ebpf, bmv2 or p4runtime.", show_default="software"),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="What the data plane runs on, unless it is software. ebpf: the network devices behind which the hosts "
-            "are (br0, or eth1,eth2). bmv2, p4runtime: the TOML file that describes the switch.",
+            help="The data plane runs on this, unless it is software. For ebpf, name the network devices behind which "
+            "the hosts are (br0, or eth1,eth2). For bmv2 and p4runtime, name the TOML file that describes the switch.",
         ),
     ] = None,
     parent: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The switch one level up, of a tree.", show_default="none")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="In a tree, pass sums on to this switch, one level up.", show_default="none"
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
-    """Run a switch: adds up what hosts send. SIGTERM ends it."""
+    """Run a switch, which adds up what hosts send. SIGTERM ends it."""
     from jax_passing.switch.serve import run
     from jax_passing.switch.settings import resolve
 

@@ -41,6 +41,21 @@ def test_large_sums_take_what_their_bytes_take(hosts):
     assert "link" in colocated.bound
 
 
+def test_parameter_servers_share_the_cores_too():
+    """The table of `plan --shared-cores` compares like with like: a server behind each link adds up what shards do."""
+    shared = Cluster(8, link_gbit=400, shards=8, colocated=True, shared_cores=2)
+    size = 64 * MIB
+    single, colocated = parameter_servers(shared, size)
+    assert single.bound == colocated.bound == "the shared processors"
+    assert colocated.time_s == predict(shared, "passing", size).time_s
+
+
+def test_servers_have_the_hosts_links():
+    """Those that `--shard-link-gbit` describes are the switch's, which the servers stand in for."""
+    cluster = Cluster(8, link_gbit=1, shards=2, shard_link_gbit=100)
+    assert parameter_servers(cluster, MIB) == parameter_servers(Cluster(8, link_gbit=1), MIB)
+
+
 def test_headers_and_exponents_cost_less_than_six_percent():
     assert 1.04 < planner.UDP_WIRE_BYTES_PER_BYTE < 1.06
 
@@ -57,7 +72,7 @@ def test_two_hosts_gain_nothing_and_eight_nearly_twice():
     assert 1.75 < ratio(Cluster(8, link_gbit=1), "native", "passing") < 1.85
 
 
-def test_an_aggregator_behind_one_link_loses_to_the_ring():
+def test_a_switch_behind_one_link_loses_to_the_ring():
     assert ratio(Cluster(8, link_gbit=1, shards=1), "passing", "native") > 4
     assert choose(Cluster(8, link_gbit=1, shards=1), 64 * MIB, ("passing", "native")) == "native"
     assert choose(Cluster(8, link_gbit=1, shards=8), 64 * MIB, ("passing", "native")) == "passing"
@@ -161,7 +176,7 @@ def plan(*arguments):
 
 
 def test_plan_prints_all_strategies_and_the_reason():
-    result = plan("--hosts", "8", "--devices-per-host", "2", "--mebibytes", "64", "--link-gbit", "1")
+    result = plan("--hosts", "8", "--devices-per-host", "2", "--bytes", "64M", "--link-gbit", "1")
     assert result.exit_code == 0
     for name in (*STRATEGIES, "parameter server", "co-located"):
         assert name in result.stdout

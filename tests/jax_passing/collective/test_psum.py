@@ -208,6 +208,19 @@ def test_python_numbers_are_multiplied(check_vma):
     assert on_mesh(f, check_vma=check_vma, out_specs=P("d"))(jnp.arange(8.0)).shape == (4,)
 
 
+def test_scalars_of_numpy_are_arrays():
+    """Those of float64 and complex128 are Python numbers as well, by their classes."""
+
+    def f(x):
+        for scalar in (np.float64(1.5), np.float32(1.5)):
+            assert isinstance(jax_passing.psum(scalar, "d"), jax.Array)
+            assert isinstance(jax_passing.pvary(scalar, "d"), jax.Array)
+        assert type(jax_passing.pvary(1.5, "d")) is float
+        return x
+
+    on_mesh(f, out_specs=P("d"))(jnp.arange(8.0))
+
+
 def test_constants_that_are_arrays(check_vma):
     constant = np.arange(3, dtype=np.float32)
     ours = on_mesh(lambda x: jax_passing.psum(constant, "d"), check_vma=check_vma)(jnp.ones(4))

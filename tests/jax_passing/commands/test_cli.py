@@ -6,6 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
+
+from jax_passing.commands import cli
 
 SCRIPT = [str(Path(sys.executable).with_name("jax-passing"))]
 # -P: the installed package, whatever folder the tests run in.
@@ -37,6 +40,16 @@ def test_a_shell_completes_subcommands_and_options(words, found):
     """As the shell asks the installed command, once --install-completion has set that up."""
     asked = {"_JAX_PASSING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     assert set(output(SCRIPT, **asked).split()) == found
+
+
+def test_options_have_sentences_of_help():
+    for subcommand in typer.main.get_command(cli.app).commands.values():
+        for parameter in subcommand.params:
+            assert parameter.help, (subcommand.name, parameter.name)
+            first, *_, last = parameter.help
+            assert first.isupper(), parameter.help
+            assert last == ".", parameter.help
+            assert len(parameter.help.split()) > 3, parameter.help
 
 
 def test_the_shells_setup_names_the_command():
