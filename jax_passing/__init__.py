@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.collective.axes import axis_index as axis_index
     from jax_passing.collective.axes import axis_size as axis_size
     from jax_passing.collective.broadcast import broadcast as broadcast
+    from jax_passing.collective.jax_rules import per_host_gradients as per_host_gradients
     from jax_passing.collective.lax_over_hosts import lax_over_hosts as lax_over_hosts
     from jax_passing.collective.pmax import pmax as pmax
     from jax_passing.collective.pmax import pmin as pmin
@@ -22,10 +23,9 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.collective.psum import psum as psum
     from jax_passing.collective.pvary import pvary as pvary
     from jax_passing.host import session as session
-    from jax_passing.host.scope import per_host_gradients as per_host_gradients
+    from jax_passing.host.init import init as init
     from jax_passing.host.scope import stream as stream
-    from jax_passing.host.session import init as init
-    from jax_passing.host.session_lifetime import Session as Session
+    from jax_passing.host.session import Session as Session
 
     __version__: str
 
@@ -33,14 +33,15 @@ _HOMES = {
     "collective.all_gather": ("all_gather", "psum_scatter"),
     "collective.axes": ("axis_index", "axis_size"),
     "collective.broadcast": ("broadcast",),
+    "collective.jax_rules": ("per_host_gradients",),
     "collective.lax_over_hosts": ("lax_over_hosts",),
     "collective.pmax": ("pmax", "pmin"),
     "collective.process_sum": ("barrier", "process_sum"),
     "collective.psum": ("pmean", "psum"),
     "collective.pvary": ("pvary",),
-    "host.scope": ("per_host_gradients", "stream"),
-    "host.session": ("init",),
-    "host.session_lifetime": ("Session",),
+    "host.scope": ("stream",),
+    "host.init": ("init",),
+    "host.session": ("Session",),
     "host": ("session",),  # the module, for session.current()
 }
 

@@ -31,7 +31,6 @@ SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a ho
 )
 RANKS_MAX = 1024  # of a job, over all switches of a tree
 SHARDS_MAX = 64  # one on every host
-DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one (host/ranks.py)
 STRATEGIES = ("passing", "flat", "native", "auto")
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas: they travel in a join
 
@@ -50,7 +49,7 @@ def parse_peer(text: str) -> tuple[str, int]:
     """The same for an address that others connect to as it stands: port 0 is none. Raises ValueError."""
     address = parse_address(text)
     if address[1] == 0:
-        raise ValueError("expected a port from 1 to 65535")
+        raise ValueError("expected HOST:PORT with a port from 1 to 65535")
     return address
 
 
@@ -91,11 +90,9 @@ def parse_switches(text: str) -> tuple[tuple[str, int], ...]:
     addresses: list[tuple[str, int]] = []
     for item in items:
         try:
-            address = parse_address(item)
+            address = parse_peer(item)
         except ValueError as error:
             raise ValueError(f"{error}, or several of them with commas; got {item.strip()!r}") from error
-        if address[1] == 0:
-            raise ValueError(f"expected a port from 1 to 65535; got {item.strip()!r}")
         if address in addresses:
             raise ValueError(f"expected each switch once; {item.strip()} is there twice")
         addresses.append(address)
@@ -108,8 +105,7 @@ def _job(value: Any) -> str:
     name = "" if isinstance(value, dict | list) else str(value)  # TOML's tables and arrays are no names
     if not 1 <= len(name) <= 128 or not name.isprintable():
         raise ValueError("expected a name of 1 to 128 printable characters")
-    if name.endswith(DEVICES_SUFFIX):
-        raise ValueError(f"expected another name: with {DEVICES_SUFFIX!r} at its end it is the devices' of a job")
+    job_names.check(name)
     return name
 
 

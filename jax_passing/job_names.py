@@ -1,4 +1,6 @@
-"""A job's name, from the launcher's own: only what its makers document to be the same on all hosts of one run."""
+"""A job's name. It comes from the launcher's own, where its makers document that all hosts of one run have the same.
+
+Two kinds of jobs have a name that is made of another job's, with a mark that users' names may not have."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -6,7 +8,27 @@ from pathlib import Path
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
+DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one, with strategy "flat"
+SHARD_MARK = "/shard "  # in the names that switches give to the shards of a job
+
 Environment = Mapping[str, str]
+
+
+def check(name: str) -> None:
+    """Raises ValueError if it has a mark."""
+    if name.endswith(DEVICES_SUFFIX):
+        raise ValueError(f"expected another name: with {DEVICES_SUFFIX!r} at its end it is the devices' of a job")
+    if SHARD_MARK in name:
+        raise ValueError(f"expected another name: with {SHARD_MARK!r} in it, it is a shard's of a job")
+
+
+def of_devices(job: str) -> str:
+    return job + DEVICES_SUFFIX
+
+
+def of_shard(job: str, shard: int) -> str:
+    """The first shard has the job's own name."""
+    return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:

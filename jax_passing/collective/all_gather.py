@@ -14,12 +14,12 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from jax_passing._compat import jax_collectives
 from jax_passing.collective import composed
-from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
 from jax_passing.collective.psum import SUPPORTED_DTYPES, require_varying
 from jax_passing.collective.sites import Site
 from jax_passing.collective.words import from_words, to_words
-from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError
+from jax_passing.errors import ConfigError, UnsupportedDtypeError
 
 
 def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -46,7 +46,7 @@ def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False)
         return tree
     if composed.by_jax(along):
         return jax_collectives.all_gather(tree, along.axes, axis=axis, tiled=tiled)
-    require_session(along.over_hosts, "all_gather")
+    require_session(along, "all_gather")
     arrays, treedef = composed.operands(tree, along)
     dimensions = [normalize_axis_index(axis, array.ndim if tiled else array.ndim + 1) for array in arrays]
     if not arrays:
@@ -86,7 +86,7 @@ def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled
     strategy = check_strategy(None, along)
     if composed.by_jax(along):
         return jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
-    require_session(along.over_hosts, "psum_scatter")
+    require_session(along, "psum_scatter")
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [_summand(leaf, along.axes) for leaf in leaves]
     dimensions = [normalize_axis_index(scatter_dimension, array.ndim) for array in arrays]
@@ -100,12 +100,6 @@ def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled
     ]
     sums = passing_psum_scatter_p.bind(*rows, span=all_devices, vmapped=False, site=site)
     return jax.tree.unflatten(treedef, sums)
-
-
-def require_session(over_hosts: bool | None, function: str) -> None:
-    """Raises NotInitializedError if nothing is known of the hosts."""
-    if over_hosts is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before tracing jax_passing.{function}")
 
 
 def _summand(leaf: Any, axes: Sequence[Any]) -> jax.Array:

@@ -43,6 +43,11 @@ class Extent(NamedTuple):
         return self.over_hosts is False and jax.process_count() == 1
 
     @property
+    def suits_jax(self) -> bool:
+        """Whether JAX's own collectives work here: they fail where `check_vma` and vmap come together."""
+        return not (named_axes.check_vma() and named_axes.vmapped(self.axes))
+
+    @property
     def mesh_size(self) -> int:
         """How many devices of the mesh (elements, of a vmap) there are along the axes."""
         return math.prod(named_axes.axis_size(axis) for axis in self.axes)
@@ -85,6 +90,12 @@ def extent(axis_name: Any) -> Extent:
     if not over_hosts and scope.world_size > 1 and not scope.axis_names and jax.process_count() == 1:
         raise ConfigError(undeclared(axes))
     return Extent(axes, over_hosts, scope)
+
+
+def require_session(along: Extent, function: str) -> None:
+    """Raises NotInitializedError if nothing is known of the hosts."""
+    if along.over_hosts is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before tracing jax_passing.{function}")
 
 
 class Span(NamedTuple):
@@ -164,8 +175,7 @@ def axis_index(axis_name: Any) -> jax.Array:
     The hosts' devices come one host after the other, by rank; all hosts have as many. Raises as `psum` does.
     """
     along = extent(axis_name)
-    if along.over_hosts is None:
-        raise NotInitializedError("no session: call jax_passing.init() before tracing jax_passing.axis_index")
+    require_session(along, "axis_index")
     return span(along).axis_index()
 
 

@@ -10,8 +10,7 @@ from jax.extend.core import Primitive
 
 from jax_passing._compat import named_axes
 from jax_passing.collective import composed
-from jax_passing.collective.all_gather import require_session
-from jax_passing.collective.axes import Span, extent, span
+from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.sites import Site
 from jax_passing.collective.words import from_words, to_words
@@ -40,7 +39,7 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
     along = extent(axis_name)
     if not along.axes:
         return tree
-    require_session(along.over_hosts, "broadcast")
+    require_session(along, "broadcast")
     all_devices = span(along)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < all_devices.size:
         raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")

@@ -22,10 +22,10 @@ class Leaf(NamedTuple):
 
     dtype: object
     size_bytes: int
-    path: str = ""
+    path: str
 
 
-def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[list[int]]:
+def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int) -> list[list[int]]:
     """Groups leaves into buckets of one dtype, in the order in which a backward pass is likely to finish them.
 
     That is the last first: models list their parameters from the input on, and the backward pass goes the other way.

@@ -116,9 +116,7 @@ def define(
 
 def by_jax(along: Extent) -> bool:
     """Whether JAX's own collective does it: inside this process, or where the session says "native"."""
-    if named_axes.check_vma() and named_axes.vmapped(along.axes):  # JAX's own fails on both together
-        return False
-    return along.local or (along.over_hosts is False and along.scope.strategy == "native")
+    return along.suits_jax and (along.local or (along.over_hosts is False and along.scope.strategy == "native"))
 
 
 def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing") -> Site:

@@ -5,8 +5,10 @@ transpose: over this host's devices only, as it doesn't know the others. Where s
 `init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, GradientError says what to write.
 """
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -25,21 +27,30 @@ from jax_passing.host import session as sessions
 
 Rule = Callable[..., Any]
 
-_installed = False
 _inside = threading.local()  # .shard_map: how many transposes of shard_map(check_vma=False) are under way
 
 
+@functools.cache
 def install() -> None:
     """Once is enough; the rules do as before where no axis is declared."""
-    global _installed
-    if not _installed:
-        _installed = True
-        transposes.wrap_transpose_of_cast(_cast)
-        transposes.wrap_transpose_of_psum(_psum)
-        transposes.wrap_transpose_of_shard_map(_shard_map)
+    transposes.wrap_transpose_of_cast(_cast)
+    transposes.wrap_transpose_of_psum(_psum)
+    transposes.wrap_transpose_of_shard_map(_shard_map)
 
 
 sessions.when_beginning(install)
+
+
+@contextmanager
+def per_host_gradients() -> Iterator[None]:
+    """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
+
+    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
+    GradientError where JAX doesn't let them be.
+    """
+    scope = scopes.current() or scopes.Scope()
+    with scopes.within(scope._replace(per_host_gradients=True)):
+        yield
 
 
 def transposed_by_shard_map() -> bool:

@@ -14,7 +14,7 @@ from jax_passing.collective.all_gather import all_gather, psum_scatter
 from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
 from jax_passing.collective.pmax import pmax, pmin
 from jax_passing.collective.psum import pmean, psum
-from jax_passing.errors import ConfigError, NotInitializedError
+from jax_passing.errors import ConfigError
 from jax_passing.host import scope as scopes
 
 _OURS: dict[str, Callable[..., Any]] = {
@@ -32,8 +32,7 @@ _NOT_OURS = (
     "all_to_all", "pbroadcast", "ppermute", "precv", "psend", "pshuffle", "pswapaxes", "ragged_all_to_all",
 )  # fmt: skip
 
-_installed = False
-_install_lock = threading.Lock()
+_install_lock = threading.Lock()  # two threads at once would both find nothing in the cache
 
 
 @contextmanager
@@ -54,26 +53,21 @@ def lax_over_hosts() -> Iterator[None]:
       NotInitializedError: there is no session.
       ThreadError: another thread called `init`.
     """
-    scope = scopes.current()
-    if scope is None:
-        raise NotInitializedError("no session: call jax_passing.init() before jax_passing.lax_over_hosts()")
-    _install()
+    scope = scopes.required("lax_over_hosts")
+    with _install_lock:
+        _install()
     with scopes.within(scope._replace(lax_over_hosts=True)):
         yield
 
 
+@functools.cache
 def _install() -> None:
     """Once, and for good: outside of the block they do as before."""
-    global _installed
-    with _install_lock:
-        if _installed:
-            return
-        for name, ours in _OURS.items():
-            setattr(jax.lax, name, _dispatching(name, getattr(jax.lax, name), ours))
-        for name in _NOT_OURS:
-            if hasattr(jax.lax, name):
-                setattr(jax.lax, name, _refusing(name, getattr(jax.lax, name)))
-        _installed = True
+    for name, ours in _OURS.items():
+        setattr(jax.lax, name, _dispatching(name, getattr(jax.lax, name), ours))
+    for name in _NOT_OURS:
+        if hasattr(jax.lax, name):
+            setattr(jax.lax, name, _refusing(name, getattr(jax.lax, name)))
 
 
 def _over_hosts(axis_name: Any) -> bool:

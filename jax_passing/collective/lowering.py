@@ -47,26 +47,18 @@ def lower(
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried:
         return leaves
-    if site.stream and mesh.device_count > 1 and world_size > 1:
-        raise ThreadError(
-            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
-            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
-            "each other: dispatch them from the thread that called init, and only programs on one device from others."
-        )
+    _check_stream(site, mesh, world_size)
     flat = device_ranks > 0
     if flat:
         _check_flat(placement, axes, device_ranks)
     register_ffi()
     where = _group_and_member(ctx, mesh, axes)
     avals = [avals_in[i] for i in carried]
-    dtype = avals[0].dtype
-    parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1  # a complex number is two floats
     spans = placement.process_count > 1 and mesh.devices is not None
     attributes = {
         **_names(ctx, site.only(carried), [type_text(aval) for aval in avals], axes, op, flat),
-        "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
+        **_elements(avals),
         "op": op,
-        "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
         "member_count": np.int64(placement.member_count * (world_size if over_hosts else 1)),
         "local_member_count": np.int64(placement.local_member_count),
         "replica_count": np.int64(placement.replica_count),
@@ -119,6 +111,15 @@ def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int, over_host
     return placement
 
 
+def _check_stream(site: Site, mesh: meshes.LoweringMesh, world_size: int) -> None:
+    if site.stream and mesh.device_count > 1 and world_size > 1:
+        raise ThreadError(
+            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
+            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
+            "each other: dispatch them from the thread that called init, and only programs on one device from others."
+        )
+
+
 def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
     if placement.local_member_count != device_ranks:
         raise ConfigError(
@@ -137,6 +138,16 @@ def _group_and_member(ctx: mlir.LoweringRuleContext, mesh: meshes.LoweringMesh, 
 
     own = ctx.replace(primitive=None, avals_in=(), avals_out=(_INT32_2,))
     return mlir.lower_fun(indices, multiple_results=False)(own)
+
+
+def _elements(avals: Sequence[Any]) -> dict[str, Any]:
+    """The attributes of the call that say what it adds up: a complex number is two floats."""
+    dtype = avals[0].dtype
+    parts = 2 if np.issubdtype(dtype, np.complexfloating) else 1
+    return {
+        "dtype": {"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name),
+        "leaf_elements": np.array([aval.size * parts for aval in avals], np.int64),
+    }
 
 
 def _names(

@@ -11,7 +11,7 @@ from typing import Literal
 from jax_passing.protocol.packet import WORKERS_MAX
 
 Strategy = Literal["passing", "flat", "native"]
-STRATEGIES: tuple[Strategy, ...] = ("passing", "flat", "native")
+PREDICTABLE: tuple[Strategy, ...] = ("passing", "flat", "native")
 
 LANE_BYTES = {
     "bool": 4, "int8": 4, "int16": 4, "int32": 4, "int64": 12, "uint8": 4, "uint16": 4, "uint32": 4, "uint64": 12,

@@ -12,7 +12,7 @@ from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import SUPPORTED_DTYPES
 from jax_passing.collective.sites import Site, new_site, paths_of, type_text
-from jax_passing.errors import ConfigError, NotInitializedError, UnsupportedDtypeError, translate
+from jax_passing.errors import ConfigError, UnsupportedDtypeError, translate
 from jax_passing.host import scope as scopes
 
 
@@ -37,7 +37,7 @@ def process_sum(tree: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten(tree)
     _check_outside("process_sum", leaves)
-    scope = _scope("process_sum")
+    scope = scopes.required("process_sum")
     if not leaves:
         return tree
     paths = paths_of(tree)
@@ -57,7 +57,7 @@ def barrier() -> None:
     Raises: as `process_sum`.
     """
     _check_outside("barrier", [])
-    scope = _scope("barrier")
+    scope = scopes.required("barrier")
     site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, [""], function="barrier")
     _over_hosts([np.ones((), np.int32)], scope, site)
 
@@ -69,13 +69,6 @@ def _check_outside(function: str, leaves: list[Any]) -> None:
             "it would run once, while tracing. Call it outside; inside use jax_passing.psum, which is a barrier, too, "
             "for what needs its result."
         )
-
-
-def _scope(function: str) -> scopes.Scope:
-    scope = scopes.current()
-    if scope is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before jax_passing.{function}")
-    return scope
 
 
 def _as_array(leaf: Any, path: str) -> np.ndarray:

@@ -55,8 +55,7 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     if not along.axes:
         return tree
     wanted = check_strategy(strategy, along)
-    # lax.psum fails where both come together.
-    if along.local and not (named_axes.check_vma() and named_axes.vmapped(along.axes)):
+    if along.local and along.suits_jax:
         return jax_collectives.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
     sums: list[Any] = list(leaves)

@@ -54,7 +54,7 @@ def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_byte
     _check_equal(arrays, along.axes)
     if not along.axes or not arrays:
         return tree
-    if along.local and named_axes.check_vma() and not named_axes.vmapped(along.axes):  # else JAX's does nothing
+    if along.local and along.suits_jax and named_axes.check_vma():  # else JAX's does nothing
         cast = [named_axes.pvary(array, named_axes.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)

@@ -23,6 +23,7 @@ class Row:
       devices_per_host: devices of each host that summed.
       size_bytes: of the tensor that every device holds.
       dtype: name of its elements' type.
+      count: its elements.
       times_s: seconds of each iteration.
       wrong: wrong elements in all checked results; None if they weren't checked.
       in_place: whether the result overwrote the input (a donated argument).

@@ -29,19 +29,19 @@ def conformance(
     from rich.console import Console
 
     from jax_passing.conformance import run as suite
-    from jax_passing.conformance.devices import DeviceError
     from jax_passing.conformance.live import LiveSwitch
+    from jax_passing.conformance.switch_under_test import UntestableError
 
     try:
         address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
     except ValueError as error:
         raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
     try:
-        with closing(LiveSwitch(address, parent_at)) as device:
+        with closing(LiveSwitch(address, parent_at)) as under_test:
             passed = suite.report(
-                device, seed, exchanges, Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+                under_test, seed, exchanges, Console(highlight=False, width=None if sys.stdout.isatty() else 160)
             )
-    except DeviceError as error:
+    except UntestableError as error:
         text = f"The switch at {switch} can't be tested: {error}"
         sys.exit(f"jax-passing: {text}{'' if text.endswith(('.', '?')) else '.'}")  # the switch's words are sentences
     raise typer.Exit(0 if passed else 1)

@@ -9,7 +9,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
     """All strategies' and the parameter servers'; flat only where the switch has ranks enough."""
-    ours = [s for s in planner.STRATEGIES if s != "flat" or planner.fits_flat(cluster)]
+    ours = [s for s in planner.PREDICTABLE if s != "flat" or planner.fits_flat(cluster)]
     return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
 
 

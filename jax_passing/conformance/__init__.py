@@ -1,1 +1,1 @@
-"""Does a switch follow docs/protocol.md? A reference model, golden and random packet exchanges, devices."""
+"""Does a switch follow docs/protocol.md? A reference model, golden and random packet exchanges, and whom they test."""

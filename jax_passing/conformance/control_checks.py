@@ -4,9 +4,9 @@ import time
 import uuid
 from contextlib import closing
 
-from jax_passing.conformance.devices import Check
 from jax_passing.conformance.joining import ask, receive
 from jax_passing.conformance.live_job import Join, LiveJob
+from jax_passing.conformance.switch_under_test import Check
 from jax_passing.protocol import control_messages as messages
 
 SECTION = "control connection"

@@ -1,4 +1,4 @@
-"""What a device did otherwise than it must, for whoever has to repair it."""
+"""What a switch did otherwise than it must, for whoever has to repair it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,16 @@ from itertools import pairwise
 from jax_passing.conformance.exchange import Exchange, Place, Played, Step
 from jax_passing.conformance.model import State
 from jax_passing.protocol.packet import (
-    CONTRIBUTION,
     EVERY_WORKER,
     HEADER,
-    PROBE,
     RESULT,
     SUM,
+    TYPES,
     MalformedError,
     Packet,
     decode,
 )
 
-TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 STEPS_SHOWN = 12
 LANES_SHOWN = 8
 
@@ -49,7 +47,7 @@ def _hexadecimal(data: bytes) -> str:
 
 
 def difference(exchange: Exchange, played: Played) -> str:
-    """The first thing that the device did otherwise; empty if there is none."""
+    """The first thing that the switch did otherwise; empty if there is none."""
     steps = exchange.steps
     if played.verdicts is not None:
         for index, (step, verdict) in enumerate(zip(steps, played.verdicts, strict=True)):
@@ -127,7 +125,7 @@ def _unlike(expected: bytes, got: bytes) -> str:
 
 
 def _story(exchange: Exchange, played: Played, last: int | None) -> str:
-    """The packets that led to it, with the device's own numbers: those for the slot version of step `last`, or all."""
+    """The packets that led to it, with the switch's own numbers: those for the slot version of step `last`, or all."""
     steps = list(enumerate(exchange.steps))
     if last is not None:
         place = _place(exchange.steps[last].packet)

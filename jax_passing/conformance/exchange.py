@@ -1,4 +1,4 @@
-"""A packet exchange: what is sent, and what the switch must do. Data, whichever device it is played on."""
+"""A packet exchange: what is sent, and what the switch must do. Data, whichever switch it is played on."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -142,16 +142,16 @@ def final_states(exchange: Exchange, limits: Limits) -> dict[Place, State]:
 
 @dataclass(frozen=True)
 class Played:
-    """What a device did.
+    """What a switch did.
 
     Attributes:
       received: packets that came to each address, in order.
-      verdicts: of each step, if the device can tell.
+      verdicts: of each step, if the switch can tell.
       counts: how often it came to a verdict, for those that it counts, if it can tell.
       states: what slot versions hold in the end, if it can tell.
-      strays: what came from elsewhere than the device, for people.
-      not_compared: what the device can't tell, and why, for people.
-      translate: a packet of the exchange, for these addresses, with the device's own numbers.
+      strays: what came from elsewhere than the switch, for people.
+      not_compared: what the switch can't tell, and why, for people.
+      translate: a packet of the exchange, for these addresses, with the switch's own numbers.
     """
 
     received: Mapping[str, Sequence[bytes]]

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
-from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.differences import shown
 from jax_passing.conformance.joining import ANSWER_S, WorkerEnd
 from jax_passing.conformance.model import Parent
 from jax_passing.conformance.parent_role import ParentEnd
+from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
@@ -50,7 +50,7 @@ class Ends:
 
 
 class Fences:
-    """Made by completing several slot versions of `slots`. Raises DeviceError.
+    """Made by completing several slot versions of `slots`. Raises UntestableError.
 
     A switch is silent about most packets. All that it had to say to a worker has arrived once a *fence* has passed: the
     worker asks again for a complete slot, and gets that result. Packets of one path keep their order. The fence of a
@@ -73,7 +73,9 @@ class Fences:
         for sent in complete:
             list(self._sum(sent))
         if ends.group is not None and (too_much := self._read(worker.udp for worker in ends.workers)):
-            raise DeviceError(f"a result goes to the group {ends.group.name}, but to a worker, too: {shown(too_much)}")
+            raise UntestableError(
+                f"a result goes to the group {ends.group.name}, but to a worker, too: {shown(too_much)}"
+            )
         self._turn = itertools.cycle(complete)
         self._sums = (self.packet(last, 0, sequence) for sequence in itertools.count(1))
         if ends.group is not None:  # else each worker has got results before
@@ -81,7 +83,7 @@ class Fences:
                 self.at_worker(worker)
 
     def at_worker(self, worker: int) -> list[bytes]:
-        """Returns all packets that the switch has sent to this worker up to now. Raises DeviceError."""
+        """Returns all packets that the switch has sent to this worker up to now. Raises UntestableError."""
         sent = next(self._turn)
         self.verdicts["resend"] += 1
 
@@ -176,16 +178,16 @@ class Fences:
                     if packet not in self._ours:
                         received.append(packet)
                     if len(received) > PACKETS_MAX:
-                        raise DeviceError(f"it floods a worker: {len(received)} packets that must not come")
+                        raise UntestableError(f"it floods a worker: {len(received)} packets that must not come")
                 return received
             if ask_again is None:
-                raise DeviceError(
+                raise UntestableError(
                     f"a result didn't come to the multicast group {udp.name} within {ATTEMPTS * ANSWER_S:g} s after "
                     "the last contribution"
                 )
             self.repeated += 1
             ask_again()
-        raise DeviceError(
+        raise UntestableError(
             f"a worker asked {ATTEMPTS} times for a complete result, and didn't get it; without that, silence can't be "
             "told from packets under way"
         )

@@ -8,9 +8,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from jax_passing.conformance.data_socket import GroupSocket
-from jax_passing.conformance.devices import Check, DeviceError, NotApplicableError
 from jax_passing.conformance.joining import WorkerEnd
 from jax_passing.conformance.live_job import Join, LiveJob
+from jax_passing.conformance.switch_under_test import Check, NotApplicableError, UntestableError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import GROUP_PORT, PROBE, MalformedError, decode
 
@@ -41,7 +41,7 @@ class Heard:
 def _listen(
     heard: Heard, group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s: float = PROBING_S
 ) -> None:
-    """Returns at once when so many bursts have come. Raises DeviceError."""
+    """Returns at once when so many bursts have come. Raises UntestableError."""
     until = time.monotonic() + wait_s
     with suppress(TimeoutError):
         while min(heard.counts[index] for index in range(PROBES)) < bursts:
@@ -49,36 +49,36 @@ def _listen(
             try:
                 probe = decode(data)
             except MalformedError as error:
-                raise DeviceError(f"what comes to the group {group.name} is no packet: {error}") from error
+                raise UntestableError(f"what comes to the group {group.name} is no packet: {error}") from error
             got = probe.type, probe.job, probe.epoch, probe.sequence
             wanted = PROBE, offer.job_id, offer.epoch, offer.nonce
             if got != wanted:
-                raise DeviceError(
+                raise UntestableError(
                     f"to the group {group.name} comes a packet whose type, job, epoch and sequence are {got}; those of "
                     f"a probe, as offered, are {wanted}"
                 )
             if not 0 <= probe.slot < PROBES:
-                raise DeviceError(f"a probe's slot is {probe.slot}; it is its index among {PROBES}")
+                raise UntestableError(f"a probe's slot is {probe.slot}; it is its index among {PROBES}")
             if probe.slot == PROBES - 1 and len(probe.lanes) != 1:
-                raise DeviceError(f"the last probe of a burst has {len(probe.lanes)} lanes, not 1")
+                raise UntestableError(f"the last probe of a burst has {len(probe.lanes)} lanes, not 1")
             if probe.slot < PROBES - 1:
                 heard.lanes.add(len(probe.lanes))
             heard.counts[probe.slot] += 1
 
 
 def hear(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> GroupSocket:
-    """All hear the group. Raises DeviceError if its probes don't come."""
+    """All hear the group. Raises UntestableError if its probes don't come."""
     group, heard = _say_ready(workers, offers), Heard()
     try:
         _listen(heard, group, offers[0], 1)
         came = sum(count > 0 for count in heard.counts.values())
         if came < PROBES:
-            raise DeviceError(
+            raise UntestableError(
                 f"it offers the multicast group {group.name}; {came} of its {PROBES} probes came here "
                 f"within {PROBING_S:g} s (where the network carries no multicast, start it with --no-multicast)"
             )
         if group.stray:
-            raise DeviceError(f"there came {group.stray}")
+            raise UntestableError(f"there came {group.stray}")
     except BaseException:
         group.close()
         raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
-from jax_passing.conformance.devices import DeviceError
+from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection, connect
 from jax_passing.protocol import control_messages as messages
 
@@ -62,7 +62,7 @@ def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -
     until = time.monotonic() + JOIN_S
     while not isinstance(answer := receive(control, until), kind):
         if not isinstance(answer, messages.Heartbeat):
-            raise DeviceError(f"the switch says {getattr(answer, 'message', answer)}")
+            raise UntestableError(f"the switch says {getattr(answer, 'message', answer)}")
     return answer
 
 
@@ -93,7 +93,10 @@ class Joined:
 
 
 def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float) -> Joined:
-    """They wait for so long for the job to start. Raises RefusedError, DeviceError, OSError or msgspec.DecodeError."""
+    """They wait for so long for the job to start.
+
+    Raises RefusedError, UntestableError, OSError or msgspec.DecodeError.
+    """
     for rank, worker in enumerate(workers):
         request = messages.Join(
             protocol_version=messages.PROTOCOL_VERSION,
@@ -110,7 +113,7 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: fl
     first = [_offer_or_welcome(worker.control, until) for worker in workers]
     offers = [message for message in first if isinstance(message, messages.GroupOffer)]
     if offers and offers != [offers[0]] * len(workers):
-        raise DeviceError(f"it offers a multicast group, but not the same to all ranks: {first}")
+        raise UntestableError(f"it offers a multicast group, but not the same to all ranks: {first}")
     group = answer(workers, offers) if offers else None
     try:
         welcomes = [
@@ -133,7 +136,7 @@ def _offer_or_welcome(control: ControlConnection, until: float) -> messages.Grou
         case messages.GroupOffer() | messages.Welcome() as answer:
             return answer
         case other:
-            raise DeviceError(f"the switch answered {type(other).__name__} to a join")
+            raise UntestableError(f"the switch answered {type(other).__name__} to a join")
 
 
 def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
@@ -146,10 +149,10 @@ def _check(welcomes: list[messages.Welcome]) -> None:
     """They are the same to all, except for the worker's number."""
     numbers = [welcome.worker for welcome in welcomes]
     if sorted(numbers) != list(range(len(welcomes))):
-        raise DeviceError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")
+        raise UntestableError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")
     first = welcomes[0]
     for rank, welcome in enumerate(welcomes):
         for name in welcome.__struct_fields__:
             ours, other = getattr(first, name), getattr(welcome, name)
             if name != "worker" and ours != other:
-                raise DeviceError(f"{name} is {ours} in its welcome to rank 0, {other} in that to rank {rank}")
+                raise UntestableError(f"{name} is {ours} in its welcome to rank 0, {other} in that to rank {rank}")

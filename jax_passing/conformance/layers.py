@@ -30,7 +30,7 @@ class Passing(Packet):
     fields_desc = [  # noqa: RUF012  (scapy's way)
         XByteField("magic", packet.MAGIC),
         ByteField("protocol", packet.PROTOCOL),
-        ByteEnumField("type", packet.CONTRIBUTION, {1: "contribution", 2: "result", 3: "probe"}),
+        ByteEnumField("type", packet.CONTRIBUTION, packet.TYPES),
         FlagsField("flags", 0, 8, ["NaN", "+Inf", "-Inf"]),
         ShortField("job", 0),
         ShortField("epoch", 0),

@@ -1,4 +1,4 @@
-"""A live switch as a device under test: over UDP and its control connections, from one machine."""
+"""A live switch under test: over UDP and its control connections, from one machine."""
 
 import time
 from collections import Counter
@@ -9,7 +9,6 @@ import msgspec
 
 from jax_passing.config import address_text
 from jax_passing.conformance import control_checks, group_checks
-from jax_passing.conformance.devices import Check, DeviceError
 from jax_passing.conformance.differences import shown
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.group_checks import hear
@@ -17,9 +16,10 @@ from jax_passing.conformance.joining import JOIN_S, GroupAnswer, RefusedError, d
 from jax_passing.conformance.live_job import AS_PARENT, JOBS_MAX, LiveJob, TooLateError
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
+from jax_passing.conformance.switch_under_test import Check, UntestableError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import RESULT
-from jax_passing.switch.data_plane import VERDICTS
+from jax_passing.protocol.verdicts import VERDICTS
 
 STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
 QUIET_S = 1.0
@@ -38,7 +38,7 @@ def _name(job: Job) -> str:
 
 
 class LiveSwitch:
-    """Raises DeviceError or SwitchUnreachableError. With `parent_at` this machine is the switch's parent, there.
+    """Raises UntestableError or SwitchUnreachableError. With `parent_at` this machine is the switch's parent, there.
 
     The switch gives out its own numbers: packets are sent with those, and results expected with them.
     """
@@ -50,7 +50,7 @@ class LiveSwitch:
         try:
             self._parent = ParentRole(parent_at) if parent_at else None
         except OSError as error:
-            raise DeviceError(f"can't listen as its parent: {error}") from error
+            raise UntestableError(f"can't listen as its parent: {error}") from error
         self._stranger = self._join(1, wait_s=FIRST_JOIN_S)  # what it sends for others has a foreign source
         welcome = self._stranger.welcome
         self.limits = Limits(
@@ -68,7 +68,7 @@ class LiveSwitch:
             with closing(self._join(2, hear)) as job:
                 self._group_offered = job.offer is not None
                 return job.ends.group is not None
-        except DeviceError as error:
+        except UntestableError as error:
             self._group_trouble = str(error)
             return False
 
@@ -83,7 +83,7 @@ class LiveSwitch:
             text = f"it refuses a job of {_workers(workers)} (the test has up to {JOBS_MAX} jobs at once): {error}"
             if self._parent is None and "parent" in str(error):
                 text = f"it has a parent, which isn't there: {AS_PARENT}. The switch says: {error}"
-            raise DeviceError(text) from error
+            raise UntestableError(text) from error
 
     def _open_jobs(self) -> list[LiveJob]:
         return [self._stranger, *self._jobs.values()]
@@ -98,7 +98,7 @@ class LiveSwitch:
             now = self._stranger.counters()
             states = self._states(exchange, slots)
         except (OSError, msgspec.DecodeError) as error:
-            raise DeviceError(f"it doesn't answer any more: {error}") from error
+            raise UntestableError(f"it doesn't answer any more: {error}") from error
         for job in jobs:
             counted += job.fences.verdicts
         counts = {name: now[name] - counted[name] for name in VERDICTS if name in now}
@@ -239,7 +239,7 @@ class LiveSwitch:
                 if stray := job.ends.take_stray():
                     return f"within {QUIET_S:g} s came {stray}"
         except OSError as error:
-            raise DeviceError(f"it doesn't answer any more: {error}") from error
+            raise UntestableError(f"it doesn't answer any more: {error}") from error
         return ""
 
     def close(self) -> None:

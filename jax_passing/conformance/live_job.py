@@ -9,13 +9,13 @@ from typing import Protocol
 
 import msgspec
 
-from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.differences import shown
 from jax_passing.conformance.exchange import SLOT_COUNT
 from jax_passing.conformance.fences import UNREAD_S, Ends, Fences
 from jax_passing.conformance.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, receive
 from jax_passing.conformance.model import State
 from jax_passing.conformance.parent_role import ParentRole
+from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
@@ -26,12 +26,12 @@ AS_PARENT = "run this on the parent's machine, in its place, with --as-parent HO
 JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
 
 
-class TooLateError(DeviceError):
+class TooLateError(UntestableError):
     """All have heard the group, but the switch may have learned it too late."""
 
 
 class LiveJob:
-    """Made by joining. Raises RefusedError, DeviceError or SwitchUnreachableError.
+    """Made by joining. Raises RefusedError, UntestableError or SwitchUnreachableError.
 
     Attributes:
       workers: how many.
@@ -63,7 +63,7 @@ class LiveJob:
                 self._refuse_parent()
         except (OSError, msgspec.DecodeError) as error:
             self.close()
-            raise DeviceError(f"joining as {workers} workers: {error}") from error
+            raise UntestableError(f"joining as {workers} workers: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -73,16 +73,16 @@ class LiveJob:
         self._ranks, self.offer, self.welcome = joined.ranks, joined.offer, joined.welcome
         welcome = self.welcome
         if welcome.multicast and joined.group is None:
-            raise DeviceError("it welcomes workers to a multicast group that they have declined, or don't hear")
+            raise UntestableError("it welcomes workers to a multicast group that they have declined, or don't hear")
         if joined.group is not None and not welcome.multicast:
             raise TooLateError("its welcome says nothing of the multicast group that all workers have heard")
         if welcome.slot_count < 4 * SLOT_COUNT:
-            raise DeviceError(
+            raise UntestableError(
                 f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT} for each of {JOBS_MAX} "
                 f"jobs: start it with --slots-per-job {4 * SLOT_COUNT} or more"
             )
         if welcome.lease_s < LEASE_S_MIN:
-            raise DeviceError(
+            raise UntestableError(
                 f"its lease is {welcome.lease_s:g} s, and workers of the test may be silent for longer: start it with "
                 f"--lease-s {LEASE_S_MIN:g} or more"
             )
@@ -95,7 +95,7 @@ class LiveJob:
     def _refuse_parent(self) -> None:
         """The fences were sums: where those go up to another machine, every case would fail."""
         if self.counters().get("forwarded", 0) > 0:
-            raise DeviceError(f"it has a parent: {AS_PARENT}")
+            raise UntestableError(f"it has a parent: {AS_PARENT}")
 
     def take_slots(self) -> int | None:
         """The first of SLOT_COUNT slots that were never used; None if all were."""
@@ -180,6 +180,6 @@ class LiveJob:
 
 
 class Join(Protocol):
-    """Joins the switch under test. Raises DeviceError."""
+    """Joins the switch under test. Raises UntestableError."""
 
     def __call__(self, workers: int, answer: GroupAnswer = decline, name: str = "") -> LiveJob: ...

@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from jax_passing.conformance.data_socket import DataSocket
-from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.exchange import PARENTS
 from jax_passing.conformance.model import Parent
+from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.protocol import control_messages as messages
 
 log = logging.getLogger("jax_passing.conformance")
@@ -45,10 +45,13 @@ class ParentRole:
         threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
 
     def end_of(self, job: str) -> ParentEnd:
-        """What the switch has joined for this job, whose workers it has welcomed. Raises DeviceError if it hasn't."""
+        """What the switch has joined for this job, whose workers it has welcomed.
+
+        Raises UntestableError if it hasn't.
+        """
         end = self._ends.get(job)
         if end is None:
-            raise DeviceError("it doesn't join its parent, which is here: has it been started with --parent?")
+            raise UntestableError("it doesn't join its parent, which is here: has it been started with --parent?")
         return end
 
     def _accept(self) -> None:

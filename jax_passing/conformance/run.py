@@ -1,4 +1,4 @@
-"""Plays all cases on a device and says what came of them, for people."""
+"""Plays all cases on a switch and says what came of them, for people."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from rich.progress import track
 from rich.table import Table
 
 from jax_passing.conformance import golden, limit_cases, random_exchanges
-from jax_passing.conformance.devices import Check, Device, DeviceError, NotApplicableError
 from jax_passing.conformance.differences import difference, state_difference
 from jax_passing.conformance.exchange import Exchange, final_states
 from jax_passing.conformance.model import Limits
+from jax_passing.conformance.switch_under_test import Check, NotApplicableError, SwitchUnderTest, UntestableError
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ def cases(limits: Limits, seed: int, exchanges: int) -> list[Exchange]:
     return [*golden.read(), *limit_cases.cases(limits), *random_exchanges.exchanges(limits, seed, exchanges)]
 
 
-def outcome(device: Device, exchange: Exchange) -> Outcome:
-    if reason := exchange.not_applicable(device.limits):
+def outcome(switch: SwitchUnderTest, exchange: Exchange) -> Outcome:
+    if reason := exchange.not_applicable(switch.limits):
         return Outcome(exchange, not_applicable=reason)
-    fitted = exchange.fitted(device.limits)
-    played = device.play(fitted)
-    states = final_states(fitted, device.limits)
+    fitted = exchange.fitted(switch.limits)
+    played = switch.play(fitted)
+    states = final_states(fitted, switch.limits)
     failure = difference(fitted, played) or state_difference(fitted, states, played)
     return Outcome(exchange, failure, not_compared=played.not_compared)
 
@@ -50,23 +50,23 @@ def found(check: Check) -> Outcome:
         return Outcome(check, check.find())
     except NotApplicableError as error:
         return Outcome(check, not_applicable=str(error))
-    except DeviceError as error:
+    except UntestableError as error:
         return Outcome(check, str(error))
 
 
-def outcomes(device: Device, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
+def outcomes(switch: SwitchUnderTest, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:
     for exchange in track(exchanges, "testing", console=console, transient=True, disable=not console.is_terminal):
-        yield outcome(device, exchange)
-    for check in device.checks():
+        yield outcome(switch, exchange)
+    for check in switch.checks():
         yield found(check)
 
 
-def report(device: Device, seed: int, exchanges: int, console: Console) -> bool:
+def report(switch: SwitchUnderTest, seed: int, exchanges: int, console: Console) -> bool:
     """Plays everything, prints a table, and the details of what failed. True if nothing did."""
-    limits = device.limits
+    limits = switch.limits
     lanes = f"{'exactly' if limits.whole_chunks else 'up to'} {limits.lanes_per_chunk} lanes"
-    console.print(f"{device.name}: {lanes} a packet, up to {limits.worker_limit} workers a job")
-    done = list(outcomes(device, cases(limits, seed, exchanges), console))
+    console.print(f"{switch.name}: {lanes} a packet, up to {limits.worker_limit} workers a job")
+    done = list(outcomes(switch, cases(limits, seed, exchanges), console))
     table = Table("section", "case", "outcome", box=None, pad_edge=False)
     styles = {"failed": "red", "not applicable": "yellow", "passed": "green"}
     for index, one in enumerate(done):

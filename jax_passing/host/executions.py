@@ -26,7 +26,7 @@ def wait_for_executions(timeout_s: float) -> bool:
     last = [work(jax.device_put(ones, place)) for place in (across, *devices)]
     until = time.monotonic() + timeout_s
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
-        time.sleep(0.002)
+        time.sleep(POLL_S)
     return all(array.is_ready() for array in last)
 
 

@@ -49,7 +49,8 @@ class Membership:
       on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int = 0):
+    def __init__(self, settings: config.Settings, device_count: int = 0):
+        assert settings.switch is not None
         self._settings = settings
         self.on_failed: Callable[[Failure], None] | None = None
         self._failed: Failure | None = None
@@ -58,7 +59,7 @@ class Membership:
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
         until = time.monotonic() + settings.join_deadline_s
-        self._shards = connect_all(addresses, until)
+        self._shards = connect_all(settings.switch, until)
         try:
             join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()

@@ -1,4 +1,4 @@
-"""What a host says of its programs with sums over hosts, and whether they are those of rank 0. Pure.
+"""What a host says of its programs with sums over hosts, and whether they are those of rank 0. It does no I/O.
 
 When a program first runs, rank 0 tells all others of it; each compares it with its own. Sums of programs that differ
 never meet, as their names differ: what this adds is that all hosts hear why, at once.

@@ -1,29 +1,28 @@
 """The ranks of this process at the switch: one for the host, and with strategy "flat" one more for each device."""
 
 import dataclasses
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from jax_passing import _native, config
+from jax_passing import _native, config, job_names
 from jax_passing.errors import ConfigError, Failure
 from jax_passing.host.membership import Membership
 
 
-def device_ranks(settings: config.Settings, devices: int) -> int:
-    """How many of this host's `devices` get a rank of their own; 0 unless the session's strategy is "flat".
+def _devices_have_ranks(settings: config.Settings, devices: int) -> bool:
+    """Whether each of this host's `devices` gets a rank of its own, as strategy "flat" needs it.
 
     Raises:
       ConfigError: there are more devices than a job may have ranks.
     """
     if settings.strategy != "flat" or devices == 1:
-        return 0  # a host with one device is that device
+        return False  # a host with one device is that device
     if settings.world_size * devices > config.RANKS_MAX:
         raise ConfigError(
             f"strategy='flat' needs a rank for each device: {settings.world_size} hosts x {devices} devices are more "
             f"than the {config.RANKS_MAX} of a job. Use strategy='passing', which takes one a host."
         )
-    return devices
+    return True
 
 
 class Links(NamedTuple):
@@ -46,22 +45,19 @@ class Ranks:
     The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
     one of both.
 
-    `device_ranks`: how many of this host's `device_count` devices join beside it: all, or none.
-
     Attributes:
       host: this host's membership in the job.
-      devices: its devices' in the second job, in the order of the devices.
+      devices: its devices' in the second job, in the order of the devices; none unless the strategy is "flat".
     """
 
-    def __init__(
-        self, settings: config.Settings, addresses: Sequence[tuple[str, int]], device_ranks: int, device_count: int
-    ):
+    def __init__(self, settings: config.Settings, device_count: int):
         self._settings = settings
-        self.host = Membership(settings, addresses, device_count)
+        devices_have_ranks = _devices_have_ranks(settings, device_count)
+        self.host = Membership(settings, device_count)
         self.devices: list[Membership] = []
         try:
-            if device_ranks:
-                self.devices = _join_devices(settings, addresses, device_ranks)
+            if devices_have_ranks:
+                self.devices = _join_devices(settings, device_count)
         except BaseException:
             self.host.close()
             raise
@@ -143,21 +139,19 @@ class Ranks:
         return total
 
 
-def _join_devices(
-    settings: config.Settings, addresses: Sequence[tuple[str, int]], device_count: int
-) -> list[Membership]:
+def _join_devices(settings: config.Settings, device_count: int) -> list[Membership]:
     assert settings.job is not None  # there is a switch
     joins = [
         dataclasses.replace(
             settings,
-            job=settings.job + config.DEVICES_SUFFIX,
+            job=job_names.of_devices(settings.job),
             rank=settings.rank * device_count + device,
             world_size=settings.world_size * device_count,
         )
         for device in range(device_count)
     ]
     with ThreadPoolExecutor(device_count) as pool:  # each waits for all
-        futures = [pool.submit(Membership, join, addresses, device_count) for join in joins]
+        futures = [pool.submit(Membership, join, device_count) for join in joins]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         for future in futures:

@@ -106,6 +106,19 @@ def current() -> Scope | None:
     return scope
 
 
+def required(function: str) -> Scope:
+    """This thread's scope, for a function of ours that needs one.
+
+    Raises:
+      NotInitializedError: there is no session.
+      ThreadError: there is a session, but it is another thread's.
+    """
+    scope = current()
+    if scope is None:
+        raise NotInitializedError(f"no session: call jax_passing.init() before jax_passing.{function}")
+    return scope
+
+
 @contextmanager
 def stream(name: str) -> Iterator[None]:
     """Gives the calling thread an order of sums of its own, so that it may run sums beside other threads.
@@ -134,15 +147,3 @@ def stream(name: str) -> Iterator[None]:
     finally:
         with _streams_lock:
             _streams.remove(name)
-
-
-@contextmanager
-def per_host_gradients() -> Iterator[None]:
-    """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
-
-    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
-    GradientError where JAX doesn't let them be.
-    """
-    scope = current() or Scope()
-    with within(scope._replace(per_host_gradients=True)):
-        yield

@@ -1,23 +1,35 @@
-"""The session of this process, which has at most one at a time: `init` opens it."""
+"""The session of this process, which has at most one at a time: how it joins the job, and how it leaves."""
 
+import atexit
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
-from jax_passing import config, errors
-from jax_passing._compat import process
-from jax_passing.errors import AlreadyInitializedError, Failure, PassingError
-from jax_passing.host.session_lifetime import Session, any_begun
+import jax
+
+from jax_passing import _native, errors
+from jax_passing.config import Settings
+from jax_passing.errors import Failure, HostLostError, JoinError, PassingError, typed
+from jax_passing.host import scope
+from jax_passing.host.executions import wait_for_arrays, wait_for_executions
+from jax_passing.host.ranks import Links, Ranks
+from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
 
-_current: Session | None = None
-_parent_had_sessions = False  # this process was forked from one that called init
-_init_lock = threading.Lock()
+_current: "Session | None" = None
+_begun = 0  # sessions of this process, so far
 _preparations: list[Callable[[], None]] = []
+
+
+def current() -> "Session | None":
+    """The session of this process, if one is open."""
+    return _current
 
 
 def when_beginning(prepare: Callable[[], None]) -> None:
@@ -28,117 +40,210 @@ def when_beginning(prepare: Callable[[], None]) -> None:
         prepare()
 
 
-def current() -> Session | None:
-    """The session of this process, if one is open."""
-    return _current
+def any_begun() -> bool:
+    """Whether this process, or the one that it was forked from, has ever begun a session."""
+    return _begun > 0
 
 
-def init(
-    switch: str | None = None,
-    *,
-    job: str | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    deadline_s: float | None = None,
-    warn_s: float | None = None,
-    join_deadline_s: float | None = None,
-    strategy: str | None = None,
-    link_gbit: float | None = None,
-    axis_name: str | Sequence[str] | None = None,
-    config: str | Path | None = None,
-) -> Session:
-    """Joins a job and waits for its other hosts.
+class Session:
+    """Membership in a job. Made by `jax_passing.init`; also a context manager.
 
-    What isn't given comes from JAX_PASSING_* variables, then from a TOML file; rank and world size then from
-    jax.distributed if it is initialized, or from the launcher that it would detect. Without a switch the world is this
-    host.
-
-    Args:
-      switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
-        in the same order on all hosts.
-      job: name of the job: hosts of one run share it, other runs have others. Default: the launcher's job id
-        (docs/settings.md); required where there is a switch, but no such id.
-      rank: index of this host.
-      world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
-      deadline_s: how long a sum may make no progress.
-      warn_s: after what time to warn about it.
-      join_deadline_s: how long to wait for the switch and the other hosts.
-      strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
-      link_gbit: rate of this host's link to the switch, for "auto".
-      axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
-        the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
-        where the mesh spans the processes. The same on all hosts.
-      config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
-
-    Raises:
-      ConfigError: a setting is unknown, malformed or missing.
-      AlreadyInitializedError: this process has an open session.
-      SwitchUnreachableError: no switch answers at the address.
-      JoinError: the switch refused this host, or other hosts didn't join in time.
-      PassingError: this process was forked after `init`.
+    Attributes:
+      rank: index of this host in the job.
+      world_size: number of hosts.
+      epoch: incarnation of the job at the switch; 0 without a switch.
+      device_ranks: devices of this host that have a rank of their own at the switch, for strategy "flat"; 0: none.
+      settings: everything that was resolved.
     """
-    global _current
-    arguments = {
-        "switch": switch,
-        "job": job,
-        "rank": rank,
-        "world_size": world_size,
-        "deadline_s": deadline_s,
-        "warn_s": warn_s,
-        "join_deadline_s": join_deadline_s,
-        "strategy": strategy,
-        "link_gbit": link_gbit,
-        "axis_name": axis_name,
-    }
-    if _parent_had_sessions:
-        raise PassingError(
-            "This process was forked from one that had called jax_passing.init. JAX's threads and ours exist only in "
-            "the parent: start it with the method 'spawn' of multiprocessing instead."
-        )
-    if not _init_lock.acquire(blocking=False):
-        raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
-    try:
-        if _current is not None and _current.failed is not None:
-            _current.shutdown()
-        elif _current is not None:
-            raise AlreadyInitializedError(
-                f"This process has a session (job {_current.settings.job!r}, rank {_current.rank}). Use "
-                "jax_passing.session.current(), or call its shutdown() first."
+
+    def __init__(self, settings: Settings):
+        global _current
+        self.settings = settings
+        self.rank = settings.rank
+        self.world_size = settings.world_size
+        self._shutdown_lock = threading.Lock()
+        self._is_shut_down = False
+        self._began = time.monotonic()
+        _await_executions(settings.join_deadline_s)
+        self._ranks: Ranks | None = None
+        self._local = _native.LocalCollective()  # sums of a host without a switch
+        self.device_ranks = 0
+        self.epoch = 0
+        for prepare in _preparations:
+            prepare()
+        device_ids = [device.id for device in jax.local_devices(backend="cpu")]
+        first_device_id = min(device_ids)  # the others are numbered from it
+        if settings.switch is None:
+            _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=first_device_id)
+        else:
+            self._ranks = Ranks(settings, len(device_ids))
+            self.device_ranks = len(self._ranks.devices)
+            self.epoch = self._ranks.host.epoch
+            try:
+                self._ranks.attach(settings.deadline_s, first_device_id)
+            except BaseException:
+                self._ranks.close()
+                raise
+            self._ranks.start()
+        self._enter_scope()
+        atexit.register(self._at_exit)
+        _current = self
+
+    def __repr__(self) -> str:
+        state = f"failed: {self.failed.kind}" if self.failed else "open"
+        axes = ",".join(self.settings.axis_name) or None
+        who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
+        return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
+
+    def _enter_scope(self) -> None:
+        settings = self.settings
+        scope.begin(
+            scope.Scope(
+                settings.axis_name,
+                self.world_size,
+                self.device_ranks,
+                settings.strategy,
+                same_hashes=self.world_size == 1 or bool(alike.hash_seed()),
             )
-        settings, sources = _resolve(arguments, config)
-        for name, source in sources.items():
-            log.info("%s = %s (%s)", name, getattr(settings, name), source)
-        _current = Session(settings, _prepare, _closed)
-        return _current
-    finally:
-        _init_lock.release()
+        )
+
+    @property
+    def failed(self) -> Failure | None:
+        """Why this session can't go on, if so."""
+        return None if self._ranks is None else self._ranks.failed
+
+    @property
+    def failure(self) -> PassingError | None:
+        """The exception that sums of this session raise from now on, if any."""
+        failed = self.failed
+        return failed.exception() if failed else None
+
+    @property
+    def links(self) -> Links | None:
+        """None without a switch."""
+        return None if self._ranks is None else self._ranks.links
+
+    # Leaving.
+
+    def shutdown(self) -> None:
+        """Waits for pending sums and for the other hosts to be done too, at most `deadline_s`; then leaves.
+
+        Quick after a failure. A second call does nothing. JAX functions that were dispatched are waited for, those
+        that run later raise NotInitializedError.
+        """
+        self._shut_down(abandon=None)
+
+    def _shut_down(self, abandon: str | None) -> None:
+        global _current
+        with self._shutdown_lock:
+            if self._is_shut_down:
+                return
+            self._is_shut_down = True
+            try:
+                self._leave(abandon)
+            finally:
+                self._close()
+                if _current is self:
+                    _current = None
+
+    def _leave(self, abandon: str | None) -> None:
+        until = time.monotonic() + self.settings.deadline_s
+        if abandon is None:
+            wait_for_arrays(until, lambda: self.failed is not None)
+        ranks = self._ranks
+        if ranks is None:
+            return
+        if abandon is None and not ranks.drain(until):
+            abandon = f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
+        failed = ranks.failed
+        if failed is None and abandon is not None:
+            failed = Failure(
+                HostLostError.__name__,
+                f"Rank {self.rank} left job {self.settings.job!r}, epoch {self.epoch}: {abandon}. Look at its log; "
+                "then call jax_passing.init again on every host.",
+                (self.rank,),
+            )
+        if failed is None:
+            ranks.leave(until)
+        else:
+            ranks.fail(failed)
+
+    def _close(self) -> None:
+        atexit.unregister(self._at_exit)
+        scope.end()
+        _native.detach()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def _at_exit(self) -> None:
+        # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
+        # last_value is any earlier mistake.)
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        if error is None and self.failure is not None:
+            log.warning("the session had failed: %s: %s", type(self.failure).__name__, self.failure)
+        self._shut_down(None if error is None else f"it stopped with {_describe(error)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Shuts down, at once if the block raised. Raises the typed error that a JAX error in the block stands for."""
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.shutdown()
+            if self.failure is not None and error is None:
+                raise self.failure
+            return
+        ours = typed(error)
+        self._shut_down(f"it stopped with {_describe(error)}")
+        if ours is not None:
+            raise ours from error
+
+    def stats(self) -> dict[str, float]:
+        """Counters of this host since `init`.
+
+        `tensor_bytes` / `session_s` is the goodput; `bytes_sent`, `bytes_received` count UDP payload, headers and
+        resends included; `datagrams_unsent` counts what the kernel didn't take, `errors_reported` ICMP errors; times
+        end in _us or _s.
+        """
+        counters = self._local.stats() if self._ranks is None else self._ranks.stats()
+        return {**counters, "session_s": time.monotonic() - self._began}
+
+    def forget_in_child(self) -> None:
+        self._is_shut_down = True
+        atexit.unregister(self._at_exit)
+        if self._ranks is not None:
+            self._ranks.forget_in_child()
 
 
-def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
-    return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+def _await_executions(timeout_s: float) -> None:
+    """Lets executions that an earlier session left behind run into its end, before they could join this one's sums."""
+    global _begun
+    _begun += 1
+    if _begun == 1:
+        return
+    if not wait_for_executions(timeout_s):
+        raise JoinError(
+            f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
+            "them (jax.block_until_ready), then call jax_passing.init again."
+        )
 
 
-def _prepare() -> None:
-    for prepare in _preparations:
-        prepare()
-
-
-def _closed(session: Session) -> None:
-    global _current
-    if _current is session:
-        _current = None
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:1000]
 
 
 def _after_fork_in_child() -> None:
-    global _current, _init_lock, _parent_had_sessions
+    global _current
     if _current is not None:
         _current.forget_in_child()
-    _current, _init_lock, _parent_had_sessions = None, threading.Lock(), any_begun()
+    _current = None
 
 
 def _failure_of_current() -> Failure | None:
-    current = _current  # another thread may shut it down in between
-    return None if current is None else current.failed
+    session = _current  # another thread may shut it down in between
+    return None if session is None else session.failed
 
 
 errors.ask_for_failure(_failure_of_current)

@@ -14,14 +14,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from jax_passing.config import RANKS_MAX, SHARDS_MAX
+from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
 from jax_passing.protocol.packet import WORKERS_MAX
 
 PROTOCOL_VERSION = 3
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
-SHARD_MARK = "/shard "  # in names of jobs that switches give; hosts may not
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
 RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
@@ -34,20 +33,13 @@ Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
-Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
-Gbit = Annotated[float, Meta(gt=0, le=1e5)]
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
-
-
-def shard_name(job: str, shard: int) -> str:
-    """Of the job that this shard of a job is at its switches; the first one has the job's own name."""
-    return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 MAGIC, PROTOCOL = 0x9A, 1
 CONTRIBUTION, RESULT, PROBE = 1, 2, 3
+TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 NAN, POS_INF, NEG_INF = 1, 2, 4
 SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500

@@ -7,11 +7,13 @@ from itertools import zip_longest
 
 import msgspec
 
+from jax_passing import job_names
 from jax_passing.config import RANKS_MAX
 from jax_passing.errors import names
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.epochs import Epoch, Member
+from jax_passing.switch.slot_partition import is_power_of_two
 
 
 class RefusalError(Exception):
@@ -47,9 +49,9 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
     if join.world_size > RANKS_MAX:
         raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
     _check_rank(join.rank, join.world_size)
-    if messages.SHARD_MARK in join.job:
+    if job_names.SHARD_MARK in join.job:
         raise RefusalError(
-            f"The job's name {join.job!r} has {messages.SHARD_MARK!r} in it: so switches name the shards of a job. "
+            f"The job's name {join.job!r} has {job_names.SHARD_MARK!r} in it: so switches name the shards of a job. "
             "Choose another one (JAX_PASSING_JOB)."
         )
     # A host of another version waits for the others as well: they are to hear of it, too.
@@ -75,7 +77,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
 def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
     """The same rank with one more switch on its way: this one."""
     _check_rank(join.rank, join.world_size)
-    if join.slot_count & (join.slot_count - 1):
+    if not is_power_of_two(join.slot_count):
         raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
     if here.instance in join.path:
         raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")

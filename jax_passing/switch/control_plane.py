@@ -1,30 +1,24 @@
-"""The switch's control plane: all of its jobs, and one conversation with each host or rack's switch.
+"""The switch's control plane: all of its jobs, and who may join them.
 
 It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
 """
 
-import logging
 from collections import Counter
 
-import msgspec
-
+from jax_passing import job_names
 from jax_passing.config import unicast_address
-from jax_passing.errors import JoinError, SwitchLostError
+from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.dispatch import Dispatcher
-from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
-from jax_passing.switch.outside import Connection, Outside, Timer
+from jax_passing.switch.member_conversation import MemberConversation
+from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
-
-log = logging.getLogger("jax_passing.switch")
-
-FIRST_MESSAGE_S = 10.0
 
 
 class ControlPlane:
@@ -57,7 +51,7 @@ class ControlPlane:
         self._watch = Watch(data_plane, self._jobs, outside, lease_s)
         self._counts: Counter[str] = Counter()
 
-    def accept(self) -> "MemberConversation":
+    def accept(self) -> MemberConversation:
         """With whoever connects."""
         return MemberConversation(self, self._jobs, self._dispatcher, self._outside, self._counts)
 
@@ -80,7 +74,7 @@ class ControlPlane:
         if isinstance(join, messages.RackJoin):
             return join.job
         shard = join.switches.index(self.instance) if self.instance in join.switches else 0
-        return messages.shard_name(join.job, shard)
+        return job_names.of_shard(join.job, shard)
 
     def shut_down(self) -> None:
         """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
@@ -109,110 +103,6 @@ class ControlPlane:
     def _uplink_for(self, epoch: Epoch) -> Uplink:
         assert self._parent is not None
         return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._outside, self._secret)
-
-
-class MemberConversation:
-    """With a host or a rack's switch, from our greeting to the end."""
-
-    def __init__(
-        self, plane: ControlPlane, jobs: JobTable, dispatcher: Dispatcher, outside: Outside, counts: Counter[str]
-    ):
-        self._plane = plane
-        self._jobs = jobs
-        self._dispatcher = dispatcher
-        self._outside = outside
-        self._counts = counts
-        self._connection: Connection | None = None
-        self._job = ""  # as the member calls it
-        self._member: Member | None = None  # once admitted
-        self._timer: Timer | None = None
-        self._is_over = False
-
-    def opened(self, connection: Connection) -> None:
-        self._connection = connection
-        connection.send(self._plane.hello())
-        self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
-
-    def heard(self, line: bytes) -> None:
-        member = self._member
-        if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
-            return
-        try:
-            if member is None:
-                self._on_first(line)
-            else:
-                self._dispatcher.dispatch(self._job, member, line)
-        except msgspec.DecodeError as error:
-            self._refuse_to_understand(error)
-
-    def closed(self, error: Exception | None) -> None:
-        assert self._connection is not None
-        if self._is_over:
-            return
-        if isinstance(error, msgspec.DecodeError):
-            self._refuse_to_understand(error)
-            return
-        if error is not None:
-            log.info("connection of %s: %s", self._connection.name, error)
-        deaf = self._member is not None and self._member.gave_up
-        self._end("asks and doesn't read the answers" if deaf else "closed its connection")
-
-    def _on_first(self, line: bytes) -> None:
-        assert self._connection is not None
-        assert self._timer is not None
-        if len(line) > messages.LINE_BYTES_MAX:
-            raise msgspec.DecodeError("the first line is too long")
-        join = messages.decode_first(line)
-        if not isinstance(join, messages.Join | messages.RackJoin):
-            raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
-        try:
-            self._member = self._plane.admit(join, self._connection)
-        except RefusalError as refusal:
-            log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)
-            self._jobs.refused(self._plane.name_of_job(join), str(refusal))
-            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
-            self._end("was refused")
-            return
-        self._job = join.job
-        self._timer.cancel()
-        if self._member.rack:
-            self._expect_ranks()
-
-    def _on_silence(self) -> None:
-        self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
-
-    def _expect_ranks(self) -> None:
-        """A rack's switch has a connection for ranks; without any, only for a while."""
-        member = self._member
-        assert member is not None
-        if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:
-            log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
-            member.connection.give_up()
-        else:
-            self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
-
-    def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
-        assert self._connection is not None
-        self._counts["messages_malformed"] += 1
-        log.warning("closing the connection of %s: %s", self._connection.name, error)
-        self._end("sent a message that the switch doesn't understand")
-
-    def _end(self, reason: str) -> None:
-        assert self._connection is not None
-        self._is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
-        member = self._member
-        if member is not None:
-            for inquiry in list(member.inquiries):
-                inquiry.cancel()
-            if member.epoch is not None:
-                self._jobs.lose(member.epoch, member, reason)
-        self._connection.close()
-
-
-def _is_over(member: Member) -> bool:
-    return member.epoch is not None and member.epoch.state is State.OVER
 
 
 def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:

@@ -10,14 +10,6 @@ from typing import Protocol
 
 from jax_passing import _native
 
-# What becomes of a packet: the name of a counter of every data plane. In the order of p4/types.p4, xla_ffi/ebpf/slots.h
-# (which has no parents) and xla_ffi/switch/slot_pool.h.
-VERDICTS = (
-    *("added", "complete", "resend", "duplicate", "stale", "malformed", "foreign_job", "foreign_epoch"),
-    *("foreign_worker", "foreign_source", "foreign_slot", "not_contribution", "mismatch"),
-    *("forwarded", "forwarded_again", "answered"),
-)
-
 
 class DataPlaneError(Exception):
     """What may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""

@@ -173,6 +173,22 @@ class EpochStart:
 
     def start(self, epoch: Epoch, above: messages.Welcome | None = None) -> None:
         """`above`: the parent's welcome, at a switch that has one."""
+        if not self._add_job(epoch, above):
+            return
+        epoch.on(Event.ALL_PREPARED)
+        self._welcome(epoch, above)
+        self._counts["epochs_started"] += 1
+        log.info(
+            "%s: started with %d ranks, %d workers, slots from %d, results by %s",
+            epoch,
+            len(epoch.joined()),
+            len(epoch.workers()),
+            epoch.slot_first,
+            f"multicast to {epoch.group.address}" if epoch.group else "unicast",
+        )
+
+    def _add_job(self, epoch: Epoch, above: messages.Welcome | None) -> bool:
+        """Whether the data plane has taken it; else all who wait have been sent away."""
         plan, slot_first, uplink = epoch.plan, epoch.slot_first, epoch.uplink
         assert plan is not None
         assert slot_first is not None
@@ -187,8 +203,7 @@ class EpochStart:
                 address=uplink.data_address,
                 socket=uplink.socket,
             )
-        workers = epoch.workers()
-        addresses = tuple(member.address for member in workers)
+        addresses = tuple(member.address for member in epoch.workers())
         try:
             self._data_plane.add_job(
                 JobSlots(epoch.job.number, epoch.number, slot_first, plan.slot_count, addresses, epoch.group, parent)
@@ -199,16 +214,20 @@ class EpochStart:
                 epoch,
                 f"The data plane of the switch at {epoch.own_name} refused the job ({error}). Look at its log.",
             )
-            return
-        epoch.on(Event.ALL_PREPARED)
-        joins = epoch.joined().values()
+            return False
+        return True
+
+    def _welcome(self, epoch: Epoch, above: messages.Welcome | None) -> None:
+        plan, slot_first, joins = epoch.plan, epoch.slot_first, epoch.joined().values()
+        assert plan is not None
+        assert slot_first is not None
         if above is not None:  # of the whole tree
             slowest, slowest_switch = above.link_gbit, above.switch_link_gbit
         else:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
         now = self._outside.now()
-        for worker, member in enumerate(workers):
+        for worker, member in enumerate(epoch.workers()):
             member.heard = now
             member.connection.send(
                 messages.Welcome(
@@ -226,13 +245,3 @@ class EpochStart:
                     switch_link_gbit=slowest_switch,
                 )
             )
-        self._counts["epochs_started"] += 1
-        way = f"multicast to {epoch.group.address}" if epoch.group else "unicast"
-        log.info(
-            "%s: started with %d ranks, %d workers, slots from %d, results by %s",
-            epoch,
-            len(joins),
-            len(workers),
-            slot_first,
-            way,
-        )

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from jax_passing import job_names
 from jax_passing.config import SHARDS_MAX
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, SwitchUnreachableError, names
 from jax_passing.protocol import control_messages as messages
@@ -105,11 +106,11 @@ class JobTable:
 
     def _shards(self, name: str) -> list[Epoch]:
         """Of the job that this one is or has a shard of, all that are here."""
-        whole = name.partition(messages.SHARD_MARK)[0]
-        jobs = (self._jobs.get(messages.shard_name(whole, shard)) for shard in range(SHARDS_MAX))
+        whole = name.partition(job_names.SHARD_MARK)[0]
+        jobs = (self._jobs.get(job_names.of_shard(whole, shard)) for shard in range(SHARDS_MAX))
         return [job.epoch for job in jobs if job is not None and job.epoch is not None]
 
-    def admit(self, name: str, join: messages.RankJoin, member: Member) -> Epoch:
+    def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
         """Raises RefusalError. At the root the last rank to join starts the epoch."""
         job = self._job(name)
         epoch = self._epoch_to_join(job, join, member)
@@ -128,7 +129,6 @@ class JobTable:
             epoch.uplink.tell_of(member, join.rank)
         elif not epoch.absent():
             self.starts.prepare(epoch)
-        return epoch
 
     # Refusals.
 

@@ -15,6 +15,7 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch, Inquiry, ParentConnection, ParentListener
 from jax_passing.switch.outside import Connection, Outside, Timer
 from jax_passing.switch.questions import Questions
+from jax_passing.switch.slot_partition import is_power_of_two
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -156,7 +157,7 @@ class ParentConversation:
         match message:
             case messages.GroupOffer():
                 self._join_group(message)
-            case messages.Prepare() if message.slot_count & (message.slot_count - 1) == 0:
+            case messages.Prepare() if is_power_of_two(message.slot_count):
                 listener.prepare(epoch, message)
             case messages.Welcome() if not is_running:
                 self._on_welcome(message)

@@ -116,43 +116,20 @@ class Questions:
             return
         bits, complete = known
         workers = epoch.workers()
-        missing: set[int] = set()
-        racks: list[Member] = []
-        for worker, member in enumerate(workers):
-            if bits >> worker & 1 or member is asker:
-                continue
-            if member.rack:
-                racks.append(member)
-            else:
-                missing.add(member.rank)
+        silent = [one for worker, one in enumerate(workers) if not bits >> worker & 1 and one is not asker]
+        racks = [member for member in silent if member.rack]
+        missing = {member.rank for member in silent if not member.rack}
         received = isinstance(asker, Member) and bool(bits >> workers.index(asker) & 1)
         is_full = bits == (1 << len(workers)) - 1
         uplink = epoch.uplink if epoch.uplink is not asker and not complete else None
 
         def conclude(answers: list[messages.Answer | None]) -> None:
-            troubles: list[str] = []
-            for rack, said in zip(racks, answers, strict=False):  # the parent's answer is the last one
-                if said is None:
-                    missing.update(rack.ranks)
-                    troubles.append(f"The switch at {rack.rack} doesn't answer.")
-                else:
-                    missing.update(said.missing)
-                    troubles.append(said.trouble)
-                    if not said.missing and not said.trouble:
-                        troubles.append(_stuck(rack.rack, epoch.own_name))
+            found = [_said_below(epoch, rack, said) for rack, said in zip(racks, answers, strict=False)]
             if uplink is not None:
-                said = answers[-1]
-                if said is None:
-                    troubles.append(f"The switch at {uplink.name}, its parent, doesn't answer.")
-                else:
-                    missing.update(said.missing)
-                    troubles.append(said.trouble)
-                    if is_full and not said.received:
-                        troubles.append(_stuck(epoch.own_name, uplink.name))
-                    elif is_full and said.complete:
-                        troubles.append(_stuck(uplink.name, epoch.own_name))
-            trouble = " ".join(dict.fromkeys(filter(None, troubles)))[: 8 * 1024]
-            reply(messages.Answer(ask.id, tuple(sorted(missing)), received, complete, trouble))
+                found.append(_said_above(epoch, uplink, answers[-1], is_full))
+            everywhere = missing.union(*(ranks for ranks, _ in found))
+            trouble = " ".join(dict.fromkeys(text for _, troubles in found for text in troubles if text))[: 8 * 1024]
+            reply(messages.Answer(ask.id, tuple(sorted(everywhere)), received, complete, trouble))
 
         asked: list[Asked] = [rack.connection for rack in racks]
         if uplink is not None:
@@ -172,10 +149,8 @@ class Questions:
     ) -> None:
         """For a host, about a slot of its job."""
         first = epoch.slot_first
+        assert first is not None  # the slot is the job's
         left = tuple(sorted(epoch.left))
-        if first is None:
-            reply(messages.SlotState(left=left, missing=tuple(sorted(epoch.joined()))))
-            return
         held = self._held(slot, version)
         if held is None:
             reply(messages.SlotState(left=left, trouble=_unreadable(epoch)))
@@ -199,6 +174,29 @@ class Questions:
 
         ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S)
         self.answer(epoch, ask, None, inquiries, conclude)
+
+
+def _said_below(epoch: Epoch, rack: Member, said: messages.Answer | None) -> tuple[set[int], list[str]]:
+    """Which ranks are missing below a rack's switch, by its answer (None: it gave none), and what the trouble is."""
+    if said is None:
+        return set(rack.ranks), [f"The switch at {rack.rack} doesn't answer."]
+    if not said.missing and not said.trouble:
+        return set(), [_stuck(rack.rack, epoch.own_name)]
+    return set(said.missing), [said.trouble]
+
+
+def _said_above(
+    epoch: Epoch, uplink: ParentConnection, said: messages.Answer | None, is_full: bool
+) -> tuple[set[int], list[str]]:
+    """The same on the parent's side. `is_full`: all of our own workers have contributed."""
+    if said is None:
+        return set(), [f"The switch at {uplink.name}, its parent, doesn't answer."]
+    troubles = [said.trouble]
+    if is_full and not said.received:
+        troubles.append(_stuck(epoch.own_name, uplink.name))
+    elif is_full and said.complete:
+        troubles.append(_stuck(uplink.name, epoch.own_name))
+    return set(said.missing), troubles
 
 
 def _unreadable(epoch: Epoch) -> str:

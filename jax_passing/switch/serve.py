@@ -12,11 +12,11 @@ from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
 from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import DataPlane
-from jax_passing.switch.data_planes.bmv2 import Bmv2
 from jax_passing.switch.data_planes.device import read_device
 from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
 from jax_passing.switch.data_planes.p4 import P4DataPlane
 from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 from jax_passing.switch.settings import SwitchSettings
@@ -73,7 +73,7 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
     try:
         if settings.data_plane == "bmv2":
             return P4DataPlane(device, Bmv2(device.runtime_address))
-        from jax_passing.switch.data_planes.p4runtime import P4Runtime  # loads grpc
+        from jax_passing.switch.data_planes.pipelines.p4runtime import P4Runtime  # loads grpc
 
         pipeline = P4Runtime(device)
         return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)

@@ -12,6 +12,7 @@ from jax_passing.config import SWITCH_PREFIX, Address, Gbit, Peer
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
 from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
+from jax_passing.switch.slot_partition import is_power_of_two
 
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
 # A port's capture ring holds some 30 frames, of any length: no more than this many chunks of a host are in flight.
@@ -23,7 +24,7 @@ _SOURCES = Sources(SWITCH_PREFIX, argument=lambda name: f"--{name.replace('_', '
 
 def _power_of_two(value: Any) -> int:
     number: int = as_type(value, int)
-    if number < 1 or number & (number - 1):
+    if not is_power_of_two(number):
         raise ValueError
     return number
 

@@ -12,7 +12,7 @@ from jax_passing.conformance.differences import difference, shown, state_differe
 from jax_passing.conformance.exchange import Played, answered_by_model, final_states
 from jax_passing.conformance.model import Limits, State, is_newer
 from jax_passing.protocol.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
-from jax_passing.switch.data_plane import VERDICTS
+from jax_passing.protocol.verdicts import VERDICTS
 
 CASES = golden.read()
 

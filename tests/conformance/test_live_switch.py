@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
 from jax_passing.conformance import fences, golden, joining, live, live_job, parent_role, run
-from jax_passing.conformance.devices import DeviceError
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
+from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import ConfigError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import decode
+from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch import group_probe
-from jax_passing.switch.data_plane import VERDICTS
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def parent_at():
 
 def failures(address, seeds=20, parent_at=None):
     """By case; and how many were not applicable."""
-    with closing(LiveSwitch(address, parent_at)) as device:
-        done = list(run.outcomes(device, run.cases(device.limits, 0, seeds), Console(file=io.StringIO())))
+    with closing(LiveSwitch(address, parent_at)) as under_test:
+        done = list(run.outcomes(under_test, run.cases(under_test.limits, 0, seeds), Console(file=io.StringIO())))
     return {one.case.description: one.failure for one in done if one.failure}, sum(
         bool(one.not_applicable) for one in done
     )
@@ -81,8 +81,8 @@ def test_a_parent_has_a_jobs_new_numbers_as_soon_as_its_workers_do(monkeypatch, 
     monkeypatch.setattr(parent_role._Line, "send", send)
     running = SwitchThread(parent=parent_at)
     try:
-        with closing(LiveSwitch(parse_address(running.address), parent_at)) as device:
-            again = [check for check in device.checks() if "starts again" in check.description]
+        with closing(LiveSwitch(parse_address(running.address), parent_at)) as under_test:
+            again = [check for check in under_test.checks() if "starts again" in check.description]
             assert [check.find() for check in again] == [""]
     finally:
         running.stop()
@@ -92,7 +92,7 @@ def test_a_switch_below_another_needs_as_parent():
     parent = SwitchThread()
     running = SwitchThread(parent=parse_address(parent.address))
     try:
-        with pytest.raises(DeviceError, match="it has a parent: run this .* with --as-parent HOST:PORT"):
+        with pytest.raises(UntestableError, match="it has a parent: run this .* with --as-parent HOST:PORT"):
             LiveSwitch(parse_address(running.address))
     finally:
         running.stop()
@@ -103,7 +103,9 @@ def test_a_switch_below_another_needs_as_parent():
 def test_a_switch_whose_parent_is_absent_needs_as_parent(parent_at):
     running = SwitchThread(parent=parent_at)
     try:
-        with pytest.raises(DeviceError, match="it has a parent, which isn't there: run this .* --as-parent HOST:PORT"):
+        with pytest.raises(
+            UntestableError, match="it has a parent, which isn't there: run this .* --as-parent HOST:PORT"
+        ):
             LiveSwitch(parse_address(running.address))
     finally:
         running.stop()
@@ -336,7 +338,7 @@ def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
     monkeypatch.setattr(fences, "ANSWER_S", 0.05)
     with (
         closing(ModelSwitch(fault=lambda verdict, to, packet: ((), packet))) as switch,
-        pytest.raises(DeviceError, match="silence can't be told"),
+        pytest.raises(UntestableError, match="silence can't be told"),
     ):
         LiveSwitch(switch.address)
 
@@ -378,8 +380,8 @@ def test_results_that_come_again_later_are_found(monkeypatch):
 
 def told(switch):
     output = io.StringIO()
-    with closing(LiveSwitch(switch.address)) as device:
-        assert run.report(device, 0, 0, Console(file=output, width=200))
+    with closing(LiveSwitch(switch.address)) as under_test:
+        assert run.report(under_test, 0, 0, Console(file=output, width=200))
     return output.getvalue()
 
 
@@ -413,7 +415,7 @@ def test_welcomes_that_contradict_each_other_are_found(monkeypatch, text):
         return encode(message)
 
     monkeypatch.setattr(messages, "encode", wrong)
-    with closing(ModelSwitch()) as switch, pytest.raises(DeviceError, match=text):
+    with closing(ModelSwitch()) as switch, pytest.raises(UntestableError, match=text):
         failures(switch.address)
 
 
@@ -437,7 +439,7 @@ def test_a_switch_that_floods_cant_be_tested(monkeypatch, words):
     monkeypatch.setattr(ModelDataPlane, "_serve", serve)
     with closing(ModelSwitch()) as switch:
         try:
-            with pytest.raises(DeviceError, match="it floods a worker"):
+            with pytest.raises(UntestableError, match="it floods a worker"):
                 LiveSwitch(switch.address)
         finally:
             over.set()

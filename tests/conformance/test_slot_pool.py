@@ -3,7 +3,7 @@
 import pytest
 
 from jax_passing.conformance import run
-from jax_passing.conformance.devices import SlotPool
+from jax_passing.conformance.switch_under_test import SlotPool
 
 DEVICE = SlotPool()
 SEEDS = 300

@@ -6,8 +6,8 @@ import pytest
 
 from jax_passing.switch.data_plane import JobSlots
 from jax_passing.switch.data_planes import p4
-from jax_passing.switch.data_planes.bmv2 import CONTEXT
 from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipelines.bmv2 import CONTEXT
 
 JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
 

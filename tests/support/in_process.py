@@ -36,9 +36,7 @@ def members(running, world_size=2, **changes):
     with ThreadPoolExecutor(world_size) as pool:
         several = list(
             pool.map(
-                lambda rank: Membership(
-                    all_settings := settings_of(running, rank, world_size, **changes), all_settings.switch
-                ),
+                lambda rank: Membership(settings_of(running, rank, world_size, **changes)),
                 range(world_size),
             )
         )
@@ -51,7 +49,7 @@ def init_beside(running, other_rank=1, **changes):
     """This process as one rank of two, and a bare membership without any sums as the other."""
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
+        other = pool.submit(Membership, settings, len(jax.local_devices()))
         arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
         session = jax_passing.init(running.address, **arguments)
         other.result().start()

@@ -10,9 +10,10 @@ from serving_thread import ServingThread
 from jax_passing.conformance.group_checks import PROBES
 from jax_passing.conformance.model import Job, Limits, Switch
 from jax_passing.protocol.packet import EVERY_WORKER, PROBE, Packet
+from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.control_server import ControlServer
-from jax_passing.switch.data_plane import VERDICTS, SlotVersion
-from jax_passing.switch.data_planes.software import group_of
+from jax_passing.switch.data_plane import SlotVersion
+from jax_passing.switch.data_planes.multicast_group import group_of
 
 NO_LIMITS = Limits()
 WAKES_UP_S = 0.001  # with a ring, after the first packet of a burst

@@ -8,10 +8,10 @@ import namespaces
 import p4_network
 
 from jax_passing.protocol.packet import PORT
-from jax_passing.switch.data_planes.bmv2 import Bmv2
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
 from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
 
 PORTS = 4
 THRIFT_PORT = 9090  # in a namespace of its own

@@ -10,7 +10,8 @@ from p4_syntax import Bits, Parser, Record, Value, preprocessed
 from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Job, Limits
 from jax_passing.protocol.packet import CONTRIBUTION, HEADER, MAGIC, PORT, PROBE, PROTOCOL, RESULT
-from jax_passing.switch.data_plane import VERDICTS, JobSlots, Parent
+from jax_passing.protocol.verdicts import VERDICTS
+from jax_passing.switch.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes import tofino_admission
 from jax_passing.switch.data_planes.device import ip_number
 

@@ -128,9 +128,6 @@ class InterpretedPipeline:
         (one,) = (part for part in found if isinstance(part, kind))
         return one
 
-    def has_table(self, table: str) -> bool:
-        return any(name.endswith("." + table) for name in self._model.parts)
-
     def attach(self) -> None:
         for part in self._model.parts.values():
             if isinstance(part, Table):

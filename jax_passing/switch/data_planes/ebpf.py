@@ -12,12 +12,13 @@ from pathlib import Path
 
 from jax_passing import _native
 from jax_passing.errors import ConfigError
+from jax_passing.protocol import verdicts
 from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
-from jax_passing.switch import data_plane
 from jax_passing.switch.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
 from jax_passing.switch.data_planes import libbpf
+from jax_passing.switch.data_planes.multicast_group import group_of
 from jax_passing.switch.data_planes.results_sender import ResultsSender
-from jax_passing.switch.data_planes.software import group_of
+from jax_passing.switch.slot_partition import is_power_of_two
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -30,7 +31,7 @@ _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
 _SLOT = struct.Struct("=IHHQQIBBBBH6x")
 _NO_GROUP = ("0.0.0.0", 0)
 _SLOT_BYTES = _SLOT.size + 4 * LANES_MAX
-VERDICTS = data_plane.VERDICTS[: data_plane.VERDICTS.index("forwarded")]  # it has no parent
+VERDICTS = verdicts.VERDICTS[: verdicts.VERDICTS.index("forwarded")]  # it has no parent
 _CAPABILITIES = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_NET_ADMIN": 12}  # linux/capability.h
 _COUNTERS = (
     *("packets_received", "bytes_received", "packets_sent", "bytes_sent", "results_multicast"),
@@ -137,7 +138,7 @@ class EbpfDataPlane:
             raise ValueError("the eBPF data plane has no parent: let its hosts join the root of the tree")
         if not 1 <= len(job.addresses) <= WORKERS_MAX:
             raise ValueError(f"a job has 1 to {WORKERS_MAX} workers")
-        if job.slot_count < 1 or job.slot_count & (job.slot_count - 1):
+        if not is_power_of_two(job.slot_count):
             raise ValueError("a job's slot count is a power of two")
         if not 0 <= job.slot_first <= self.slot_total - job.slot_count:
             raise ValueError("the job's slots leave the switch")

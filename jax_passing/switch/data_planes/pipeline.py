@@ -1,8 +1,8 @@
 """A programmable switch at run time, whoever made it: tables, multicast groups, counters, registers, by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from jax_passing.switch.data_plane import DataPlaneError
 
@@ -34,6 +34,21 @@ class Entry:
     priority: int = 0
 
 
+T = TypeVar("T")
+
+
+def only_one(kind: str, rows: Sequence[T], name: str, name_of: Callable[[T], str]) -> T:
+    """The row of the device's program that has this name, or whose name ends so.
+
+    Raises:
+      PipelineError: it has none, or several.
+    """
+    found = [row for row in rows if name_of(row) == name or name_of(row).endswith("." + name)]
+    if len(found) != 1:
+        raise PipelineError(f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/?")
+    return found[0]
+
+
 class Pipeline(Protocol):
     """Every method raises PipelineError."""
 
@@ -44,8 +59,6 @@ class Pipeline(Protocol):
     @property
     def register_cells(self) -> int:
         """Of each register that holds the state of slots: one for each version of each slot."""
-
-    def has_table(self, table: str) -> bool: ...
 
     def attach(self) -> None:
         """Takes the device over, as its one controller, and empties tables and groups.

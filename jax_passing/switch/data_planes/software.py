@@ -1,14 +1,11 @@
 """The data plane in this process: the slot pool in C++ behind a UDP port."""
 
-import ipaddress
-import zlib
 from collections.abc import Mapping
 
 from jax_passing import _native
-from jax_passing.protocol.packet import GROUP_PORT, WORKERS_MAX
+from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.data_plane import Group, JobSlots, Parent, SlotVersion
-
-GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
+from jax_passing.switch.data_planes.multicast_group import group_of
 
 
 class SoftwareDataPlane:
@@ -76,16 +73,6 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
     return _native.ParentLink(
         parent.socket, job=parent.job, epoch=parent.epoch, slot_first=parent.slot_first, worker=parent.worker
     )
-
-
-def group_of(job: int, own_address: str, port: int) -> Group | None:
-    """Of the switch at this address and port; None if the address isn't IPv4."""
-    own = ipaddress.ip_address(own_address)
-    if own.version != 4:
-        return None
-    # Jobs of this switch get groups of their own, and switches on one network most likely, too.
-    shift = zlib.crc32(own.packed + port.to_bytes(2)) + job
-    return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
 
 
 def _native_group(group: Group) -> tuple[tuple[str, int], str]:

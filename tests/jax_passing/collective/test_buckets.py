@@ -39,7 +39,7 @@ def test_the_last_first(leaves, bucket_bytes):
 
 def test_numbers_in_paths_count_as_numbers():
     paths = ["['Dense_0']", "['Dense_1']", "['Dense_10']", "['Dense_2']", "['Dense_9']['a']", "['Dense_9']['b']"]
-    buckets = make_buckets([Leaf("float32", 4, path) for path in paths])
+    buckets = make_buckets([Leaf("float32", 4, path) for path in paths], DEFAULT_BUCKET_BYTES)
     assert buckets == [[2, 5, 4, 3, 1, 0]]
 
 
@@ -57,21 +57,28 @@ def test_no_two_neighbours_of_one_dtype_would_fit_together(leaves, bucket_bytes)
 
 def test_examples():
     f32, i32 = "float32", "int32"
-    leaves = [Leaf(f32, 40), Leaf(i32, 8), Leaf(f32, 60), Leaf(f32, 1), Leaf(f32, 500), Leaf(i32, 8)]
+    leaves = [
+        Leaf(f32, 40, ""),
+        Leaf(i32, 8, ""),
+        Leaf(f32, 60, ""),
+        Leaf(f32, 1, ""),
+        Leaf(f32, 500, ""),
+        Leaf(i32, 8, ""),
+    ]
     assert make_buckets(leaves, 100) == [[4], [3, 2], [5, 1], [0]]
-    assert make_buckets(leaves) == [[5, 1], [4, 3, 2, 0]]
-    assert make_buckets([]) == []
+    assert make_buckets(leaves, DEFAULT_BUCKET_BYTES) == [[5, 1], [4, 3, 2, 0]]
+    assert make_buckets([], DEFAULT_BUCKET_BYTES) == []
     assert DEFAULT_BUCKET_BYTES == 25 * MIB
 
 
 def test_the_first_bucket_is_small():
-    leaves = [Leaf("float32", MIB // 2)] * 64
-    assert [len(bucket) for bucket in make_buckets(leaves)] == [2, 50, 12]
+    leaves = [Leaf("float32", MIB // 2, "")] * 64
+    assert [len(bucket) for bucket in make_buckets(leaves, DEFAULT_BUCKET_BYTES)] == [2, 50, 12]
 
 
 def test_small_leaves_pass_a_large_one():
-    small = Leaf("float32", 10)
-    assert make_buckets([small, Leaf("float32", 30 * MIB), small]) == [[1], [2, 0]]
+    small = Leaf("float32", 10, "")
+    assert make_buckets([small, Leaf("float32", 30 * MIB, ""), small], DEFAULT_BUCKET_BYTES) == [[1], [2, 0]]
 
 
 def test_the_leaves_of_gpt2_small():
@@ -79,8 +86,8 @@ def test_the_leaves_of_gpt2_small():
     d = 768
     layer = [d, d, 3 * d * d, 3 * d, d * d, d, d, d, 4 * d * d, 4 * d, 4 * d * d, d]
     sizes = [4 * n for n in (50257 * d, 1024 * d, *(layer * 12), d, d)]
-    leaves = [Leaf("float32", size) for size in sizes]
-    buckets = make_buckets(leaves)
+    leaves = [Leaf("float32", size, "") for size in sizes]
+    buckets = make_buckets(leaves, DEFAULT_BUCKET_BYTES)
     assert len(leaves) == 148
     assert sum(sizes) == 4 * 124_439_808
     assert len(buckets) == 18

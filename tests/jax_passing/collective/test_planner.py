@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from jax_passing.collective import planner
-from jax_passing.collective.planner import STRATEGIES, Cluster, choose, parameter_servers, predict
+from jax_passing.collective.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
 from jax_passing.commands import cli, plan_table
 
 MIB = 2**18  # elements of float32
@@ -105,7 +105,7 @@ def test_a_fast_link_is_bound_by_a_processor():
 def test_one_host_has_no_link():
     for strategy in ("passing", "native"):
         assert predict(Cluster(1, 4), strategy, MIB).link_bytes == 0
-    assert choose(Cluster(1), MIB, ("passing", "native")) in STRATEGIES
+    assert choose(Cluster(1), MIB, ("passing", "native")) in PREDICTABLE
 
 
 def test_of_equals_the_first_is_chosen():
@@ -126,7 +126,7 @@ def test_bfloat16_halves_what_a_switch_gets():
     assert half.link_bytes == whole.link_bytes / 2
 
 
-@given(clusters, st.sampled_from(STRATEGIES), st.integers(0, 2**32))
+@given(clusters, st.sampled_from(PREDICTABLE), st.integers(0, 2**32))
 def test_more_takes_longer(cluster, strategy, size):
     now = predict(cluster, strategy, size)
     assert math.isfinite(now.time_s)
@@ -178,7 +178,7 @@ def plan(*arguments):
 def test_plan_prints_all_strategies_and_the_reason():
     result = plan("--hosts", "8", "--devices-per-host", "2", "--bytes", "64M", "--link-gbit", "1")
     assert result.exit_code == 0
-    for name in (*STRATEGIES, "parameter server", "co-located"):
+    for name in (*PREDICTABLE, "parameter server", "co-located"):
         assert name in result.stdout
     assert "561 ms" in result.stdout
     assert "auto takes passing" in result.stdout

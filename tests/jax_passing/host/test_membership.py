@@ -63,7 +63,7 @@ def hosts(running):
 
 
 def _join(settings):
-    return Membership(settings, settings.switch)
+    return Membership(settings)
 
 
 def run_on_all(hosts, *infos):

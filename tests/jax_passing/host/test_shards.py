@@ -1,4 +1,4 @@
-"""A job striped over several real switches in this process: joining them, losing one, stalls that name it, leaving."""
+"""A job spread over several real switches in this process: joining them, losing one, stalls that name it, leaving."""
 
 import threading
 import time
@@ -99,11 +99,11 @@ def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
     caplog.set_level("INFO", logger="jax_passing.switch")
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(three, 0, join_deadline_s=3)
-        waiting = pool.submit(Membership, settings, settings.switch)
+        waiting = pool.submit(Membership, settings)
         until(lambda: caplog.text.count("rank 0 of 2 joined") == 3)
         addresses = tuple(settings.switch[index] for index in order)
         with pytest.raises(JoinError, match=message):
-            Membership(settings_of(three, 1), addresses)
+            Membership(settings_of(three, 1, switch=addresses))
         assert isinstance(waiting.exception(), JoinError)
     for member in members(three):  # they can be joined again
         member.close()

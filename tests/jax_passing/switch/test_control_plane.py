@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulated_network import SimulatedWorld
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch import control_plane
+from jax_passing.switch import member_conversation
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.switch.data_plane import DataPlaneError, Group
 from jax_passing.switch.epochs import Member
@@ -855,7 +855,7 @@ def test_a_bad_line_costs_its_sender_the_connection_alone(line):
 )
 def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reason):
     caplog.set_level("WARNING", logger="jax_passing.switch")
-    monkeypatch.setattr(control_plane, "FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.05)
 
     @scenario()
     async def run(switch):

@@ -4,7 +4,7 @@ import pytest
 from simulated_control import LEASE_S, SimulatedTree
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.control_plane import FIRST_MESSAGE_S
+from jax_passing.switch.member_conversation import FIRST_MESSAGE_S
 
 
 def of_kind(host, kind):

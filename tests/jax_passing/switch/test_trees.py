@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jax_passing.host import shard
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch import control_plane, questions
+from jax_passing.switch import member_conversation, questions
 from jax_passing.switch.data_plane import Group, SlotVersion
 from jax_passing.switch.epochs import State
 from jax_passing.switch.slot_partition import SlotPartition
@@ -599,7 +599,7 @@ def rack_says(rank, world_size=2):
 
 @pytest.mark.parametrize("several", [(), (rack_says(0), messages.RankGone(0))], ids=["never", "no longer"])
 def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
-    monkeypatch.setattr(control_plane, "FIRST_MESSAGE_S", 0.2)
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.2)
 
     @scenario(racks=0)
     async def run(tree, root):

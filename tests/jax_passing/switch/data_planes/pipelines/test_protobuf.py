@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing.switch.data_planes import protobuf
-from jax_passing.switch.data_planes.protobuf import decode, encode
+from jax_passing.switch.data_planes.pipelines import protobuf
+from jax_passing.switch.data_planes.pipelines.protobuf import decode, encode
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_passing.config import address_text
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
-from jax_passing.switch.data_planes.thrift import ThriftClient, ThriftError
+from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, only_one
+from jax_passing.switch.data_planes.pipelines.thrift import ThriftClient, ThriftError
 
 CONTEXT = 0
 EXACT = 0  # BmMatchParamType
@@ -17,12 +17,8 @@ def _number(value: int, bits: int) -> bytes:
     return value.to_bytes((bits + 7) // 8, "big")
 
 
-def _one(kind: str, rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    """The row of this name, or whose name ends so."""
-    found = [row for row in rows if row["name"] == name or row["name"].endswith("." + name)]
-    if len(found) != 1:
-        raise PipelineError(f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/?")
-    return found[0]
+def _the(kind: str, rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    return only_one(kind, rows, name, lambda row: row["name"])
 
 
 class Bmv2:
@@ -72,7 +68,7 @@ class Bmv2:
 
     @property
     def register_cells(self) -> int:
-        return int(_one("register", self._program["register_arrays"], "sequence")["size"])
+        return int(_the("register", self._program["register_arrays"], "sequence")["size"])
 
     def _widths(self, header: str) -> dict[str, int]:
         """Bits of its fields."""
@@ -81,9 +77,6 @@ class Bmv2:
             if row["name"] == type_name:
                 return {name: bits for name, bits, *_ in row["fields"]}
         raise PipelineError(f"the device's program has no header {header}: is it the one in p4/?")
-
-    def has_table(self, table: str) -> bool:
-        return any(row["name"].endswith("." + table) for row in self._tables)
 
     def attach(self) -> None:
         self._read_program()
@@ -114,7 +107,7 @@ class Bmv2:
             )
 
     def _has_mark(self) -> bool:
-        table = _one("table", self._tables, self._mark.table)
+        table = _the("table", self._tables, self._mark.table)
         key = self._match(table, self._mark)
         try:
             self._client.call("standard", "bm_mt_get_entry_from_key", CONTEXT, table["name"], key, {})
@@ -125,10 +118,10 @@ class Bmv2:
         return True
 
     def insert(self, entry: Entry) -> None:
-        table = _one("table", self._tables, entry.table)
+        table = _the("table", self._tables, entry.table)
         key = self._match(table, entry)
         names = set(table["actions"])
-        action = _one("action", [row for row in self._program["actions"] if row["name"] in names], entry.action)
+        action = _the("action", [row for row in self._program["actions"] if row["name"] in names], entry.action)
         data = [_number(entry.parameters[row["name"]], row["bitwidth"]) for row in action["runtime_data"]]
         assert len(data) == len(entry.parameters), entry
         handle = self._standard("bm_mt_add_entry", CONTEXT, table["name"], key, action["name"], data, {})
@@ -147,12 +140,12 @@ class Bmv2:
         return entry.table, tuple(value for _, value in sorted(entry.match.items()))
 
     def delete(self, entry: Entry) -> None:
-        table = _one("table", self._tables, entry.table)
+        table = _the("table", self._tables, entry.table)
         self._standard("bm_mt_delete_entry", CONTEXT, table["name"], self._handles.pop(self._id(entry)))
 
     def entry_count(self, table: str) -> int:
         ours = 1 if table == self._mark.table else 0
-        return self._count(_one("table", self._tables, table)["name"]) - ours
+        return self._count(_the("table", self._tables, table)["name"]) - ours
 
     def _count(self, name: str) -> int:
         return int(self._standard("bm_mt_get_num_entries", CONTEXT, name))
@@ -175,12 +168,12 @@ class Bmv2:
         self._replication("bm_mc_mgrp_destroy", handle)
 
     def counter(self, name: str) -> list[int]:
-        array = _one("counter", self._program["counter_arrays"], name)
+        array = _the("counter", self._program["counter_arrays"], name)
         values = [self._standard("bm_counter_read", CONTEXT, array["name"], index) for index in range(array["size"])]
         return [value[2] for value in values]
 
     def register(self, name: str, index: int) -> int:
-        array = _one("register", self._program["register_arrays"], name)
+        array = _the("register", self._program["register_arrays"], name)
         value = int(self._standard("bm_register_read", CONTEXT, array["name"], index))
         return value & ((1 << array["bitwidth"]) - 1)
 

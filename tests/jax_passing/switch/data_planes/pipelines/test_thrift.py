@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jax_passing.switch.data_planes.thrift import ThriftClient, ThriftError
+from jax_passing.switch.data_planes.pipelines.thrift import ThriftClient, ThriftError
 
 NAME = b"standard:sum"
 

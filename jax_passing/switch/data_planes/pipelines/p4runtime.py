@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jax_passing.switch.data_planes import protobuf
 from jax_passing.switch.data_planes.device import Device
-from jax_passing.switch.data_planes.p4info import P4Info, Part, Thing
 from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
-from jax_passing.switch.data_planes.protobuf import encode
+from jax_passing.switch.data_planes.pipelines import protobuf
+from jax_passing.switch.data_planes.pipelines.p4info import P4Info, Part, Thing
+from jax_passing.switch.data_planes.pipelines.protobuf import encode
 
 try:
     import grpc

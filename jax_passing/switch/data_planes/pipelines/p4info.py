@@ -1,11 +1,12 @@
 """P4Info: the names, numbers and widths of a compiled program, as P4Runtime speaks of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
-from jax_passing.switch.data_planes import protobuf
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import PipelineError, only_one
+from jax_passing.switch.data_planes.pipelines import protobuf
 
 # Fields of p4.config.v1.P4Info, and of what it consists of.
 _TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11
@@ -35,6 +36,9 @@ class Thing:
     bits: int = 0  # of a register's cell
 
 
+_name_of = attrgetter("name")
+
+
 class P4Info:
     """Raises PipelineError if the file is none."""
 
@@ -60,16 +64,16 @@ class P4Info:
         return any(table.name.endswith("." + name) for table in self._tables)
 
     def table(self, name: str) -> Thing:
-        return _one("table", self._tables, name)
+        return only_one("table", self._tables, name, _name_of)
 
     def action(self, name: str) -> Thing:
-        return _one("action", self._actions, name)
+        return only_one("action", self._actions, name, _name_of)
 
     def counter(self, name: str) -> Thing:
-        return _one("counter", self._counters, name)
+        return only_one("counter", self._counters, name, _name_of)
 
     def register(self, name: str) -> Thing:
-        return _one("register", self._registers, name)
+        return only_one("register", self._registers, name, _name_of)
 
 
 def _with_parts(message: protobuf.Message) -> Thing:
@@ -108,11 +112,3 @@ def _type_bits(message: protobuf.Message, structs: Mapping[str, int]) -> int:
 def _name(message: protobuf.Message) -> tuple[str, int]:
     preamble = protobuf.decode(protobuf.data(message, _PREAMBLE))
     return protobuf.text(preamble, _NAME), protobuf.number(preamble, _ID)
-
-
-def _one(kind: str, things: Sequence[Thing], name: str) -> Thing:
-    """That of this name, or whose name ends so."""
-    found = [thing for thing in things if thing.name == name or thing.name.endswith("." + name)]
-    if len(found) != 1:
-        raise PipelineError(f"the P4Info has {len(found)} {kind}s named {name}: is it that of the program in p4/?")
-    return found[0]

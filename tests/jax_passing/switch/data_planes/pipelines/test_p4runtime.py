@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from jax_passing.switch.data_plane import VERDICTS, JobSlots
+from jax_passing.protocol.verdicts import VERDICTS
+from jax_passing.switch.data_plane import JobSlots
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.p4runtime import P4Runtime
 from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
-from jax_passing.switch.data_planes.protobuf import data, decode, encode, messages, number
+from jax_passing.switch.data_planes.pipelines.p4runtime import P4Runtime
+from jax_passing.switch.data_planes.pipelines.protobuf import data, decode, encode, messages, number
 
 grpc = pytest.importorskip("grpc", reason="no grpcio")
 
@@ -183,7 +184,7 @@ class Server:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """The server shares its process with the test, which may be stopped for a while."""
-    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 20.0)
+    monkeypatch.setattr("jax_passing.switch.data_planes.pipelines.p4runtime.TIMEOUT_S", 20.0)
 
 
 @pytest.fixture
@@ -286,8 +287,8 @@ class _Stuck:
 
 def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
     call = _Stuck()
-    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.TIMEOUT_S", 0.05)
-    monkeypatch.setattr("jax_passing.switch.data_planes.p4runtime.STUCK_S", 0.05)
+    monkeypatch.setattr("jax_passing.switch.data_planes.pipelines.p4runtime.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("jax_passing.switch.data_planes.pipelines.p4runtime.STUCK_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline._channel, "unary_stream", lambda method: lambda request, timeout: call)
         with pytest.raises(PipelineError, match="Read: UNAVAILABLE gone"):

@@ -1,4 +1,5 @@
-"""What can be tested: anything that plays an exchange. Here the C++ slot pool in this process; live.py has the rest."""
+"""What can be tested: any switch, or part of one, that plays an exchange. Here it is the C++ slot pool in this process;
+live.py has the live switches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from jax_passing.conformance.exchange import Exchange, Played
 from jax_passing.conformance.model import Address, Job, Limits, State
 
 
-class Device(Protocol):
+class SwitchUnderTest(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -17,7 +18,7 @@ class Device(Protocol):
     def limits(self) -> Limits: ...
 
     def play(self, exchange: Exchange) -> Played:
-        """Sends the packets of an applicable exchange. Raises DeviceError if the device can't be used any more."""
+        """Sends the packets of an applicable exchange. Raises UntestableError if the switch can't be used any more."""
 
     def checks(self) -> Sequence["Check"]:
         """What is to be found out after all exchanges, and can't be by them."""
@@ -25,8 +26,8 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
-class DeviceError(Exception):
-    """The device under test is gone, or does too little to be tested."""
+class UntestableError(Exception):
+    """The switch under test is gone, or does too little to be tested."""
 
 
 class NotApplicableError(Exception):
@@ -35,7 +36,7 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """`find` says what is wrong; nothing if nothing is. It raises DeviceError or NotApplicableError."""
+    """`find` says what is wrong; nothing if nothing is. It raises UntestableError or NotApplicableError."""
 
     section: str
     description: str

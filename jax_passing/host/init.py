@@ -1,0 +1,110 @@
+"""`init`: opens the session of this process, with the settings that it finds."""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_passing import config
+from jax_passing._compat import process
+from jax_passing.errors import AlreadyInitializedError, PassingError
+from jax_passing.host.session import Session, any_begun, current
+
+log = logging.getLogger("jax_passing")
+
+_parent_had_sessions = False  # this process was forked from one that called init
+_lock = threading.Lock()
+
+
+def init(
+    switch: str | None = None,
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    deadline_s: float | None = None,
+    warn_s: float | None = None,
+    join_deadline_s: float | None = None,
+    strategy: str | None = None,
+    link_gbit: float | None = None,
+    axis_name: str | Sequence[str] | None = None,
+    config: str | Path | None = None,
+) -> Session:
+    """Joins a job and waits for its other hosts.
+
+    What isn't given comes from JAX_PASSING_* variables, then from a TOML file; rank and world size then from
+    jax.distributed if it is initialized, or from the launcher that it would detect. Without a switch the world is this
+    host.
+
+    Args:
+      switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
+        in the same order on all hosts.
+      job: name of the job: hosts of one run share it, other runs have others. Default: the launcher's job id
+        (docs/settings.md); required where there is a switch, but no such id.
+      rank: index of this host.
+      world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
+      deadline_s: how long a sum may make no progress.
+      warn_s: after what time to warn about it.
+      join_deadline_s: how long to wait for the switch and the other hosts.
+      strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
+      link_gbit: rate of this host's link to the switch, for "auto".
+      axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
+        the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
+        where the mesh spans the processes. The same on all hosts.
+      config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
+
+    Raises:
+      ConfigError: a setting is unknown, malformed or missing.
+      AlreadyInitializedError: this process has an open session.
+      SwitchUnreachableError: no switch answers at the address.
+      JoinError: the switch refused this host, or other hosts didn't join in time.
+      PassingError: this process was forked after `init`.
+    """
+    arguments = {
+        "switch": switch,
+        "job": job,
+        "rank": rank,
+        "world_size": world_size,
+        "deadline_s": deadline_s,
+        "warn_s": warn_s,
+        "join_deadline_s": join_deadline_s,
+        "strategy": strategy,
+        "link_gbit": link_gbit,
+        "axis_name": axis_name,
+    }
+    if _parent_had_sessions:
+        raise PassingError(
+            "This process was forked from one that had called jax_passing.init. JAX's threads and ours exist only in "
+            "the parent: start it with the method 'spawn' of multiprocessing instead."
+        )
+    if not _lock.acquire(blocking=False):
+        raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
+    try:
+        session = current()
+        if session is not None and session.failed is None:
+            raise AlreadyInitializedError(
+                f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
+                "jax_passing.session.current(), or call its shutdown() first."
+            )
+        if session is not None:
+            session.shutdown()
+        settings, sources = _resolve(arguments, config)
+        for name, source in sources.items():
+            log.info("%s = %s (%s)", name, getattr(settings, name), source)
+        return Session(settings)
+    finally:
+        _lock.release()
+
+
+def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
+    return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _parent_had_sessions
+    _lock, _parent_had_sessions = threading.Lock(), any_begun()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,134 @@
+"""What the control plane says with a host or a rack's switch, from its greeting to the end."""
+
+import logging
+from collections import Counter
+from typing import Protocol
+
+import msgspec
+
+from jax_passing.errors import JoinError
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import RefusalError
+from jax_passing.switch.dispatch import Dispatcher
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Member
+from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.outside import Connection, Outside, Timer
+
+log = logging.getLogger("jax_passing.switch")
+
+FIRST_MESSAGE_S = 10.0
+
+
+class Greeter(Protocol):
+    """What a conversation asks of the control plane until its member is admitted."""
+
+    def hello(self) -> messages.Hello: ...
+
+    def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
+        """Raises RefusalError."""
+
+    def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
+        """Its name at this switch."""
+
+
+class MemberConversation:
+    def __init__(
+        self, greeter: Greeter, jobs: JobTable, dispatcher: Dispatcher, outside: Outside, counts: Counter[str]
+    ):
+        self._greeter = greeter
+        self._jobs = jobs
+        self._dispatcher = dispatcher
+        self._outside = outside
+        self._counts = counts
+        self._connection: Connection | None = None
+        self._job = ""  # as the member calls it
+        self._member: Member | None = None  # once admitted
+        self._timer: Timer | None = None
+        self._is_over = False
+
+    def opened(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._greeter.hello())
+        self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
+
+    def heard(self, line: bytes) -> None:
+        member = self._member
+        if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
+            return
+        try:
+            if member is None:
+                self._on_first(line)
+            else:
+                self._dispatcher.dispatch(self._job, member, line)
+        except msgspec.DecodeError as error:
+            self._refuse_to_understand(error)
+
+    def closed(self, error: Exception | None) -> None:
+        assert self._connection is not None
+        if self._is_over:
+            return
+        if isinstance(error, msgspec.DecodeError):
+            self._refuse_to_understand(error)
+            return
+        if error is not None:
+            log.info("connection of %s: %s", self._connection.name, error)
+        deaf = self._member is not None and self._member.gave_up
+        self._end("asks and doesn't read the answers" if deaf else "closed its connection")
+
+    def _on_first(self, line: bytes) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        if len(line) > messages.LINE_BYTES_MAX:
+            raise msgspec.DecodeError("the first line is too long")
+        join = messages.decode_first(line)
+        if not isinstance(join, messages.Join | messages.RackJoin):
+            raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
+        try:
+            self._member = self._greeter.admit(join, self._connection)
+        except RefusalError as refusal:
+            log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)
+            self._jobs.refused(self._greeter.name_of_job(join), str(refusal))
+            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
+            self._end("was refused")
+            return
+        self._job = join.job
+        self._timer.cancel()
+        if self._member.rack:
+            self._expect_ranks()
+
+    def _on_silence(self) -> None:
+        self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
+
+    def _expect_ranks(self) -> None:
+        """A rack's switch has a connection for ranks; without any, only for a while."""
+        member = self._member
+        assert member is not None
+        if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:
+            log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
+            member.connection.give_up()
+        else:
+            self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
+
+    def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
+        assert self._connection is not None
+        self._counts["messages_malformed"] += 1
+        log.warning("closing the connection of %s: %s", self._connection.name, error)
+        self._end("sent a message that the switch doesn't understand")
+
+    def _end(self, reason: str) -> None:
+        assert self._connection is not None
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        member = self._member
+        if member is not None:
+            for inquiry in list(member.inquiries):
+                inquiry.cancel()
+            if member.epoch is not None:
+                self._jobs.lose(member.epoch, member, reason)
+        self._connection.close()
+
+
+def _is_over(member: Member) -> bool:
+    return member.epoch is not None and member.epoch.state is State.OVER
