@@ -144,7 +144,7 @@ bazel() { timeout 1800 bash tests/bazel.sh; }
 # What may differ between versions of JAX: what traces and compiles in one process, and what real hosts compute.
 tests_of_another_jax() {
   local sums=tests/end_to_end/test_sums.py::test
-  pytest_in "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_session,host/test_session_lifetime}.py \
+  pytest_in "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_init,host/test_session}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,psum,strategies,transforms}.py \
     ${sums}_{every_dtype_and_transform_on_independent_processes,one_mesh_over_all_processes_equals_lax_psum} \
     ${sums}_independent_sums_match

@@ -4,13 +4,18 @@ import asyncio
 import logging
 import socket
 
+import msgspec
+
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.control_server import ControlServer
-from jax_passing.switch.data_plane import SlotVersion
+from jax_passing.switch.data_plane import Group, SlotVersion
 
 logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 
 from_switch = messages.decode_from_switch
+
+
+GROUP = Group("239.192.0.1", 7172, "127.0.0.1")
 
 
 async def until(condition):
@@ -161,6 +166,34 @@ class Host:
         assert refused.kind == "JoinError"
         assert await self.receive() is None
         return refused.message
+
+
+def join_of_version(version, switch, rank, **changes):
+    """As that version writes it: it may have fields of its own."""
+    join = {
+        "type": "join",
+        "protocol_version": version,
+        "job": "a",
+        "rank": rank,
+        "world_size": 2,
+        "switches": [switch.instance],
+        "udp_port": 7,
+        "instance": f"foreign {rank}",
+        "join_deadline_s": 20.0,
+        **changes,
+    }
+    return msgspec.json.encode(join) + b"\n"
+
+
+async def offered(switch, world_size=2):
+    """All ranks have joined, and were offered the group."""
+    switch.data_plane.offered = GROUP
+    hosts = [await switch.join(rank, world_size) for rank in range(world_size)]
+    offers = [await host.receive() for host in hosts]
+    assert len(set(offers)) == 1
+    assert offers[0] == messages.GroupOffer("239.192.0.1", 7172, 1, 1, offers[0].nonce)
+    assert not switch.data_plane.running
+    return hosts, offers[0].nonce
 
 
 def scenario(**changes):

@@ -125,7 +125,7 @@ def test_the_switch_may_come_later():
 def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
     settings = settings_of(running, 1, axis_name=("d", "i"))
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
+        joining = pool.submit(Membership, settings, len(jax.local_devices()))
         text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
         with pytest.raises(JoinError, match=text):
             jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")

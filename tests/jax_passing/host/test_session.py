@@ -77,7 +77,7 @@ def test_exit_without_shutdown(running):
 def test_exit_with_an_exception_tells_the_others(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
+        joining = pool.submit(Membership, settings, len(jax.local_devices()))
         ended = run_script(running, "jax_passing.init()\nraise ValueError('oops')", JAX_PASSING_WORLD_SIZE="2")
         other = joining.result()
     other.start()
@@ -91,7 +91,7 @@ def test_exit_with_an_exception_tells_the_others(running):
 def test_exit_while_a_sum_is_pending(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, settings.switch, len(jax.local_devices()))
+        joining = pool.submit(Membership, settings, len(jax.local_devices()))
         ended = run_script(
             running,
             "jax_passing.init(deadline_s=3, warn_s=0.5)\nx = total(jnp.ones((1, 8)))",

@@ -1,0 +1,40 @@
+"""What is decoded, and what is refused."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from random_lines import lines
+
+from jax_passing.protocol import control_messages as messages
+
+
+@given(lines)
+def test_decoding_raises_one_kind_of_error(line):
+    for decode in (messages.decode_from_member, messages.decode_from_switch, messages.decode_from_parent):
+        with contextlib.suppress(msgspec.DecodeError):
+            decode(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("job_id", 0),
+        ("job_id", 1 << 16),
+        ("epoch", 0),
+        ("epoch", 1 << 16),
+        ("slot_first", -1),
+        ("slot_first", 1 << 16),
+        ("slot_count", 0),
+        ("worker", 64),
+        ("lanes_per_chunk", 0),
+        ("worker_limit", 65),
+    ],
+)
+def test_a_welcome_has_numbers_that_fit_into_packets(name, value):
+    good = messages.Welcome(0xFFFF, 1, 0xFF00, 256, 63, 360, 30.0)
+    for decode in (messages.decode_from_switch, messages.decode_from_parent):
+        assert decode(messages.encode(good)) == good
+        with pytest.raises(msgspec.ValidationError, match=name):
+            decode(messages.encode(msgspec.structs.replace(good, **{name: value})))

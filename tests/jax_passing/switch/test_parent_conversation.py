@@ -1,0 +1,134 @@
+"""What a rack's switch makes of its parent: one that is late, gone, silent, or no switch at all."""
+
+import asyncio
+import contextlib
+
+import pytest
+from control_trees import LEASE_S, in_tree, job, kill
+from foreign_messages import foreign_messages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_passing.protocol import control_messages as messages
+
+
+@in_tree(racks=0)
+async def test_a_rack_below_a_parent_of_another_protocol_version(tree, root):
+    async def parent(reader, writer):
+        writer.write(messages.encode(messages.Hello(1, "", 4242, "old")))
+        await reader.read()
+
+    server = await asyncio.start_server(parent, "127.0.0.1", 0)
+    rack = await tree.add(root)
+    rack.plane._parent = server.sockets[0].getsockname()
+    refusal = await (await rack.join(0, 2)).refusal()
+    assert f"speaks protocol version 1, the switch at {rack.name} version {messages.PROTOCOL_VERSION}" in refusal
+    assert "Upgrade jax_passing on the switch:" in refusal
+    server.close()
+
+
+@in_tree()
+async def test_a_lost_root_is_named_by_the_racks(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    await kill(root)
+    for host, rack in zip(hosts, (left, left, right, right), strict=True):
+        failed = await host.receive()
+        assert failed.kind == "SwitchLostError"
+        assert f"The switch at {rack.name} lost its parent, the switch at {root.name}" in failed.message
+        assert await host.receive() is None
+
+
+@in_tree(lease_s=LEASE_S)
+async def test_a_silent_root_is_lost_when_its_lease_ends(tree, root, left, right):
+    hosts, _ = await job(left, right, each=1)
+    root.plane._watch.stop()
+    for connection in root.server._streams:
+        connection.send = lambda _: True
+    answer = messages.Heartbeat()
+    while answer == messages.Heartbeat():
+        hosts[0].send(messages.Heartbeat())
+        answer = await hosts[0].receive()
+        await asyncio.sleep(0.05)
+    assert answer.kind == "SwitchLostError"
+    assert f"its parent, the switch at {root.name}" in answer.message
+
+
+@in_tree(racks=1)
+async def test_the_parent_may_start_later(tree, root, rack):
+    address = root.address
+    await kill(root)
+    hosts = [await rack.join(rank, 2) for rank in range(2)]
+    await asyncio.sleep(0.3)
+    await tree.add(listen=address)
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@in_tree(racks=1)
+async def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(tree, root, rack):
+    await kill(root)
+    host = await rack.join(0, 2, join_deadline_s=2.0)
+    refused = await host.receive()
+    assert refused.kind == "SwitchUnreachableError"
+    assert f"The switch at {rack.name} can't reach its parent, the switch at {root.name}" in refused.message
+
+
+@in_tree(racks=1)
+async def test_a_parent_that_isnt_a_switch(tree, root, rack):
+    server = await asyncio.start_server(lambda _, writer: writer.write(b"HTTP/1.1 400\r\n\r\n"), "127.0.0.1", 0)
+    rack.plane._parent = server.sockets[0].getsockname()
+    refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+    assert refused.kind == "SwitchUnreachableError"
+    server.close()
+
+
+@pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
+def test_a_parent_whose_packets_come_from_no_ip_address_of_one_machine(data_host):
+    async def parent(_, writer):
+        writer.write(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, data_host, 4242, "p")))
+
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+        assert refused.kind == "SwitchUnreachableError"
+        assert "IP address" in refused.message
+        server.close()
+
+    run()
+
+
+@in_tree(racks=1)
+async def test_a_parents_name_that_no_resolver_takes(tree, root, rack):
+    rack.plane._parent = ("a..b", 7171)
+    refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+    assert refused.kind == "SwitchUnreachableError"
+    assert "label empty or too long" in refused.message
+    rack.plane._parent = root.address
+    await job(rack)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.lists(foreign_messages, max_size=6))
+def test_nothing_that_a_parent_says_stops_a_rack(several):
+    async def parent(reader, writer):
+        for message in (messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"), *several):
+            writer.write(message if isinstance(message, bytes) else messages.encode(message))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        first = await rack.join(0, 1, job="b", join_deadline_s=0.2)
+        await first.receive()
+        server.close()
+        rack.plane._parent = root.address
+        await job(rack)
+        assert rack.is_watched
+
+    run()

@@ -1,0 +1,155 @@
+"""Who notices that a host, a rack or the device is gone: leases, checks, and what goes wrong in them."""
+
+import asyncio
+
+from control import scenario, until
+from control_trees import LEASE_S, in_tree, job, spoken
+
+from jax_passing.protocol import control_messages as messages
+
+
+@scenario()
+async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
+    hosts, _ = await switch.job()
+    forming = await switch.join(0, job="b")
+    switch.data_plane.lost = "its tables are empty"
+    for host in hosts:
+        failed = await host.receive()
+        assert isinstance(failed, messages.Failed)
+        assert failed.kind == "SwitchLostError"
+        assert "its tables are empty" in failed.message
+    await switch.join(1, job="b")
+    assert isinstance(await forming.receive(), messages.Welcome)
+    _, welcome = await switch.job()
+    assert welcome.epoch == 2
+
+
+@scenario()
+async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
+    def check():
+        raise RuntimeError("an answer without a number")
+
+    hosts, _ = await switch.job()
+    good, switch.data_plane.check = switch.data_plane.check, check
+    for host in hosts:
+        failed = await host.receive()
+        assert isinstance(failed, messages.Failed)
+        assert failed.kind == "SwitchLostError"
+        assert "RuntimeError: an answer without a number" in failed.message
+    switch.data_plane.check = good
+    await asyncio.sleep(0.15)
+    await switch.job()
+    switch.data_plane.lost = "its tables are empty"
+    assert isinstance(await switch.hosts[-1].receive(), messages.Failed)
+
+
+@scenario(lease_s=1.5)  # this process stands for all hosts, and may be stopped for a while
+async def test_a_silent_host_is_lost_when_its_lease_ends(switch):
+    hosts, _ = await switch.job()
+    answer = messages.Heartbeat()
+    while answer == messages.Heartbeat():
+        hosts[0].send(messages.Heartbeat())
+        answer = await hosts[0].receive()
+        await asyncio.sleep(0.05)
+    assert (answer.kind, answer.ranks) == ("HostLostError", (1,))
+    assert "Rank 1 was silent for 1.5 s" in answer.message
+    assert (await hosts[1].receive()).ranks == (1,)  # it may only have been stopped
+
+
+@scenario(lease_s=1.0)
+async def test_a_fault_while_one_job_is_watched_ends_no_other(switch):
+    """Neither the faulty job's hosts nor others wait for anything: those hear of it, these are watched as before."""
+    table = switch.plane._jobs
+    end_waits, faulty = table.end_waits, {"faulty", "forming"}
+
+    def fail_for_some(epoch, now):
+        if epoch.job.name in faulty:
+            raise RuntimeError(f"no such thing in {epoch.job.name}")
+        end_waits(epoch, now)
+
+    hosts, _ = await switch.job(job="faulty")
+    waiting = await switch.join(0, 2, job="forming")
+    others, _ = await switch.job(job="other")
+    await switch.has(0, job="forming")
+    table.end_waits = fail_for_some
+    for host in hosts:
+        failed = await host.receive()
+        assert failed.kind == "SwitchLostError"
+        assert "RuntimeError: no such thing in faulty" in failed.message
+    assert "no such thing in forming" in await waiting.refusal()
+    assert switch.plane.stats()["watches_failed"] == 2
+    assert switch.is_watched
+
+    faulty.clear()
+    again, _ = await switch.job(job="faulty")
+    again[0].send(messages.Heartbeat())
+    assert await again[0].receive() == messages.Heartbeat()
+    lost = await others[0].receive()  # the lease of the two has run out meanwhile, as nobody sent anything
+    assert (lost.kind, "was silent for 1 s" in lost.message) == ("HostLostError", True)
+
+
+@scenario()
+async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
+    """Its hosts hear nothing, but nobody else's do, and the switch goes on."""
+
+    def fail(*_):
+        raise RuntimeError("no way")
+
+    await switch.job(job="a")
+    table = switch.plane._jobs
+    end_waits = table.end_waits
+    table.end_waits = lambda epoch, now: fail() if epoch.job.name == "a" else end_waits(epoch, now)
+    table.fail = fail
+    await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
+    del table.fail
+    others, _ = await switch.job(job="b")
+    others[0].send(messages.Heartbeat())
+    assert await others[0].receive() == messages.Heartbeat()
+    assert switch.is_watched
+
+
+@in_tree(racks=0)
+async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent(tree, root):
+    lost = []
+    rack = await tree.add(root)
+    root.plane._jobs.starts.group_lost = lambda epoch, member: lost.append(member.rack)
+    await job(rack)
+    (epoch,) = rack.plane._jobs.epochs()
+    rack.data_plane.deaf = True
+    await asyncio.sleep(0.3)
+    assert not lost  # results never came to a group
+    epoch.uplink._conversation._is_multicast = True
+    await until(lambda: lost)
+    await asyncio.sleep(0.3)
+    assert lost == [rack.name]
+
+
+@in_tree(lease_s=LEASE_S)
+async def test_a_silent_host_is_lost_everywhere_and_racks_are_not(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    began = asyncio.get_running_loop().time()
+    answer = messages.Heartbeat()
+    while answer == messages.Heartbeat() and asyncio.get_running_loop().time() - began < 2 * LEASE_S:
+        for host in hosts:
+            host.send(messages.Heartbeat())
+            answer = await host.receive()
+        await asyncio.sleep(0.05)
+    assert answer == messages.Heartbeat()
+    while answer == messages.Heartbeat():
+        for host in hosts[:3]:
+            host.send(messages.Heartbeat())
+            answer = await host.receive()
+        await asyncio.sleep(0.05)
+    assert (answer.kind, answer.ranks) == ("HostLostError", (3,))
+
+
+@in_tree(racks=0, lease_s=LEASE_S)
+async def test_a_silent_rack_is_lost_when_its_lease_ends(tree, root):
+    first, _ = await spoken(root)
+    answer = messages.Heartbeat()
+    while answer == messages.Heartbeat():
+        first.send(messages.Heartbeat())
+        answer = await first.receive()
+        await asyncio.sleep(0.05)
+    assert (answer.kind, answer.ranks) == ("HostLostError", (1,))
+    assert f"The switch at far:1 (rank 1) was silent for {LEASE_S:g} s" in answer.message
