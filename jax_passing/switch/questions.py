@@ -125,7 +125,7 @@ class Questions:
 
         def conclude(answers: list[messages.Answer | None]) -> None:
             found = [_said_below(epoch, rack, said) for rack, said in zip(racks, answers, strict=False)]
-            if uplink is not None:
+            if uplink is not None:  # its answer is the last one
                 found.append(_said_above(epoch, uplink, answers[-1], is_full))
             everywhere = missing.union(*(ranks for ranks, _ in found))
             trouble = " ".join(dict.fromkeys(text for _, troubles in found for text in troubles if text))[: 8 * 1024]

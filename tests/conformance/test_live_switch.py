@@ -147,8 +147,8 @@ def test_command_prints_a_table():
     ("flags", "text"),
     [
         (["--switch", "here"], "expected HOST:PORT"),
-        (["--switch", "here:0"], "expected a port"),
-        (["--switch", "here:7171", "--as-parent", "there:0"], "expected a port"),
+        (["--switch", "here:0"], "with a port from 1 to"),
+        (["--switch", "here:7171", "--as-parent", "there:0"], "with a port from 1 to"),
     ],
 )
 def test_command_says_what_is_wrong_with_an_address(flags, text):

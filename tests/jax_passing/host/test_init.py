@@ -1,4 +1,4 @@
-"""Sessions through a real switch in this process: joining, stalls, failing as one."""
+"""How `init` opens a session, through a real switch in this process: who joins, who is refused, who is missing."""
 
 import socket
 import threading
@@ -8,27 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from in_process import SwitchThread, init_beside, members, settings_of, total, until
+from in_process import SwitchThread, settings_of, total, until
 
 import jax_passing
-from jax_passing.errors import (
-    AlreadyInitializedError,
-    DeadlineExceededError,
-    HostLostError,
-    JoinError,
-    NotInitializedError,
-    SwitchLostError,
-    SwitchUnreachableError,
-    translate,
-)
+from jax_passing.errors import AlreadyInitializedError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host.membership import Membership
 from jax_passing.protocol import control_messages as messages
 
 ONES = jnp.ones((2, 8))
-
-
-# Joining.
 
 
 def test_a_world_of_one_needs_no_switch():
@@ -41,42 +29,6 @@ def test_a_world_of_one_needs_no_switch():
         assert session.stats()["session_s"] > 0
     assert sessions.current() is None
     session.shutdown()  # once more does nothing
-
-
-def test_a_session_says_who_it_is(running):
-    with jax_passing.init() as alone:
-        assert repr(alone) == "<jax_passing.Session rank=0 world_size=1 job='test' axis_name='d' (open)>"
-    assert repr(alone) == "<jax_passing.Session rank=0 world_size=1 job='test' axis_name='d' (closed)>"
-
-    session, other = init_beside(running, other_rank=0)
-    assert repr(session) == "<jax_passing.Session rank=1 world_size=2 job='test' axis_name='d' (open)>"
-    other._shards[0].hang_up()
-    until(lambda: session.failed)
-    assert repr(session).endswith(" (failed: HostLostError)>")
-    session.shutdown()
-    assert repr(session).endswith(" (closed)>")
-    other.close()
-
-
-def test_what_sums_need_is_prepared_when_a_session_begins(monkeypatch):
-    monkeypatch.setattr(sessions, "_preparations", list(sessions._preparations))
-    calls = []
-    sessions.when_beginning(lambda: calls.append("early"))
-    assert calls == []
-    for _ in range(2):
-        with jax_passing.init():
-            assert calls == ["early"]
-            sessions.when_beginning(lambda: calls.append("late"))
-            assert calls == ["early", "late"]
-        sessions._preparations.pop()
-        calls.clear()
-
-
-def test_sums_before_and_after_a_session_say_so():
-    with jax_passing.init():
-        total(ONES)
-    with pytest.raises(NotInitializedError), translate():
-        total(ONES).block_until_ready()
 
 
 def test_a_process_may_join_again_and_again(running):
@@ -163,105 +115,3 @@ def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
         with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'test' said 2"):
             Membership(settings)
         assert isinstance(waiting.exception(), JoinError)
-
-
-# Failing.
-
-
-def test_all_hosts_fail_alike(running):
-    several = members(running, 3)
-    several[1].fail(jax_passing.errors.Failure("ProgramMismatchError", "site 3 differs"))
-    until(lambda: all(member.failed for member in several))
-    assert {member.failed.kind for member in several} == {"ProgramMismatchError"}
-    assert "Reported by rank 1" in several[0].failed.message
-    for member in several:
-        member.close()
-
-
-def test_a_lost_host_is_named_and_the_process_goes_on(running):
-    session, other = init_beside(running)
-    pending = total(ONES)
-    other._shards[0].hang_up()
-    with pytest.raises(HostLostError, match="Rank 1 closed its connection") as caught, translate():
-        pending.block_until_ready()
-    assert caught.value.ranks == (1,)
-    assert isinstance(session.failure, HostLostError)
-    other.close()
-
-    with jax_passing.init(running.address, rank=0, world_size=1) as again:
-        assert (total(ONES) == 2).all()
-        assert again.failure is None
-
-
-def test_a_lost_switch(running):
-    session = jax_passing.init(running.address, rank=0, world_size=1)
-    running.stop()
-    until(lambda: session.failure)
-    assert isinstance(session.failure, SwitchLostError)
-    with pytest.raises(SwitchLostError), session:
-        total(ONES).block_until_ready()
-    assert sessions.current() is None
-
-
-def test_a_silent_switch_is_lost_when_the_lease_ends():
-    quick = SwitchThread(lease_s=1.5)
-    (member,) = members(quick, 1)
-    time.sleep(3.0)
-    assert member.failed is None  # heartbeats keep it alive
-    blocked, resume = threading.Event(), threading.Event()
-    quick._loop.call_soon_threadsafe(lambda: (blocked.set(), resume.wait(60)))
-    assert blocked.wait(60)
-    until(lambda: member.failed)
-    resume.set()
-    assert member.failed.kind == "SwitchLostError"
-    assert "silent for 1.5 s" in member.failed.message
-    member.close()
-    quick.stop()
-
-
-def test_a_host_that_stops_with_an_exception_tells_the_others(running):
-    session, other = init_beside(running)
-    with pytest.raises(ZeroDivisionError), session:
-        _ = 1 // 0
-    until(lambda: other.failed)
-    assert (other.failed.kind, other.failed.ranks) == ("HostLostError", (0,))
-    assert "Rank 0 left job 'test', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
-    other.close()
-
-
-# Stalls.
-
-
-def test_a_stall_warns_and_fails_at_the_deadline_naming_the_missing_rank(running, caplog):
-    # Rank 1 never sums.
-    session, other = init_beside(running, warn_s=0.3, deadline_s=3.0)
-    with pytest.raises(DeadlineExceededError) as caught, session:
-        total(ONES).block_until_ready()
-    message = str(caught.value)
-    for part in ("Missing: rank 1.", "slot 0", "sequence 0", "epoch 1", "rank 0 of 2"):
-        assert part in message
-    warnings = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
-    assert 1 <= len(warnings) <= 4
-    assert "Missing: rank 1." in warnings[0]
-    until(lambda: other.failed)
-    assert other.failed.kind == "DeadlineExceededError"
-    other.close()
-
-
-def test_waiting_for_a_host_that_left_is_in_vain(running):
-    session, other = init_beside(running, warn_s=0.2)
-    with ThreadPoolExecutor(1) as pool:
-        other.leave()
-        leaving = pool.submit(other.await_others, time.monotonic() + 60)
-        with pytest.raises(HostLostError, match="rank 1 left the job without it") as caught, session:
-            total(ONES).block_until_ready()
-        assert caught.value.ranks == (1,)
-        leaving.result()
-    other.close()
-
-
-def test_waiting_for_the_order_of_rank_0(running, caplog):
-    session, other = init_beside(running, other_rank=0, warn_s=0.2, deadline_s=2.0)
-    with pytest.raises(DeadlineExceededError, match="waits for rank 0, which decides the order"), session:
-        total(ONES).block_until_ready()
-    other.close()
