@@ -205,7 +205,7 @@ class Membership:
                     shard = self._shards[event.shard]
                     log.warning("results of %s come by multicast no longer; telling it", shard.name)
                     shard.send(messages.GroupLost())
-                case _native.Failed():
+                case _native.Failure():
                     self.fail(Failure(event.kind, event.message))
                     return
 

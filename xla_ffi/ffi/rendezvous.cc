@@ -266,6 +266,8 @@ void Rendezvous::Watch() {
     failure = session_failure();
     lock.lock();
     if (failure && attachment_) {
+      // Not by FailSession: under strategy flat the session is still to fail its other ranks, and tell whose fault it
+      // is.
       const auto open = TakeOpen();
       lock.unlock();
       for (const auto& gathering : open) Finish(gathering, &*failure);

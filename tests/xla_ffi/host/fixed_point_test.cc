@@ -13,6 +13,7 @@
 #include "host/element_classes.h"
 #include "host/host_elements.h"
 #include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -101,13 +102,13 @@ Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& ho
   for (const auto& inputs : hosts) {
     Bytes encoded(4 * result.lanes.size());
     result.flags |= EncodeLanes(dtype, inputs, count, result.exponent, headroom, encoded.data());
-    for (size_t i = 0; i < result.lanes.size(); ++i) result.lanes[i] += wire::LoadLane(&encoded[4 * i]);
+    for (size_t i = 0; i < result.lanes.size(); ++i) result.lanes[i] += wire::LoadLane(encoded.data(), i);
     std::vector<uint32_t> own(count);
     ClassifyElements(dtype, inputs, count, own.data());
     for (size_t i = 0; i < count; ++i) result.classes[i] += own[i];
   }
   Bytes summed(4 * result.lanes.size());
-  for (size_t i = 0; i < result.lanes.size(); ++i) wire::StoreLane(&summed[4 * i], result.lanes[i]);
+  for (size_t i = 0; i < result.lanes.size(); ++i) wire::StoreLane(summed.data(), i, result.lanes[i]);
   std::vector<Bytes> buffers(outputs, Bytes(count * SizeOf(dtype)));
   std::vector<void*> pointers;
   for (Bytes& buffer : buffers) pointers.push_back(buffer.data());
@@ -471,7 +472,7 @@ TEST(FixedPoint, anyCountAndAlignment) {
       const size_t same_bytes = 4 * LaneCount(dtype, count, 2) - (single ? 4 : 0);
       ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), same_bytes), 0);
       if (single) {
-        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes]) & 0xFFFF, 0u);
+        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes], 0) & 0xFFFF, 0u);
       }
       ASSERT_EQ(lanes.back(), 0xA5);
       Bytes out(offset + count * size + 1, 0x5A);
@@ -498,10 +499,11 @@ TEST(FixedPoint, decodingRoundsOnce) {
       if (random() & 1) sum = -sum;
       constexpr uint32_t kHeadroom = 1;
       uint8_t lanes[8];
-      wire::StoreLane(lanes, static_cast<uint32_t>(two_lanes                   ? sum >> 30
-                                                   : dtype == DType::kBFloat16 ? sum << 16
-                                                                               : sum));
-      wire::StoreLane(lanes + 4, static_cast<uint32_t>(sum & 0x3FFFFFFF));
+      wire::StoreLane(lanes, 0,
+                      static_cast<uint32_t>(two_lanes                   ? sum >> 30
+                                            : dtype == DType::kBFloat16 ? sum << 16
+                                                                        : sum));
+      wire::StoreLane(lanes, 1, static_cast<uint32_t>(sum & 0x3FFFFFFF));
       uint64_t out = 0;
       void* output = &out;
       DecodeLanes(dtype, lanes, 1, exponent, kHeadroom, {&output, 1});
