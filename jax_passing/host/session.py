@@ -98,7 +98,7 @@ def init(
     if not _init_lock.acquire(blocking=False):
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
-        if _current is not None and _current.failed is not None:
+        if _current is not None and _current.failure is not None:
             _current.shutdown()
         elif _current is not None:
             raise AlreadyInitializedError(
@@ -138,7 +138,7 @@ def _after_fork_in_child() -> None:
 
 def _failure_of_current() -> Failure | None:
     current = _current  # another thread may shut it down in between
-    return None if current is None else current.failed
+    return None if current is None else current.failure
 
 
 errors.ask_for_failure(_failure_of_current)

@@ -25,7 +25,7 @@ def test_shutdown_waits_for_the_other_hosts(running):
         other.leave()
         other.await_others(time.monotonic() + 60)
         done.result(60)
-    assert session.failure is None
+    assert session.error is None
     other.close()
 
 
@@ -83,8 +83,8 @@ def test_exit_with_an_exception_tells_the_others(running):
     other.start()
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("ValueError: oops")
-    until(lambda: other.failed)
-    assert "it stopped with ValueError: oops" in other.failed.message
+    until(lambda: other.failure)
+    assert "it stopped with ValueError: oops" in other.failure.message
     other.close()
 
 
