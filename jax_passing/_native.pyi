@@ -1,4 +1,4 @@
-"""The C++ side, as Python sees it (nanobind module, sources in xla_ffi/python/module.cc)."""
+"""The C++ side, as Python sees it (nanobind module, sources in xla_ffi/python)."""
 
 from collections.abc import Sequence
 from typing import final, overload
@@ -57,7 +57,7 @@ class GroupLost:
     shard: int
 
 @final
-class Failed:
+class Failure:
     kind: str  # name of an exception in jax_passing.errors
     message: str
 
@@ -91,8 +91,8 @@ class Transport:
     def note_stall(self, note: str) -> None: ...
     def fail(self, kind: str, message: str) -> None: ...
     def failure(self) -> tuple[str, str] | None: ...
-    def wait_event(self, timeout_s: float) -> OrderMessage | ProgramInfo | Stalled | GroupLost | Failed | None:
-        """The next thing that it asks of its session: xla_ffi/host/transport.h. Releases the GIL."""
+    def wait_event(self, timeout_s: float) -> OrderMessage | ProgramInfo | Stalled | GroupLost | Failure | None:
+        """The next thing that it asks of its session: xla_ffi/host/event_queue.h. Releases the GIL."""
 
     def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
     def stats(self) -> dict[str, int]: ...
@@ -106,15 +106,15 @@ class LocalCollective:
     def stats(self) -> dict[str, int]: ...
 
 @overload
-def attach(collective: LocalCollective, deadline_s: float, *, rank: int = 0, first_device_id: int = 0) -> None: ...
+def attach(collective: LocalCollective, deadline_s: float, *, rank: int, first_device_id: int) -> None: ...
 @overload
 def attach(
     collective: Transport,
     deadline_s: float,
-    flat: Sequence[Transport] = (),
+    flat: Sequence[Transport],
     *,
-    rank: int = 0,
-    first_device_id: int = 0,
+    rank: int,
+    first_device_id: int,
 ) -> None:
     """Makes `collective` the one that handlers of this process use. Raises RuntimeError if one is attached.
 
@@ -160,7 +160,7 @@ class SoftwareDataPlane:
     def stop_multicast(self, job: int) -> None: ...
     def hears_parents_group(self, job: int) -> bool: ...
     def remove_job(self, job: int) -> None: ...
-    def slot_state(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
+    def slot_version(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
         """(empty, sequence, bitmap, complete)"""
 
     def stats(self) -> dict[str, int]: ...
@@ -184,7 +184,7 @@ class SlotPool:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 
     def remove_job(self, job: int) -> None: ...
-    def state(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
+    def slot_version(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
         """(empty, sequence, bitmap, complete)"""
 
     def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
@@ -193,12 +193,11 @@ class SlotPool:
 def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
     """(reason why it can't be decoded, or "none"; fields)"""
 
-def end_compilation(modules: Sequence[tuple[str, int]] | None = None) -> list[tuple[str, int]]:
+def end_compilation(modules: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Tells the FFI handlers that the executables of these modules that there are by now are complete.
 
     `modules`: (program, ordinal), as in the calls' attributes, of all that this thread lowered and may have compiled.
-    None: of all threads, which is right only while no other thread compiles. Returns those whose sums only a
-    fingerprint can tell apart.
+    Returns those whose sums only a fingerprint can tell apart.
     """
 
 def set_fingerprint(program: str, ordinal: int, fingerprint: str) -> None:

@@ -80,7 +80,7 @@ class SlotPool:
                 for address in _destinations(jobs[number], whom, worker):
                     received.setdefault(str(address), []).append(packet)
         states = {
-            (slot, version): State(*pool.state(slot, version))
+            (slot, version): State(*pool.slot_version(slot, version))
             for job in exchange.jobs
             for slot in range(job.slot_first, job.slot_first + job.slot_count)
             for version in (0, 1)

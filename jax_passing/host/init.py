@@ -83,7 +83,7 @@ def init(
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
         session = current()
-        if session is not None and session.failed is None:
+        if session is not None and session.failure is None:
             raise AlreadyInitializedError(
                 f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
                 "jax_passing.session.current(), or call its shutdown() first."

@@ -53,7 +53,7 @@ class Membership:
         assert settings.switch is not None
         self._settings = settings
         self.on_failed: Callable[[Failure], None] | None = None
-        self._failed: Failure | None = None
+        self._failure: Failure | None = None
         self._fail_lock = threading.Lock()
         self._closing = threading.Event()
         self._over = threading.Event()  # all switches said Bye, or the session failed
@@ -206,7 +206,7 @@ class Membership:
                     shard = self._shards[event.shard]
                     log.warning("results of %s come by multicast no longer; telling it", shard.name)
                     shard.send(messages.GroupLost())
-                case _native.Failed():
+                case _native.Failure():
                     self.fail(Failure(event.kind, event.message))
                     return
 
@@ -217,9 +217,9 @@ class Membership:
     def fail(self, failure: Failure, *, tell: bool = True) -> None:
         """Fails all sums; the first failure wins. Tells the switches, which tell the other hosts."""
         with self._fail_lock:
-            if self._failed is not None:
+            if self._failure is not None:
                 return
-            self._failed = failure
+            self._failure = failure
             if tell:  # before anybody here learns of it, and hangs up: else the others would only hear of a lost host
                 self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self.transport.fail(failure.kind, failure.message)
@@ -228,19 +228,19 @@ class Membership:
             self.on_failed(failure)
 
     @property
-    def failed(self) -> Failure | None:
+    def failure(self) -> Failure | None:
         """Why sums fail from now on, if so."""
-        if self._failed is not None or self._closing.is_set():
-            return self._failed
+        if self._failure is not None or self._closing.is_set():
+            return self._failure
         noticed = self.transport.failure()  # our thread may not have got its event yet
-        return self._failed or (Failure(*noticed) if noticed else None)
+        return self._failure or (Failure(*noticed) if noticed else None)
 
     def drain(self, until: float) -> bool:
         """False if sums are still pending at `until` (monotonic), or have failed."""
         while not self.transport.drain(SLICE_S):
-            if self.failed is not None or time.monotonic() >= until:
+            if self.failure is not None or time.monotonic() >= until:
                 return False
-        return self.failed is None
+        return self.failure is None
 
     def leave(self) -> None:
         """Tells the switches that there will be no more sums."""

@@ -98,11 +98,11 @@ class Ranks:
         self.host.fail(failure)
 
     @property
-    def failed(self) -> Failure | None:
+    def failure(self) -> Failure | None:
         """Why sums fail from now on, if so."""
-        if (failed := self.host.failed) is not None:
-            return failed
-        return next((self._of_hosts(failed) for device in self.devices if (failed := device.failed)), None)
+        if (failure := self.host.failure) is not None:
+            return failure
+        return next((self._of_hosts(failure) for device in self.devices if (failure := device.failure)), None)
 
     def drain(self, until: float) -> bool:
         """False if sums are still pending at `until` (monotonic), or have failed."""

@@ -90,7 +90,7 @@ class Session:
         _current = self
 
     def __repr__(self) -> str:
-        state = f"failed: {self.failed.kind}" if self.failed else "open"
+        state = f"failed: {self.failure.kind}" if self.failure else "open"
         axes = ",".join(self.settings.axis_name) or None
         who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
         return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
@@ -108,15 +108,15 @@ class Session:
         )
 
     @property
-    def failed(self) -> Failure | None:
+    def failure(self) -> Failure | None:
         """Why this session can't go on, if so."""
-        return None if self._ranks is None else self._ranks.failed
+        return None if self._ranks is None else self._ranks.failure
 
     @property
-    def failure(self) -> PassingError | None:
+    def error(self) -> PassingError | None:
         """The exception that sums of this session raise from now on, if any."""
-        failed = self.failed
-        return failed.exception() if failed else None
+        failure = self.failure
+        return failure.exception() if failure else None
 
     @property
     def links(self) -> Links | None:
@@ -149,24 +149,24 @@ class Session:
     def _leave(self, abandon: str | None) -> None:
         until = time.monotonic() + self.settings.deadline_s
         if abandon is None:
-            wait_for_arrays(until, lambda: self.failed is not None)
+            wait_for_arrays(until, lambda: self.failure is not None)
         ranks = self._ranks
         if ranks is None:
             return
         if abandon is None and not ranks.drain(until):
             abandon = f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
-        failed = ranks.failed
-        if failed is None and abandon is not None:
-            failed = Failure(
+        failure = ranks.failure
+        if failure is None and abandon is not None:
+            failure = Failure(
                 HostLostError.__name__,
                 f"Rank {self.rank} left job {self.settings.job!r}, epoch {self.epoch}: {abandon}. Look at its log; "
                 "then call jax_passing.init again on every host.",
                 (self.rank,),
             )
-        if failed is None:
+        if failure is None:
             ranks.leave(until)
         else:
-            ranks.fail(failed)
+            ranks.fail(failure)
 
     def _close(self) -> None:
         atexit.unregister(self._at_exit)
@@ -179,8 +179,8 @@ class Session:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
         # last_value is any earlier mistake.)
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        if error is None and self.failure is not None:
-            log.warning("the session had failed: %s: %s", type(self.failure).__name__, self.failure)
+        if error is None and self.error is not None:
+            log.warning("the session had failed: %s: %s", type(self.error).__name__, self.error)
         self._shut_down(None if error is None else f"it stopped with {_describe(error)}")
 
     def __enter__(self) -> Self:
@@ -192,8 +192,8 @@ class Session:
         """Shuts down, at once if the block raised. Raises the typed error that a JAX error in the block stands for."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.shutdown()
-            if self.failure is not None and error is None:
-                raise self.failure
+            if self.error is not None and error is None:
+                raise self.error
             return
         ours = typed(error)
         self._shut_down(f"it stopped with {_describe(error)}")
@@ -243,7 +243,7 @@ def _after_fork_in_child() -> None:
 
 def _failure_of_current() -> Failure | None:
     session = _current  # another thread may shut it down in between
-    return None if session is None else session.failed
+    return None if session is None else session.failure
 
 
 errors.ask_for_failure(_failure_of_current)

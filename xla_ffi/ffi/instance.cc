@@ -23,26 +23,26 @@ uint64_t HashOf(const SiteInfo& info) {
 
 }  // namespace
 
-// The live instances of one executable.
-class Program {
+// The live instances of one executable, of which there may be more until it is complete.
+class OpenExecutable {
  public:
-  explicit Program(ModuleId id) : id_(std::move(id)) {}
+  explicit OpenExecutable(ModuleId id) : id_(std::move(id)) {}
 
-  static std::shared_ptr<Program> Join(Instance* instance);
-  static std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules);
+  static std::shared_ptr<OpenExecutable> Join(Instance* instance);
+  static std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules);
   static void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
   void Leave(Instance* instance);
 
-  // Completes the list of instances, and gives each sum its rank. Null if there is no sum among them.
+  // Completes the list of instances, and numbers look-alikes. Null if there is no sum among them.
   std::shared_ptr<Executable> CompletedExecutable();
 
  private:
-  // The instances of all open programs change together with their list.
+  // The instances of all open executables change together with their list.
   struct Registry {
     std::mutex mutex;
-    std::map<ModuleId, std::shared_ptr<Program>> open;  // may get more instances
+    std::map<ModuleId, std::shared_ptr<OpenExecutable>> open;  // may get more instances
     // Compiled, and to get a fingerprint before they are executed. They live as long as their instances.
-    std::map<ModuleId, std::weak_ptr<Program>> unmarked;
+    std::map<ModuleId, std::weak_ptr<OpenExecutable>> unmarked;
   };
   static Registry& registry() {
     static auto& registry = *new Registry();  // instances may outlive static destruction
@@ -53,7 +53,7 @@ class Program {
   //
   // No longer open, if it is still the one in the registry.
   void Close();
-  // The instances of each look-alikes' hash, in the order in which they are ranked.
+  // The instances of each look-alikes' hash, in the order in which they are numbered.
   std::map<uint64_t, std::vector<Instance*>> ByHash() const;
   // Look-alikes that other hosts take part in; empty if there are none, or a fingerprint says all about their order.
   std::vector<Instance*> Ambiguous() const;
@@ -65,36 +65,36 @@ class Program {
   std::shared_ptr<Executable> executable_;  // once complete
 };
 
-std::shared_ptr<Program> Program::Join(Instance* instance) {
+std::shared_ptr<OpenExecutable> OpenExecutable::Join(Instance* instance) {
   std::lock_guard lock(registry().mutex);
   const ModuleId id{instance->info().program, instance->info().ordinal};
-  auto& program = registry().open[id];
-  if (!program) program = std::make_shared<Program>(id);
-  program->instances_.push_back(instance);
-  return program;
+  auto& open = registry().open[id];
+  if (!open) open = std::make_shared<OpenExecutable>(id);
+  open->instances_.push_back(instance);
+  return open;
 }
 
-void Program::Leave(Instance* instance) {
+void OpenExecutable::Leave(Instance* instance) {
   std::lock_guard lock(registry().mutex);
   if (executable_) return;
   std::erase(instances_, instance);
   if (instances_.empty()) Close();
 }
 
-void Program::Close() {
+void OpenExecutable::Close() {
   const auto it = registry().open.find(id_);
   if (it != registry().open.end() && it->second.get() == this) registry().open.erase(it);
 }
 
-std::vector<ModuleId> Program::EndCompilation(const std::vector<ModuleId>* modules) {
+std::vector<ModuleId> OpenExecutable::EndCompilation(const std::vector<ModuleId>& modules) {
   std::vector<ModuleId> ambiguous;
   std::lock_guard lock(registry().mutex);
   std::erase_if(registry().unmarked, [](const auto& entry) { return entry.second.expired(); });
   std::erase_if(registry().open, [&](const auto& entry) {
-    const auto& [id, program] = entry;
-    if (modules && std::find(modules->begin(), modules->end(), id) == modules->end()) return false;
-    if (!program->Ambiguous().empty()) {
-      registry().unmarked[id] = program;
+    const auto& [id, open] = entry;
+    if (std::find(modules.begin(), modules.end(), id) == modules.end()) return false;
+    if (!open->Ambiguous().empty()) {
+      registry().unmarked[id] = open;
       ambiguous.push_back(id);
     }
     return true;
@@ -102,16 +102,16 @@ std::vector<ModuleId> Program::EndCompilation(const std::vector<ModuleId>* modul
   return ambiguous;
 }
 
-void Program::SetFingerprint(const ModuleId& module, std::string_view fingerprint) {
+void OpenExecutable::SetFingerprint(const ModuleId& module, std::string_view fingerprint) {
   std::lock_guard lock(registry().mutex);
   const auto it = registry().unmarked.find(module);
   if (it == registry().unmarked.end()) return;
-  const std::shared_ptr<Program> found = it->second.lock();
+  const std::shared_ptr<OpenExecutable> found = it->second.lock();
   registry().unmarked.erase(it);
   if (found && !found->executable_) found->fingerprint_ = fingerprint;
 }
 
-std::map<uint64_t, std::vector<Instance*>> Program::ByHash() const {
+std::map<uint64_t, std::vector<Instance*>> OpenExecutable::ByHash() const {
   std::map<uint64_t, std::vector<Instance*>> by_hash;
   for (Instance* instance : instances_) {
     if (!instance->is_visit()) by_hash[instance->hash_].push_back(instance);
@@ -123,7 +123,7 @@ std::map<uint64_t, std::vector<Instance*>> Program::ByHash() const {
   return by_hash;
 }
 
-std::vector<Instance*> Program::Ambiguous() const {
+std::vector<Instance*> OpenExecutable::Ambiguous() const {
   if (!fingerprint_.empty()) return {};
   for (const auto& [hash, alike] : ByHash()) {
     if (alike.size() > 1 && alike.front()->info().world_size > 1) return alike;
@@ -131,7 +131,7 @@ std::vector<Instance*> Program::Ambiguous() const {
   return {};
 }
 
-void Program::Complete() {
+void OpenExecutable::Complete() {
   executable_ = std::make_shared<Executable>();
   ProgramInfo& program = executable_->program;
   program.name = id_.first;
@@ -149,7 +149,7 @@ void Program::Complete() {
   hash.Add(executable_->visits);
   // In the order of the hashes, which is the same on all hosts: that of the sites, or of their instances, may not be.
   for (const auto& [sum, alike] : ByHash()) {
-    for (size_t rank = 0; rank < alike.size(); ++rank) alike[rank]->rank_ = rank;
+    for (size_t nth = 0; nth < alike.size(); ++nth) alike[nth]->nth_ = nth;
     program.identities.insert(program.identities.end(), alike.size(), alike.front()->info().identity);
     hash.Add(sum);
     hash.Add(alike.size());
@@ -176,7 +176,7 @@ void Program::Complete() {
   Close();  // what is instantiated from now on belongs to another executable
 }
 
-std::shared_ptr<Executable> Program::CompletedExecutable() {
+std::shared_ptr<Executable> OpenExecutable::CompletedExecutable() {
   std::lock_guard lock(registry().mutex);
   if (!executable_) Complete();
   return executable_->program.identities.empty() ? nullptr : executable_;
@@ -190,9 +190,9 @@ Instance::Instance(SiteInfo info)
                                                  .leaf_elements = info_.leaf_elements,
                                                  .device_count = info_.local_member_count,
                                                  .op = info_.op})),
-      program_(Program::Join(this)) {}
+      open_executable_(OpenExecutable::Join(this)) {}
 
-Instance::~Instance() { program_->Leave(this); }
+Instance::~Instance() { open_executable_->Leave(this); }
 
 std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   std::lock_guard lock(mutex_);
@@ -202,7 +202,7 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
     Hash hash;
     hash.Add(executable->hash);
     hash.Add(hash_);
-    hash.Add(rank_);
+    hash.Add(nth_);
     hash.Add(static_cast<uint64_t>(group));
     site = std::make_shared<const Site>(
         Site{hash.value(), shape_, executable, info_.replica_count, info_.world_size, info_.flat});
@@ -210,12 +210,14 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   return site;
 }
 
-std::shared_ptr<Executable> Instance::executable() { return program_->CompletedExecutable(); }
+std::shared_ptr<Executable> Instance::executable() { return open_executable_->CompletedExecutable(); }
 
-std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules) { return Program::EndCompilation(modules); }
+std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules) {
+  return OpenExecutable::EndCompilation(modules);
+}
 
 void SetFingerprint(const ModuleId& module, std::string_view fingerprint) {
-  Program::SetFingerprint(module, fingerprint);
+  OpenExecutable::SetFingerprint(module, fingerprint);
 }
 
 }  // namespace passing

@@ -6,8 +6,9 @@
 // of the module this is, which of this process's modules) never get into a sum's name.
 //
 // Instances of one executable with equal identities are *look-alikes*: nothing but XLA's order tells them apart, and
-// that is the same on two hosts only if the whole compiled module is. So look-alikes are ranked in that order, and the
-// name of every sum of their executable covers a fingerprint of the compiled module. Without one they aren't summed.
+// that is the same on two hosts only if the whole compiled module is. So look-alikes are numbered in that order, and
+// the name of every sum of their executable covers a fingerprint of the compiled module. Without one they aren't
+// summed.
 //
 // The instances of an executable are gathered here until its compilation ends, or else until one of them is executed;
 // then they are all known. A *visit* is an instance, too: it stands beside a loop or branch with sums, and tells of
@@ -30,7 +31,7 @@
 
 namespace passing {
 
-// What jax_passing/collective/primitive.py writes into the custom call.
+// What jax_passing/collective/lowering.py writes into the custom call.
 struct SiteInfo {
   std::string program;    // module name and device count
   int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts
@@ -73,7 +74,7 @@ struct Site {
   size_t call_count() const { return size_t{shape->device_count} * replica_count; }
 };
 
-class Program;
+class OpenExecutable;
 
 class Instance {
  public:
@@ -83,32 +84,34 @@ class Instance {
 
   const SiteInfo& info() const { return info_; }
   bool is_visit() const { return info_.identity.empty(); }
-  // `group`: which of the groups of devices that sum separately. The first call completes the program's list of sites.
+  // `group`: which of the groups of devices that sum separately. The first call completes the executable's list of
+  // instances.
   std::shared_ptr<const Site> SiteOf(int64_t group);
   // Which a visit belongs to; null if it has no sums.
   std::shared_ptr<Executable> executable();
 
  private:
-  friend class Program;
+  friend class OpenExecutable;
 
   const SiteInfo info_;
   const uint64_t hash_;  // equal for look-alikes
   const std::shared_ptr<const SumShape> shape_;
-  uint64_t rank_ = 0;                       // among its look-alikes, once the program is complete
-  const std::shared_ptr<Program> program_;  // the last of these: from here on, other threads may complete the program
+  uint64_t nth_ = 0;  // which one of its look-alikes it is, once the executable is complete
+  // The last of these: from here on, other threads may complete the executable.
+  const std::shared_ptr<OpenExecutable> open_executable_;
   std::mutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<const Site>> sites_;  // by group
 };
 
 using ModuleId = std::pair<std::string, int64_t>;  // program and ordinal
 
-// Executables of these modules (null: of any) that have instances by now are complete. Without this, two executables of
-// one module, both compiled before either runs, would be taken for one: so it is with programs on two local devices,
-// for which JAX lowers one module. Whoever compiles must say which modules, as other threads may be in the midst of
-// theirs: XLA instantiates on threads of its own, so nothing here tells whose an instance is.
+// Executables of these modules that have instances by now are complete. Without this, two executables of one module,
+// both compiled before either runs, would be taken for one: so it is with programs on two local devices, for which JAX
+// lowers one module. Whoever compiles must say which modules, as other threads may be in the midst of theirs: XLA
+// instantiates on threads of its own, so nothing here tells whose an instance is.
 //
 // Returns those that need a fingerprint.
-std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>* modules = nullptr);
+std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules);
 
 // Of the executable for which EndCompilation asked last under this id. It has no effect once that was executed.
 void SetFingerprint(const ModuleId& module, std::string_view fingerprint);

@@ -24,7 +24,6 @@ void LocalCollective::Start(Sum sum) {
   const size_t leaf_count = shape.leaf_elements.size();
   std::vector<const void*> inputs(shape.device_count);
   std::vector<void*> outputs(shape.device_count);
-  uint64_t bytes = 0;
   for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
     for (uint32_t device = 0; device < shape.device_count; ++device) {
       inputs[device] = sum.inputs[device * leaf_count + leaf];
@@ -35,12 +34,11 @@ void LocalCollective::Start(Sum sum) {
     } else {
       SumLocal(shape.dtype, inputs, shape.leaf_elements[leaf], outputs);
     }
-    bytes += shape.leaf_elements[leaf] * SizeOf(shape.dtype);
   }
   {
     std::lock_guard lock(mutex_);
     ++stats_.sums_completed;
-    stats_.tensor_bytes += bytes;
+    stats_.tensor_bytes += shape.bytes();
   }
   sum.done(nullptr);
 }

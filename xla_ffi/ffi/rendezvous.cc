@@ -266,6 +266,8 @@ void Rendezvous::Watch() {
     failure = session_failure();
     lock.lock();
     if (failure && attachment_) {
+      // Not by FailSession, which fails all transports: under strategy flat the session does that, as only it knows
+      // which host a rank is of.
       const auto open = TakeOpen();
       lock.unlock();
       for (const auto& gathering : open) Finish(gathering, &*failure);

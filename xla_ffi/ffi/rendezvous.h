@@ -77,13 +77,15 @@ class Rendezvous {
     std::vector<Call> calls;
   };
 
-  // The first three need the lock, the next three take it.
+  // With the lock held.
   //
   // Why `call` can't join; the session fails too if `fatal`.
   std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
   // The gathering that `call` completes, which isn't open any more.
   std::shared_ptr<Gathering> Join(const std::shared_ptr<const Site>& site, Call call);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
+
+  // Without the lock.
   void StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
   void FailSession(const Failure& failure);

@@ -10,10 +10,11 @@ namespace passing {
 namespace {
 
 Failure TooMany(const std::string& name, size_t max_names) {
-  return {"TooManyProgramsError", name + ": this session has run programs with " + std::to_string(max_names) +
-                                      " different sums, and can't count any more of them. Something compiles ever new "
-                                      "programs, of new shapes or new functions: reuse them, or begin a new session "
-                                      "(jax_passing.shutdown, then jax_passing.init) on all hosts now and then"};
+  return {"TooManyProgramsError",
+          name + ": this session has run programs with " + std::to_string(max_names) +
+              " different sums, and can't count any more of them. Something compiles ever new "
+              "programs, of new shapes or new functions: reuse them, or now and then shut the "
+              "session down (session.shutdown()) and call jax_passing.init again, on all hosts"};
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "host/element_classes.h"
 #include "host/fixed_point.h"
-#include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -72,7 +72,7 @@ uint8_t ActiveSum::Encode(const Segment& segment, uint32_t chunk, std::span<cons
     ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
       Classes classes;
       ReadClasses(first_->shape().dtype, first_->OutputsAt(run)[0], run.count, classes.data());
-      for (uint32_t i = 0; i < run.count; ++i) wire::StoreLane(lanes + 4 * (offset + i), classes[i]);
+      for (uint32_t i = 0; i < run.count; ++i) wire::StoreLane(lanes, offset + i, classes[i]);
     });
     return 0;
   }
@@ -95,7 +95,7 @@ void ActiveSum::Decode(const Segment& segment, uint32_t chunk, std::span<const i
   if (first_) {
     ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
       Classes classes;
-      for (uint32_t i = 0; i < run.count; ++i) classes[i] = wire::LoadLane(lanes + 4 * (offset + i));
+      for (uint32_t i = 0; i < run.count; ++i) classes[i] = wire::LoadLane(lanes, offset + i);
       ApplyClasses(first_->shape().dtype, {classes.data(), run.count}, first_->OutputsAt(run));
     });
     return;

@@ -243,7 +243,7 @@ void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
   }
   sum = ActiveSum::FirstPassOf(std::move(sum));
   ++stats_.sums_completed;
-  for (uint64_t elements : sum->shape().leaf_elements) stats_.tensor_bytes += elements * SizeOf(sum->shape().dtype);
+  stats_.tensor_bytes += sum->shape().bytes();
   sum->Finish(nullptr);
 }
 

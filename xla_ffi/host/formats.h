@@ -1,4 +1,9 @@
-// What the loops over elements know of each dtype, and how they are compiled.
+// What the loops over elements know of each dtype.
+//
+// The loops are compiled as wire/lanes.h says, and all clones give the same bits: each element goes through the same
+// IEEE operations, of which only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is
+// inlined, so that none of its operations leaves the scope of the caller's DefaultFloatMode. Each loop belongs to one
+// .cc file.
 #ifndef XLA_FFI_HOST_FORMATS_H_
 #define XLA_FFI_HOST_FORMATS_H_
 
@@ -9,20 +14,7 @@
 
 #include "host/dtype.h"
 #include "host/narrow_float.h"
-
-// Every loop is plain C++ that the compiler vectorises, compiled for several instruction sets; the best one is chosen
-// when the library is loaded. All give the same bits: each element goes through the same IEEE operations, of which
-// only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is inlined, so that none of
-// its operations leaves the scope of the caller's DefaultFloatMode. Each loop belongs to one .cc file.
-//
-// Clones need GCC and the GNU dynamic linker (ifunc), and the sanitizers' runtimes are not up yet when it makes the
-// choice. Elsewhere the loops are compiled for the compiler's default instruction set.
-#if !defined(PASSING_CLONES) && defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define PASSING_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#elif !defined(PASSING_CLONES)
-#define PASSING_CLONES __attribute__((noinline))
-#endif
+#include "wire/lanes.h"
 
 namespace passing::kernels {
 

@@ -7,21 +7,16 @@
 #include "host/sum_plan.h"
 
 namespace passing {
-namespace {
-
-constexpr uint64_t kMaxSlots = 1 << 16;  // 16 bits on the wire
-
-}  // namespace
 
 bool IsInRange(const JobConfig& job) {
   const auto every_shard = [&](auto&& holds) { return std::all_of(job.shards.begin(), job.shards.end(), holds); };
   const bool ranks = job.world_size <= kMaxWorldSize && job.rank < job.world_size &&
                      every_shard([](const Shard& shard) { return shard.worker < wire::kMaxWorkers; });
   // The order's limits hold for a window of so many positions (order.cc).
-  const bool slots =
-      std::has_single_bit(job.slots_per_shard) && !job.shards.empty() &&
-      job.slots_per_shard * job.shards.size() <= kMaxSlots &&
-      every_shard([&](const Shard& shard) { return uint64_t{shard.slot_first} + job.slots_per_shard <= kMaxSlots; });
+  const bool slots = std::has_single_bit(job.slots_per_shard) && !job.shards.empty() &&
+                     job.slots_per_shard * job.shards.size() <= wire::kMaxSlots && every_shard([&](const Shard& shard) {
+                       return uint64_t{shard.slot_first} + job.slots_per_shard <= wire::kMaxSlots;
+                     });
   const bool lanes = job.lanes_per_chunk >= kGuessLanes && job.lanes_per_chunk <= wire::kMaxLanes &&
                      every_shard([&](const Shard& shard) {
                        return shard.whole_lanes == 0 ||

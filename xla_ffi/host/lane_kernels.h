@@ -1,4 +1,4 @@
-// The loops of fixed_point.cc, compiled as formats.h says. Included by fixed_point.cc alone.
+// The loops of fixed_point.cc, as formats.h says. Only fixed_point.cc includes them.
 #ifndef XLA_FFI_HOST_LANE_KERNELS_H_
 #define XLA_FFI_HOST_LANE_KERNELS_H_
 
@@ -11,12 +11,13 @@
 
 #include "host/formats.h"
 #include "host/narrow_float.h"
+#include "wire/lanes.h"
 
 namespace passing::kernels {
 
-static_assert(std::endian::native == std::endian::little);
-inline uint32_t LoadLane(const uint8_t* lanes, size_t index) { return __builtin_bswap32(Load<uint32_t>(lanes, index)); }
-inline void StoreLane(uint8_t* lanes, size_t index, uint32_t lane) { Store(lanes, index, __builtin_bswap32(lane)); }
+static_assert(std::endian::native == std::endian::little);  // of two elements, or two lanes, in one word
+using wire::LoadLane;
+using wire::StoreLane;
 
 // ---- floats
 

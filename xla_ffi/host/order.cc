@@ -198,16 +198,16 @@ void Order::ForgetHistory() {
 
 void Order::RollBack(uint64_t index) {
   while (next_index_ > index) {
-    const Line& line = unsettled_.back();
-    const SegmentId& id = line.place.id;
-    if (line.latest_before) {
-      latest_[{id.site, id.segment, 0}] = *line.latest_before;
+    const Undo& undo = unsettled_.back();
+    const SegmentId& id = undo.place.id;
+    if (undo.latest_before) {
+      latest_[{id.site, id.segment, 0}] = *undo.latest_before;
     } else {
       latest_.erase({id.site, id.segment, 0});
     }
-    last_ = line.last_before;
-    next_index_ = line.place.index;
-    next_position_ = line.place.first_position;
+    last_ = undo.last_before;
+    next_index_ = undo.place.index;
+    next_position_ = undo.place.first_position;
     unsettled_.pop_back();
   }
 }

@@ -111,7 +111,7 @@ class Order {
     uint32_t stride = 1;  // executions since the one before: not every execution may come to a sum under a condition
   };
   // What must be undone when a line of the log is void.
-  struct Line {
+  struct Undo {
     Place place;
     Place last_before;
     std::optional<Latest> latest_before;
@@ -130,7 +130,7 @@ class Order {
   uint64_t next_position_;
   uint64_t announced_ = 0;      // log lines before this index are certain
   Place last_;                  // line of pass 0, which predictions are made from
-  std::deque<Line> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
+  std::deque<Undo> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length
   std::unordered_map<Context, Latest, ContextHash> latest_;    // by site and segment

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <utility>
 
-#include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -34,10 +34,8 @@ SegmentExponents::SegmentExponents(const Segment& segment, std::vector<int32_t> 
 }
 
 void SegmentExponents::Write(const ChunkRange& blocks, uint8_t* lanes) const {
-  const auto store = [&](uint32_t lane) {
-    wire::StoreLane(lanes, lane);
-    lanes += 4;
-  };
+  size_t count = 0;
+  const auto store = [&](uint32_t lane) { wire::StoreLane(lanes, count++, lane); };
   for (uint64_t i = blocks.first; i < blocks.first + blocks.count; ++i) {
     store(static_cast<uint32_t>(exponents_[i]));
     if (guesses_.empty()) continue;
@@ -51,7 +49,8 @@ void SegmentExponents::Write(const ChunkRange& blocks, uint8_t* lanes) const {
 void SegmentExponents::Take(const ChunkRange& blocks, const uint8_t* lanes) {
   assert(chunks_awaited_ > 0);
   --chunks_awaited_;
-  const auto load = [&] { return wire::LoadLane(std::exchange(lanes, lanes + 4)); };
+  size_t count = 0;
+  const auto load = [&] { return wire::LoadLane(lanes, count++); };
   guessed_right_ = !guesses_.empty();
   for (uint64_t i = blocks.first; i < blocks.first + blocks.count; ++i) {
     exponents_[i] = static_cast<int32_t>(load());

@@ -27,10 +27,7 @@ std::vector<Driver*> ShardSockets::drivers() {
 
 UdpSocketStats ShardSockets::stats() const {
   UdpSocketStats sum;
-  for (const UdpSocket& socket : sockets_) {
-    sum.datagrams_unsent += socket.stats().datagrams_unsent;
-    sum.errors_reported += socket.stats().errors_reported;
-  }
+  for (const UdpSocket& socket : sockets_) sum += socket.stats();
   return sum;
 }
 

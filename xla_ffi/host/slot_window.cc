@@ -39,14 +39,12 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
   Path& path = PathOf(position);
   chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++path.send_number};
   path.sent.push_back({position, chunk.send_number});
-  ++in_flight_;
 }
 
 void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   Chunk& chunk = At(position);
   assert(chunk.position == position && chunk.state == State::kInFlight);
   chunk.state = State::kDone;
-  --in_flight_;
   Path& path = PathOf(position);
   path.progress_us = now_us;
   if (in_order) {
@@ -67,9 +65,7 @@ bool SlotWindow::Done(uint64_t position) const {
 
 void SlotWindow::Skip(uint64_t position) {
   assert(position >= low_ && position < end());
-  Chunk& chunk = At(position);
-  if (chunk.position == position && chunk.state == State::kInFlight) --in_flight_;
-  chunk = {.position = position, .state = State::kDone};
+  At(position) = {.position = position, .state = State::kDone};
 }
 
 void SlotWindow::Forget(uint64_t position) {
@@ -77,7 +73,6 @@ void SlotWindow::Forget(uint64_t position) {
     if (chunk.position < position || chunk.state == State::kUnsent) continue;
     assert(chunk.state == State::kInFlight);  // rank 0 took no part in it, so it has no result
     chunk.state = State::kUnsent;
-    --in_flight_;
   }
 }
 

@@ -54,7 +54,6 @@ class SlotWindow {
 
   int64_t round_trip_us() const { return round_trip_.smoothed_us(); }
   int64_t rto_us() const { return round_trip_.rto_us(); }
-  uint32_t in_flight() const { return in_flight_; }
 
  private:
   enum class State : uint8_t { kUnsent, kInFlight, kDone };
@@ -97,7 +96,6 @@ class SlotWindow {
   uint64_t low_ = 0;
   std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
   std::vector<Path> paths_;    // by shard
-  uint32_t in_flight_ = 0;
   CongestionWindow congestion_;
   RoundTrip round_trip_;
   uint32_t timeout_budget_;  // resends for timeouts until a result comes or the probe is due

@@ -36,6 +36,13 @@ struct SumShape {
   std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
   uint32_t device_count = 1;            // L
   Op op = Op::kSum;                     // kMax: of int32 alone
+
+  // Of one device's elements.
+  uint64_t bytes() const {
+    uint64_t elements = 0;
+    for (const uint64_t leaf : leaf_elements) elements += leaf;
+    return elements * SizeOf(dtype);
+  }
 };
 
 struct Sum {

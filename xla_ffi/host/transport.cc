@@ -25,12 +25,6 @@ constexpr int64_t kLingerUs = 2'000;
 
 int64_t ToUs(double seconds) { return static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e6); }
 
-uint64_t BytesOf(const SumShape& shape) {
-  uint64_t elements = 0;
-  for (uint64_t leaf : shape.leaf_elements) elements += leaf;
-  return elements * SizeOf(shape.dtype);
-}
-
 const TransportOptions& Checked(const TransportOptions& options) {
   if (!IsInRange(options.job)) throw std::invalid_argument(NoJob(options.job));
   return options;
@@ -55,7 +49,7 @@ Transport::~Transport() { Close(); }
 // ---------------------------------------------------------------- what callers do, on their threads
 
 void Transport::Start(Sum sum) {
-  const bool small = BytesOf(*sum.shape) <= kSendByCallerBytes;
+  const bool small = sum.shape->bytes() <= kSendByCallerBytes;
   {
     std::unique_lock lock(mutex_);
     if (over()) {
@@ -190,7 +184,7 @@ int64_t Transport::DueUs() const { return std::min(core_.next_timer_us(), stall_
 
 void Transport::Receive() {
   for (uint32_t shard = 0; shard < sockets_.shard_count(); ++shard) {
-    GroupWatch& watch = group_watches_[shard];
+    wire::GroupWatch& watch = group_watches_[shard];
     if (UdpSocket* group = sockets_.ReadableGroup(shard)) watch.OnGroupResults(ReceiveFrom(shard, *group));
     UdpSocket* own = sockets_.ReadableSocket(shard);
     if (own == nullptr) continue;

@@ -12,11 +12,11 @@
 
 #include "host/all_reduce.h"
 #include "host/event_queue.h"
-#include "host/group_watch.h"
 #include "host/shard_sockets.h"
 #include "host/stall_watch.h"
 #include "host/wake_up.h"
 #include "net/udp_socket.h"
+#include "wire/group_watch.h"
 
 namespace passing {
 
@@ -78,8 +78,8 @@ class Transport : public Collective {
 
   // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
   mutable std::mutex core_mutex_;
-  ShardSockets sockets_;                   // the thread sleeps in it without any lock
-  std::vector<GroupWatch> group_watches_;  // by shard
+  ShardSockets sockets_;                         // the thread sleeps in it without any lock
+  std::vector<wire::GroupWatch> group_watches_;  // by shard
   AllReduce core_;
   StallWatch stall_watch_;
   std::vector<Sum> taken_starts_;  // empty except during Work, as the next

@@ -83,6 +83,7 @@ class BatchSender {
   // As UdpSocket::Send.
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations);
 
+  // As UdpSocket::segmentation.
   bool segmentation() const { return segmentation_; }
   void DisableSegmentation() { segmentation_ = false; }
 

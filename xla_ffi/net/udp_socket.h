@@ -45,7 +45,8 @@ class UdpSocket {
   bool MulticastFrom(const Address& own);
 
   const UdpSocketStats& stats() const;
-  // Whether UDP_SEGMENT is in use; turned off for good by the first refusal.
+  // Whether UDP_SEGMENT is in use; turned off for good by the first refusal. Tests look at it, and turn it off to see
+  // what a kernel without it would do.
   bool segmentation() const;
   void DisableSegmentation();
 

@@ -1,22 +1,26 @@
 // What Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ffi/flat_collective.h"
 #include "ffi/handlers.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
+#include "host/transport.h"
 #include "python/bindings.h"
+#include "python/stats.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace passing {
 namespace {
@@ -25,64 +29,70 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-}  // namespace
-
-nb::dict StatsDict(const AllReduceStats& stats) {
-  nb::dict dict;
-  dict["sums_started"] = stats.sums_started;
-  dict["sums_completed"] = stats.sums_completed;
-  dict["tensor_bytes"] = stats.tensor_bytes;
-  dict["packets_sent"] = stats.packets_sent;
-  dict["bytes_sent"] = stats.bytes_sent;
-  dict["packets_received"] = stats.packets_received;
-  dict["bytes_received"] = stats.bytes_received;
-  dict["packets_resent"] = stats.packets_resent;
-  dict["packets_dropped"] = stats.packets_dropped;
-  dict["order_messages"] = stats.order_messages;
-  dict["order_rollbacks"] = stats.order_rollbacks;
-  dict["flagged_chunks"] = stats.flagged_chunks;
-  dict["guesses_right"] = stats.guesses_right;
-  dict["guesses_wrong"] = stats.guesses_wrong;
-  dict["round_trip_us"] = stats.round_trip_us;
-  dict["rto_us"] = stats.rto_us;
-  return dict;
-}
+using Local = std::shared_ptr<LocalCollective>;
+using SharedTransport = std::shared_ptr<Transport>;
 
 void AttachOrThrow(Attachment attachment) {
   if (!Rendezvous::Get().Attach(std::move(attachment))) throw std::runtime_error("a session is attached already");
 }
 
+void AttachLocal(const Local& local, double deadline_s, uint32_t rank, int64_t first_device_id) {
+  AttachOrThrow({.collective = local,
+                 .failure = [local] { return local->failure(); },
+                 .fail = [local](const Failure& failure) { local->Fail(failure); },
+                 .deadline_s = deadline_s,
+                 .rank = rank,
+                 .first_device_id = first_device_id});
+}
+
+void AttachTransports(const SharedTransport& host, double deadline_s, const std::vector<SharedTransport>& flat,
+                      uint32_t rank, int64_t first_device_id) {
+  std::vector<SharedTransport> all{host};
+  all.insert(all.end(), flat.begin(), flat.end());
+  std::shared_ptr<Collective> devices;
+  if (!flat.empty()) {
+    devices = std::make_shared<FlatCollective>(std::vector<std::shared_ptr<Collective>>(flat.begin(), flat.end()));
+  }
+  // A session fails as a whole.
+  const auto failure = [all]() -> std::optional<Failure> {
+    for (const auto& transport : all) {
+      if (auto found = transport->failure()) return found;
+    }
+    return std::nullopt;
+  };
+  const auto fail = [all](const Failure& failure) {
+    for (const auto& transport : all) transport->Fail(failure);
+  };
+  AttachOrThrow({.collective = host,
+                 .flat = std::move(devices),
+                 .failure = failure,
+                 .fail = fail,
+                 .deadline_s = deadline_s,
+                 .rank = rank,
+                 .first_device_id = first_device_id});
+}
+
+}  // namespace
+
 void BindFfi(nb::module_& m) {
-  // Python holds it through a shared_ptr of its own: a sum under way may outlive the Python object.
-  using Local = std::shared_ptr<LocalCollective>;
+  // Python holds it, as a transport, through a shared_ptr of its own: a sum under way may outlive the Python object.
   nb::class_<Local>(m, "LocalCollective")
       .def("__init__", [](Local* self) { new (self) Local(std::make_shared<LocalCollective>()); })
       .def("stats", [](const Local& self) { return StatsDict(self->stats()); });
 
-  m.def(
-      "attach",
-      [](const Local& local, double deadline_s, uint32_t rank, int64_t first_device_id) {
-        AttachOrThrow({.collective = local,
-                       .failure = [local] { return local->failure(); },
-                       .fail = [local](const Failure& failure) { local->Fail(failure); },
-                       .deadline_s = deadline_s,
-                       .rank = rank,
-                       .first_device_id = first_device_id});
-      },
-      nb::arg("collective"), nb::arg("deadline_s"), nb::kw_only(), nb::arg("rank") = 0, nb::arg("first_device_id") = 0);
+  m.def("attach", AttachLocal, "collective"_a, "deadline_s"_a, nb::kw_only(), "rank"_a, "first_device_id"_a);
+  m.def("attach", AttachTransports, "collective"_a, "deadline_s"_a, "flat"_a, nb::kw_only(), "rank"_a,
+        "first_device_id"_a);
   m.def(
       "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
 
-  m.def(
-      "end_compilation",
-      [](const std::optional<std::vector<ModuleId>>& modules) { return EndCompilation(modules ? &*modules : nullptr); },
-      nb::arg("modules") = nb::none());
+  m.def("end_compilation", EndCompilation, "modules"_a);
   m.def(
       "set_fingerprint",
       [](std::string program, int64_t ordinal, const std::string& fingerprint) {
         SetFingerprint({std::move(program), ordinal}, fingerprint);
       },
-      nb::arg("program"), nb::arg("ordinal"), nb::arg("fingerprint"));
+      "program"_a, "ordinal"_a, "fingerprint"_a);
   m.def("ffi_targets", [] {
     nb::dict psum;
     psum["instantiate"] = Capsule(PsumInstantiate);

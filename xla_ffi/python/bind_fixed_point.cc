@@ -39,7 +39,8 @@ struct Block {
 };
 
 void CheckHeadroom(uint32_t headroom_bits) {
-  if (headroom_bits > 10) throw std::invalid_argument("headroom_bits above 10");
+  if (headroom_bits > HeadroomBits(kMaxWorldSize))
+    throw std::invalid_argument("more headroom_bits than the largest world needs");
 }
 
 nb::bytes ToBytes(const std::vector<uint8_t>& buffer) { return nb::bytes(buffer.data(), buffer.size()); }

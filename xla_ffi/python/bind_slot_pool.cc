@@ -89,8 +89,10 @@ void BindSlotPool(nb::module_& m) {
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none())
       .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
-          "state",
-          [](const SlotPool& self, uint32_t slot, uint8_t version) { return StateTuple(self.State(slot, version)); },
+          "slot_version",
+          [](const SlotPool& self, uint32_t slot, uint8_t version) {
+            return VersionTuple(self.VersionOf(slot, version));
+          },
           "slot"_a, "version"_a)
       .def(
           "on_packet",

@@ -25,8 +25,8 @@ inline JobSlots SlotsOf(uint16_t job, uint16_t epoch, uint32_t slot_first, uint3
   return slots;
 }
 
-inline nanobind::tuple StateTuple(const SlotState& state) {
-  return nanobind::make_tuple(state.empty, state.sequence, state.bitmap, state.complete);
+inline nanobind::tuple VersionTuple(const SlotVersion& held) {
+  return nanobind::make_tuple(held.empty, held.sequence, held.bitmap, held.complete);
 }
 
 }  // namespace passing

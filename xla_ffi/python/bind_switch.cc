@@ -14,6 +14,7 @@
 #include "python/bind_slots.h"
 #include "python/bind_socket.h"
 #include "python/bindings.h"
+#include "python/stats.h"
 #include "switch/udp_switch.h"
 #include "wire/probe.h"
 
@@ -96,8 +97,10 @@ void BindSwitch(nb::module_& m) {
       .def("hears_parents_group", &UdpSwitch::HearsParentsGroup, "job"_a)
       .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)
       .def(
-          "slot_state",
-          [](const UdpSwitch& self, uint32_t slot, uint8_t version) { return StateTuple(self.State(slot, version)); },
+          "slot_version",
+          [](const UdpSwitch& self, uint32_t slot, uint8_t version) {
+            return VersionTuple(self.VersionOf(slot, version));
+          },
           "slot"_a, "version"_a)
       .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
       .def("close", &UdpSwitch::Close, release_gil);

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/flat_collective.h"
 #include "host/transport.h"
 #include "net/udp_socket.h"
 #include "python/bind_socket.h"
 #include "python/bindings.h"
+#include "python/stats.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,18 +30,16 @@ struct ShardLink {
   Shard shard;
 };
 
-// Shared with the attachment: a sum under way may outlive the Python object.
-struct SharedTransport {
-  std::shared_ptr<Transport> transport;
-};
+// Python holds it through a shared_ptr of its own: a sum under way may outlive the Python object.
+using SharedTransport = std::shared_ptr<Transport>;
 
 std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Failure>& failure) {
   if (!failure) return std::nullopt;
   return std::pair(failure->kind, failure->message);
 }
 
-SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank, uint32_t world_size,
-                              uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
+void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, uint16_t rank, uint32_t world_size,
+                   uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
   TransportOptions options{.job = {.rank = rank,
                                    .world_size = world_size,
                                    .shards = {},
@@ -57,7 +55,7 @@ SharedTransport MakeTransport(const std::vector<ShardLink>& links, uint16_t rank
     sockets.push_back(std::move(socket));
     groups.push_back(std::move(group));
   }
-  return {std::make_shared<Transport>(std::move(sockets), options, std::move(groups))};
+  new (self) SharedTransport(std::make_shared<Transport>(std::move(sockets), options, std::move(groups)));
 }
 
 void BindEvents(nb::module_& m) {
@@ -90,15 +88,10 @@ void BindEvents(nb::module_& m) {
       .def_prop_ro("payload", [](const OrderMessage& self) { return nb::bytes(self.bytes.data(), self.bytes.size()); });
   nb::class_<Stalled>(m, "Stalled").def_ro("stall", &Stalled::stall).def_ro("stalled_s", &Stalled::stalled_s);
   nb::class_<GroupLost>(m, "GroupLost").def_ro("shard", &GroupLost::shard);
-  nb::class_<Failure>(m, "Failed").def_ro("kind", &Failure::kind).def_ro("message", &Failure::message);
+  nb::class_<Failure>(m, "Failure").def_ro("kind", &Failure::kind).def_ro("message", &Failure::message);
 }
 
 }  // namespace
-
-void AddSocketStats(nb::dict& dict, const UdpSocketStats& stats) {
-  dict["datagrams_unsent"] = stats.datagrams_unsent;
-  dict["errors_reported"] = stats.errors_reported;
-}
 
 void BindTransport(nb::module_& m) {
   nb::class_<ShardLink>(m, "ShardLink")
@@ -120,75 +113,34 @@ void BindTransport(nb::module_& m) {
 
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
-      .def(
-          "__init__",
-          [](SharedTransport* self, const std::vector<ShardLink>& shards, uint16_t rank, uint32_t world_size,
-             uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
-            new (self) SharedTransport(
-                MakeTransport(shards, rank, world_size, slots_per_shard, lanes_per_chunk, warn_s, deadline_s));
-          },
-          "shards"_a, nb::kw_only(), "rank"_a, "world_size"_a, "slots_per_shard"_a, "lanes_per_chunk"_a, "warn_s"_a,
-          "deadline_s"_a)
+      .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "rank"_a, "world_size"_a, "slots_per_shard"_a,
+           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
-             self.transport->DeliverOrderMessage(std::string(message.c_str(), message.size()));
+             self->DeliverOrderMessage(std::string(message.c_str(), message.size()));
            })
-      .def("note_stall", [](SharedTransport& self, std::string note) { self.transport->NoteStall(std::move(note)); })
+      .def("note_stall", [](SharedTransport& self, std::string note) { self->NoteStall(std::move(note)); })
       .def("fail",
            [](SharedTransport& self, std::string kind, std::string message) {
-             self.transport->Fail({std::move(kind), std::move(message)});
+             self->Fail({std::move(kind), std::move(message)});
            })
-      .def("failure", [](const SharedTransport& self) { return Pair(self.transport->failure()); })
+      .def("failure", [](const SharedTransport& self) { return Pair(self->failure()); })
       .def(
-          "wait_event", [](SharedTransport& self, double timeout_s) { return self.transport->WaitEvent(timeout_s); },
-          release_gil)
+          "wait_event", [](SharedTransport& self, double timeout_s) { return self->WaitEvent(timeout_s); }, release_gil)
       .def(
-          "drain", [](SharedTransport& self, double timeout_s) { return self.transport->Drain(timeout_s); },
-          release_gil)
+          "drain", [](SharedTransport& self, double timeout_s) { return self->Drain(timeout_s); }, release_gil)
       .def("stats",
            [](const SharedTransport& self) {
              const auto [stats, socket] = [&] {
                const nb::gil_scoped_release release;  // the transport may be busy
-               return std::pair(self.transport->stats(), self.transport->socket_stats());
+               return std::pair(self->stats(), self->socket_stats());
              }();
              nb::dict dict = StatsDict(stats);
              AddSocketStats(dict, socket);
              return dict;
            })
       .def(
-          "close", [](SharedTransport& self) { self.transport->Close(); }, release_gil);
-
-  m.def(
-      "attach",
-      [](const SharedTransport& self, double deadline_s, const std::vector<SharedTransport>& flat, uint32_t rank,
-         int64_t first_device_id) {
-        std::vector<std::shared_ptr<Transport>> all{self.transport};
-        for (const SharedTransport& rank : flat) all.push_back(rank.transport);
-        std::shared_ptr<Collective> devices;
-        if (!flat.empty()) {
-          devices =
-              std::make_shared<FlatCollective>(std::vector<std::shared_ptr<Collective>>(all.begin() + 1, all.end()));
-        }
-        // A session fails as a whole.
-        const auto failure = [all]() -> std::optional<Failure> {
-          for (const auto& transport : all) {
-            if (auto found = transport->failure()) return found;
-          }
-          return std::nullopt;
-        };
-        const auto fail = [all](const Failure& failure) {
-          for (const auto& transport : all) transport->Fail(failure);
-        };
-        AttachOrThrow({.collective = self.transport,
-                       .flat = std::move(devices),
-                       .failure = failure,
-                       .fail = fail,
-                       .deadline_s = deadline_s,
-                       .rank = rank,
-                       .first_device_id = first_device_id});
-      },
-      "collective"_a, "deadline_s"_a, "flat"_a = std::vector<SharedTransport>(), nb::kw_only(), "rank"_a = 0,
-      "first_device_id"_a = 0);
+          "close", [](SharedTransport& self) { self->Close(); }, release_gil);
 }
 
 }  // namespace passing

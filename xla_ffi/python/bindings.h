@@ -4,10 +4,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include "ffi/rendezvous.h"
-#include "host/all_reduce.h"
-#include "net/udp_socket.h"
-
 namespace passing {
 
 void BindFfi(nanobind::module_& m);
@@ -16,11 +12,6 @@ void BindSocket(nanobind::module_& m);
 void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);
 void BindSlotPool(nanobind::module_& m);
-
-nanobind::dict StatsDict(const AllReduceStats& stats);
-void AddSocketStats(nanobind::dict& dict, const UdpSocketStats& stats);
-// Raises RuntimeError if a session is attached.
-void AttachOrThrow(Attachment attachment);
 
 }  // namespace passing
 

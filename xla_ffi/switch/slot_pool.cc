@@ -6,51 +6,32 @@
 #include <cstring>
 #include <stdexcept>
 
-// The loops over lanes are compiled once for AVX2 and once for any x86-64; the loader chooses, which is too early
-// for the thread sanitizer.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__)
-#define PASSING_SIMD __attribute__((target_clones("avx2", "default"), optimize("O3")))
-#else
-#define PASSING_SIMD
-#endif
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
 
-inline uint32_t NetworkOrder(uint32_t lane) {
-  return std::endian::native == std::endian::little ? __builtin_bswap32(lane) : lane;
-}
-
-// `packet` may be unaligned and is in network order; `lanes` are in host order.
-inline uint32_t Load(const uint8_t* packet, uint32_t i) {
-  uint32_t lane;
-  std::memcpy(&lane, packet + size_t{4} * i, 4);
-  return NetworkOrder(lane);
-}
-
-PASSING_SIMD void WriteLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] = Load(packet, i);
+// `packet` has lanes as on the wire; `lanes` are in host order.
+PASSING_CLONES void WriteLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
+  for (uint32_t i = 0; i < count; ++i) lanes[i] = wire::LoadLane(packet, i);
 }
 
 // Unsigned, so that wrapping is defined.
-PASSING_SIMD void AddLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] += Load(packet, i);
+PASSING_CLONES void AddLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
+  for (uint32_t i = 0; i < count; ++i) lanes[i] += wire::LoadLane(packet, i);
 }
 
-PASSING_SIMD void MaxLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
+PASSING_CLONES void MaxLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
   for (uint32_t i = 0; i < count; ++i) {
-    const auto lane = static_cast<int32_t>(Load(packet, i));
+    const auto lane = static_cast<int32_t>(wire::LoadLane(packet, i));
     const auto held = static_cast<int32_t>(lanes[i]);
     lanes[i] = static_cast<uint32_t>(lane > held ? lane : held);
   }
 }
 
-PASSING_SIMD void ToNetworkOrder(uint32_t* lanes, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] = NetworkOrder(lanes[i]);
+PASSING_CLONES void ToNetworkOrder(uint32_t* lanes, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) lanes[i] = wire::NetworkOrder(lanes[i]);
 }
-
-constexpr uint32_t kMaxSlots = 1u << 16;  // a slot is 16 bits on the wire
 
 uint64_t Bit(uint16_t worker) { return uint64_t{1} << worker; }
 
@@ -86,7 +67,7 @@ struct SlotPool::Slot {
 };
 
 SlotPool::SlotPool(uint32_t slot_count) {
-  if (slot_count == 0 || slot_count > kMaxSlots) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
+  if (slot_count == 0 || slot_count > wire::kMaxSlots) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
   slots_ = std::vector<Slot>(slot_count);
 }
 
@@ -100,7 +81,8 @@ void SlotPool::Check(const JobSlots& job) const {
   if (job.slot_first > slots_.size() || job.slot_count > slots_.size() - job.slot_first) {
     throw std::invalid_argument("the job's slots leave the pool");
   }
-  if (job.parent && (job.parent->worker >= wire::kMaxWorkers || job.parent->slot_first > kMaxSlots - job.slot_count)) {
+  if (job.parent &&
+      (job.parent->worker >= wire::kMaxWorkers || job.parent->slot_first > wire::kMaxSlots - job.slot_count)) {
     throw std::invalid_argument("no pool has such a worker, or such slots, as the job's parent is said to");
   }
   for (const auto& other : jobs_) {
@@ -251,7 +233,7 @@ Action SlotPool::OnParentResult(const JobSlots& job, const wire::Header& header,
           .packet = held.Packet()};
 }
 
-SlotState SlotPool::State(uint32_t slot, uint8_t version) const {
+SlotVersion SlotPool::VersionOf(uint32_t slot, uint8_t version) const {
   if (slot >= slots_.size() || version > 1) return {};
   const Version& held = slots_[slot].versions[version];
   if (held.empty) return {};

@@ -65,7 +65,7 @@ struct JobSlots {
 };
 
 // What one slot version holds, for the question "which workers are missing?".
-struct SlotState {
+struct SlotVersion {
   bool empty = true;
   uint32_t sequence = 0;
   uint64_t bitmap = 0;
@@ -87,7 +87,7 @@ class SlotPool {
 
   Action OnPacket(std::span<const uint8_t> packet, const Address& source);
 
-  SlotState State(uint32_t slot, uint8_t version) const;
+  SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
   uint64_t Count(Verdict verdict) const;
 
  private:

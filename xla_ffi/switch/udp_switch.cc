@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "wire/group_watch.h"
+
 namespace passing {
 namespace {
 
@@ -103,12 +105,12 @@ class UdpSwitch::Impl {
   bool HearsParentsGroup(uint16_t job) const {
     std::lock_guard lock(mutex_);
     const auto found = routes_.find(job);
-    return found == routes_.end() || found->second.unicast_results < wire::kGroupLostResults;
+    return found == routes_.end() || !found->second.parents_group.lost();
   }
 
-  SlotState State(uint32_t slot, uint8_t version) const {
+  SlotVersion VersionOf(uint32_t slot, uint8_t version) const {
     std::lock_guard lock(mutex_);
-    return pool_.State(slot, version);
+    return pool_.VersionOf(slot, version);
   }
 
   UdpSwitchStats stats() const {
@@ -137,7 +139,7 @@ class UdpSwitch::Impl {
     std::vector<Address> workers;
     std::optional<MulticastGroup> group;
     std::optional<Uplink> uplink;
-    uint32_t unicast_results = 0;  // of a parent that sends them to a group: since the last one that came there
+    wire::GroupWatch parents_group{};  // if the uplink has one
   };
 
   // Packets that go the same way, side by side in output_.
@@ -190,7 +192,11 @@ class UdpSwitch::Impl {
 
   void CountWay(Route& route) {
     if (!route.uplink || !route.uplink->group) return;
-    route.unicast_results = by_group_ ? 0 : std::min(route.unicast_results + 1, wire::kGroupLostResults);
+    if (by_group_) {
+      route.parents_group.OnGroupResults(1);
+    } else {
+      route.parents_group.OnOwnResults(1);
+    }
   }
 
   // With mutex_ held. nullptr if the job was removed meanwhile.
@@ -277,7 +283,7 @@ void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, 
 }
 void UdpSwitch::RemoveJob(uint16_t job) { impl_->RemoveJob(job); }
 bool UdpSwitch::HearsParentsGroup(uint16_t job) const { return impl_->HearsParentsGroup(job); }
-SlotState UdpSwitch::State(uint32_t slot, uint8_t version) const { return impl_->State(slot, version); }
+SlotVersion UdpSwitch::VersionOf(uint32_t slot, uint8_t version) const { return impl_->VersionOf(slot, version); }
 UdpSwitchStats UdpSwitch::stats() const { return impl_->stats(); }
 void UdpSwitch::Close() { impl_->Close(); }
 

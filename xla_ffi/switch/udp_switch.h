@@ -55,7 +55,7 @@ class UdpSwitch {
   void Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes);
   // False once the results of this job's parent, which it sends to a group, come only because we ask again.
   bool HearsParentsGroup(uint16_t job) const;
-  SlotState State(uint32_t slot, uint8_t version) const;
+  SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
   UdpSwitchStats stats() const;
   void Close();
 

@@ -12,6 +12,13 @@ void Store16(uint8_t* at, uint16_t value) {
 
 uint16_t Load16(const uint8_t* at) { return static_cast<uint16_t>(at[0] << 8 | at[1]); }
 
+void Store32(uint8_t* at, uint32_t value) {
+  Store16(at, static_cast<uint16_t>(value >> 16));
+  Store16(at + 2, static_cast<uint16_t>(value));
+}
+
+uint32_t Load32(const uint8_t* at) { return uint32_t{Load16(at)} << 16 | Load16(at + 2); }
+
 }  // namespace
 
 void Encode(const Header& header, uint8_t* out) {
@@ -26,7 +33,7 @@ void Encode(const Header& header, uint8_t* out) {
   Store16(out + 6, header.epoch);
   Store16(out + 8, header.worker);
   Store16(out + 10, header.slot);
-  StoreLane(out + 12, header.sequence);
+  Store32(out + 12, header.sequence);
   out[16] = header.version;
   out[17] = static_cast<uint8_t>(header.lane_format);
   Store16(out + 18, header.element_count);
@@ -53,7 +60,7 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   header.epoch = Load16(in + 6);
   header.worker = Load16(in + 8);
   header.slot = Load16(in + 10);
-  header.sequence = LoadLane(in + 12);
+  header.sequence = Load32(in + 12);
   header.version = in[16];
   header.lane_format = lane_format;
   header.element_count = element_count;

@@ -34,6 +34,9 @@ inline constexpr size_t kHeaderBytes = 20;
 inline constexpr uint32_t kMaxLanes = 360;
 inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
 
+// A slot is 16 bits.
+inline constexpr uint32_t kMaxSlots = 1 << 16;
+
 // Bits of a slot's bitmap. A worker is who contributes to a slot: a host, or a switch one level down.
 inline constexpr uint32_t kMaxWorkers = 64;
 
@@ -88,17 +91,6 @@ const char* Name(DecodeError error);
 
 // Serial number arithmetic (RFC 1982) over 32 bits: is `a` before `b`?
 constexpr bool SequenceBefore(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
-
-// Lanes stand in network order on the wire.
-inline uint32_t LoadLane(const uint8_t* at) {
-  return uint32_t{at[0]} << 24 | uint32_t{at[1]} << 16 | uint32_t{at[2]} << 8 | at[3];
-}
-inline void StoreLane(uint8_t* at, uint32_t value) {
-  at[0] = static_cast<uint8_t>(value >> 24);
-  at[1] = static_cast<uint8_t>(value >> 16);
-  at[2] = static_cast<uint8_t>(value >> 8);
-  at[3] = static_cast<uint8_t>(value);
-}
 
 }  // namespace passing::wire
 

@@ -15,10 +15,6 @@ namespace passing::wire {
 // What a super-packet holds: 43 x 1,460 + 24 bytes.
 inline constexpr uint16_t kProbePackets = 44;
 
-// A member that heard the group, and then so many results in a row that came only because it asked again (a few are
-// lost now and then, and come so too), doesn't hear it any more: a switch on the way forgot the membership.
-inline constexpr uint32_t kGroupLostResults = 64;
-
 // Names a burst. The nonce, drawn for it, tells it from those of any other switch, job or attempt.
 struct ProbeName {
   uint16_t job = 0;

@@ -55,7 +55,7 @@ class SoftwareDataPlane:
         self._native.remove_job(job)
 
     def slot_version(self, slot: int, version: int) -> SlotVersion:
-        return SlotVersion(*self._native.slot_state(slot, version))
+        return SlotVersion(*self._native.slot_version(slot, version))
 
     def check(self) -> str:
         return ""

@@ -16,8 +16,8 @@ def main() -> None:
             print(f"raised {type(error).__name__}: {error}")
     else:
         for _ in range(6000):
-            if session.failure is not None:
-                print(f"raised {type(session.failure).__name__}: {session.failure}")
+            if session.error is not None:
+                print(f"raised {type(session.error).__name__}: {session.error}")
                 break
             time.sleep(0.01)
     session.shutdown()

@@ -79,7 +79,7 @@ def test_equal_programs_and_the_order_beside_them(hosts):
     for host in hosts[1:]:
         until(lambda host=host: host.transport.ordered == [b"first", b""])
         until(lambda host=host: host._ledger.waiting() == "")
-    assert [host.failed for host in hosts] == [None] * 3
+    assert [host.failure for host in hosts] == [None] * 3
     assert hosts[0].transport.ordered == []
 
 
@@ -91,11 +91,11 @@ def test_all_hosts_hear_at_once_of_a_program_that_differs(hosts, odd, rank_0_fir
         tree = ["['loss']", "['memory']" if host is hosts[odd] else "['learning_rate']"]
         host.transport.runs(program(identity(leaves=[[path, "float32[]"] for path in tree])))
     for host in hosts:
-        until(lambda host=host: host.failed)
-        assert host.failed.kind == "ProgramMismatchError"
-        assert "{loss, memory}" in host.failed.message
-        assert "{loss, learning_rate}" in host.failed.message
-        assert "Sum the same tree on all hosts." in host.failed.message
+        until(lambda host=host: host.failure)
+        assert host.failure.kind == "ProgramMismatchError"
+        assert "{loss, memory}" in host.failure.message
+        assert "{loss, learning_rate}" in host.failure.message
+        assert "Sum the same tree on all hosts." in host.failure.message
 
 
 def test_a_long_program_travels(hosts):
@@ -103,7 +103,7 @@ def test_a_long_program_travels(hosts):
     run_on_all(hosts, program(*sums))
     for host in hosts[1:]:
         until(lambda host=host: host._ledger._compared.total() == 1)
-        assert host.failed is None
+        assert host.failure is None
 
 
 def test_a_stall_tells_of_programs_that_rank_0_hasnt(hosts, caplog):

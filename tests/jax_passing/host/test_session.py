@@ -28,7 +28,7 @@ def test_a_session_says_who_it_is(running):
     session, other = init_beside(running, other_rank=0)
     assert repr(session) == "<jax_passing.Session rank=1 world_size=2 job='test' axis_name='d' (open)>"
     other._shards[0].hang_up()
-    until(lambda: session.failed)
+    until(lambda: session.failure)
     assert repr(session).endswith(" (failed: HostLostError)>")
     session.shutdown()
     assert repr(session).endswith(" (closed)>")
@@ -59,9 +59,9 @@ def test_sums_before_and_after_a_session_say_so():
 def test_all_hosts_fail_alike(running):
     several = members(running, 3)
     several[1].fail(jax_passing.errors.Failure("ProgramMismatchError", "site 3 differs"))
-    until(lambda: all(member.failed for member in several))
-    assert {member.failed.kind for member in several} == {"ProgramMismatchError"}
-    assert "Reported by rank 1" in several[0].failed.message
+    until(lambda: all(member.failure for member in several))
+    assert {member.failure.kind for member in several} == {"ProgramMismatchError"}
+    assert "Reported by rank 1" in several[0].failure.message
     for member in several:
         member.close()
 
@@ -73,19 +73,19 @@ def test_a_lost_host_is_named_and_the_process_goes_on(running):
     with pytest.raises(HostLostError, match="Rank 1 closed its connection") as caught, translate():
         pending.block_until_ready()
     assert caught.value.ranks == (1,)
-    assert isinstance(session.failure, HostLostError)
+    assert isinstance(session.error, HostLostError)
     other.close()
 
     with jax_passing.init(running.address, rank=0, world_size=1) as again:
         assert (total(ONES) == 2).all()
-        assert again.failure is None
+        assert again.error is None
 
 
 def test_a_lost_switch(running):
     session = jax_passing.init(running.address, rank=0, world_size=1)
     running.stop()
-    until(lambda: session.failure)
-    assert isinstance(session.failure, SwitchLostError)
+    until(lambda: session.error)
+    assert isinstance(session.error, SwitchLostError)
     with pytest.raises(SwitchLostError), session:
         total(ONES).block_until_ready()
     assert sessions.current() is None
@@ -95,14 +95,14 @@ def test_a_silent_switch_is_lost_when_the_lease_ends():
     quick = SwitchThread(lease_s=1.5)
     (member,) = members(quick, 1)
     time.sleep(3.0)
-    assert member.failed is None  # heartbeats keep it alive
+    assert member.failure is None  # heartbeats keep it alive
     blocked, resume = threading.Event(), threading.Event()
     quick._loop.call_soon_threadsafe(lambda: (blocked.set(), resume.wait(60)))
     assert blocked.wait(60)
-    until(lambda: member.failed)
+    until(lambda: member.failure)
     resume.set()
-    assert member.failed.kind == "SwitchLostError"
-    assert "silent for 1.5 s" in member.failed.message
+    assert member.failure.kind == "SwitchLostError"
+    assert "silent for 1.5 s" in member.failure.message
     member.close()
     quick.stop()
 
@@ -111,9 +111,9 @@ def test_a_host_that_stops_with_an_exception_tells_the_others(running):
     session, other = init_beside(running)
     with pytest.raises(ZeroDivisionError), session:
         _ = 1 // 0
-    until(lambda: other.failed)
-    assert (other.failed.kind, other.failed.ranks) == ("HostLostError", (0,))
-    assert "Rank 0 left job 'test', epoch 1: it stopped with ZeroDivisionError" in other.failed.message
+    until(lambda: other.failure)
+    assert (other.failure.kind, other.failure.ranks) == ("HostLostError", (0,))
+    assert "Rank 0 left job 'test', epoch 1: it stopped with ZeroDivisionError" in other.failure.message
     other.close()
 
 
@@ -128,8 +128,8 @@ def test_a_stall_warns_and_fails_at_the_deadline_naming_the_missing_rank(running
     warnings = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
     assert 1 <= len(warnings) <= 4
     assert "Missing: rank 1." in warnings[0]
-    until(lambda: other.failed)
-    assert other.failed.kind == "DeadlineExceededError"
+    until(lambda: other.failure)
+    assert other.failure.kind == "DeadlineExceededError"
     other.close()
 
 
@@ -164,7 +164,7 @@ def test_shutdown_waits_for_the_other_hosts(running):
         other.leave()
         other.await_others(time.monotonic() + 60)
         done.result(60)
-    assert session.failure is None
+    assert session.error is None
     other.close()
 
 
@@ -222,8 +222,8 @@ def test_exit_with_an_exception_tells_the_others(running):
     other.start()
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("ValueError: oops")
-    until(lambda: other.failed)
-    assert "it stopped with ValueError: oops" in other.failed.message
+    until(lambda: other.failure)
+    assert "it stopped with ValueError: oops" in other.failure.message
     other.close()
 
 

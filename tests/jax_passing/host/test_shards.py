@@ -54,7 +54,7 @@ def test_the_sum_goes_through_all_of_them(three):
     with jax_passing.init(three.address, rank=0, world_size=1) as session:
         x = jax.random.normal(jax.random.key(0), (2, 100_000))
         assert jnp.allclose(total(x)[0], x.sum(0), atol=1e-5)
-        assert session.failure is None
+        assert session.error is None
     for one in three.each:
         one.stop()
         assert one.counters["epochs_started"] == 1
@@ -175,11 +175,11 @@ def test_a_lost_switch_is_named_at_once(three, lost):
     session, other = init_beside(three)
     pending = total(ONES)
     three.each[lost].stop()
-    until(lambda: session.failed and other.failed)
-    assert isinstance(session.failure, SwitchLostError)
+    until(lambda: session.failure and other.failure)
+    assert isinstance(session.error, SwitchLostError)
     with pytest.raises(SwitchLostError):
         session.shutdown()
-        raise session.failure
+        raise session.error
     del pending
     other.close()
 
@@ -187,12 +187,12 @@ def test_a_lost_switch_is_named_at_once(three, lost):
 def test_a_broken_connection_names_the_switch(three):
     several = members(three)
     several[1]._shards[2].hang_up()
-    until(lambda: all(member.failed for member in several))
-    assert several[1].failed.kind == "SwitchLostError"
-    assert f"Rank 1 lost the switch at {three.each[2].address}" in several[1].failed.message
+    until(lambda: all(member.failure for member in several))
+    assert several[1].failure.kind == "SwitchLostError"
+    assert f"Rank 1 lost the switch at {three.each[2].address}" in several[1].failure.message
     # Rank 0 hears it from rank 1 through the other switches, or from the switch that rank 1 is lost to.
-    assert several[0].failed.kind in ("SwitchLostError", "HostLostError")
-    assert "Rank 1" in several[0].failed.message
+    assert several[0].failure.kind in ("SwitchLostError", "HostLostError")
+    assert "Rank 1" in several[0].failure.message
     for member in several:
         member.close()
 
@@ -200,8 +200,8 @@ def test_a_broken_connection_names_the_switch(three):
 def test_a_failure_ends_the_job_at_every_switch(three):
     several = members(three)
     several[1].fail(jax_passing.errors.Failure("ProgramMismatchError", "site 3 differs"))
-    until(lambda: all(member.failed for member in several))
-    assert "Reported by rank 1" in several[0].failed.message
+    until(lambda: all(member.failure for member in several))
+    assert "Reported by rank 1" in several[0].failure.message
     for member in members(three):  # the same ranks join again, while the old connections are still open
         member.close()
     for member in several:
@@ -215,7 +215,7 @@ def test_a_stall_names_the_switch_of_its_slot(three, caplog):
     assert f"slot 0, version 0, sequence 0 of {three.each[0].address}" in str(caught.value)
     assert "Missing: rank 1." in str(caught.value)
     assert f"of {three.each[0].address}" in caplog.text
-    until(lambda: other.failed)
+    until(lambda: other.failure)
     other.close()
 
 
@@ -239,6 +239,6 @@ def test_leaving_is_a_barrier_at_every_switch(three):
         assert not left.done()
         several[1].leave()
         left.result(60)
-    assert [member.failed for member in several] == [None, None]
+    assert [member.failure for member in several] == [None, None]
     for member in several:
         member.close()

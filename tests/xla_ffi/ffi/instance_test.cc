@@ -11,9 +11,11 @@ namespace passing {
 namespace {
 
 // Modules of different tests must not meet: the registry is the process's.
-SiteInfo Info(int64_t ordinal, int64_t site, const std::string& program = "") {
+ModuleId Module(int64_t ordinal) { return {testing::UnitTest::GetInstance()->current_test_info()->name(), ordinal}; }
+
+SiteInfo Info(int64_t ordinal, int64_t site) {
   SiteInfo info;
-  info.program = program.empty() ? testing::UnitTest::GetInstance()->current_test_info()->name() : program;
+  info.program = Module(ordinal).first;
   info.ordinal = ordinal;
   info.site = site;
   info.identity = "sum " + std::to_string(site);
@@ -34,9 +36,9 @@ SiteInfo LookAlike(int64_t ordinal, int64_t site = 0) {
   return info;
 }
 
-// As the session does when a compilation ended.
-std::vector<ModuleId> EndWith(const std::string& fingerprint) {
-  const auto asked = EndCompilation();
+// As the session does when the compilation of a module ended.
+std::vector<ModuleId> EndWith(const std::string& fingerprint, int64_t ordinal = 0) {
+  const auto asked = EndCompilation({Module(ordinal)});
   for (const ModuleId& module : asked) SetFingerprint(module, fingerprint);
   return asked;
 }
@@ -53,11 +55,11 @@ TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
   EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, b0.SiteOf(0)->executable->program.identities);
 }
 
-TEST(Instance, lookAlikesAreRankedBySiteThenByOrder) {
+TEST(Instance, lookAlikesAreNumberedBySiteThenByOrder) {
   Instance a2(LookAlike(0, 1)), a0(LookAlike(0)), a1(LookAlike(0));
   EndWith("f");
   Instance b0(LookAlike(1)), b1(LookAlike(1)), b2(LookAlike(1, 1));
-  EndWith("f");
+  EndWith("f", 1);
   // The order of first execution doesn't matter.
   EXPECT_EQ(HashOf(a2), HashOf(b2));
   EXPECT_EQ(HashOf(b0), HashOf(a0));
@@ -107,9 +109,9 @@ TEST(Instance, sumsInLoopsAndBranchesNeedAVisit) {
 
 TEST(Instance, lookAlikesNeedAFingerprint) {
   Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Info(0, 7));
-  const auto asked = EndCompilation();
-  EXPECT_EQ(asked, (std::vector<ModuleId>{{a0.info().program, 0}}));
-  EXPECT_EQ(EndCompilation(), std::vector<ModuleId>{});  // once
+  const auto asked = EndCompilation({Module(0)});
+  EXPECT_EQ(asked, std::vector<ModuleId>{Module(0)});
+  EXPECT_EQ(EndCompilation({Module(0)}), std::vector<ModuleId>{});  // once
   for (Instance* each : {&a0, &a1, &other}) {
     const auto& refused = each->SiteOf(0)->executable->refused;
     ASSERT_TRUE(refused);
@@ -134,7 +136,7 @@ TEST(Instance, inAWorldOfOneLookAlikesNeedNoFingerprint) {
   SiteInfo info = LookAlike(0);
   info.world_size = 1;
   Instance a0(info), a1(info);
-  EXPECT_EQ(EndCompilation().size(), 0);
+  EXPECT_EQ(EndCompilation({Module(0)}).size(), 0);
   EXPECT_FALSE(a0.SiteOf(0)->executable->refused);
   EXPECT_NE(HashOf(a0), HashOf(a1));
 }
@@ -144,7 +146,7 @@ TEST(Instance, fingerprintChangesEverySumOfItsProgram) {
   for (const auto* fingerprint : {"f", "g"}) {
     static int64_t ordinal = 0;
     Instance a0(LookAlike(++ordinal)), a1(LookAlike(ordinal)), other(Info(ordinal, 7));
-    EndWith(fingerprint);
+    EndWith(fingerprint, ordinal);
     for (Instance* each : {&a0, &a1, &other}) hashes.insert(HashOf(*each));
   }
   EXPECT_EQ(hashes.size(), 6);
@@ -152,7 +154,7 @@ TEST(Instance, fingerprintChangesEverySumOfItsProgram) {
 
 TEST(Instance, fingerprintIsOfTheLastExecutableOfItsModule) {
   Instance a0(LookAlike(0)), a1(LookAlike(0));
-  EXPECT_EQ(EndCompilation().size(), 1);
+  EXPECT_EQ(EndCompilation({Module(0)}).size(), 1);
   Instance b0(LookAlike(0)), b1(LookAlike(0));
   EXPECT_EQ(EndWith("of b").size(), 1);
   EXPECT_TRUE(a0.SiteOf(0)->executable->refused);
@@ -163,7 +165,7 @@ TEST(Instance, fingerprintOfAProgramThatIsGone) {
   std::vector<ModuleId> asked;
   {
     Instance a0(LookAlike(0)), a1(LookAlike(0));
-    asked = EndCompilation();
+    asked = EndCompilation({Module(0)});
   }
   ASSERT_EQ(asked.size(), 1);
   SetFingerprint(asked[0], "f");
@@ -227,10 +229,9 @@ TEST(Instance, instantiatedAfterExecutionIsAnotherExecutable) {
 
 TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
   Instance a0(Info(0, 0)), a1(Info(0, 0));
-  const std::vector<ModuleId> modules{{a0.info().program, 0}};
-  EndCompilation(&modules);
+  EndCompilation({Module(0)});
   Instance b0(Info(0, 0)), b1(Info(0, 0));
-  EndCompilation(&modules);
+  EndCompilation({Module(0)});
   EXPECT_EQ(HashOf(b1), HashOf(a1));
   EXPECT_EQ(HashOf(a0), HashOf(b0));
   EXPECT_NE(a0.SiteOf(0)->executable, b0.SiteOf(0)->executable);
@@ -239,8 +240,7 @@ TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
 
 TEST(Instance, endOfAnotherModulesCompilationChangesNothing) {
   Instance a0(Info(0, 0));
-  const std::vector<ModuleId> others{{a0.info().program, 1}, {"another", 0}};
-  EndCompilation(&others);
+  EndCompilation({Module(1), {"another", 0}});
   Instance a1(Info(0, 0));
   EXPECT_NE(HashOf(a0), HashOf(a1));
   EXPECT_EQ(a0.SiteOf(0)->executable, a1.SiteOf(0)->executable);
@@ -248,7 +248,7 @@ TEST(Instance, endOfAnotherModulesCompilationChangesNothing) {
 
 TEST(Instance, closedProgramOutlivesTheRegistrysNextOne) {
   auto a = std::make_unique<Instance>(Info(0, 0));
-  EndCompilation();
+  EndCompilation({Module(0)});
   Instance b0(Info(0, 0));
   a.reset();  // was never executed; must not close the program that b0 opened
   Instance b1(Info(0, 0));

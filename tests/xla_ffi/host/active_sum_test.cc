@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "wire/header.h"
+#include "wire/lanes.h"
 
 // Bytes on the heap, now and at most. One thread only.
 namespace {
@@ -65,7 +65,7 @@ size_t PeakBytes(std::vector<float>& elements) {
   return peak_bytes - before;
 }
 
-// A client's memory must not grow with the sum. What does is the plan, some 50 bytes for the 92 KB of a segment.
+// A host's memory must not grow with the sum. What does is the plan, some 50 bytes for the 92 KB of a segment.
 TEST(ActiveSum, needsNoMemoryByTheElement) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {1.0f, kNaN}) {
@@ -95,9 +95,9 @@ TEST(ActiveSum, maximaOfTwoDevices) {
   uint8_t lanes[4 * kLanes];
   EXPECT_EQ(active.Encode(segment, 0, {}, kHeadroomBits, lanes), 0);
   const int32_t sent[] = {-5, INT32_MIN, INT32_MAX, 0};
-  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes + 4 * i)), sent[i]) << i;
+  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes, i)), sent[i]) << i;
 
-  wire::StoreLane(lanes + 4, static_cast<uint32_t>(-9));  // another host's
+  wire::StoreLane(lanes, 1, static_cast<uint32_t>(-9));  // another host's
   active.Decode(segment, 0, {}, kHeadroomBits, lanes, /*flags=*/0);
   for (const int32_t* device : {a, b}) {
     EXPECT_EQ(device[0], -5);

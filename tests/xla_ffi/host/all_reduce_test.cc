@@ -12,6 +12,7 @@
 #include "../tests/xla_ffi/host/workload.h"
 #include "host/order.h"
 #include "host/sum_plan.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -211,8 +212,8 @@ TEST(AllReduce, wholeChunksArePaddedWithZeros) {
       ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
       ASSERT_EQ(header.element_count, 10u);
       for (uint32_t lane : {8u, 9u}) {
-        EXPECT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes + 4 * lane]), 0u);
-        wire::StoreLane(&packet[wire::kHeaderBytes + 4 * lane], 0xDEADBEEF);
+        EXPECT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes], lane), 0u);
+        wire::StoreLane(&packet[wire::kHeaderBytes], lane, 0xDEADBEEF);
       }
       header.type = wire::PacketType::kResult;
       header.worker = wire::kEveryWorker;
@@ -372,7 +373,7 @@ TEST(AllReduceCluster, differentProgramsStallByName) {
   EXPECT_EQ(leader->site_name, "a.py:1");
   EXPECT_FALSE(leader->waits_for_order);
   EXPECT_EQ(leader->slot, Cluster::kSlotFirst);
-  EXPECT_EQ(cluster.pool().State(leader->slot, leader->version).bitmap, 1u);  // rank 1 is missing
+  EXPECT_EQ(cluster.pool().VersionOf(leader->slot, leader->version).bitmap, 1u);  // rank 1 is missing
   const auto follower = cluster.rank(1).OldestStall();
   EXPECT_EQ(follower->site_name, "b.py:2");
   EXPECT_TRUE(follower->waits_for_order);
@@ -486,7 +487,7 @@ TEST(AllReduce, OnPacket_lanesThatNoHostSends) {
   const auto foul = [&](const wire::Header& header, std::vector<uint8_t>& packet, std::optional<uint32_t> lane) {
     constexpr uint32_t kLanes[] = {0x80000000, 0x80000001, 0x7FFFFFFF, 0xFFFFFFFF, 0, 1, 0xFFF00000, 0x00100000};
     for (uint32_t i = 0; i < header.element_count; ++i) {
-      wire::StoreLane(&packet[wire::kHeaderBytes + 4 * i], lane.value_or(kLanes[random() % std::size(kLanes)]));
+      wire::StoreLane(&packet[wire::kHeaderBytes], i, lane.value_or(kLanes[random() % std::size(kLanes)]));
     }
   };
   const auto run = [&]<typename T>(DType dtype, T one) {

@@ -1,18 +1,13 @@
 #include "host/fixed_point.h"
 
 #include <gtest/gtest.h>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
-#include <array>
-#include <numeric>
 #include <random>
 
+#include "../tests/xla_ffi/host/block_sums.h"
 #include "../tests/xla_ffi/host/fixed_point_reference.h"
-#include "host/element_classes.h"
-#include "host/host_elements.h"
 #include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -20,117 +15,6 @@ namespace {
 using reference::BitsAt;
 using reference::kDTypes;
 using reference::ValueOf;
-using Bytes = std::vector<uint8_t>;
-
-constexpr uint32_t kWorldSizes[] = {1, 2, 3, 8, 63, 64, 128, 129, 1023, kMaxWorldSize};
-
-std::vector<const void*> Pointers(const std::vector<Bytes>& buffers) {
-  std::vector<const void*> pointers;
-  for (const Bytes& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
-
-void SetBits(DType dtype, void* base, size_t index, uint64_t bits) {
-  std::memcpy(static_cast<uint8_t*>(base) + index * SizeOf(dtype), &bits, SizeOf(dtype));
-}
-
-template <typename T>
-Bytes BytesOf(std::initializer_list<T> values) {
-  Bytes bytes(values.size() * sizeof(T));
-  if (!bytes.empty()) std::memcpy(bytes.data(), std::data(values), bytes.size());
-  return bytes;
-}
-
-// What a block's elements look like.
-enum class Kind { kAnyBits, kUniform, kTiny, kHugeAndTiny, kExtremes };
-constexpr Kind kKinds[] = {Kind::kAnyBits, Kind::kUniform, Kind::kTiny, Kind::kHugeAndTiny, Kind::kExtremes};
-
-// Finite floats of one kind, or integers of any bits.
-Bytes RandomElements(DType dtype, Kind kind, size_t count, std::mt19937_64& random) {
-  Bytes bytes(count * SizeOf(dtype));
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t bits = random();
-    if (IsFloat(dtype)) {
-      const auto [precision, max_exponent, last_bit] = reference::FormatOf(dtype);
-      const auto unit = static_cast<long double>(bits >> 11) * 0x1p-53L;  // [0, 1)
-      const long double signed_unit = bits & 1 ? -unit : unit;
-      const long double largest = std::ldexp(2 - std::ldexp(1.0L, 1 - precision), max_exponent);
-      const bool huge = bits & 2;
-      switch (kind) {
-        case Kind::kAnyBits:
-          while (!std::isfinite(ValueOf(dtype, bits))) bits = random();
-          break;
-        case Kind::kUniform:
-          bits = reference::Round(dtype, signed_unit);
-          break;
-        case Kind::kTiny:
-          bits = reference::Round(dtype, std::ldexp(signed_unit, last_bit + 6));
-          break;
-        case Kind::kHugeAndTiny:
-          bits = reference::Round(
-              dtype, huge ? std::ldexp(signed_unit, max_exponent) : std::ldexp(signed_unit, last_bit + 40));
-          break;
-        case Kind::kExtremes: {
-          const long double values[] = {largest, 0,     std::ldexp(1.0L, last_bit),
-                                        1,       -0.0L, std::ldexp(1.0L, max_exponent)};
-          const long double value = values[(bits >> 8) % std::size(values)];
-          bits = reference::Round(dtype, bits & 1 ? -value : value);
-        }
-      }
-    }
-    SetBits(dtype, bytes.data(), i, bits);
-  }
-  return bytes;
-}
-
-// What H ranks and a switch make of their inputs.
-struct Result {
-  int32_t exponent = kNoExponent;
-  uint8_t flags = 0;
-  std::vector<uint32_t> lanes;    // summed
-  std::vector<uint32_t> classes;  // summed
-  Bytes output;
-};
-
-Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& hosts, size_t count, size_t outputs = 1) {
-  Result result;
-  const uint32_t headroom = HeadroomBits(static_cast<uint32_t>(hosts.size()));
-  for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(dtype, inputs, count));
-  result.lanes.resize(LaneCount(dtype, count, headroom));
-  result.classes.resize(count);
-  for (const auto& inputs : hosts) {
-    Bytes encoded(4 * result.lanes.size());
-    result.flags |= EncodeLanes(dtype, inputs, count, result.exponent, headroom, encoded.data());
-    for (size_t i = 0; i < result.lanes.size(); ++i) result.lanes[i] += wire::LoadLane(&encoded[4 * i]);
-    std::vector<uint32_t> own(count);
-    ClassifyElements(dtype, inputs, count, own.data());
-    for (size_t i = 0; i < count; ++i) result.classes[i] += own[i];
-  }
-  Bytes summed(4 * result.lanes.size());
-  for (size_t i = 0; i < result.lanes.size(); ++i) wire::StoreLane(&summed[4 * i], result.lanes[i]);
-  std::vector<Bytes> buffers(outputs, Bytes(count * SizeOf(dtype)));
-  std::vector<void*> pointers;
-  for (Bytes& buffer : buffers) pointers.push_back(buffer.data());
-  DecodeLanes(dtype, summed.data(), count, result.exponent, headroom, pointers);
-  if (result.flags) {
-    // The first host's classes survive in the elements, and those alone are touched.
-    std::vector<uint32_t> own(count), kept(count);
-    ClassifyElements(dtype, hosts[0], count, own.data());
-    const Bytes decoded = buffers[0];
-    MarkClasses(dtype, own, pointers[0]);
-    ReadClasses(dtype, pointers[0], count, kept.data());
-    EXPECT_EQ(kept, own);
-    for (size_t i = 0; i < count; ++i) {
-      if (own[i] == 0) {
-        EXPECT_EQ(BitsAt(dtype, buffers[0].data(), i), BitsAt(dtype, decoded.data(), i));
-      }
-    }
-    ApplyClasses(dtype, result.classes, pointers);
-  }
-  for (const Bytes& buffer : buffers) EXPECT_EQ(buffer, buffers[0]);
-  result.output = buffers[0];
-  return result;
-}
 
 // Checks every element of a sum of finite elements against the reference, and against the bound of the error.
 void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& hosts, size_t count,
@@ -397,57 +281,6 @@ TEST(FixedPoint, zerosAndNoExponent) {
   }
 }
 
-// Each rank's class of an element, and what the sum must be.
-TEST(FixedPoint, nonFiniteElementsComeOutWhereTheyMust) {
-  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-    const uint64_t inf = reference::Round(dtype, std::numeric_limits<long double>::infinity());
-    const uint64_t nan = reference::Round(dtype, std::numeric_limits<long double>::quiet_NaN());
-    const uint64_t sign = uint64_t{1} << (8 * SizeOf(dtype) - 1);
-    const uint64_t one = reference::Round(dtype, 1);
-    const uint64_t two = reference::Round(dtype, 2);
-    struct Row {
-      uint64_t rank0, rank1, sum;
-    };
-    const Row rows[] = {{one, one, two},        {inf, one, inf},        {one, inf | sign, inf | sign},
-                        {inf, inf | sign, nan}, {nan, one, nan},        {one, (inf + 1) | sign, nan},
-                        {nan, inf, nan},        {inf | sign, nan, nan}, {0, 0, 0}};
-    const size_t count = std::size(rows);
-    std::array<Bytes, 2> ranks{Bytes(count * SizeOf(dtype)), Bytes(count * SizeOf(dtype))};
-    for (size_t i = 0; i < count; ++i) {
-      SetBits(dtype, ranks[0].data(), i, rows[i].rank0);
-      SetBits(dtype, ranks[1].data(), i, rows[i].rank1);
-    }
-    const Result result = SumOverRanks(dtype, {{ranks[0].data()}, {ranks[1].data()}}, count, 2);
-    EXPECT_EQ(result.flags, wire::kAllFlags);
-    EXPECT_EQ(result.exponent, 1);
-    for (size_t i = 0; i < count; ++i) EXPECT_EQ(BitsAt(dtype, result.output.data(), i), rows[i].sum) << "row " << i;
-    // The same as two devices of one host.
-    const Result local = SumOverRanks(dtype, {{ranks[0].data(), ranks[1].data()}}, count);
-    EXPECT_EQ(local.output, result.output);
-    constexpr uint32_t kNaN = 1 << 16 | 1;
-    EXPECT_EQ(local.classes, (std::vector<uint32_t>{0, 1 << 16, 1, kNaN, kNaN, kNaN, kNaN, kNaN, 0}));
-  }
-}
-
-// All ranks of the largest world count up the same class.
-TEST_P(EveryWorldSize, countersOfClassesDoNotTouchEachOther) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  const Bytes most = BytesOf<float>({kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 1});
-  const Bytes last = BytesOf<float>({kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), -kInf, kInf, -kInf});
-  std::vector<std::vector<const void*>> hosts(GetParam(), {most.data()});
-  hosts.back() = {last.data()};
-  const Result result = SumOverRanks(DType::kFloat32, hosts, 6);
-  const bool mixed = GetParam() > 1;
-  for (size_t i = 0; i < 6; ++i) {
-    const auto sum = static_cast<float>(ValueOf(DType::kFloat32, BitsAt(DType::kFloat32, result.output.data(), i)));
-    if (i == 2 || (mixed && (i == 3 || i == 4))) {
-      EXPECT_TRUE(std::isnan(sum)) << i;
-    } else {
-      EXPECT_EQ(sum, i == 0 || i == 4 ? kInf : -kInf) << i;
-    }
-  }
-}
-
 // Every count from 0 to a block, at odd addresses, with nothing written beyond the end.
 TEST(FixedPoint, anyCountAndAlignment) {
   std::mt19937_64 random(7);
@@ -471,7 +304,7 @@ TEST(FixedPoint, anyCountAndAlignment) {
       const size_t same_bytes = 4 * LaneCount(dtype, count, 2) - (single ? 4 : 0);
       ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), same_bytes), 0);
       if (single) {
-        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes]) & 0xFFFF, 0u);
+        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes], 0) & 0xFFFF, 0u);
       }
       ASSERT_EQ(lanes.back(), 0xA5);
       Bytes out(offset + count * size + 1, 0x5A);
@@ -498,10 +331,11 @@ TEST(FixedPoint, decodingRoundsOnce) {
       if (random() & 1) sum = -sum;
       constexpr uint32_t kHeadroom = 1;
       uint8_t lanes[8];
-      wire::StoreLane(lanes, static_cast<uint32_t>(two_lanes                   ? sum >> 30
-                                                   : dtype == DType::kBFloat16 ? sum << 16
-                                                                               : sum));
-      wire::StoreLane(lanes + 4, static_cast<uint32_t>(sum & 0x3FFFFFFF));
+      wire::StoreLane(lanes, 0,
+                      static_cast<uint32_t>(two_lanes                   ? sum >> 30
+                                            : dtype == DType::kBFloat16 ? sum << 16
+                                                                        : sum));
+      wire::StoreLane(lanes, 1, static_cast<uint32_t>(sum & 0x3FFFFFFF));
       uint64_t out = 0;
       void* output = &out;
       DecodeLanes(dtype, lanes, 1, exponent, kHeadroom, {&output, 1});
@@ -512,86 +346,17 @@ TEST(FixedPoint, decodingRoundsOnce) {
   }
 }
 
-// SumLocal over any count, outputs in place of the inputs, every bit pattern.
-TEST(FixedPoint, sumLocalInPlace) {
-  std::mt19937_64 random(9);
-  for (DType dtype : kDTypes) {
-    for (size_t devices = 1; devices <= 4; ++devices) {
-      const size_t count = 2 * kBlockElements + 77;
-      std::vector<Bytes> buffers(devices, Bytes(count * SizeOf(dtype)));
-      for (Bytes& buffer : buffers) {
-        for (uint8_t& byte : buffer) byte = static_cast<uint8_t>(random());
-      }
-      std::vector<uint64_t> want(count);
-      for (size_t i = 0; i < count; ++i) {
-        if (IsFloat(dtype)) {
-          want[i] = reference::Round(dtype, reference::HostElement(dtype, Pointers(buffers), i));
-        } else {
-          for (const Bytes& buffer : buffers) want[i] += BitsAt(dtype, buffer.data(), i);
-          want[i] &= ~uint64_t{0} >> (64 - 8 * SizeOf(dtype));
-        }
-      }
-      std::vector<void*> outputs;
-      for (Bytes& buffer : buffers) outputs.push_back(buffer.data());
-      SumLocal(dtype, Pointers(buffers), count, outputs);
-      for (size_t i = 0; i < count; ++i) {
-        const uint64_t got = BitsAt(dtype, outputs[0], i);
-        if (IsFloat(dtype) && std::isnan(ValueOf(dtype, want[i]))) {
-          ASSERT_TRUE(std::isnan(ValueOf(dtype, got)));
-        } else {
-          ASSERT_EQ(got, want[i]) << "dtype " << int(dtype) << " devices " << devices << " element " << i;
-        }
-      }
-      for (const Bytes& buffer : buffers) EXPECT_EQ(buffer, buffers[0]);
-    }
-  }
-}
-
-// The same for maxima: on one host alone, and as the lanes of a block that come back.
+// The maximum over the devices, as the lanes of a block that come back.
 TEST(FixedPoint, maximaOfInt32) {
   std::mt19937_64 random(10);
   for (size_t devices = 1; devices <= 4; ++devices) {
-    const size_t count = 2 * kBlockElements + 77;
-    std::vector<std::vector<int32_t>> buffers(devices, std::vector<int32_t>(count));
-    std::vector<int32_t> want(count, INT32_MIN);
-    for (auto& buffer : buffers) {
-      for (size_t i = 0; i < count; ++i) {
-        const int32_t values[] = {static_cast<int32_t>(random()), INT32_MIN, INT32_MAX, -1, 0, 1};
-        buffer[i] = values[random() % std::size(values)];
-        want[i] = std::max(want[i], buffer[i]);
-      }
-    }
-    std::vector<const void*> inputs;
-    std::vector<void*> outputs;
-    for (auto& buffer : buffers) inputs.push_back(buffer.data()), outputs.push_back(buffer.data());
-
+    const RandomMaxima of(devices, kBlockElements, random);
     Bytes lanes(4 * kBlockElements);
-    EncodeMaxima(inputs, kBlockElements, lanes.data());
+    EncodeMaxima(of.inputs(), kBlockElements, lanes.data());
     std::vector<int32_t> decoded(kBlockElements);
     void* output = decoded.data();
     DecodeLanes(DType::kInt32, lanes.data(), kBlockElements, 0, 3, {&output, 1});
-    EXPECT_TRUE(std::equal(decoded.begin(), decoded.end(), want.begin())) << devices;
-
-    MaxLocal(inputs, count, outputs);
-    for (const auto& buffer : buffers) EXPECT_EQ(buffer, want) << devices;
-  }
-}
-
-// All 65536 values of the 16-bit floats survive widening and narrowing.
-TEST(FixedPoint, sixteenBitFloatsSurvive) {
-  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    std::vector<uint16_t> all(1 << 16), out(1 << 16);
-    std::iota(all.begin(), all.end(), 0);
-    const void* input = all.data();
-    void* output = out.data();
-    SumLocal(dtype, {&input, 1}, all.size(), {&output, 1});
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (std::isnan(ValueOf(dtype, i))) {
-        ASSERT_TRUE(std::isnan(ValueOf(dtype, out[i])));
-      } else {
-        ASSERT_EQ(out[i], i);
-      }
-    }
+    EXPECT_EQ(decoded, of.maxima) << devices;
   }
 }
 
@@ -609,38 +374,6 @@ TEST(FixedPoint, anyExponentAndLanesDecode) {
     }
   }
 }
-
-#if defined(__x86_64__)
-// XLA's threads flush denormals to zero; whatever the thread's mode, the bits are the same, and the mode is left alone.
-TEST(FixedPoint, floatModeOfTheThreadDoesNotMatter) {
-  std::mt19937_64 random(12);
-  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-    for (Kind kind : {Kind::kTiny, Kind::kHugeAndTiny}) {
-      const std::vector<Bytes> buffers = {RandomElements(dtype, kind, 100, random),
-                                          RandomElements(dtype, kind, 100, random)};
-      const auto inputs = Pointers(buffers);
-      const auto run = [&] {
-        Result result = SumOverRanks(dtype, {inputs, inputs, {inputs[0]}}, 100);
-        Bytes local(result.output.size());
-        void* local_output = local.data();
-        SumLocal(dtype, inputs, 100, {&local_output, 1});
-        result.output.insert(result.output.end(), local.begin(), local.end());
-        return result;
-      };
-      const Result want = run();
-      const unsigned before = _mm_getcsr();
-      _mm_setcsr(before | 0xE040);  // FTZ, DAZ, round toward zero
-      const Result got = run();
-      const unsigned after = _mm_getcsr();
-      _mm_setcsr(before);
-      EXPECT_EQ((after ^ before) & 0xE040, 0xE040u);
-      EXPECT_EQ(got.exponent, want.exponent);
-      EXPECT_EQ(got.lanes, want.lanes);
-      EXPECT_EQ(got.output, want.output);
-    }
-  }
-}
-#endif
 
 // The bits of a fixed run, alike on every machine, compiler and instruction set.
 TEST(FixedPoint, goldenBits) {

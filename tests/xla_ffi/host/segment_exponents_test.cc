@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -24,13 +24,13 @@ std::vector<int32_t> Lanes(const SegmentExponents& exponents, const ChunkRange& 
   std::vector<uint8_t> bytes(4 * count);
   exponents.Write(blocks, bytes.data());
   std::vector<int32_t> lanes;
-  for (size_t i = 0; i < count; ++i) lanes.push_back(static_cast<int32_t>(wire::LoadLane(&bytes[4 * i])));
+  for (size_t i = 0; i < count; ++i) lanes.push_back(static_cast<int32_t>(wire::LoadLane(bytes.data(), i)));
   return lanes;
 }
 
 void Take(SegmentExponents& exponents, const ChunkRange& blocks, const std::vector<int32_t>& lanes) {
   std::vector<uint8_t> bytes(4 * lanes.size());
-  for (size_t i = 0; i < lanes.size(); ++i) wire::StoreLane(&bytes[4 * i], static_cast<uint32_t>(lanes[i]));
+  for (size_t i = 0; i < lanes.size(); ++i) wire::StoreLane(bytes.data(), i, static_cast<uint32_t>(lanes[i]));
   exponents.Take(blocks, bytes.data());
 }
 

@@ -305,7 +305,7 @@ TEST(Transport, deadline_namesWhatItWaitedFor) {
   const auto [stall, stalled_s] = cluster.stalls(0)[0];
   EXPECT_GE(stalled_s, 0.2);
   EXPECT_EQ(stall.site_name, "site 7");
-  EXPECT_EQ(cluster.udp_switch().State(stall.slot, stall.version).bitmap, 1u);
+  EXPECT_EQ(cluster.udp_switch().VersionOf(stall.slot, stall.version).bitmap, 1u);
   EXPECT_FALSE(cluster.host(0).Drain(0.01));
   cluster.host(0).NoteStall("Missing: rank 1.");
 

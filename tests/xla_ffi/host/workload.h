@@ -20,6 +20,7 @@
 #include "../tests/xla_ffi/host/cluster.h"
 #include "host/element_classes.h"
 #include "host/fixed_point.h"
+#include "wire/lanes.h"
 
 namespace passing {
 
@@ -116,14 +117,14 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Cal
       for (const Call& host : hosts) {
         Bytes encoded(4 * lane_count);
         flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
-        for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(&encoded[4 * i]);
+        for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(encoded.data(), i);
         if (!IsFloat(shape.dtype)) continue;
         std::vector<uint32_t> own(count);
         ClassifyElements(shape.dtype, inputs(host), count, own.data());
         for (size_t i = 0; i < count; ++i) classes[i] += own[i];
       }
       Bytes summed(4 * lane_count);
-      for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(&summed[4 * i], lanes[i]);
+      for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(summed.data(), i, lanes[i]);
       void* output = out.data() + first * SizeOf(shape.dtype);
       DecodeLanes(shape.dtype, summed.data(), count, exponent, headroom, {&output, 1});
       if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});

@@ -12,6 +12,7 @@
 
 #include "switch/slot_pool.h"
 #include "wire/header.h"
+#include "wire/lanes.h"
 
 namespace passing {
 
@@ -46,7 +47,7 @@ inline std::vector<uint8_t> Bytes(const Packet& packet) {
   std::vector<uint8_t> bytes(wire::kHeaderBytes + 4 * packet.lanes.size());
   wire::Encode(header, bytes.data());
   for (size_t i = 0; i < packet.lanes.size(); ++i) {
-    wire::StoreLane(&bytes[wire::kHeaderBytes + 4 * i], static_cast<uint32_t>(packet.lanes[i]));
+    wire::StoreLane(&bytes[wire::kHeaderBytes], i, static_cast<uint32_t>(packet.lanes[i]));
   }
   return bytes;
 }

@@ -102,7 +102,7 @@ TEST(SlotPool, onPacket_randomHeadersStayInThePartition) {
   }
   for (uint32_t slot = 0; slot < 16; ++slot) {
     if (slot >= 8 && slot < 12) continue;
-    EXPECT_TRUE(pool.State(slot, 0).empty && pool.State(slot, 1).empty) << slot;
+    EXPECT_TRUE(pool.VersionOf(slot, 0).empty && pool.VersionOf(slot, 1).empty) << slot;
   }
   EXPECT_GT(pool.Count(Verdict::kForeignSource), 0u);
   EXPECT_GT(pool.Count(Verdict::kForeignSlot), 0u);

@@ -174,10 +174,10 @@ TEST(SlotPool, state_aFullSlotWaitsForTheParent) {
   pool.AddJob(MakeChildJob());
   pool.OnPacket(Bytes(From(0)), AddressOf(3, 0));
   pool.OnPacket(Bytes(From(1)), AddressOf(3, 1));
-  EXPECT_EQ(pool.State(1, 0).bitmap, 0b11u);
-  EXPECT_FALSE(pool.State(1, 0).complete);
+  EXPECT_EQ(pool.VersionOf(1, 0).bitmap, 0b11u);
+  EXPECT_FALSE(pool.VersionOf(1, 0).complete);
   pool.OnPacket(Bytes(FromParent()), kParentAddress);
-  EXPECT_TRUE(pool.State(1, 0).complete);
+  EXPECT_TRUE(pool.VersionOf(1, 0).complete);
 }
 
 }  // namespace

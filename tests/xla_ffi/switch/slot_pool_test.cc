@@ -172,17 +172,17 @@ TEST(SlotPool, onPacket_unalignedPacket) {
 TEST(SlotPool, state_tellsWhoIsMissing) {
   SlotPool pool(4);
   pool.AddJob(MakeJob(3, 3));
-  EXPECT_TRUE(pool.State(1, 0).empty);
+  EXPECT_TRUE(pool.VersionOf(1, 0).empty);
   pool.OnPacket(Bytes(From(2)), AddressOf(3, 2));
   pool.OnPacket(Bytes(From(0)), AddressOf(3, 0));
-  EXPECT_EQ(pool.State(1, 0).bitmap, 0b101u);
-  EXPECT_EQ(pool.State(1, 0).sequence, 9u);
-  EXPECT_FALSE(pool.State(1, 0).complete);
+  EXPECT_EQ(pool.VersionOf(1, 0).bitmap, 0b101u);
+  EXPECT_EQ(pool.VersionOf(1, 0).sequence, 9u);
+  EXPECT_FALSE(pool.VersionOf(1, 0).complete);
   pool.OnPacket(Bytes(From(1)), AddressOf(3, 1));
-  EXPECT_TRUE(pool.State(1, 0).complete);
-  EXPECT_TRUE(pool.State(1, 1).empty);
-  EXPECT_TRUE(pool.State(4, 0).empty);
-  EXPECT_TRUE(pool.State(1, 2).empty);
+  EXPECT_TRUE(pool.VersionOf(1, 0).complete);
+  EXPECT_TRUE(pool.VersionOf(1, 1).empty);
+  EXPECT_TRUE(pool.VersionOf(4, 0).empty);
+  EXPECT_TRUE(pool.VersionOf(1, 2).empty);
 }
 
 TEST(SlotPool, addJob_newEpochStartsEmpty) {
@@ -190,7 +190,7 @@ TEST(SlotPool, addJob_newEpochStartsEmpty) {
   pool.AddJob(MakeJob(3, 2));
   pool.OnPacket(Bytes(From(0, {5})), AddressOf(3, 0));
   pool.AddJob(MakeJob(3, 2, 0, 4, 2));
-  EXPECT_TRUE(pool.State(1, 0).empty);
+  EXPECT_TRUE(pool.VersionOf(1, 0).empty);
   EXPECT_EQ(pool.OnPacket(Bytes(From(1, {5})), AddressOf(3, 1)).verdict, Verdict::kForeignEpoch);
   const auto next = [](auto& header) { header.epoch = 2, header.sequence = 0; };
   EXPECT_EQ(pool.OnPacket(Bytes(With(From(1, {1}), next)), AddressOf(3, 1)).verdict, Verdict::kAdded);
@@ -207,7 +207,7 @@ TEST(SlotPool, removeJob_freesItsSlots) {
   pool.RemoveJob(9999);
   EXPECT_EQ(pool.OnPacket(Bytes(From(1, {5})), AddressOf(3, 1)).verdict, Verdict::kForeignJob);
   pool.AddJob(MakeJob(4, 2, 0, 4));
-  EXPECT_TRUE(pool.State(1, 0).empty);
+  EXPECT_TRUE(pool.VersionOf(1, 0).empty);
 }
 
 TEST(SlotPool, addJob_refusesWhatCannotBe) {

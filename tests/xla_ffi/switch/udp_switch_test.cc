@@ -14,6 +14,7 @@
 #include "net/clock.h"
 #include "net/socket_address.h"
 #include "net/udp_driver.h"
+#include "wire/lanes.h"
 
 namespace passing {
 namespace {
@@ -42,7 +43,7 @@ class Rank {
     uint8_t* packet = driver_.Reserve();
     wire::Encode(header, packet);
     for (uint16_t i = 0; i < lane_count; ++i) {
-      wire::StoreLane(packet + wire::kHeaderBytes + 4 * i, static_cast<uint32_t>(lane));
+      wire::StoreLane(packet + wire::kHeaderBytes, i, static_cast<uint32_t>(lane));
     }
     driver_.Commit(wire::kHeaderBytes + size_t{4} * lane_count);
   }
@@ -62,8 +63,8 @@ class Rank {
         wire::Header header;
         ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
         ASSERT_EQ(header.type, wire::PacketType::kResult);
-        for (size_t at = wire::kHeaderBytes; at < packet.size(); at += 4) {
-          ASSERT_EQ(wire::LoadLane(&packet[at]), static_cast<uint32_t>(lane));
+        for (size_t i = 0; i < header.element_count; ++i) {
+          ASSERT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes], i), static_cast<uint32_t>(lane));
         }
         ++results;
       });
@@ -361,9 +362,9 @@ TEST(UdpSwitch, state_tellsWhoIsMissing) {
   ranks[2].Contribute(5, 1);
   ranks[2].Flush();
   const int64_t deadline_us = MonotonicUs() + 20'000'000;
-  while (udp_switch.State(5, 0).empty && MonotonicUs() < deadline_us) poll(nullptr, 0, 1);
-  EXPECT_EQ(udp_switch.State(5, 0).bitmap, 0b100u);
-  EXPECT_EQ(udp_switch.State(5, 0).sequence, 5u);
+  while (udp_switch.VersionOf(5, 0).empty && MonotonicUs() < deadline_us) poll(nullptr, 0, 1);
+  EXPECT_EQ(udp_switch.VersionOf(5, 0).bitmap, 0b100u);
+  EXPECT_EQ(udp_switch.VersionOf(5, 0).sequence, 5u);
 }
 
 TEST(UdpSwitch, removeJob_packetsAreForeignFromThenOn) {

@@ -129,13 +129,5 @@ TEST(Header, sequenceBefore_wraps) {
   EXPECT_FALSE(SequenceBefore(0x100, 0xFFFFFF00));
 }
 
-TEST(Header, lane_roundTrip) {
-  uint8_t bytes[4];
-  StoreLane(bytes, 0x80010203);
-  EXPECT_EQ(bytes[0], 0x80);
-  EXPECT_EQ(bytes[3], 3);
-  EXPECT_EQ(LoadLane(bytes), 0x80010203u);
-}
-
 }  // namespace
 }  // namespace passing::wire

@@ -169,7 +169,7 @@ def test_any_exchange_is_answered_as_the_slot_pool_answers_it(plane, workers, se
     assert counts["results_handed_up"] > 0
     for slot in range(256):
         for version in range(2):
-            assert plane.slot_version(slot, version) == SlotVersion(*pool.state(slot, version)) or not any(
+            assert plane.slot_version(slot, version) == SlotVersion(*pool.slot_version(slot, version)) or not any(
                 slot - job.slot_first in range(job.slot_count) for job in jobs
             )
 

@@ -1,7 +1,7 @@
 // Peak memory of a host beyond the caller's buffers while it sums in place: resident pages of the process (socket,
 // transport, its thread, plan, window and all), and the kernel's socket buffers beside them.
 //
-//   client_memory [MiB ...]       64, 512 and 1024 without arguments
+//   host_memory [MiB ...]       64, 512 and 1024 without arguments
 //
 // Rank 0 is this process. Rank 1 and the switch are a child's, so that their memory doesn't count.
 #include <sys/socket.h>

@@ -1,0 +1,33 @@
+// Notices that results don't reach a member by multicast any more, though its switch sends them to the group.
+#ifndef XLA_FFI_WIRE_GROUP_WATCH_H_
+#define XLA_FFI_WIRE_GROUP_WATCH_H_
+
+#include <cstdint>
+
+namespace passing::wire {
+
+// Of one switch whose group the member, a host or a switch below, has heard. Only results that it waited for count.
+class GroupWatch {
+ public:
+  // A few results are lost now and then, and come to the member alone, as it asks again. So many in a row show that a
+  // switch on the way forgot the membership.
+  static constexpr uint32_t kLostResults = 64;
+
+  void OnGroupResults(uint64_t results) {
+    if (results > 0) own_results_ = 0;
+  }
+  // Results that were sent to this member alone, as it had asked for them. True if the group is lost since these.
+  bool OnOwnResults(uint64_t results) {
+    if (lost()) return false;
+    own_results_ += results;
+    return lost();
+  }
+  bool lost() const { return own_results_ >= kLostResults; }
+
+ private:
+  uint64_t own_results_ = 0;  // in a row
+};
+
+}  // namespace passing::wire
+
+#endif  // XLA_FFI_WIRE_GROUP_WATCH_H_
