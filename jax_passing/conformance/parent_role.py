@@ -77,7 +77,8 @@ class ParentRole:
         while len(joins) < joins[0].world_size:
             joins.append(line.expect(messages.RankJoin))
         least = joins[0]  # they all come from one switch
-        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks))
+        ranks = tuple(sorted(join.rank for join in joins))
+        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks, ranks))
         line.expect(messages.Prepared)
         number = next(self._numbers)
         slot_first = min(SLOT_FIRST, (1 << 16) - least.slot_count)

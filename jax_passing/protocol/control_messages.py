@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -127,13 +127,15 @@ class RankGone(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
 
-    Comes again, with another `attempt`, if a rank went away meanwhile.
+    `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. Comes again,
+    with another `attempt`, if a rank went away meanwhile.
     """
 
     attempt: Annotated[int, Meta(ge=1)]
     slot_count: SlotCount
     lanes_per_chunk: Lanes
     whole_chunks: bool
+    ranks: RankSet
 
 
 class Prepared(Message, frozen=True):

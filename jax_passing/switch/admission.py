@@ -116,7 +116,9 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         raise RefusalError(unlike)
     joins = epoch.joined().values()
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
-    return messages.Prepare(attempt, min(join.slot_count for join in joins), lanes, whole)
+    return messages.Prepare(
+        attempt, min(join.slot_count for join in joins), lanes, whole, tuple(range(epoch.world_size))
+    )
 
 
 def differences(epoch: Epoch) -> str:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError, least, plan_for
 from jax_passing.switch.data_plane import DataPlane, JobSlots, Parent, unexpected
@@ -60,11 +62,11 @@ class EpochStart:
                 "more slot_total or less slots_per_job.",
             )
             return
-        request = messages.Prepare(epoch.attempt, plan.slot_count, plan.lanes_per_chunk, plan.whole_chunks)
         for member in epoch.members:
             member.prepared = not member.rack
             if member.rack:
-                member.connection.send(request)
+                ranks = tuple(sorted(member.ranks))
+                member.connection.send(msgspec.structs.replace(plan, attempt=epoch.attempt, ranks=ranks))
         self._offer_group(epoch)
         self._go_on(epoch)
 

@@ -140,6 +140,7 @@ class Epoch:
     members: list[Member] = field(default_factory=list)
     uplink: ParentConnection | None = None  # to the parent, if the switch has one
     attempt: int = 0  # how often it was PREPARING
+    announced: messages.Prepare | None = None  # by the parent, while it counts on other ranks than those that are here
     plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
     slot_first: int | None = None  # while slots are reserved
     probe: GroupProbe | None = None  # while members are asked

@@ -100,6 +100,13 @@ class JobTable:
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
                 f"{self._lease_s:g} s; then the job can be joined again."
             )
+        elif epoch.state is State.PREPARING and epoch.uplink is not None:
+            # The parent counts on the ranks that were here, and we have said that these are prepared.
+            raise RefusalError(
+                f"Job {job.name!r} is starting (epoch {epoch.number}) with {epoch.world_size} other hosts: rank "
+                f"{join.rank} is among them, at this switch or another. If this is that host, which has just been "
+                "restarted or moved, start it again; else stop that run, or choose another job name (JAX_PASSING_JOB)."
+            )
         hosts = [host for shard in self._shards(job.name) for host in shard.members if not host.rack]
         check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
         return epoch
@@ -208,6 +215,7 @@ class JobTable:
             self.starts.step_back(epoch)
         if not epoch.members:
             self._end(epoch, Event.LAST_GONE)
+        self._prepare_announced(epoch)
 
     def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
         """One rank is gone: that ends a running epoch, and frees its place in one that forms."""
@@ -291,8 +299,23 @@ class JobTable:
     # What the parent says.
 
     def prepare(self, epoch: Epoch, prepare: messages.Prepare) -> None:
-        if epoch.state is not State.RUNNING:
-            self.starts.prepare(epoch, prepare)
+        if epoch.state is State.RUNNING:
+            return
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        epoch.announced = prepare
+        self._prepare_announced(epoch)
+
+    def _prepare_announced(self, epoch: Epoch) -> None:
+        """Once the parent counts on the ranks that are here, and no others.
+
+        Until then a rank has come or gone while Prepare was under way: the parent is about to refuse the one, or to
+        prepare anew without the other. If we went ahead, one might contribute whom the parent has refused.
+        """
+        announced = epoch.announced
+        if announced is not None and epoch.state is State.FORMING and set(announced.ranks) == epoch.joined().keys():
+            epoch.announced = None
+            self.starts.prepare(epoch, announced)
 
     def welcome(self, epoch: Epoch, welcome: messages.Welcome) -> None:
         # Else a rank went away meanwhile: the parent was told, and will say that the epoch failed.
@@ -302,6 +325,7 @@ class JobTable:
     def parent_lost(self, epoch: Epoch, reason: str) -> None:
         """Ends a running epoch; while one forms, the parent may come back."""
         assert epoch.uplink is not None
+        epoch.announced = None
         if epoch.state is State.PREPARING:
             self.starts.step_back(epoch)
         elif epoch.state is State.RUNNING:

@@ -72,7 +72,7 @@ async def spoken(root):
     rack = await root.connect()
     rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242))
     rack.send(messages.RankJoin(1, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)))
-    assert messages.decode_from_parent(await rack.reader.readline()) == messages.Prepare(1, 256, 360, False)
+    assert messages.decode_from_parent(await rack.reader.readline()) == messages.Prepare(1, 256, 360, False, (1,))
     rack.send(messages.Prepared(1))
     assert isinstance(await first.receive(), messages.Welcome)
     return first, rack

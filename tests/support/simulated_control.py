@@ -17,11 +17,16 @@ LIFE_MAX_S = 20.0  # of a job, before its hosts leave or fail
 
 
 class SimulatedDataPlane(RecordingDataPlane):
-    """Each job finds another one: it may have a multicast group, and may refuse."""
+    """Each job finds another one: it may have a multicast group, and may refuse.
+
+    Attributes:
+      taken: all jobs that it ever ran.
+    """
 
     def __init__(self, world):
         super().__init__()
         self._world = world
+        self.taken = []
 
     def group(self, job, own_address):
         self.offered = Group("239.192.0.1", 7172, own_address) if self._world.random.random() < 0.5 else None
@@ -36,6 +41,7 @@ class SimulatedDataPlane(RecordingDataPlane):
     def add_job(self, job):
         self.refuses = self._world.happens(0.05)
         super().add_job(job)
+        self.taken.append(job)
 
     def check(self):
         if self._world.happens(0.0005):
@@ -68,6 +74,7 @@ class SimulatedSwitch:
         self.address = (f"10.0.0.{number}", PORT)
         self.parent = parent
         self.plane = None
+        self.data_planes = []  # of each of its lives
         self.begin()
 
     def begin(self):
@@ -76,6 +83,7 @@ class SimulatedSwitch:
         self.streams = []
         self._timers = []
         self.data_plane = SimulatedDataPlane(self.world)
+        self.data_planes.append(self.data_plane)
         parent = None if self.parent is None else self.parent.address
         self.plane = ControlPlane(self.data_plane, self, lease_s=LEASE_S, slots_per_job=256, parent=parent)
         self.world.listeners[self.address] = self
@@ -269,6 +277,9 @@ class SimulatedTree:
             below = [switch for switch in self.switches if random.random() < 0.7] or self.switches[:1]
             for rank in range(world_size):
                 where = random.choice(below)
+                self.hosts.append(SimulatedHost(world, next(numbers), where, f"job {job}", rank, world_size))
+            if random.random() < 0.3:  # a stray: somebody else takes it for a rank of the job
+                where, rank = random.choice(below), random.randrange(world_size)
                 self.hosts.append(SimulatedHost(world, next(numbers), where, f"job {job}", rank, world_size))
         for switch in self.switches:
             if world.happens(0.2):

@@ -132,3 +132,79 @@ def test_nothing_that_a_parent_says_stops_a_rack(several):
         assert rack.is_watched
 
     run()
+
+
+class SpokenParent:
+    """A parent for which the test speaks."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, rack):
+        self, connected = cls(), asyncio.Event()
+
+        async def parent(reader, writer):
+            self.reader, self.writer = reader, writer
+            self.say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "parent"))
+            connected.set()
+
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        self.connected = connected.wait()
+        yield self
+        server.close()
+
+    def say(self, message):
+        self.writer.write(messages.encode(message))
+
+    async def hear(self, kind):
+        """The next message of this kind."""
+        while True:
+            message = messages.decode_from_member(await asyncio.wait_for(self.reader.readline(), 10))
+            if isinstance(message, kind):
+                return message
+
+
+def counts_on(attempt, *ranks):
+    return messages.Prepare(attempt, 256, 360, False, ranks)
+
+
+@in_tree(racks=0)
+async def test_a_rack_prepares_once_its_parent_counts_on_its_ranks_and_no_others(tree, root):
+    """Else a host that the parent is about to refuse would contribute."""
+    rack = await tree.add(root)
+    async with SpokenParent.of(rack) as parent:
+        host, stray = await rack.join(0, 2), await rack.join(1, 2)
+        await parent.connected
+        assert {(await parent.hear(messages.RankJoin)).rank for _ in range(2)} == {0, 1}
+        parent.say(counts_on(1, 0))  # its rank 1 is elsewhere; what it says of this one comes later
+        parent.say(messages.Refused("JoinError", "Rank 1 is elsewhere.", 1))
+        assert await stray.refusal() == "Rank 1 is elsewhere."
+        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.RankGone(1)
+        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.Prepared(1)
+        (epoch,) = rack.plane._jobs.epochs()
+        assert [member.ranks.keys() for member in epoch.members] == [{0}]
+        # From now on it has said who contributes.
+        late = await rack.join(1, 2)
+        assert "is starting (epoch 1) with 2 other hosts: rank 1 is among them" in await late.refusal()
+        parent.say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@in_tree(racks=0)
+async def test_what_the_parent_announced_is_void_when_it_is_lost_or_counts_anew(tree, root):
+    rack = await tree.add(root)
+    async with SpokenParent.of(rack) as parent:
+        await rack.join(0, 3), await rack.join(1, 3)
+        await parent.connected
+        for _ in range(2):
+            await parent.hear(messages.RankJoin)
+        parent.say(counts_on(1, 0))
+        parent.say(counts_on(2, 0, 1))
+        assert await parent.hear(messages.Prepared) == messages.Prepared(2)
+        parent.say(counts_on(3, 0))
+        await asyncio.sleep(0.05)
+        (epoch,) = rack.plane._jobs.epochs()
+        assert (epoch.state.value, epoch.announced) == ("forming", counts_on(3, 0))
+        parent.writer.close()
+        await asyncio.sleep(0.05)
+        assert epoch.announced is None
