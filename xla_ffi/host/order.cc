@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "host/utf8.h"
+
 namespace passing {
 namespace {
 
@@ -105,7 +107,7 @@ Place Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_
   Put(announcement, chunk_count, 4);
   Put(announcement, segment_count, 4);
   const bool first = !latest_.contains({id.site, 0, 0});
-  const size_t name_bytes = first ? std::min(name.size(), kMaxNameBytes) : 0;
+  const size_t name_bytes = first ? Utf8Prefix(name, kMaxNameBytes) : 0;
   Put(announcement, name_bytes, 2);
   announcement.append(name, 0, name_bytes);
   Learn(place);
@@ -133,7 +135,7 @@ std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   place.chunk_count = static_cast<uint32_t>(reader.Take(4));
   place.segment_count = static_cast<uint32_t>(reader.Take(4));
   const auto name = reader.TakeBytes(reader.Take(2));
-  if (!reader.ok() || place.chunk_count == 0) return std::nullopt;
+  if (!reader.ok() || place.chunk_count == 0 || !IsUtf8(name)) return std::nullopt;
   if (place.index < announced_ || place.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
   if (place.index > next_index_ + kMaxLinesAhead) return std::nullopt;
 
