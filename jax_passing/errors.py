@@ -76,6 +76,10 @@ class TooManyProgramsError(PassingError):
     """A session ran so many different programs that it can't count the executions of another one."""
 
 
+class PartitionError(PassingError, ValueError):
+    """A model can't be cut as asked."""
+
+
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 

@@ -1,0 +1,189 @@
+"""A loss as a flat list of operations on numbered values: what is inside of jitted functions, and each turn of a loop over
+layers, is an operation of its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from jax_passing.errors import PartitionError
+
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one equation of a jaxpr does.
+
+    Attributes:
+      eqn: the equation.
+      inputs: numbers of values, or literals.
+      outputs: numbers of values.
+    """
+
+    eqn: core.JaxprEqn
+    inputs: tuple["int | core.Literal", ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def values(self) -> list[int]:
+        """The inputs that aren't literals."""
+        return [value for value in self.inputs if isinstance(value, int)]
+
+    def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Its outputs, given its inputs. Keeps the equation's place in the user's program, and its derivative rules."""
+        pairs = zip(self.eqn.invars, arrays, strict=True)
+        given = {atom: array for atom, array in pairs if not isinstance(atom, core.Literal)}
+        kept = [var for var in self.eqn.outvars if not isinstance(var, core.DropVar)]
+        jaxpr = core.Jaxpr((), list(given), kept, [self.eqn], self.eqn.effects)
+        results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
+        found = dict(zip(kept, results, strict=True))
+        return [found.get(var) for var in self.eqn.outvars]
+
+
+@dataclass(frozen=True)
+class Turn(Operation):
+    """One turn of a scan; `eqn` is the whole scan. Its rows of the stacked inputs come as arrays of one row.
+
+    Attributes:
+      scan: which scan.
+      number: in the order of execution.
+    """
+
+    scan: int
+    number: int
+
+    def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return run_turns(self.eqn, arrays, 1)
+
+
+def run_turns(eqn: core.JaxprEqn, arrays: Sequence[Any], count: int) -> Sequence[Any]:
+    """So many turns of a scan."""
+    results: Sequence[Any] = eqn.primitive.bind(*arrays, **{**eqn.params, "length": count, "unroll": 1})
+    return results
+
+
+@dataclass(frozen=True)
+class TakeRow(Operation):
+    """A row of what a scan goes over."""
+
+    row: int
+
+    def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return [lax.slice_in_dim(arrays[0], self.row, self.row + 1)]
+
+
+@dataclass(frozen=True)
+class StackRows(Operation):
+    """What the turns of a scan have left, one row each, as one array."""
+
+    def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return [lax.concatenate(arrays, 0)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value that is a row of a parameter: what one turn of a scan over stacked layers uses."""
+
+    param: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    Attributes:
+      operations: each after those whose outputs it uses.
+      shapes: by value.
+      params, batch: the values of their leaves.
+      rows: of the values that are rows of a parameter.
+      constants: by value, arrays that the loss closed over.
+      outputs: values, or literals.
+    """
+
+    operations: tuple[Operation, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    params: tuple[int, ...]
+    batch: tuple[int, ...]
+    rows: dict[int, Row]
+    constants: dict[int, Any]
+    outputs: tuple["int | core.Literal", ...]
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.shapes: list[jax.ShapeDtypeStruct] = []
+        self.constants: dict[int, Any] = {}
+        self.rows: dict[int, Row] = {}
+
+    def new(self, aval: Any) -> int:
+        self.shapes.append(aval)
+        return len(self.shapes) - 1
+
+    def inline(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Numbers of the outputs, or literals."""
+        known: dict[core.Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, array in zip(jaxpr.constvars, constants, strict=True):
+            known[var] = self.new(var.aval)
+            self.constants[known[var]] = array
+
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, core.Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            arguments = [read(atom) for atom in eqn.invars]
+            if (called := _INLINED.get(eqn.primitive.name)) is not None:
+                closed = eqn.params[called]
+                inner, consts = (closed.jaxpr, closed.consts) if isinstance(closed, core.ClosedJaxpr) else (closed, ())
+                results = self.inline(inner, consts, arguments)
+            else:
+                results = [self.new(var.aval) for var in eqn.outvars]
+                self.operations.append(Operation(eqn, tuple(arguments), tuple(results)))
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+
+def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> Program:
+    """`loss(params, batch)` of lists of leaves, arrays or their shapes, returns a list of leaves."""
+    closed = jax.make_jaxpr(loss)(list(params), list(batch))
+    if closed.jaxpr.effects:
+        raise PartitionError(f"The loss has side effects ({closed.jaxpr.effects}), which no stage can have.")
+    builder = _Builder()
+    inputs = [builder.new(var.aval) for var in closed.jaxpr.invars]
+    outputs = builder.inline(closed.jaxpr, closed.consts, inputs)
+    return Program(
+        operations=tuple(builder.operations),
+        shapes=tuple(builder.shapes),
+        params=tuple(inputs[: len(params)]),
+        batch=tuple(inputs[len(params) :]),
+        rows={},
+        constants=builder.constants,
+        outputs=tuple(outputs),
+    )
+
+
+def reached_from(program: Program, sources: Sequence[int]) -> set[int]:
+    """The values that depend on these, which are among them."""
+    reached = set(sources)
+    for operation in program.operations:
+        if reached.intersection(operation.values):
+            reached.update(operation.outputs)
+    return reached
+
+
+def spine(program: Program) -> list[bool]:
+    """By operation, whether it depends on parameters and on the batch.
+
+    Those operations make up the chain that is cut. All others are copied into each stage that uses them: they are casts
+    of parameters, masks, keys and the like.
+    """
+    of_params = reached_from(program, [*program.params, *program.rows])
+    of_batch = reached_from(program, program.batch)
+    return [
+        bool(of_params.intersection(operation.values) and of_batch.intersection(operation.values))
+        for operation in program.operations
+    ]

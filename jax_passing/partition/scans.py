@@ -1,0 +1,86 @@
+"""Scans over layers, turn by turn: a loop that isn't cut too makes its stage the slowest by far."""
+
+from dataclasses import replace
+from typing import Any
+
+from jax_passing.partition.program import Operation, Program, Row, StackRows, TakeRow, Turn, spine
+
+
+def unroll(program: Program) -> Program:
+    """The same program, in which each turn of a scan over layers is an operation.
+
+    That is a scan that is part of the chain, and goes over what isn't: parameters, or keys. One that goes over
+    activations (over time, say) stays whole, as all of them would have to cross a cut inside of it. Neighbouring turns in one stage become one scan again (`stages.py`). Rows of parameters that turns use are values of
+    their own, so a stage holds the rows of its own layers only.
+    """
+    unrolled = _Unrolled(program)
+    of_chain = {
+        value
+        for operation, is_on_spine in zip(program.operations, spine(program), strict=True)
+        for value in operation.outputs
+        if is_on_spine
+    }
+    for scan, operation in enumerate(program.operations):
+        if of_chain.intersection(operation.outputs) and _goes_over_layers(operation, of_chain):
+            unrolled.add_turns(scan, operation)
+        else:
+            unrolled.operations.append(operation)
+    return replace(
+        program,
+        operations=tuple(unrolled.operations),
+        shapes=tuple(unrolled.shapes),
+        rows=unrolled.rows,
+    )
+
+
+def _goes_over_layers(operation: Operation, of_chain: set[int]) -> bool:
+    details = operation.eqn.params
+    if operation.eqn.primitive.name != "scan" or details["length"] < 2:
+        return False
+    return not of_chain.intersection(operation.inputs[details["num_consts"] + details["num_carry"] :])
+
+
+class _Unrolled:
+    def __init__(self, program: Program):
+        self.operations: list[Operation] = []
+        self.shapes = list(program.shapes)
+        self.rows = dict(program.rows)
+        self._params = set(program.params)
+
+    def _new(self, shape: Any) -> int:
+        self.shapes.append(shape)
+        return len(self.shapes) - 1
+
+    def add_turns(self, scan: int, operation: Operation) -> None:
+        details = operation.eqn.params
+        length, shared_count = details["length"], details["num_consts"]
+        carry_end = shared_count + details["num_carry"]
+        shared, carry = operation.inputs[:shared_count], operation.inputs[shared_count:carry_end]
+        carried, stacked = operation.outputs[: details["num_carry"]], operation.outputs[details["num_carry"] :]
+        left_by_row: list[list[int]] = [[] for _ in range(length)]
+        rows = [[self._row(operation, value, row) for value in operation.inputs[carry_end:]] for row in range(length)]
+        for number in range(length):
+            row = length - 1 - number if details["reverse"] else number
+            is_last = number == length - 1
+            results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
+            left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
+            outputs = (*results, *left_by_row[row])
+            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, scan, number))
+            carry = results
+        for index, value in enumerate(stacked):
+            pieces = tuple(left[index] for left in left_by_row)
+            self.operations.append(StackRows(operation.eqn, pieces, (value,)))
+
+    def _row(self, operation: Operation, value: Any, row: int) -> int:
+        """The value that is this row."""
+        assert isinstance(value, int), "a scan goes over arrays, and literals are scalars"
+        result = self._new(_one_row(self.shapes[value]))
+        if value in self._params:
+            self.rows[result] = Row(value, row)
+        else:
+            self.operations.append(TakeRow(operation.eqn, (value,), (result,), row))
+        return result
+
+
+def _one_row(shape: Any) -> Any:
+    return shape.update(shape=(1, *shape.shape[1:]))
