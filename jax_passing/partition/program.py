@@ -22,16 +22,24 @@ class Operation:
       eqn: the equation.
       inputs: numbers of values, or literals.
       outputs: numbers of values.
+      scope: in which modules and named scopes it is.
     """
 
     eqn: core.JaxprEqn
     inputs: tuple["int | core.Literal", ...]
     outputs: tuple[int, ...]
+    scope: str
 
     @property
     def values(self) -> list[int]:
         """The inputs that aren't literals."""
         return [value for value in self.inputs if isinstance(value, int)]
+
+    @property
+    def key(self) -> Any:
+        """Operations with the same one do the same to other values."""
+        shapes = tuple(str(atom.aval) for atom in self.eqn.invars)
+        return self.eqn.primitive.name, str(self.eqn.params), shapes
 
     def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Its outputs, given its inputs. Keeps the equation's place in the user's program, and its derivative rules."""
@@ -56,6 +64,10 @@ class Turn(Operation):
     scan: int
     number: int
 
+    @property
+    def key(self) -> Any:
+        return "turn", id(self.eqn)
+
     def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return run_turns(self.eqn, arrays, 1)
 
@@ -72,6 +84,10 @@ class TakeRow(Operation):
 
     row: int
 
+    @property
+    def key(self) -> Any:
+        return "row", id(self.eqn)
+
     def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [lax.slice_in_dim(arrays[0], self.row, self.row + 1)]
 
@@ -79,6 +95,10 @@ class TakeRow(Operation):
 @dataclass(frozen=True)
 class StackRows(Operation):
     """What the turns of a scan have left, one row each, as one array."""
+
+    @property
+    def key(self) -> Any:
+        return "stack", id(self.eqn)
 
     def run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [lax.concatenate(arrays, 0)]
@@ -124,7 +144,9 @@ class _Builder:
         self.shapes.append(aval)
         return len(self.shapes) - 1
 
-    def inline(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def inline(
+        self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], outer: str = ""
+    ) -> list[Any]:
         """Numbers of the outputs, or literals."""
         known: dict[core.Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, array in zip(jaxpr.constvars, constants, strict=True):
@@ -136,13 +158,14 @@ class _Builder:
 
         for eqn in jaxpr.eqns:
             arguments = [read(atom) for atom in eqn.invars]
+            scope = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
             if (called := _INLINED.get(eqn.primitive.name)) is not None:
                 closed = eqn.params[called]
                 inner, consts = (closed.jaxpr, closed.consts) if isinstance(closed, core.ClosedJaxpr) else (closed, ())
-                results = self.inline(inner, consts, arguments)
+                results = self.inline(inner, consts, arguments, scope)
             else:
                 results = [self.new(var.aval) for var in eqn.outvars]
-                self.operations.append(Operation(eqn, tuple(arguments), tuple(results)))
+                self.operations.append(Operation(eqn, tuple(arguments), tuple(results), scope))
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 

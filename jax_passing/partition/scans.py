@@ -65,11 +65,11 @@ class _Unrolled:
             results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
             left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
             outputs = (*results, *left_by_row[row])
-            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, scan, number))
+            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan, number))
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(left[index] for left in left_by_row)
-            self.operations.append(StackRows(operation.eqn, pieces, (value,)))
+            self.operations.append(StackRows(operation.eqn, pieces, (value,), operation.scope))
 
     def _row(self, operation: Operation, value: Any, row: int) -> int:
         """The value that is this row."""
@@ -78,7 +78,7 @@ class _Unrolled:
         if value in self._params:
             self.rows[result] = Row(value, row)
         else:
-            self.operations.append(TakeRow(operation.eqn, (value,), (result,), row))
+            self.operations.append(TakeRow(operation.eqn, (value,), (result,), operation.scope, row))
         return result
 
 

@@ -16,17 +16,37 @@ class Piece:
     """What a stage holds of a parameter's leaf: all of it, or some of its rows.
 
     Attributes:
+      name: its path, with the rows.
       leaf: which one, in the order of the leaves.
       rows: first and last + 1; None for all.
     """
 
+    name: str
     leaf: int
     rows: tuple[int, int] | None = None
+
+    @property
+    def first(self) -> int:
+        return self.rows[0] if self.rows else 0
+
+    def of(self, leaf: Any) -> Any:
+        """The piece of the leaf; of a shape, its shape."""
+        if self.rows is None:
+            return leaf
+        first, last = self.rows
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct((last - first, *leaf.shape[1:]), leaf.dtype)
+        return leaf[first:last]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """
+    """A pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
+
+    `params` is a dictionary with its pieces by name, `carried` a list with what the stage before has handed on (of the
+    first one empty), and `batch` the whole batch, of which the stage looks at what it needs. Outputs are a list, in the
+    order of `outputs`.
+
     Attributes:
       pieces: of parameters that it holds.
       batch: indices of the leaves of the batch that it looks at.
@@ -39,56 +59,35 @@ class Stage:
     carried_in: tuple[jax.ShapeDtypeStruct, ...]
     carried_out: tuple[jax.ShapeDtypeStruct, ...]
     outputs: tuple[int, ...]
-    _body: "_Body"
+    _program: Program
+    _operations: tuple[Operation, ...]
+    _values_in: tuple[int, ...]
+    _values_out: tuple[int, ...]
 
-    def __call__(
-        self, params: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """What goes to the next stage, and the outputs. `params`: the pieces; `batch`: all of its leaves."""
-        return self._body.run(self, params, carried, batch)
-
-
-@dataclass(frozen=True)
-class _Body:
-    program: Program
-    operations: tuple[Operation, ...]
-    values_in: tuple[int, ...]
-    values_out: tuple[int, ...]
-
-    def run(
-        self, stage: Stage, params: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        program = self.program
+    def __call__(self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any) -> tuple[list[Any], list[Any]]:
+        program, leaves = self._program, jax.tree.leaves(batch)
         known: dict[int, Any] = dict(program.constants)
-        known.update(zip(self.values_in, carried, strict=True))
-        known.update({program.batch[leaf]: batch[leaf] for leaf in stage.batch})
-        held = dict(zip(stage.pieces, params, strict=True))
-        for value, row in program.rows.items():
-            for piece, array in held.items():
-                if program.params[piece.leaf] == row.param:
-                    known_row = _row_of(piece, row.row, array)
-                    if known_row is not None:
-                        known[value] = known_row
-        for piece, array in held.items():
-            if piece.rows is None:
-                known[program.params[piece.leaf]] = array
+        known.update(zip(self._values_in, carried, strict=True))
+        known.update({program.batch[leaf]: leaves[leaf] for leaf in self.batch})
+        held = {program.params[piece.leaf]: (piece, params[piece.name]) for piece in self.pieces}
+        known.update({value: array for value, (piece, array) in held.items() if piece.rows is None})
+        needed = {value for operation in self._operations for value in operation.values}
+        for value in needed.intersection(program.rows):
+            row = program.rows[value]
+            piece, array = held[row.param]
+            known[value] = lax.slice_in_dim(array, row.row - piece.first, row.row - piece.first + 1)
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else known[atom]
 
-        for run in _runs(self.operations):
-            first = run[0]
+        for run in _runs(self._operations):
             if len(run) == 1:
-                results = first.run([read(atom) for atom in first.inputs])
-                known.update(zip(first.outputs, results, strict=True))
+                results = run[0].run([read(atom) for atom in run[0].inputs])
+                known.update(zip(run[0].outputs, results, strict=True))
             else:
                 _run_together(run, known, read)
-        return [known[value] for value in self.values_out], [read(program.outputs[index]) for index in stage.outputs]
-
-
-def _row_of(piece: Piece, row: int, array: Any) -> Any:
-    first, last = piece.rows or (0, array.shape[0])
-    return lax.slice_in_dim(array, row - first, row - first + 1) if first <= row < last else None
+        outputs = [read(program.outputs[index]) for index in self.outputs]
+        return [known[value] for value in self._values_out], outputs
 
 
 def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
@@ -124,10 +123,13 @@ class Slicer:
 
     Attributes:
       chain: the operations that are cut, in order.
+      crossing: by place in the chain, the values that a cut before that operation would be crossed by.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, names: Sequence[str]):
+        """`names`: of the leaves of the parameters."""
         self.program = program
+        self._names = names
         marks = spine(program)
         self.chain = [one for one, is_on_spine in zip(program.operations, marks, strict=True) if is_on_spine]
         self._maker: dict[int, Operation] = {}  # of values that aren't the chain's
@@ -141,19 +143,10 @@ class Slicer:
                 if value in self._defined:
                     self._last_use[value] = place
 
-    def crossing(self, place: int) -> list[int]:
-        """The values that a cut before this operation of the chain would be crossed by."""
-        return sorted(
-            value for value, use in self._last_use.items() if self._defined[value] < place <= use
-        )
-
-    def crossing_everywhere(self) -> list[list[int]]:
-        """The same for all places at once."""
-        crossing: list[list[int]] = [[] for _ in range(len(self.chain) + 1)]
-        for value, use in self._last_use.items():
+        self.crossing: list[list[int]] = [[] for _ in range(len(self.chain) + 1)]
+        for value, use in sorted(self._last_use.items()):
             for place in range(self._defined[value] + 1, use + 1):
-                crossing[place].append(value)
-        return [sorted(values) for values in crossing]
+                self.crossing[place].append(value)
 
     def needs(self, operations: Sequence[Operation], values: Sequence[int] = ()) -> tuple[set[int], list[Operation]]:
         """What these operations, and these values, are made of that isn't the chain's.
@@ -186,22 +179,27 @@ class Slicer:
         outputs = []
         free_outputs: list[int] = []
         for index, atom in enumerate(program.outputs):
-            if atom in made if isinstance(atom, int) else False:
+            if isinstance(atom, core.Literal):
+                outputs += [index] if is_last else []
+            elif atom in made:
                 outputs.append(index)
-            elif is_last and (not isinstance(atom, int) or atom not in self._defined):
-                outputs.append(index)  # it depends on the batch only, say
-                free_outputs += [atom] if isinstance(atom, int) else []
+            elif is_last and atom not in self._defined:  # it depends on the batch only, say
+                outputs.append(index)
+                free_outputs.append(atom)
         inputs, copied = self.needs(own, free_outputs)
         wanted = {id(operation) for operation in (*own, *copied)}
         operations = tuple(operation for operation in program.operations if id(operation) in wanted)
-        values_in, values_out = tuple(self.crossing(first)), tuple(self.crossing(last))
+        values_in, values_out = tuple(self.crossing[first]), tuple(self.crossing[last])
         return Stage(
             pieces=self._pieces(inputs),
             batch=tuple(leaf for leaf, value in enumerate(program.batch) if value in inputs),
             carried_in=tuple(_shape(program.shapes[value]) for value in values_in),
             carried_out=tuple(_shape(program.shapes[value]) for value in values_out),
             outputs=tuple(outputs),
-            _body=_Body(program, operations, values_in, values_out),
+            _program=program,
+            _operations=operations,
+            _values_in=values_in,
+            _values_out=values_out,
         )
 
     def _pieces(self, inputs: set[int]) -> tuple[Piece, ...]:
@@ -210,62 +208,14 @@ class Slicer:
             if (row := self.program.rows.get(value)) is not None:
                 rows.setdefault(row.param, []).append(row.row)
         pieces = []
-        for leaf, value in enumerate(self.program.params):
+        for leaf, (value, name) in enumerate(zip(self.program.params, self._names, strict=True)):
             if value in inputs:
-                pieces.append(Piece(leaf))
+                pieces.append(Piece(name, leaf))
             elif value in rows:
-                pieces.append(Piece(leaf, (min(rows[value]), max(rows[value]) + 1)))
+                first, last = min(rows[value]), max(rows[value]) + 1
+                pieces.append(Piece(f"{name}[{first}:{last}]", leaf, (first, last)))
         return tuple(pieces)
 
 
 def _shape(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def split(pieces: Sequence[Sequence[Piece]], leaves: Sequence[Any]) -> list[list[Any]]:
-    """By stage: what it holds of these leaves."""
-    return [[_cut_out(piece, leaves[piece.leaf]) for piece in stage] for stage in pieces]
-
-
-def _cut_out(piece: Piece, leaf: Any) -> Any:
-    if piece.rows is None:
-        return leaf
-    first, last = piece.rows
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((last - first, *leaf.shape[1:]), leaf.dtype)
-    return leaf[first:last]
-
-
-def add_up(
-    pieces: Sequence[Sequence[Piece]], held: Sequence[Sequence[Any]], shapes: Sequence[Any]
-) -> list[Any]:
-    """Leaves from what stages hold of them, added up where several hold the same: gradients of tied parameters."""
-    leaves: list[Any] = [None] * len(shapes)
-    for stage, arrays in zip(pieces, held, strict=True):
-        for piece, array in zip(stage, arrays, strict=True):
-            leaves[piece.leaf] = _added(leaves[piece.leaf], piece, array, shapes[piece.leaf])
-    return [
-        jax.numpy.zeros(shape.shape, shape.dtype) if leaf is None else leaf
-        for leaf, shape in zip(leaves, shapes, strict=True)
-    ]
-
-
-def _added(leaf: Any, piece: Piece, array: Any, shape: Any) -> Any:
-    if piece.rows is None:
-        return array if leaf is None else leaf + array
-    zeros = jax.numpy.zeros(shape.shape, shape.dtype) if leaf is None else leaf
-    return zeros.at[piece.rows[0] : piece.rows[1]].add(array)
-
-
-def put_together(pieces: Sequence[Sequence[Piece]], held: Sequence[Mapping[int, Any] | Sequence[Any]], leaves: Sequence[Any]) -> list[Any]:
-    """`leaves` with what stages hold in their place; where several hold the same, the first one's."""
-    result = list(leaves)
-    done: set[Piece] = set()
-    for stage, arrays in zip(pieces, held, strict=True):
-        for piece, array in zip(stage, arrays, strict=True):
-            if piece in done:
-                continue
-            done.add(piece)
-            whole = piece.rows is None
-            result[piece.leaf] = array if whole else result[piece.leaf].at[piece.rows[0] : piece.rows[1]].set(array)
-    return result
