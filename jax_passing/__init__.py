@@ -42,6 +42,8 @@ _HOMES = {
     "host.scope": ("stream",),
     "host.init": ("init",),
     "host.session": ("Session",),
+    "partitioning.cut": ("cut",),
+    "partitioning.plan": ("Plan", "partition"),
     "host": ("session",),  # the module, for session.current()
 }
 

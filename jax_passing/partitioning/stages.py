@@ -8,7 +8,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jax_passing.partition.program import Operation, Program, Turn, run_turns, spine
+from jax_passing.partitioning.program import Operation, Program, Turn, run_turns, spine
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,7 @@ def _what_fits(chain: Chain, limits: Limits, places: NDArray[np.int64], stages: 
     if not np.isfinite(limits.memory_bytes):
         return [np.ones((len(places), len(places)), bool)] * stages
     weights, stash = _stage_memory(chain, places)
-    return [
-        weights + _in_flight(limits, stages - 1 - stage) * stash <= limits.memory_bytes for stage in range(stages)
-    ]
+    return [weights + _in_flight(limits, stages - 1 - stage) * stash <= limits.memory_bytes for stage in range(stages)]
 
 
 def _slowest(cost: Floats, fits: Sequence[NDArray[np.bool_]], stages: int) -> float:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jax_passing.partition.cost import bytes_of
-from jax_passing.partition.program import Operation, Program, reached_from
-from jax_passing.partition.stages import Slicer
+from jax_passing.partitioning.cost import bytes_of
+from jax_passing.partitioning.program import Operation, Program, reached_from
+from jax_passing.partitioning.stages import Slicer
 
 
 def stash_bytes_of_chain(slicer: Slicer) -> list[float]:

@@ -58,9 +58,36 @@ def _of_window(eqn: core.JaxprEqn) -> float:
 
 # Nothing is computed: elements are moved, made up or looked at otherwise.
 _MOVES = frozenset(
-    "broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice dynamic_update_slice concatenate pad gather "
-    "rev iota copy copy_p bitcast_convert_type stop_gradient random_wrap random_unwrap random_seed random_split "
-    "random_fold_in split device_put name optimization_barrier pvary cut".split()
+    [
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "concatenate",
+        "pad",
+        "gather",
+        "rev",
+        "iota",
+        "copy",
+        "copy_p",
+        "bitcast_convert_type",
+        "stop_gradient",
+        "random_wrap",
+        "random_unwrap",
+        "random_seed",
+        "random_split",
+        "random_fold_in",
+        "split",
+        "device_put",
+        "name",
+        "optimization_barrier",
+        "pvary",
+        "cut",
+    ]
 )
 _BY_NAME: dict[str, Callable[[core.JaxprEqn], float]] = {
     "dot_general": _of_dot,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_passing.partition.program import Operation
+from jax_passing.partitioning.program import Operation
 
 MARK = "jax_passing.cut"
 

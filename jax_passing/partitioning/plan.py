@@ -1,9 +1,9 @@
 """`partition`, and the plan that it makes."""
 
+import itertools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,18 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing.errors import PartitionError
-from jax_passing.partition.cost import bytes_of
-from jax_passing.partition.cut import is_mark
-from jax_passing.partition.memory import stash_bytes_of_chain
-from jax_passing.partition.program import Operation, trace
-from jax_passing.partition.scans import unroll
-from jax_passing.partition.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
-from jax_passing.partition.stages import Piece, Slicer, Stage
-from jax_passing.partition.timing import costs_of_chain
+from jax_passing.partitioning.cost import bytes_of
+from jax_passing.partitioning.cut import is_mark
+from jax_passing.partitioning.measure import stage_times_s
+from jax_passing.partitioning.memory import stash_bytes_of_chain
+from jax_passing.partitioning.program import Operation, line_of, trace
+from jax_passing.partitioning.scans import unroll
+from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
+from jax_passing.partitioning.stages import Piece, Slicer, Stage
+from jax_passing.partitioning.timing import costs_of_chain
 
-_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_FLAX = f"{os.sep}flax{os.sep}"
+MEASUREMENTS_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,7 @@ def partition(
     stages: int,
     has_aux: bool = False,
     max_live: int = 4,
+    cost: str = "flops",
     flops_per_s: float = 1e12,
     link_gbit: float = math.inf,
     overlap: bool = True,
@@ -227,7 +227,9 @@ def partition(
       stages: how many.
       has_aux: as of `jax.value_and_grad`.
       max_live: how many arrays may cross a cut. What a later stage needs is handed on by those between.
-      flops_per_s: of a device, for the times in the plan. The cuts depend on it only if links or memory have a limit.
+      cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this process's
+        first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing changes.
+      flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links have a rate.
       link_gbit: rate of the links between neighbouring stages, in Gbit/s each way.
       overlap: whether devices send while they compute.
       memory_bytes: of a device.
@@ -238,6 +240,9 @@ def partition(
     """
     if stages < 1:
         raise PartitionError(f"stages is {stages}; a model has at least one.")
+    if cost not in ("flops", "measure"):
+        raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
+    given = params, batch
     params, batch = jax.eval_shape(lambda params, batch: (params, batch), params, batch)
     with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path) or "params" for path, _ in with_paths]
@@ -269,9 +274,10 @@ def partition(
     )
     limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
     cuts = best_cuts(chain, stages, limits)
-    ends = (0, *cuts, len(slicer.chain))
-    pairs = list(zip(ends, ends[1:], strict=False))
-    made = tuple(slicer.stage(first, last) for first, last in pairs)
+    made = _stages(slicer, cuts)
+    if cost == "measure":
+        chain, cuts, made = _measured(slicer, chain, cuts, made, limits, given)
+    pairs = _pairs(slicer, cuts)
     facts = tuple(
         StageFacts(
             place=_place(slicer.chain[first]),
@@ -286,6 +292,34 @@ def partition(
         for number, (stage, (first, last)) in enumerate(zip(made, pairs, strict=True))
     )
     return Plan(made, facts, chain, cuts, params_tree, shapes, outputs_tree, has_aux)
+
+
+def _pairs(slicer: Slicer, cuts: Sequence[int]) -> list[tuple[int, int]]:
+    return list(itertools.pairwise((0, *cuts, len(slicer.chain))))
+
+
+def _stages(slicer: Slicer, cuts: Sequence[int]) -> tuple[Stage, ...]:
+    return tuple(slicer.stage(first, last) for first, last in _pairs(slicer, cuts))
+
+
+def _measured(
+    slicer: Slicer, chain: Chain, cuts: tuple[int, ...], made: tuple[Stage, ...], limits: Limits, given: tuple[Any, Any]
+) -> tuple[Chain, tuple[int, ...], tuple[Stage, ...]]:
+    """The chain with the times that its stages take, and the cuts that suit it."""
+    leaves, batch = jax.tree.leaves(given[0]), given[1]
+    for _ in range(MEASUREMENTS_MAX):
+        held = [{piece.name: piece.of(leaves[piece.leaf]) for piece in stage.pieces} for stage in made]
+        compute_s = chain.compute_s.copy()
+        for (first, last), time_s in zip(_pairs(slicer, cuts), stage_times_s(made, held, batch), strict=True):
+            counted_s = compute_s[first:last].sum()
+            share = compute_s[first:last] / counted_s if counted_s else np.full(last - first, 1 / (last - first))
+            compute_s[first:last] = share * time_s
+        chain = replace(chain, compute_s=compute_s)
+        better = best_cuts(chain, len(made), limits)
+        if better == cuts:
+            break
+        cuts, made = better, _stages(slicer, better)
+    return chain, cuts, made
 
 
 def _legal_places(slicer: Slicer, max_live: int, stages: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -317,11 +351,5 @@ def _weights(slicer: Slicer, shapes: Sequence[jax.ShapeDtypeStruct], optimizer_c
 
 def _place(operation: Operation) -> str:
     """Module path and line of the user's program."""
-    traceback = operation.eqn.source_info.traceback
-    line = ""
-    for frame in traceback.frames if traceback is not None else []:
-        if not frame.file_name.startswith((_JAX, _PACKAGE)) and _FLAX not in frame.file_name:
-            line = f"{os.path.basename(frame.file_name)}:{frame.line_num}"
-            break
-    where = " ".join(filter(None, (operation.scope, line and f"({line})")))
-    return where or operation.eqn.primitive.name
+    line = line_of(operation.eqn)
+    return " ".join(filter(None, (operation.scope, line and f"({line})"))) or operation.eqn.primitive.name

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jax_passing.partition.program import Operation, Program, Row, StackRows, TakeRow, Turn, spine
+from jax_passing.partitioning.program import Operation, Program, Row, StackRows, TakeRow, Turn, spine
 
 
 def unroll(program: Program) -> Program:
@@ -65,7 +65,9 @@ class _Unrolled:
             results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
             left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
             outputs = (*results, *left_by_row[row])
-            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan, number))
+            self.operations.append(
+                Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan, number)
+            )
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(left[index] for left in left_by_row)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jax_passing.partition.cost import Cost, of_equation, of_jaxpr
-from jax_passing.partition.program import Operation, Program, Turn, reached_from
-from jax_passing.partition.stages import Slicer
+from jax_passing.partitioning.cost import Cost, of_equation, of_jaxpr
+from jax_passing.partitioning.program import Operation, Program, Turn, reached_from
+from jax_passing.partitioning.stages import Slicer
 
 
 @dataclass(frozen=True)

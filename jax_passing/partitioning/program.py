@@ -1,17 +1,26 @@
 """A loss as a flat list of operations on numbered values: what is inside of jitted functions, and each turn of a loop over
 layers, is an operation of its own."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import lax
+from jax.api_util import debug_info
 from jax.extend import core
 
 from jax_passing.errors import PartitionError
 
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, os.path.dirname(__file__))
+)
+_FLAX = f"{os.sep}flax{os.sep}"
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+_DEBUG_INFO = debug_info("jax_passing.partition", lambda: None, (), {}).with_unknown_names()
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Operation:
         pairs = zip(self.eqn.invars, arrays, strict=True)
         given = {atom: array for atom, array in pairs if not isinstance(atom, core.Literal)}
         kept = [var for var in self.eqn.outvars if not isinstance(var, core.DropVar)]
-        jaxpr = core.Jaxpr((), list(given), kept, [self.eqn], self.eqn.effects)
+        jaxpr = core.Jaxpr((), list(given), kept, [self.eqn], self.eqn.effects, _DEBUG_INFO)
         results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
         found = dict(zip(kept, results, strict=True))
         return [found.get(var) for var in self.eqn.outvars]
@@ -144,9 +153,7 @@ class _Builder:
         self.shapes.append(aval)
         return len(self.shapes) - 1
 
-    def inline(
-        self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], outer: str = ""
-    ) -> list[Any]:
+    def inline(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], outer: str = "") -> list[Any]:
         """Numbers of the outputs, or literals."""
         known: dict[core.Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, array in zip(jaxpr.constvars, constants, strict=True):
@@ -173,8 +180,12 @@ class _Builder:
 def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> Program:
     """`loss(params, batch)` of lists of leaves, arrays or their shapes, returns a list of leaves."""
     closed = jax.make_jaxpr(loss)(list(params), list(batch))
-    if closed.jaxpr.effects:
-        raise PartitionError(f"The loss has side effects ({closed.jaxpr.effects}), which no stage can have.")
+    for eqn in closed.jaxpr.eqns:
+        if eqn.effects:
+            raise PartitionError(
+                f"{eqn.primitive.name} {line_of(eqn) or 'in the loss'} has a side effect, which no stage can have: "
+                "take it out of the loss."
+            )
     builder = _Builder()
     inputs = [builder.new(var.aval) for var in closed.jaxpr.invars]
     outputs = builder.inline(closed.jaxpr, closed.consts, inputs)
@@ -196,6 +207,15 @@ def reached_from(program: Program, sources: Sequence[int]) -> set[int]:
         if reached.intersection(operation.values):
             reached.update(operation.outputs)
     return reached
+
+
+def line_of(eqn: core.JaxprEqn) -> str:
+    """Of the user's program: "model.py:41"; empty if nobody knows."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else []:
+        if not frame.file_name.startswith(_LIBRARIES) and _FLAX not in frame.file_name:
+            return f"{os.path.basename(frame.file_name)}:{frame.line_num}"
+    return ""
 
 
 def spine(program: Program) -> list[bool]:

@@ -1,0 +1,245 @@
+"""`partition` of models as people write them, against `jax.value_and_grad` of the whole."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_passing
+from jax_passing import partition
+from jax_passing.errors import PartitionError
+
+
+def agree(plan, loss, params, batch, has_aux=False):
+    """Loss, aux and gradients of the stages are those of the whole."""
+    ours = jax.jit(plan.value_and_grad)(params, batch)
+    whole = jax.jit(jax.value_and_grad(loss, has_aux=has_aux))(params, batch)
+    assert jax.tree.structure(ours) == jax.tree.structure(whole)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole[1]))
+    for one, other in zip(jax.tree.leaves(ours[0]), jax.tree.leaves(whole[0]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(whole[1]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * largest)
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        y = nn.gelu(nn.Dense(2 * self.width)(nn.LayerNorm()(x)))
+        y = nn.Dropout(0.1, deterministic=not train)(y)
+        y = nn.BatchNorm(use_running_average=not train)(y)
+        return x + nn.Dense(self.width)(y)
+
+
+class Language(nn.Module):
+    """Tied embedding, dropout, batch_stats."""
+
+    @nn.compact
+    def __call__(self, tokens, train=True):
+        embed = nn.Embed(50, 16)
+        x = embed(tokens)
+        for layer in range(4):
+            x = Block(16, name=f"block_{layer}")(x, train)
+        return embed.attend(x)
+
+
+@pytest.fixture(scope="module")
+def language():
+    model, tokens = Language(), jnp.arange(24).reshape(4, 6)
+    variables = model.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, tokens)
+
+    def loss(params, batch):
+        state = {"params": params, "batch_stats": variables["batch_stats"]}
+        logits, new = model.apply(state, batch["x"], rngs={"dropout": batch["key"]}, mutable=["batch_stats"])
+        value = -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1))
+        return value, {"batch_stats": new["batch_stats"], "twice": 2 * value, "labels": batch["y"] + 1}
+
+    return loss, variables["params"], {"x": tokens, "y": tokens + 1, "key": jax.random.key(3)}
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_a_linen_model_with_tied_weights_dropout_and_batch_stats(language, stages):
+    loss, params, batch = language
+    plan = partition(loss, params, batch, stages=stages, has_aux=True)
+    assert len(plan.stages) == stages
+    agree(plan, loss, params, batch, has_aux=True)
+
+
+def test_a_tied_embedding_is_with_both_stages(language):
+    loss, params, batch = language
+    plan = partition(loss, params, batch, stages=2, has_aux=True)
+    held = plan.split(params)
+    tied = "['Embed_0']['embedding']"
+    assert all(tied in names for names in held)
+    others = [set(names) - {tied} for names in held]
+    assert not others[0] & others[1]
+    merged = plan.merge([{name: leaf + 1 for name, leaf in one.items()} for one in held], params)
+    for one, other in zip(jax.tree.leaves(merged), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(one, other + 1)
+
+
+def test_an_nnx_model():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(4)])
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = nnx.relu(layer(x))
+            return x
+
+    graph, params = nnx.split(Net(nnx.Rngs(0)))
+
+    def loss(params, batch):
+        return jnp.mean((nnx.merge(graph, params)(batch[0]) - batch[1]) ** 2)
+
+    batch = (jax.random.normal(jax.random.key(1), (4, 8)), jnp.ones((4, 8)))
+    agree(partition(loss, params, batch, stages=3), loss, params, batch)
+
+
+def deep(layers=6, width=8):
+    """Layers as a scan over stacked weights."""
+
+    def loss(params, batch):
+        def turn(x, layer):
+            return jnp.tanh(x @ layer["w"] + layer["b"]), jnp.mean(x)
+
+        x, means = jax.lax.scan(turn, batch, params)
+        return jnp.sum(x**2), means
+
+    keys = jax.random.split(jax.random.key(0))
+    params = {"w": jax.random.normal(keys[0], (layers, width, width)), "b": jnp.zeros((layers, width))}
+    return loss, params, jax.random.normal(keys[1], (4, width))
+
+
+def test_a_scan_over_layers_is_cut_between_its_turns():
+    loss, params, batch = deep()
+    plan = partition(loss, params, batch, stages=3, has_aux=True)
+    assert plan.bottleneck < 1.1
+    shapes = [
+        held["['w'][{}:{}]".format(*rows)].shape for held, rows in zip(plan.split(params), [(0, 2), (2, 4), (4, 6)])
+    ]
+    assert shapes == [(2, 8, 8)] * 3
+    agree(plan, loss, params, batch, has_aux=True)
+    held = [jax.tree.map(lambda leaf: leaf * 2, one) for one in plan.split(params)]
+    np.testing.assert_array_equal(plan.merge(held, params)["w"], params["w"] * 2)
+
+
+def test_shapes_suffice():
+    loss, params, batch = deep(layers=48, width=64)
+    shapes = jax.eval_shape(lambda: (params, batch))
+    plan = partition(loss, *shapes, stages=6, has_aux=True)
+    assert plan.bottleneck < 1.05
+    assert sum(facts.params for facts in plan.facts) == 48 * (64 * 64 + 64)
+    agree(plan, loss, params, batch, has_aux=True)
+
+
+def plain(params, batch):
+    x = batch
+    for weight in params:
+        x = jnp.tanh(x @ weight)
+    return jnp.sum(x)
+
+
+PLAIN = [jnp.eye(4)] * 5, jnp.ones((2, 4))
+
+
+def test_marks_say_where_to_cut():
+    def loss(params, batch):
+        x = batch
+        for layer, weight in enumerate(params):
+            x = jnp.tanh(x @ weight)
+            x = jax_passing.cut(x) if layer in (0, 3) else x
+        return jnp.sum(x)
+
+    plan = partition(loss, *PLAIN, stages=3)
+    assert [facts.params // 16 for facts in plan.facts] == [1, 3, 1]
+    agree(plan, loss, *PLAIN)
+    assert partition(loss, *PLAIN, stages=2).facts[0].params // 16 in (1, 4)
+    with pytest.raises(PartitionError, match="2 marks .* too few for 4 stages"):
+        partition(loss, *PLAIN, stages=4)
+
+
+def test_a_slow_link_moves_a_cut_to_where_less_crosses():
+    """The middle of this model is wide, its third quarter narrow."""
+    widths = [64, 64, 64, 2, 64]
+    params = [jnp.ones((a, b)) for a, b in zip(widths, widths[1:], strict=False)]
+    batch = jnp.ones((2, 64))
+    fast = partition(plain, params, batch, stages=2)
+    slow = partition(plain, params, batch, stages=2, link_gbit=1e-3)
+    assert fast.facts[0].sent_bytes > slow.facts[0].sent_bytes == 2 * 2 * 4
+
+
+def test_memory_bounds_a_stage():
+    loss, params, batch = deep()
+    plan = partition(loss, params, batch, stages=2, has_aux=True, microbatches=4)
+    most = max(facts.memory_bytes for facts in plan.facts)
+    fits = partition(loss, params, batch, stages=2, has_aux=True, microbatches=4, memory_bytes=0.95 * most)
+    assert max(facts.memory_bytes for facts in fits.facts) <= 0.95 * most
+    with pytest.raises(PartitionError, match="fits into"):
+        partition(loss, params, batch, stages=2, has_aux=True, memory_bytes=100.0)
+
+
+def test_measured_costs():
+    """What counts as nothing, and takes long, moves the cut."""
+
+    def loss(params, batch):
+        x = batch @ params[0]
+        x = jnp.sort(jnp.tile(x, (1, 4000)), axis=1)[:, :4]  # few operations on elements, and slow
+        for weight in params[1:]:
+            x = jnp.tanh(x @ weight)
+        return jnp.sum(x)
+
+    plan = partition(loss, *PLAIN, stages=2, cost="measure")
+    assert plan.facts[0].params == 16
+    assert plan.facts[0].compute_s > plan.facts[1].compute_s
+    agree(plan, loss, *PLAIN)
+
+
+def test_a_plan_says_where_it_cuts(language):
+    loss, params, batch = language
+    text = str(partition(loss, params, batch, stages=2, has_aux=True))
+    assert text.startswith("2 stages, the slowest takes 1.0")
+    assert "Language/block_" in text
+    assert "test_plan.py:" in text
+    assert "parameters" in text
+
+
+def test_a_plan_can_be_drawn(language):
+    loss, params, batch = language
+    figure = partition(loss, params, batch, stages=3, has_aux=True).plot()
+    assert [len(axes.lines) for axes in figure.axes] == [3, 3]  # the curve, and two cuts
+
+
+@pytest.mark.parametrize(
+    ("loss", "arguments", "message"),
+    [
+        (plain, {"stages": 0}, "at least one"),
+        (plain, {"stages": 20}, "too few for 20 stages"),
+        (plain, {"stages": 2, "cost": "guess"}, "'guess'"),
+        (lambda params, batch: batch, {"stages": 2}, "real scalar"),
+        (lambda params, batch: jnp.sum(params[0]), {"stages": 2}, "doesn't depend on both"),
+    ],
+)
+def test_what_cant_be_cut(loss, arguments, message):
+    with pytest.raises(PartitionError, match=message):
+        partition(loss, *PLAIN, **arguments)
+
+
+def test_side_effects_are_refused_by_line():
+    def loss(params, batch):
+        jax.debug.print("x {}", batch)
+        return plain(params, batch)
+
+    with pytest.raises(PartitionError, match=r"debug.* test_plan.py:\d+"):
+        partition(loss, *PLAIN, stages=2)
+
+
+def test_parameters_of_another_model():
+    plan = partition(plain, *PLAIN, stages=2)
+    with pytest.raises(PartitionError, match="another structure"):
+        plan.split(PLAIN[0][:2])

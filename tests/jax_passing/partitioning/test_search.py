@@ -1,0 +1,92 @@
+"""The search against trying all cuts."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_passing.errors import PartitionError
+from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
+
+
+def random_chain(random, n):
+    uses = [sorted(random.sample(range(n), random.randint(1, min(3, n)))) for _ in range(random.randint(0, 4))]
+    return Chain(
+        compute_s=np.array([float(random.randint(0, 5)) for _ in range(n)]),
+        stash_bytes=np.array([float(random.randint(0, 3)) for _ in range(n)]),
+        cut_bytes=np.array([0.0, *(float(random.randint(0, 4)) for _ in range(n - 1)), 0.0]),
+        may_cut=np.array([random.random() < 0.8 for _ in range(n + 1)]),
+        weights=[Weight(float(random.randint(1, 5)), tuple(places)) for places in uses],
+    )
+
+
+def all_cuts(chain, stages):
+    n = len(chain.compute_s)
+    return itertools.combinations([place for place in range(1, n) if chain.may_cut[place]], stages - 1)
+
+
+def judged(chain, limits, stages, cuts):
+    """(the slowest stage, bytes that cross); infinite if one doesn't fit."""
+    ends = (0, *cuts, len(chain.compute_s))
+    pairs = list(itertools.pairwise(ends))
+    for number, (first, last) in enumerate(pairs):
+        if stage_bytes(chain, limits, first, last, stages - 1 - number) > limits.memory_bytes:
+            return math.inf, math.inf
+    return max(stage_s(chain, limits, *pair) for pair in pairs), sum(chain.cut_bytes[place] for place in cuts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 9), st.integers(1, 4))
+def test_no_other_cuts_are_better(random, n, stages):
+    chain = random_chain(random, n)
+    limits = Limits(
+        link_bytes_per_s=random.choice([math.inf, 0.5, 2.0]),
+        overlap=random.random() < 0.5,
+        memory_bytes=random.choice([math.inf, 12.0, 25.0]),
+        microbatches=random.randint(1, 4),
+    )
+    best = min((judged(chain, limits, stages, cuts) for cuts in all_cuts(chain, stages)), default=(math.inf, 0.0))
+    if math.isinf(best[0]):
+        with pytest.raises(PartitionError):
+            best_cuts(chain, stages, limits)
+    else:
+        assert judged(chain, limits, stages, best_cuts(chain, stages, limits)) == pytest.approx(best)
+
+
+def by_hand(chain, first, last, in_flight):
+    """Bytes, from the definition: each weight that is used, and each stash, in so many copies."""
+    weights = sum(weight.bytes for weight in chain.weights if any(first <= use < last for use in weight.uses))
+    return weights + in_flight * sum(chain.stash_bytes[first:last])
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 9))
+def test_the_memory_of_a_stage(random, n):
+    chain = random_chain(random, n)
+    first = random.randrange(n)
+    last = random.randint(first + 1, n)
+    for after in range(4):
+        held = stage_bytes(chain, Limits(microbatches=3), first, last, after)
+        assert held == pytest.approx(by_hand(chain, first, last, min(3, after + 1)))
+
+
+def test_what_is_sent_counts_beside_or_after_what_is_computed():
+    chain = Chain(np.array([4.0, 4.0]), np.zeros(2), np.array([0.0, 6.0, 0.0]), np.ones(3, bool))
+    assert stage_s(chain, Limits(2.0, overlap=True), 0, 1) == 4.0
+    assert stage_s(chain, Limits(1.0, overlap=True), 0, 1) == 6.0
+    assert stage_s(chain, Limits(2.0, overlap=False), 0, 1) == 7.0
+    assert stage_s(chain, Limits(), 0, 2) == 8.0
+
+
+def test_too_few_places():
+    chain = Chain(np.ones(3), np.zeros(3), np.zeros(4), np.zeros(4, bool))
+    with pytest.raises(PartitionError, match="0 places, too few for 2 stages"):
+        best_cuts(chain, 2)
+
+
+def test_too_little_memory():
+    chain = Chain(np.ones(2), np.zeros(2), np.zeros(3), np.ones(3, bool), [Weight(100.0, (0,))])
+    with pytest.raises(PartitionError, match="fits into 99 bytes"):
+        best_cuts(chain, 2, Limits(memory_bytes=99.0))
