@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.host.init import init as init
     from jax_passing.host.scope import stream as stream
     from jax_passing.host.session import Session as Session
+    from jax_passing.partitioning.cut import cut as cut
+    from jax_passing.partitioning.plan import Plan as Plan
+    from jax_passing.partitioning.plan import partition as partition
 
     __version__: str
 

@@ -227,14 +227,16 @@ def partition(
       stages: how many.
       has_aux: as of `jax.value_and_grad`.
       max_live: how many arrays may cross a cut. What a later stage needs is handed on by those between.
-      cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this process's
-        first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing changes.
+      cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this
+        process's first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing
+        changes.
       flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links have a rate.
       link_gbit: rate of the links between neighbouring stages, in Gbit/s each way.
       overlap: whether devices send while they compute.
       memory_bytes: of a device.
       optimizer_copies: bytes of optimiser state for each byte of parameters; Adam keeps two.
-      microbatches: how many are in the pipeline at once, at most; a stage keeps those that wait for their backward pass.
+      microbatches: how many are in the pipeline at once, at most; a stage keeps what those need whose backward pass is
+        still to come.
 
     Raises PartitionError if the loss has side effects, or can't be cut as asked.
     """
@@ -328,8 +330,8 @@ def _legal_places(slicer: Slicer, max_live: int, stages: int) -> np.ndarray[Any,
         return np.array([len(live) <= max_live for live in slicer.crossing])
     if len(marked) < stages - 1:
         raise PartitionError(
-            f"The model has {len(marked)} marks (jax_passing.cut), too few for {stages} stages: mark {stages - 1} places, "
-            "or none."
+            f"The model has {len(marked)} marks (jax_passing.cut), too few for {stages} stages: mark {stages - 1} "
+            "places, or none."
         )
     legal = np.zeros(len(slicer.crossing), bool)
     legal[marked] = True

@@ -1,5 +1,4 @@
-"""A loss as a flat list of operations on numbered values: what is inside of jitted functions, and each turn of a loop over
-layers, is an operation of its own."""
+"""A loss as a flat list of operations on numbered values. Those inside of jitted functions are in the list themselves."""
 
 import os
 from collections.abc import Callable, Sequence

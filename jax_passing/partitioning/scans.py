@@ -10,8 +10,9 @@ def unroll(program: Program) -> Program:
     """The same program, in which each turn of a scan over layers is an operation.
 
     That is a scan that is part of the chain, and goes over what isn't: parameters, or keys. One that goes over
-    activations (over time, say) stays whole, as all of them would have to cross a cut inside of it. Neighbouring turns in one stage become one scan again (`stages.py`). Rows of parameters that turns use are values of
-    their own, so a stage holds the rows of its own layers only.
+    activations (over time, say) stays whole, as all of them would have to cross a cut inside of it. Neighbouring turns
+    in one stage become one scan again (`stages.py`). Rows of parameters that turns use are values of their own, so a
+    stage holds the rows of its own layers only.
     """
     unrolled = _Unrolled(program)
     of_chain = {

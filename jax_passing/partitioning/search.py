@@ -3,9 +3,9 @@
 The chain is a program's operations in the program's own order. A stage is a run of them, so values only ever go to the
 next stage; what a later one needs is handed on. That is the node constraint under which Xu et al. (Computer Science
 2024(12), 120-128) search; only the abstract of their paper is public, so this search is ours, in its spirit. Cutting a
-chain so that the slowest part is as fast as possible is the linear partition problem, whose dynamic programme is folklore
-(Skiena, The Algorithm Design Manual, 10.7); here a part's cost also counts what crosses its ends, and a part that needs
-more memory than a device has is no part.
+chain so that the slowest part is as fast as possible is the linear partition problem (Skiena, The Algorithm Design
+Manual, 10.7). Here a part's cost also counts what crosses its ends, and a part that needs more memory than a device has
+is no part.
 """
 
 from collections.abc import Sequence
@@ -126,8 +126,8 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
     inner = np.flatnonzero(chain.may_cut[1:n]) + 1
     if len(inner) < stages - 1:
         raise PartitionError(
-            f"The program can be cut in {len(inner)} places, too few for {stages} stages. Ask for fewer stages, or allow "
-            "more values to cross a cut (max_live)."
+            f"The program can be cut in {len(inner)} places, too few for {stages} stages. Ask for fewer stages, or "
+            "allow more values to cross a cut (max_live)."
         )
     places = np.concatenate([[0], inner, [n]])
     cost = _stage_costs(chain, limits, places)

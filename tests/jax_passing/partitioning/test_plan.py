@@ -1,5 +1,7 @@
 """`partition` of models as people write them, against `jax.value_and_grad` of the whole."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -120,10 +122,8 @@ def test_a_scan_over_layers_is_cut_between_its_turns():
     loss, params, batch = deep()
     plan = partition(loss, params, batch, stages=3, has_aux=True)
     assert plan.bottleneck < 1.1
-    shapes = [
-        held["['w'][{}:{}]".format(*rows)].shape for held, rows in zip(plan.split(params), [(0, 2), (2, 4), (4, 6)])
-    ]
-    assert shapes == [(2, 8, 8)] * 3
+    for held, rows in zip(plan.split(params), ["0:2", "2:4", "4:6"], strict=True):
+        assert held[f"['w'][{rows}]"].shape == (2, 8, 8)
     agree(plan, loss, params, batch, has_aux=True)
     held = [jax.tree.map(lambda leaf: leaf * 2, one) for one in plan.split(params)]
     np.testing.assert_array_equal(plan.merge(held, params)["w"], params["w"] * 2)
@@ -167,7 +167,7 @@ def test_marks_say_where_to_cut():
 def test_a_slow_link_moves_a_cut_to_where_less_crosses():
     """The middle of this model is wide, its third quarter narrow."""
     widths = [64, 64, 64, 2, 64]
-    params = [jnp.ones((a, b)) for a, b in zip(widths, widths[1:], strict=False)]
+    params = [jnp.ones((a, b)) for a, b in itertools.pairwise(widths)]
     batch = jnp.ones((2, 64))
     fast = partition(plain, params, batch, stages=2)
     slow = partition(plain, params, batch, stages=2, link_gbit=1e-3)

@@ -1,5 +1,6 @@
 """Stages of random programs, cut anywhere, against JAX's own gradients of the whole."""
 
+import itertools
 from random import Random
 
 import jax
@@ -100,7 +101,7 @@ def test_stages_of_random_programs_compute_what_the_whole_does(first):
             continue
         places = sorted(random.sample(range(1, n), min(n - 1, random.randint(0, 4)))) if n > 1 else []
         ends = [0, *places, n]
-        stages = [slicer.stage(*pair) for pair in zip(ends, ends[1:], strict=False)]
+        stages = [slicer.stage(*pair) for pair in itertools.pairwise(ends)]
         several += len(stages) > 1
 
         def ours(params, stages=stages, names=names, batch=batch):
@@ -151,7 +152,7 @@ def test_what_depends_on_the_batch_only_isnt_carried():
     slicer = Slicer(unroll(trace(loss, params, batch)), list("abc"))
     muls = [place for place, operation in enumerate(slicer.chain) if operation.eqn.primitive.name == "dot_general"]
     ends = [0, *muls[1:], len(slicer.chain)]
-    stages = [slicer.stage(*pair) for pair in zip(ends, ends[1:], strict=False)]
+    stages = [slicer.stage(*pair) for pair in itertools.pairwise(ends)]
     assert [stage.batch for stage in stages] == [(0, 2), (2,), (1, 2)]
     assert [len(stage.carried_in) for stage in stages] == [0, 1, 1]
     np.testing.assert_array_equal(run(stages, "abc", params, batch)[0], loss(params, batch)[0])
