@@ -27,13 +27,8 @@ def stage_times_s(stages: Sequence[Stage], held: Sequence[Any], batch: Any) -> l
     for stage, params in zip(stages, held, strict=True):
 
         def run(params: Any, carried: Any, batch: Any, stage: Stage = stage) -> Any:
-            def forward(params: Any, carried: Any) -> Any:
-                on, left = stage(params, carried, batch)
-                return (on, left[:1] if 0 in stage.outputs else []), left
-
-            (on, losses), back, left = jax.vjp(forward, params, carried, has_aux=True)
-            seeds = jax.tree.map(_seed, (on, losses))
-            return on, left, back(seeds)
+            on, left, back = stage.vjp(params, carried, batch)
+            return on, left, back([_seed(one) for one in on])
 
         compiled = jax.jit(run)
         on, _, _ = jax.block_until_ready(compiled(params, carried, batch))

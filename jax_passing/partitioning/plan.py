@@ -18,7 +18,7 @@ from jax_passing.partitioning.memory import stash_bytes_of_chain
 from jax_passing.partitioning.program import Operation, line_of, trace
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
-from jax_passing.partitioning.stages import Piece, Slicer, Stage
+from jax_passing.partitioning.stages import Output, Piece, Slicer, Stage, put_together
 from jax_passing.partitioning.timing import costs_of_chain
 
 MEASUREMENTS_MAX = 4
@@ -101,7 +101,12 @@ class Plan:
 
     def __call__(self, params: Any, batch: Any) -> Any:
         """The loss, and aux if the loss has it: all stages one after the other, on the same device."""
-        return self._outputs(self._forward(self.split(params), batch))
+        carried: list[Any] = []
+        everything: list[tuple[Output, Any]] = []
+        for stage, held in zip(self.stages, self.split(params), strict=True):
+            carried, left = stage(held, carried, batch)
+            everything += zip(stage.outputs, left, strict=True)
+        return self._result(everything)
 
     def value_and_grad(self, params: Any, batch: Any) -> Any:
         """As `jax.value_and_grad` of the loss, stage by stage: first all forwards, then all backwards.
@@ -109,36 +114,21 @@ class Plan:
         This is what pipelines do, on one device and with one microbatch.
         """
         carried: list[Any] = []
-        outputs: dict[int, Any] = {}
+        everything: list[tuple[Output, Any]] = []
         backs = []
         for stage, held in zip(self.stages, self.split(params), strict=True):
-
-            def run(held: Any, carried: Any, stage: Stage = stage) -> Any:
-                on, left = stage(held, carried, batch)
-                return (on, [value for index, value in zip(stage.outputs, left, strict=True) if index == 0]), left
-
-            (carried, _), back, left = jax.vjp(run, held, carried, has_aux=True)
+            carried, left, back = stage.vjp(held, carried, batch)
+            everything += zip(stage.outputs, left, strict=True)
             backs.append(back)
-            outputs.update(zip(stage.outputs, left, strict=True))
-        grads: list[Any] = []
+        gradients: list[Any] = []
         coming: list[Any] = []
-        for stage, back in zip(reversed(self.stages), reversed(backs), strict=True):
-            seeds = [jnp.ones_like(outputs[0])] if 0 in stage.outputs else []
-            held, coming = back((coming, seeds))
-            grads.append(held)
-        return self._outputs(outputs), self.merge_gradients(grads[::-1])
+        for back in reversed(backs):
+            held, coming = back(coming)
+            gradients.append(held)
+        return self._result(everything), self.merge_gradients(gradients[::-1])
 
-    def _forward(self, held: Sequence[Mapping[str, Any]], batch: Any) -> dict[int, Any]:
-        carried: list[Any] = []
-        outputs: dict[int, Any] = {}
-        for stage, params in zip(self.stages, held, strict=True):
-            carried, left = stage(params, carried, batch)
-            outputs.update(zip(stage.outputs, left, strict=True))
-        return outputs
-
-    def _outputs(self, outputs: Mapping[int, Any]) -> Any:
-        leaves = [outputs[index] for index in range(len(outputs))]
-        loss, aux = jax.tree.unflatten(self._outputs_tree, leaves)
+    def _result(self, left: Sequence[tuple[Output, Any]]) -> Any:
+        loss, aux = jax.tree.unflatten(self._outputs_tree, put_together(left))
         return (loss, aux) if self._has_aux else loss
 
     def _leaves(self, params: Any) -> list[Any]:
@@ -163,7 +153,7 @@ class Plan:
         return "\n".join(lines)
 
     def plot(self) -> Any:
-        """A matplotlib Figure: the work of each operation and what would cross a cut before it, with the cuts."""
+        """A Figure of matplotlib, which has to be installed: the work of each operation and what would cross a cut before it, with the cuts."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 5), layout="constrained")

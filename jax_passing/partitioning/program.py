@@ -128,6 +128,8 @@ class Program:
       shapes: by value.
       params, batch: the values of their leaves.
       rows: of the values that are rows of a parameter.
+      stacked: by value, the rows that it is made of: what the turns of a scan leave, if that is an output of the program
+        and nothing else. Each stage leaves the rows of its own turns.
       constants: by value, arrays that the loss closed over.
       outputs: values, or literals.
     """
@@ -137,6 +139,7 @@ class Program:
     params: tuple[int, ...]
     batch: tuple[int, ...]
     rows: dict[int, Row]
+    stacked: dict[int, tuple[int, ...]]
     constants: dict[int, Any]
     outputs: tuple["int | core.Literal", ...]
 
@@ -194,6 +197,7 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
         params=tuple(inputs[: len(params)]),
         batch=tuple(inputs[len(params) :]),
         rows={},
+        stacked={},
         constants=builder.constants,
         outputs=tuple(outputs),
     )

@@ -31,6 +31,7 @@ def unroll(program: Program) -> Program:
         operations=tuple(unrolled.operations),
         shapes=tuple(unrolled.shapes),
         rows=unrolled.rows,
+        stacked=unrolled.stacked,
     )
 
 
@@ -46,6 +47,9 @@ class _Unrolled:
         self.operations: list[Operation] = []
         self.shapes = list(program.shapes)
         self.rows = dict(program.rows)
+        self.stacked = dict(program.stacked)
+        used = {value for operation in program.operations for value in operation.values}
+        self._only_outputs = {value for value in program.outputs if isinstance(value, int) and value not in used}
         self._params = set(program.params)
 
     def _new(self, shape: Any) -> int:
@@ -72,6 +76,9 @@ class _Unrolled:
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(left[index] for left in left_by_row)
+            if value in self._only_outputs:
+                self.stacked[value] = pieces
+                continue
             self.operations.append(StackRows(operation.eqn, pieces, (value,), operation.scope))
 
     def _row(self, operation: Operation, value: Any, row: int) -> int:

@@ -1,10 +1,11 @@
 """A run of the chain's operations as a pure function: what it is given, what it hands on, what it leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
@@ -40,6 +41,19 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Output:
+    """What a stage leaves of an output of the program.
+
+    Attributes:
+      index: which one, in the order of the outputs.
+      row: the first of the rows that this stage leaves; None if it leaves all of it.
+    """
+
+    index: int
+    row: int | None = None
+
+
+@dataclass(frozen=True)
 class Stage:
     """A pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
 
@@ -51,14 +65,14 @@ class Stage:
       pieces: of parameters that it holds.
       batch: indices of the leaves of the batch that it looks at.
       carried_in, carried_out: shapes of what comes from the stage before and goes to the next one.
-      outputs: indices of the program's outputs that it leaves.
+      outputs: of the program, that it leaves.
     """
 
     pieces: tuple[Piece, ...]
     batch: tuple[int, ...]
     carried_in: tuple[jax.ShapeDtypeStruct, ...]
     carried_out: tuple[jax.ShapeDtypeStruct, ...]
-    outputs: tuple[int, ...]
+    outputs: tuple[Output, ...]
     _program: Program
     _operations: tuple[Operation, ...]
     _values_in: tuple[int, ...]
@@ -86,8 +100,27 @@ class Stage:
                 known.update(zip(run[0].outputs, results, strict=True))
             else:
                 _run_together(run, known, read)
-        outputs = [read(program.outputs[index]) for index in self.outputs]
+        for value, rows in program.stacked.items():
+            if own := [known[row] for row in rows if row in known]:
+                known[value] = lax.concatenate(own, 0)
+        outputs = [read(program.outputs[output.index]) for output in self.outputs]
         return [known[value] for value in self._values_out], outputs
+
+    def vjp(
+        self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any
+    ) -> tuple[list[Any], list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
+        """Carried on, outputs, and the backward pass, which takes the gradient of what is carried on.
+
+        The backward pass returns those of the parameters and of what came. The gradient of the loss is 1.
+        """
+
+        def run(params: Any, carried: Any) -> Any:
+            on, left = self(params, carried, batch)
+            loss = [value for output, value in zip(self.outputs, left, strict=True) if output.index == 0]
+            return (on, loss), left
+
+        (on, loss), back, left = jax.vjp(run, params, list(carried), has_aux=True)
+        return on, left, lambda coming: back((coming, [jnp.ones_like(value) for value in loss]))
 
 
 def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
@@ -176,15 +209,17 @@ class Slicer:
         own = self.chain[first:last]
         made = {value for operation in own for value in operation.outputs}
         is_last = last == len(self.chain)
-        outputs = []
+        outputs: list[Output] = []
         free_outputs: list[int] = []
         for index, atom in enumerate(program.outputs):
             if isinstance(atom, core.Literal):
-                outputs += [index] if is_last else []
+                outputs += [Output(index)] if is_last else []
+            elif (rows := program.stacked.get(atom)) is not None:
+                outputs += [Output(index, row) for row, value in enumerate(rows) if value in made][:1]
             elif atom in made:
-                outputs.append(index)
+                outputs.append(Output(index))
             elif is_last and atom not in self._defined:  # it depends on the batch only, say
-                outputs.append(index)
+                outputs.append(Output(index))
                 free_outputs.append(atom)
         inputs, copied = self.needs(own, free_outputs)
         wanted = {id(operation) for operation in (*own, *copied)}
@@ -215,6 +250,18 @@ class Slicer:
                 first, last = min(rows[value]), max(rows[value]) + 1
                 pieces.append(Piece(f"{name}[{first}:{last}]", leaf, (first, last)))
         return tuple(pieces)
+
+
+def put_together(left: Sequence[tuple[Output, Any]]) -> list[Any]:
+    """The program's outputs from what all stages have left of them."""
+    parts: dict[int, list[tuple[int, Any]]] = {}
+    for output, array in left:
+        parts.setdefault(output.index, []).append((output.row or 0, array))
+    whole = []
+    for index in range(len(parts)):
+        arrays = [array for _, array in sorted(parts[index], key=lambda part: part[0])]
+        whole.append(arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, 0))
+    return whole
 
 
 def _shape(aval: Any) -> jax.ShapeDtypeStruct:

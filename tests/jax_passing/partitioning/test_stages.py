@@ -10,7 +10,7 @@ import pytest
 
 from jax_passing.partitioning.program import trace
 from jax_passing.partitioning.scans import unroll
-from jax_passing.partitioning.stages import Slicer
+from jax_passing.partitioning.stages import Slicer, put_together
 
 N = 3  # all values are N x N
 
@@ -76,15 +76,15 @@ def arguments(seed):
 
 
 def run(stages, names, params, batch):
-    carried, outputs = [], {}
+    carried, everything = [], []
     for stage in stages:
         held = {piece.name: piece.of(params[piece.leaf]) for piece in stage.pieces}
         assert {piece.name.partition("[")[0] for piece in stage.pieces} <= set(names)
         carried, left = stage(held, carried, batch)
         assert [one.shape for one in carried] == [shape.shape for shape in stage.carried_out]
-        outputs.update(zip(stage.outputs, left, strict=True))
+        everything += zip(stage.outputs, left, strict=True)
     assert carried == []
-    return [outputs[index] for index in range(len(outputs))]
+    return put_together(everything)
 
 
 @pytest.mark.parametrize("first", range(0, 52, 13))
