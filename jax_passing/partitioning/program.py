@@ -1,4 +1,4 @@
-"""A loss as a flat list of operations on numbered values. Those inside of jitted functions are in the list themselves."""
+"""A loss as a flat list of operations on numbered values; those inside of jitted functions are in it themselves."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -128,8 +128,8 @@ class Program:
       shapes: by value.
       params, batch: the values of their leaves.
       rows: of the values that are rows of a parameter.
-      stacked: by value, the rows that it is made of: what the turns of a scan leave, if that is an output of the program
-        and nothing else. Each stage leaves the rows of its own turns.
+      stacked: by value, the rows that it is made of: what the turns of a scan leave, if that is an output of the
+        program and nothing else. Each stage leaves the rows of its own turns.
       constants: by value, arrays that the loss closed over.
       outputs: values, or literals.
     """

@@ -181,7 +181,7 @@ def test_memory_bounds_a_stage():
         return plain(params["layers"], params["embedding"][batch])
 
     params = {"embedding": jnp.ones((1000, 4)), "layers": [jnp.eye(4)] * 6}
-    batch = jnp.arange(3)
+    batch = jnp.arange(256)
     first = partition(loss, params, batch, stages=2).facts[0]
     room = first.memory_bytes - 2 * 4 * 16 * 4  # two layers with gradients and the state of Adam
     fits = partition(loss, params, batch, stages=2, memory_bytes=room)
