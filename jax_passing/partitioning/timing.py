@@ -1,5 +1,6 @@
 """How long each operation of a chain takes: predicted from its floating-point operations and bytes."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jax_passing.partitioning.cost import Cost, of_equation, of_jaxpr
-from jax_passing.partitioning.program import Operation, Program, Turn, reached_from
+from jax_passing.partitioning.cost import Cost, of_jaxpr
+from jax_passing.partitioning.program import Operation, Program, reached_from
 from jax_passing.partitioning.stages import Slicer
 
 
@@ -43,9 +44,12 @@ class Costs:
 
     def of(self, operation: Operation) -> OperationCost:
         needs_gradient = tuple(self._needs_gradient(atom) for atom in operation.inputs)
-        key = (_name(operation), needs_gradient)
+        shapes = [
+            atom.aval if isinstance(atom, core.Literal) else self._program.shapes[atom] for atom in operation.inputs
+        ]
+        key = (_name(operation), tuple(map(str, shapes)), needs_gradient)
         if key not in self._known:
-            self._known[key] = self._look_at(operation, needs_gradient)
+            self._known[key] = _look_at(operation, shapes, needs_gradient)
         return self._known[key]
 
     def _needs_gradient(self, atom: Any) -> bool:
@@ -53,39 +57,38 @@ class Costs:
             return False
         return bool(jnp.issubdtype(self._program.shapes[atom].dtype, jnp.inexact))
 
-    def _look_at(self, operation: Operation, needs_gradient: Sequence[bool]) -> OperationCost:
-        forward = of_equation(operation.eqn)
-        if isinstance(operation, Turn):
-            forward = forward.times(1 / operation.eqn.params["length"])
-        if not any(needs_gradient):
-            return OperationCost(forward, Cost())
-        shapes = [
-            atom.aval if isinstance(atom, core.Literal) else self._program.shapes[atom] for atom in operation.inputs
-        ]
 
-        def both(arrays: list[Any]) -> Any:
-            def run(*wanted: Any) -> list[Any]:
-                given = iter(wanted)
-                every = [next(given) if wants else array for wants, array in zip(needs_gradient, arrays, strict=True)]
-                results = operation.run(every)
-                return [one for one in results if one is not None and jnp.issubdtype(one.dtype, jnp.inexact)]
+def _look_at(operation: Operation, shapes: Sequence[Any], needs_gradient: Sequence[bool]) -> OperationCost:
+    """By tracing what runs, so that one turn of a scan, or a row, counts for itself and not for the whole scan."""
 
-            results, back = jax.vjp(run, *(array for wants, array in zip(needs_gradient, arrays, strict=True) if wants))
-            return back([jnp.ones_like(result) for result in results])
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        results = operation.run(arrays)
+        return [one for one in results if one is not None and jnp.issubdtype(one.dtype, jnp.inexact)]
 
-        inputs = [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
-        whole = of_jaxpr(jax.make_jaxpr(both)(inputs))
-        return OperationCost(
-            forward, Cost(max(0.0, whole.flops - forward.flops), max(0.0, whole.bytes - forward.bytes))
-        )
+    inputs = [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
+    traced = jax.make_jaxpr(run)(inputs)
+    forward = of_jaxpr(traced)
+    if not any(needs_gradient):
+        return OperationCost(forward, Cost())
+
+    def both(arrays: Sequence[Any], gradients: list[Any]) -> Any:
+        def run_with(*wanted: Any) -> list[Any]:
+            given = iter(wanted)
+            return run([next(given) if wants else one for wants, one in zip(needs_gradient, arrays, strict=True)])
+
+        _, back = jax.vjp(run_with, *(one for wants, one in zip(needs_gradient, arrays, strict=True) if wants))
+        return back(gradients)
+
+    whole = of_jaxpr(jax.make_jaxpr(both)(inputs, traced.out_avals))
+    return OperationCost(forward, Cost(max(0.0, whole.flops - forward.flops), max(0.0, whole.bytes - forward.bytes)))
 
 
 def _name(operation: Operation) -> Any:
-    if isinstance(operation, Turn):
-        return id(operation.eqn)
-    eqn = operation.eqn
-    shapes = tuple(str(atom.aval) for atom in eqn.invars)
-    return type(operation), eqn.primitive.name, str(eqn.params), shapes
+    """The same for operations that cost the same, given inputs of the same shapes."""
+    if type(operation) is Operation:
+        # The values of scalars inside of them are left out: with Flax, each layer's dropout has a number of its own.
+        return operation.eqn.primitive.name, re.sub(r"\S+:(\w+\[\])", r"\1", str(operation.eqn.params))
+    return type(operation), id(operation.eqn)  # a part of a scan
 
 
 def costs_of_chain(slicer: Slicer) -> list[OperationCost]:
