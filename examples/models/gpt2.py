@@ -57,7 +57,7 @@ class Layer(nn.Module):
         heads = self.queries_keys_values(x).reshape(count, length, 3, self.config.heads, -1)
         queries, keys, values = jnp.moveaxis(heads, 2, 0)
         scores = jnp.einsum("nqhd,nkhd->nhqk", queries, keys) / queries.shape[-1] ** 0.5
-        seen = jnp.tril(jnp.ones((length, length), bool))
+        seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
         weights = self.drop(nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min)))
         return self.attended(jnp.einsum("nhqk,nkhd->nqhd", weights, values).reshape(count, length, width))
 
@@ -74,7 +74,7 @@ class GPT2(nn.Module):
         config = self.config
         embedding = nn.Embed(config.vocabulary, config.width, embedding_init=nn.initializers.normal(0.02))
         positions = self.param("positions", nn.initializers.normal(0.01), (config.context, config.width))
-        x = embedding(tokens) + positions[: tokens.shape[1]]
+        x = embedding(tokens) + positions[None, : tokens.shape[1]]
         x = nn.Dropout(config.dropout, deterministic=not train)(x)
         # In a loop XLA keeps the two computations apart anyway; a barrier would only cost time.
         layer = nn.remat(Layer, prevent_cse=not config.scan) if config.remat else Layer

@@ -107,7 +107,7 @@ _PER_RANDOM_WORD = 20 * 5 + 17
 
 # Nothing is computed: elements are moved, made up or looked at otherwise.
 _MOVES = """
-    bitcast_convert_type broadcast_in_dim concatenate copy cut device_put dynamic_slice dynamic_update_slice gather iota
+    bitcast_convert_type broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather iota
     name optimization_barrier pad pvary random_fold_in random_seed random_split random_unwrap random_wrap reshape rev
     slice split squeeze stop_gradient transpose
 """.split()  # noqa: SIM905  (a literal list takes a line for each)

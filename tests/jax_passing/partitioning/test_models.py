@@ -1,0 +1,99 @@
+"""The models of examples/models: they have as many parameters as those of the papers, and they learn."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import model_cases
+import numpy as np
+import optax
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-small", 124_439_808),  # those of OpenAI's checkpoints
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("alexnet", 61_100_840),  # these of torchvision's
+        ("vgg16", 138_357_544),
+        ("resnet50", 25_557_032),
+    ],
+)
+def test_parameters_are_as_many_as_published(name, count):
+    variables, _ = model_cases.shapes_of(model_cases.FULL[name], 1)
+    leaves = jax.tree.leaves(variables.get("params", variables))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == count
+
+
+def train(model, rate, steps, size=32, has_key=False):
+    """The trained variables, and the losses of all steps."""
+    loss, optimizer = model_cases.loss_of(model), optax.adam(rate)
+
+    @jax.jit
+    def step(variables, state, batch):
+        (value, aux), gradients = jax.value_and_grad(loss, has_aux=True)(variables, batch)
+        with jax.numpy_dtype_promotion("standard"):  # Adam raises a float to the power of an integer
+            updates, state = optimizer.update(gradients, state)
+        variables = optax.apply_updates(variables, updates)
+        if "batch_stats" in aux:
+            variables = {**variables, "batch_stats": aux["batch_stats"]}
+        return variables, state, value
+
+    losses, state = [], None
+    for number, batch in enumerate(model_cases.batches_of(model, size, steps)):
+        if state is None:
+            variables = model_cases.init(model, jax.random.key(0), batch)
+            state = optimizer.init(variables)
+        if has_key:
+            batch["key"] = jax.random.key(number)
+        variables, state, value = step(variables, state, batch)
+        losses.append(float(value))
+    return variables, np.array(losses)
+
+
+@pytest.mark.parametrize(("name", "has_key"), [("gpt2", False), ("gpt2-scan", True)])
+def test_gpt2_learns_how_python_is_written(name, has_key):
+    _, losses = train(model_cases.SMALL[name], 3e-3, 100, size=16, has_key=has_key)
+    shares = np.bincount(model_cases.text()) / len(model_cases.text())
+    knows_frequencies = -np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros(len(shares))))
+    assert losses[0] == pytest.approx(math.log(256), rel=0.05)
+    assert losses[-20:].mean() < knows_frequencies
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "steps"), [("alexnet", 2e-3, 100), ("vgg16", 1e-3, 100), ("resnet50", 3e-3, 60)]
+)
+def test_image_models_learn_digits(name, rate, steps):
+    model = model_cases.SMALL[name]
+    variables, _ = train(model, rate, steps)
+    variables = variables if "batch_stats" in variables else {"params": variables}
+    (others,) = model_cases.batches_of(model, 200, 1, seed=1)
+    found = jnp.argmax(jax.jit(model.apply)(variables, others["images"]), axis=-1)  # not training: with batch_stats
+    assert np.mean(found == others["labels"]) > 0.8
+
+
+def test_a_scan_over_layers_computes_what_the_layers_do():
+    loop, scan = model_cases.SMALL["gpt2"], model_cases.SMALL["gpt2-scan"]
+    (batch,) = model_cases.batches_of(loop, 4, 1)
+    params = model_cases.init(loop, jax.random.key(0), batch)
+    layers = [params[f"layer_{number}"] for number in range(loop.config.layers)]
+    stacked = {name: leaf for name, leaf in params.items() if not name.startswith("layer_")}
+    stacked["layers"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+    assert jax.tree.structure(stacked) == jax.tree.structure(model_cases.init(scan, jax.random.key(0), batch))
+    one, _ = jax.jit(model_cases.loss_of(loop))(params, batch)
+    other, _ = jax.jit(model_cases.loss_of(scan))(stacked, batch)
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "alexnet", "vgg16"])
+def test_activations_are_dropped_by_the_batchs_key(name):
+    model = model_cases.SMALL[name]
+    (batch,) = model_cases.batches_of(model, 4, 1)
+    params = model_cases.init(model, jax.random.key(0), batch)
+    loss = jax.jit(model_cases.loss_of(model))
+    values = [float(loss(params, {**batch, "key": jax.random.key(seed)})[0]) for seed in (1, 1, 2)]
+    assert values[0] == values[1] != values[2]
+    assert values[0] != float(loss(params, batch)[0])
