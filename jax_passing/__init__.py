@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.host.scope import stream as stream
     from jax_passing.host.session import Session as Session
     from jax_passing.partitioning.cut import cut as cut
+    from jax_passing.partitioning.partition import partition as partition
     from jax_passing.partitioning.plan import Plan as Plan
-    from jax_passing.partitioning.plan import partition as partition
 
     __version__: str
 
@@ -47,6 +47,8 @@ _HOMES = {
     "host.session": ("Session",),
     "partitioning.cut": ("cut",),
     "partitioning.plan": ("Plan", "partition"),
+    "partitioning.partition": ("partition",),
+    "partitioning.plan": ("Plan",),
     "host": ("session",),  # the module, for session.current()
 }
 

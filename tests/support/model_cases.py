@@ -39,12 +39,16 @@ def loss_of(model):
     return _LOSSES[type(model)](model)
 
 
-# It runs once: optimising it would take longer than it runs.
-@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
-def init(model, key, batch):
-    """What the model's loss takes as its first argument."""
+def _init(model, key, batch):
     variables = model.init(key, batch["tokens"][:, :-1] if "tokens" in batch else batch["images"])
     return variables if "batch_stats" in variables else variables["params"]
+
+
+def init(model, key, batch):
+    """What the model's loss takes as its first argument."""
+    # It runs once: optimising it would take longer than it runs.
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(_init, static_argnums=0, compiler_options=options)(model, key, batch)
 
 
 def shapes_of(model, size, has_key=False):
@@ -55,7 +59,7 @@ def shapes_of(model, size, has_key=False):
         images = jax.ShapeDtypeStruct((size, *model.config.image), jnp.float32)
         batch = {"images": images, "labels": jax.ShapeDtypeStruct((size,), jnp.int32)}
     key = jax.eval_shape(jax.random.key, 0)
-    variables = jax.eval_shape(functools.partial(init, model), key, batch)
+    variables = jax.eval_shape(functools.partial(_init, model), key, batch)
     return variables, {**batch, "key": key} if has_key else batch
 
 

@@ -99,7 +99,7 @@ def test_stages_of_random_programs_compute_what_the_whole_does(first):
         n = len(slicer.chain)
         if n == 0:
             continue
-        places = sorted(random.sample(range(1, n), min(n - 1, random.randint(0, 4)))) if n > 1 else []
+        places = sorted(random.sample(range(1, n), min(n - 1, random.randint(1, 4)))) if n > 1 else []
         ends = [0, *places, n]
         stages = [slicer.stage(*pair) for pair in itertools.pairwise(ends)]
         several += len(stages) > 1
