@@ -216,7 +216,8 @@ def reached_from(program: Program, sources: Sequence[int]) -> set[int]:
 def line_of(eqn: core.JaxprEqn) -> str:
     """Of the user's program: "model.py:41"; empty if nobody knows."""
     traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback is not None else []:
+    frames: list[Any] = traceback.frames if traceback is not None else []
+    for frame in frames:
         if not frame.file_name.startswith(_LIBRARIES) and _FLAX not in frame.file_name:
             return f"{os.path.basename(frame.file_name)}:{frame.line_num}"
     return ""

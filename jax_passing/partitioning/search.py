@@ -100,15 +100,25 @@ def _stage_costs(chain: Chain, limits: Limits, places: NDArray[np.int64]) -> Flo
 def _stage_memory(chain: Chain, places: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """[a, b]: bytes of the parameters that a stage uses, and of what it keeps of one microbatch."""
     kept = np.concatenate([[0.0], np.cumsum(chain.stash_bytes)])[places]
-    n = len(chain.compute_s)
+    used_at: list[list[int]] = [[] for _ in chain.compute_s]
+    for number, weight in enumerate(chain.weights):
+        for use in weight.uses:
+            used_at[use].append(number)
+    # A stage holds a weight from its first use on: as steps over the operations, whose running sum is the memory. If a
+    # stage begins earlier, only the steps of what is used in between move.
+    steps = np.zeros(len(chain.compute_s) + 1)
+    first_use: dict[int, int] = {}
     weights = np.zeros((len(places), len(places)))
-    for row, first in enumerate(places):
-        # A weight is held from its first use on: as steps over the operations, whose running sum is the memory.
-        steps = np.zeros(n + 1)
-        for weight in chain.weights:
-            at = np.searchsorted(weight.uses, first)
-            if at < len(weight.uses):
-                steps[weight.uses[at] + 1] += weight.bytes
+    begin = len(chain.compute_s)
+    for row in reversed(range(len(places))):
+        for operation in reversed(range(places[row], begin)):
+            for number in used_at[operation]:
+                size = chain.weights[number].bytes
+                if number in first_use:
+                    steps[first_use[number] + 1] -= size
+                first_use[number] = operation
+                steps[operation + 1] += size
+        begin = places[row]
         weights[row] = np.cumsum(steps)[places]
     return weights, kept[None, :] - kept[:, None]
 

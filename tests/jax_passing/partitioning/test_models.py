@@ -9,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from jax_passing import partition
+
 
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -26,6 +28,44 @@ def test_parameters_are_as_many_as_published(name, count):
     variables, _ = model_cases.shapes_of(model_cases.FULL[name], 1)
     leaves = jax.tree.leaves(variables.get("params", variables))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "slowest"),
+    [
+        ("gpt2-xl", 6, 1.02),
+        ("gpt2-small", 4, 1.055),  # the product with the vocabulary is one operation of 26.3 % of the work
+        ("resnet50", 4, 1.03),
+        ("vgg16", 4, 1.22),  # it has few and large convolutions
+        ("alexnet", 4, 1.48),  # one of its convolutions is 32 % of the work
+    ],
+)
+def test_stages_are_as_equal_as_operations_allow(name, stages, slowest):
+    """The slowest one's time over the mean; of shapes only."""
+    model = model_cases.FULL[name]
+    plan = partition(
+        model_cases.loss_of(model), *model_cases.shapes_of(model, 2, name != "resnet50"), stages=stages, has_aux=True
+    )
+    assert plan.bottleneck < slowest
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("name", model_cases.SMALL)
+def test_gradients_of_stages_are_those_of_the_model(name, stages):
+    """Of their largest one the error is 1e-5, as stages add up in another order."""
+    model = model_cases.SMALL[name]
+    (batch,) = model_cases.batches_of(model, 8, 1)
+    if name != "resnet50":
+        batch["key"] = jax.random.key(1)
+    params, loss = model_cases.init(model, jax.random.key(0), batch), model_cases.loss_of(model)
+    plan = partition(loss, params, batch, stages=stages, has_aux=True)
+    (ours, our_aux), our_gradients = jax.jit(plan.value_and_grad)(params, batch)
+    (whole, aux), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradients))
+    for one, other in zip(jax.tree.leaves(our_gradients), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * largest)
+    for one, other in zip(jax.tree.leaves((ours, our_aux)), jax.tree.leaves((whole, aux)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def train(model, rate, steps, size=32, has_key=False):

@@ -1,6 +1,8 @@
 """`partition` of models as people write them, against `jax.value_and_grad` of the whole."""
 
 import itertools
+import re
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -272,3 +274,12 @@ def test_parameters_of_another_model():
     plan = partition(plain, *PLAIN, stages=2)
     with pytest.raises(PartitionError, match="another structure"):
         plan.split(PLAIN[0][:2])
+
+
+def test_the_example_of_the_docs():
+    page = (Path(__file__).parents[3] / "docs" / "partition.md").read_text()
+    (example,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
+    found = {}
+    exec(compile(example, "partition.md", "exec"), found)
+    np.testing.assert_allclose(found["outputs"][0], found["loss"](found["params"], found["batch"]), rtol=1e-6)
+    assert len(found["plan"].stages) == 3
