@@ -80,6 +80,10 @@ class PartitionError(PassingError, ValueError):
     """A model can't be cut as asked."""
 
 
+class PipelineError(PassingError, ValueError):
+    """A pipeline can't be made as asked, or is given what it wasn't made for."""
+
+
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 

@@ -121,7 +121,7 @@ def partition(
         )
         for number, (stage, (first, last)) in enumerate(zip(made, pairs, strict=True))
     )
-    return Plan(made, facts, chain, cuts, params_tree, shapes, outputs_tree, has_aux)
+    return Plan(made, facts, params_tree, shapes, batch_tree, tuple(batch_leaves), chain, cuts, outputs_tree, has_aux)
 
 
 def _pairs(slicer: Slicer, cuts: Sequence[int]) -> list[tuple[int, int]]:

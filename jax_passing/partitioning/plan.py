@@ -44,14 +44,18 @@ class Plan:
     Attributes:
       stages: pure functions.
       facts: by stage.
+      params_tree, params_shapes: structure and leaves of the parameters.
+      batch_tree, batch_shapes: of what one microbatch has.
     """
 
     stages: tuple[Stage, ...]
     facts: tuple[StageFacts, ...]
+    params_tree: Any
+    params_shapes: tuple[jax.ShapeDtypeStruct, ...]
+    batch_tree: Any
+    batch_shapes: tuple[jax.ShapeDtypeStruct, ...]
     _chain: Chain
     _cuts: tuple[int, ...]
-    _params_tree: Any
-    _params_shapes: tuple[jax.ShapeDtypeStruct, ...]
     _outputs_tree: Any
     _has_aux: bool
 
@@ -78,15 +82,16 @@ class Plan:
                 if piece not in seen:
                     leaves[piece.leaf] = _replaced(leaves[piece.leaf], piece, arrays[piece.name])
                     seen.add(piece)
-        return jax.tree.unflatten(self._params_tree, leaves)
+        return jax.tree.unflatten(self.params_tree, leaves)
 
     def merge_gradients(self, held: Sequence[Mapping[str, Any]]) -> Any:
         """Gradients shaped like the parameters: those of tied ones are added up, and what no stage uses has zeros."""
-        leaves: list[Any] = [jnp.zeros(shape.shape, shape.dtype) for shape in self._params_shapes]
+        pieces: list[list[tuple[Piece, Any]]] = [[] for _ in self.params_shapes]
         for stage, arrays in zip(self.stages, held, strict=True):
             for piece in stage.pieces:
-                leaves[piece.leaf] = _added(leaves[piece.leaf], piece, arrays[piece.name])
-        return jax.tree.unflatten(self._params_tree, leaves)
+                pieces[piece.leaf].append((piece, arrays[piece.name]))
+        leaves = [_sum_of(own, shape) for own, shape in zip(pieces, self.params_shapes, strict=True)]
+        return jax.tree.unflatten(self.params_tree, leaves)
 
     def __call__(self, params: Any, batch: Any) -> Any:
         """The loss, and aux if the loss has it: all stages one after the other, on the same device."""
@@ -95,7 +100,7 @@ class Plan:
         for stage, held in zip(self.stages, self.split(params), strict=True):
             carried, left = stage(held, carried, batch)
             everything += zip(stage.outputs, left, strict=True)
-        return self._result(everything)
+        return self.result(everything)
 
     def value_and_grad(self, params: Any, batch: Any) -> Any:
         """As `jax.value_and_grad` of the loss, stage by stage: first all forwards, then all backwards.
@@ -114,18 +119,19 @@ class Plan:
         for back in reversed(backs):
             held, coming = back(coming)
             gradients.append(held)
-        return self._result(everything), self.merge_gradients(gradients[::-1])
+        return self.result(everything), self.merge_gradients(gradients[::-1])
 
-    def _result(self, left: Sequence[tuple[Output, Any]]) -> Any:
+    def result(self, left: Sequence[tuple[Output, Any]]) -> Any:
+        """The loss, and aux if the loss has it, from what all stages have left."""
         loss, aux = jax.tree.unflatten(self._outputs_tree, put_together(left))
         return (loss, aux) if self._has_aux else loss
 
     def _leaves(self, params: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(params)
-        if tree != self._params_tree:
+        if tree != self.params_tree:
             raise PartitionError(
                 f"These parameters are of another structure than those that the plan was made for: {tree} instead of "
-                f"{self._params_tree}."
+                f"{self.params_tree}."
             )
         return leaves
 
@@ -166,8 +172,13 @@ def _replaced(leaf: Any, piece: Piece, array: Any) -> Any:
     return array if piece.rows is None else jnp.asarray(leaf).at[piece.rows[0] : piece.rows[1]].set(array)
 
 
-def _added(leaf: Any, piece: Piece, array: Any) -> Any:
-    return leaf + array if piece.rows is None else leaf.at[piece.rows[0] : piece.rows[1]].add(array)
+def _sum_of(pieces: Sequence[tuple[Piece, Any]], shape: jax.ShapeDtypeStruct) -> Any:
+    if len(pieces) == 1 and pieces[0][0].rows is None:
+        return pieces[0][1]
+    leaf = jnp.zeros(shape.shape, shape.dtype)
+    for piece, array in pieces:
+        leaf = leaf + array if piece.rows is None else leaf.at[slice(*piece.rows)].add(array)
+    return leaf
 
 
 def _short(number: float) -> str:

@@ -111,7 +111,8 @@ class Stage:
     ) -> tuple[list[Any], list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
         """Carried on, outputs, and the backward pass, which takes the gradient of what is carried on.
 
-        The backward pass returns those of the parameters and of what came. The gradient of the loss is 1.
+        The backward pass returns those of the parameters and of what came. The gradient of the loss is 1. It is a
+        pytree of the arrays that it keeps, so a jitted function may return it.
         """
 
         def run(params: Any, carried: Any) -> Any:
@@ -120,7 +121,9 @@ class Stage:
             return (on, loss), left
 
         (on, loss), back, left = jax.vjp(run, params, list(carried), has_aux=True)
-        return on, left, lambda coming: back((coming, [jnp.ones_like(value) for value in loss]))
+        dtypes = [value.dtype for value in loss]
+        pull = lambda back, coming: back((coming, [jnp.ones((), dtype) for dtype in dtypes]))  # noqa: E731
+        return on, left, jax.tree_util.Partial(pull, back)
 
 
 def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:

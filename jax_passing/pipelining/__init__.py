@@ -1,0 +1,1 @@
+"""Stages of a model at work at once, each on devices of its own."""

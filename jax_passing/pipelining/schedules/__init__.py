@@ -1,0 +1,1 @@
+"""The kinds of schedules, a file each."""
