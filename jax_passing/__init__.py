@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.partitioning.cut import cut as cut
     from jax_passing.partitioning.partition import partition as partition
     from jax_passing.partitioning.plan import Plan as Plan
+    from jax_passing.pipelining.pipeline import Pipeline as Pipeline
+    from jax_passing.pipelining.pipeline import pipeline as pipeline
 
     __version__: str
 
@@ -49,6 +51,7 @@ _HOMES = {
     "partitioning.plan": ("Plan", "partition"),
     "partitioning.partition": ("partition",),
     "partitioning.plan": ("Plan",),
+    "pipelining.pipeline": ("Pipeline", "pipeline"),
     "host": ("session",),  # the module, for session.current()
 }
 

@@ -20,7 +20,7 @@ _FLAX = f"{os.sep}flax{os.sep}"
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 
 
-WITHOUT_NAMES = debug_info("jax_passing.partition", lambda: None, (), {}).with_unknown_names()
+_DEBUG_INFO = debug_info("jax_passing.partition", lambda: None, (), {}).with_unknown_names()
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Operation:
         pairs = zip(self.eqn.invars, arrays, strict=True)
         given = {atom: array for atom, array in pairs if not isinstance(atom, core.Literal)}
         kept = [var for var in self.eqn.outvars if not isinstance(var, core.DropVar)]
-        jaxpr = core.Jaxpr((), list(given), kept, [self.eqn], self.eqn.effects, WITHOUT_NAMES)
+        jaxpr = core.Jaxpr((), list(given), kept, [self.eqn], self.eqn.effects, _DEBUG_INFO)
         results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
         found = dict(zip(kept, results, strict=True))
         return [found.get(var) for var in self.eqn.outvars]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jax_passing.partitioning.program import WITHOUT_NAMES, Operation, Program, trace
+from jax_passing.partitioning.program import Operation, Program, reached_from, trace
 from jax_passing.partitioning.stages import Stage
 
 
@@ -25,20 +25,22 @@ class Part:
     Attributes:
       inputs: values of the backward pass, which it is called with, in this order.
       outputs: values, or literals, that it returns.
+      operations: in order.
+      constants: arrays that they use, by value.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple["int | core.Literal", ...]
-    _operations: tuple[Operation, ...]
-    _constants: dict[int, Any]
+    operations: tuple[Operation, ...]
+    constants: dict[int, Any]
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        known = self._constants | dict(zip(self.inputs, arrays, strict=True))
+        known = self.constants | dict(zip(self.inputs, arrays, strict=True))
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else known[atom]
 
-        for operation in self._operations:
+        for operation in self.operations:
             results = operation.run([read(atom) for atom in operation.inputs])
             known.update(zip(operation.outputs, results, strict=True))
         return [read(atom) for atom in self.outputs]
@@ -63,94 +65,85 @@ class Passes:
         """`held`: shapes by piece; `batch`: shapes of all leaves, for one microbatch."""
         self.stage = stage
         self._batch_size = len(batch)
-        own = [batch[leaf] for leaf in stage.batch]
-        shapes = [list(held), list(stage.carried_in), own]
-        self._trees: list[Any] = []
-        closed, (_, _, kept) = jax.make_jaxpr(self._forward, return_shape=True)(*shapes)
-        jaxpr = closed.jaxpr
-        first_kept = len(jaxpr.outvars) - len(kept)
-        inputs = {var: index for index, var in enumerate(jaxpr.invars)}
-        # Of each array that the backward pass closes over: a literal, an input, or something that is to be kept.
-        self._sources: list[tuple[str, Any]] = []
-        computed: dict[Any, int] = {}
-        for atom in jaxpr.outvars[first_kept:]:
-            if isinstance(atom, core.Literal):
-                self._sources.append(("literal", atom.val))
-            elif atom in inputs:
-                self._sources.append(("input", inputs[atom]))
-            else:
-                self._sources.append(("kept", computed.setdefault(atom, len(computed))))
-        outputs = [*jaxpr.outvars[:first_kept], *computed]
-        pruned = core.Jaxpr(jaxpr.constvars, jaxpr.invars, outputs, jaxpr.eqns, jaxpr.effects, WITHOUT_NAMES)
-        self._run_forward = core.jaxpr_as_fun(core.ClosedJaxpr(pruned, closed.consts))
-        self._split_backward(shapes, [var.aval for var in computed])
+        groups = [list(held), list(stage.carried_in), [batch[leaf] for leaf in stage.batch]]
+        self.held, self.carried, self.batch = _numbers(groups)
+        forward = trace(lambda given, _: self._traced_forward(given), [one for group in groups for one in group], [])
+        # What the backward pass closes over: literals, inputs, what has to be kept, and what depends on neither the batch
+        # nor what was carried, such as transposed parameters and masks. That is made anew, as it would be kept for each
+        # microbatch.
+        first_closed = len(stage.carried_out) + len(stage.outputs)
+        self._closed_over = forward.outputs[first_closed:]
+        varying = reached_from(forward, [*self.carried, *self.batch])
+        made = [value for value in dict.fromkeys(_values(self._closed_over)) if value >= self.batch.stop]
+        self._kept_values = [value for value in made if value in varying]
+        self._anew_values = [value for value in made if value not in varying]
+        self._anew = _part(forward, _needed(forward, self._anew_values), self._anew_values)
+        self._forward = _part(forward, forward.operations, (*forward.outputs[:first_closed], *self._kept_values))
+        groups += [
+            [_shape(forward.shapes[value]) for value in self._kept_values],
+            [shape for shape in stage.carried_out if _is_inexact(shape)],
+        ]
+        *_, self.kept, self.coming = _numbers(groups)
+        backward = trace(lambda given, _: self._traced_backward(given), [one for group in groups for one in group], [])
+        weights, inputs = backward.outputs[: len(held)], backward.outputs[len(held) :]
+        first = _needed(backward, inputs)
+        in_first = {id(operation) for operation in first}
+        second = [operation for operation in _needed(backward, weights) if id(operation) not in in_first]
+        wanted = {*_values(weights), *(value for operation in second for value in operation.values)}
+        self.handed_over = tuple(sorted(wanted.intersection(value for one in first for value in one.outputs)))
+        self.whole = _part(backward, backward.operations, backward.outputs)
+        self.to_inputs = _part(backward, first, (*inputs, *self.handed_over))
+        self.to_weights = _part(backward, second, weights)
 
     def forward(self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any]) -> Any:
         """What is carried on, the outputs that the stage leaves, and what its backward pass needs.
 
         `batch` has the leaves that the stage looks at, in the order of `stage.batch`.
         """
-        results = self._run_forward(*held, *carried, *batch)
+        given = [*held, *carried, *batch]
+        results = self._forward([given[value] for value in self._forward.inputs])
         on, left = len(self.stage.carried_out), len(self.stage.outputs)
         return results[:on], results[on : on + left], results[on + left :]
 
-    def _forward(self, held: Sequence[Any], carried: Sequence[Any], own: Sequence[Any]) -> Any:
+    def _traced_forward(self, given: Sequence[Any]) -> list[Any]:
         batch: list[Any] = [0] * self._batch_size
-        for leaf, array in zip(self.stage.batch, own, strict=True):
-            batch[leaf] = array
-        by_name = {piece.name: array for piece, array in zip(self.stage.pieces, held, strict=True)}
-        on, left, back = self.stage.vjp(by_name, carried, batch)
-        leaves, tree = jax.tree.flatten(back)
-        self._trees.append(tree)
-        return on, left, leaves
+        for leaf, value in zip(self.stage.batch, self.batch, strict=True):
+            batch[leaf] = given[value]
+        by_name = {piece.name: given[value] for piece, value in zip(self.stage.pieces, self.held, strict=True)}
+        on, left, back = self.stage.vjp(by_name, [given[value] for value in self.carried], batch)
+        leaves, self._back_tree = jax.tree.flatten(back)
+        return [*on, *left, *leaves]
 
-    def _backward(self, given: Sequence[Any]) -> list[Any]:
-        """All gradients, from all inputs."""
-        first_kept, first_coming = self.kept.start, self.coming.start
-        leaves = []
-        for source, what in self._sources:
-            match source:
-                case "literal":
-                    leaves.append(what)
-                case "input":
-                    leaves.append(given[what])
-                case "kept":
-                    leaves.append(given[first_kept + what])
-        back = jax.tree.unflatten(self._trees[0], leaves)
-        gradients = iter(given[first_coming:])
-        coming = [
-            next(gradients) if _is_inexact(shape) else np.zeros(shape.shape, jax.dtypes.float0)
-            for shape in self.stage.carried_out
-        ]
-        held, carried = back(coming)
+    def _traced_backward(self, given: Sequence[Any]) -> list[Any]:
+        """The gradients of what is held, and then of what was carried."""
+        known = dict(enumerate(given[: self.kept.start]))
+        known.update(zip(self._kept_values, (given[value] for value in self.kept), strict=True))
+        anew = self._anew([given[value] for value in self._anew.inputs])
+        known.update(zip(self._anew_values, anew, strict=True))
+        leaves = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in self._closed_over]
+        gradients = (given[value] for value in self.coming)
+        held, carried = jax.tree.unflatten(self._back_tree, leaves)(
+            [
+                next(gradients) if _is_inexact(shape) else np.zeros(shape.shape, jax.dtypes.float0)
+                for shape in self.stage.carried_out
+            ]
+        )
         inexact = [one for one, shape in zip(carried, self.stage.carried_in, strict=True) if _is_inexact(shape)]
         return [*(held[piece.name] for piece in self.stage.pieces), *inexact]
 
-    def _split_backward(self, shapes: Sequence[Sequence[Any]], kept: Sequence[Any]) -> None:
-        coming = [shape for shape in self.stage.carried_out if _is_inexact(shape)]
-        groups = [*shapes, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in kept], coming]
-        ends = np.cumsum([0, *map(len, groups)])
-        self.held, self.carried, self.batch, self.kept, self.coming = (
-            range(first, last) for first, last in itertools.pairwise(ends)
-        )
-        # What is given has the numbers 0, 1, 2... in the traced program.
-        program = trace(lambda given, _: self._backward(given), [one for group in groups for one in group], [])
-        self.whole = _part(program, program.operations, program.outputs)
-        weights = program.outputs[: len(self.held)]
-        inputs = program.outputs[len(self.held) :]
-        first = _needed(program, inputs)
-        in_first = {id(operation) for operation in first}
-        second = [operation for operation in _needed(program, weights) if id(operation) not in in_first]
-        made = {value for operation in first for value in operation.outputs}
-        wanted = [*(value for operation in second for value in operation.values), *weights]
-        self.handed_over = tuple(sorted(made.intersection(value for value in wanted if isinstance(value, int))))
-        self.to_inputs = _part(program, first, (*inputs, *self.handed_over))
-        self.to_weights = _part(program, second, weights)
+
+def _numbers(groups: Sequence[Sequence[Any]]) -> list[range]:
+    """Of groups of inputs, which a traced program numbers from 0 on."""
+    return [range(*ends) for ends in itertools.pairwise(itertools.accumulate(map(len, groups), initial=0))]
+
+
+def _values(atoms: Sequence[Any]) -> list[int]:
+    return [atom for atom in atoms if isinstance(atom, int)]
 
 
 def _needed(program: Program, outputs: Sequence[Any]) -> list[Operation]:
     """The operations that these values are made by."""
-    wanted = {value for value in outputs if isinstance(value, int)}
+    wanted = set(_values(outputs))
     operations = []
     for operation in reversed(program.operations):
         if wanted.intersection(operation.outputs):
@@ -161,11 +154,14 @@ def _needed(program: Program, outputs: Sequence[Any]) -> list[Operation]:
 
 def _part(program: Program, operations: Sequence[Operation], outputs: Sequence[Any]) -> Part:
     made = {value for operation in operations for value in operation.outputs}
-    used = {value for operation in operations for value in operation.values}
-    used |= {value for value in outputs if isinstance(value, int)}
+    used = {*_values(outputs), *(value for operation in operations for value in operation.values)}
     inputs = used - made - set(program.constants)
     return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), program.constants)
 
 
 def _is_inexact(shape: Any) -> bool:
     return bool(jnp.issubdtype(shape.dtype, jnp.inexact))
+
+
+def _shape(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

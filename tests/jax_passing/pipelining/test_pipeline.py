@@ -1,0 +1,193 @@
+"""Pipelines on eight devices of one process, against the gradients of the whole model."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_passing import partition, pipeline
+from jax_passing.errors import PipelineError
+from jax_passing.pipelining.passes import Passes
+from jax_passing.pipelining.schedules.gpipe import gpipe
+
+ROWS = 3  # of a microbatch
+TABLE = np.linspace(-1, 1, 8, dtype=np.float32)[np.newaxis]  # a constant that the loss closes over
+
+
+@jax.custom_vjp
+def scaled_gradient(x):
+    return x * 0.9
+
+
+scaled_gradient.defvjp(lambda x: (x * 0.9, None), lambda _, g: (g * TABLE,))
+
+
+def loss(params, batch):
+    """Tied and stacked parameters, dropout, integers that travel, constants in the backward pass, aux."""
+    x = params["tied"][batch["tokens"]]
+    counts = jnp.zeros((), jnp.int32)
+    for number, layer in enumerate(params["layers"]):
+        drawn = jax.random.bernoulli(jax.random.fold_in(batch["key"], number), 0.9, x.shape)
+        x = scaled_gradient(jnp.tanh(x @ layer + TABLE)) * drawn.astype(x.dtype)
+        counts += jnp.sum(x > 0, dtype=jnp.int32)
+    x, means = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, jnp.mean(x)), x, params["stacked"])
+    value = -jnp.mean(jax.nn.log_softmax(x @ params["tied"].T)[:, 0] * batch["weights"])
+    return value, {"means": means, "last": x[0], "counts": counts}
+
+
+@functools.cache
+def arguments(count):
+    """Parameters, and a batch of so many microbatches."""
+    random = np.random.default_rng(1)
+
+    def normal(*shape):
+        return random.normal(size=shape).astype(np.float32) / 2
+
+    params = {"tied": normal(20, 8), "layers": [normal(8, 8) for _ in range(3)], "stacked": normal(4, 8, 8)}
+    batch = {
+        "tokens": random.integers(0, 20, count * ROWS),
+        "weights": normal(count * ROWS),
+        "key": jax.random.split(jax.random.key(0), count),
+    }
+    return params, batch
+
+
+def microbatch(batch, number):
+    rows = slice(number * ROWS, (number + 1) * ROWS)
+    return {"tokens": batch["tokens"][rows], "weights": batch["weights"][rows], "key": batch["key"][number]}
+
+
+def expected(params, batch, count):
+    """The means over microbatches, one after the other; of `counts` the last."""
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    results = [step(params, microbatch(batch, number)) for number in range(count)]
+    (value, aux), gradients = jax.tree.map(lambda *leaves: sum(leaves) / count, *results)
+    return (value, {**aux, "counts": results[-1][0][1]["counts"]}), gradients
+
+
+def same(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    (result, gradients), (expected_result, expected_gradients) = ours, theirs
+    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(expected_result), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected_gradients))
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest)
+
+
+def mesh_of(stages, width):
+    return jax.sharding.Mesh(np.array(jax.devices()[: stages * width]).reshape(stages, width), ("stage", "data"))
+
+
+def made(stages, width, microbatches, schedule, stages_per_device=1):
+    """A pipeline, and arguments for it."""
+    params, batch = arguments(width * microbatches)
+    plan = partition(loss, params, microbatch(batch, 0), stages=stages * stages_per_device, has_aux=True)
+    run = pipeline(plan, mesh_of(stages, width), microbatches=microbatches, schedule=schedule)
+    return run, params, batch
+
+
+@pytest.mark.parametrize(
+    ("stages", "width", "microbatches", "schedule", "stages_per_device"),
+    [
+        (1, 1, 1, "1f1b", 1),
+        (2, 2, 3, "gpipe", 1),
+        (3, 2, 4, "1f1b", 1),
+        (3, 2, 4, "zb-h1", 1),
+        (4, 1, 2, "zb-h1", 1),
+        (2, 2, 4, "interleaved", 2),
+    ],
+)
+def test_gradients_are_those_of_the_whole_model(stages, width, microbatches, schedule, stages_per_device):
+    run, params, batch = made(stages, width, microbatches, schedule, stages_per_device)
+    same(run(params, batch), expected(params, batch, width * microbatches))
+
+
+def test_stages_hold_their_own_parameters_only():
+    run, params, batch = made(2, 2, 2, "1f1b")
+    placed = run.place(params)
+    devices = [run.mesh.devices[0].tolist(), run.mesh.devices[1].tolist()]
+    homes = [sorted(leaf.devices(), key=lambda device: device.id) for leaf in jax.tree.leaves(placed)]
+    assert devices[0] in homes
+    assert devices[1] in homes
+    assert all(home in devices for home in homes)
+    value, gradients = run(placed, batch)
+    assert jax.tree.map(lambda leaf: leaf.sharding, gradients) == jax.tree.map(lambda leaf: leaf.sharding, placed)
+    same((value, gradients), expected(params, batch, 4))
+
+
+def test_schedules_agree_to_the_bit():
+    """Each adds a stage's gradients up in the order of the microbatches."""
+    results = []
+    for schedule in ("gpipe", "1f1b"):
+        run, params, batch = made(2, 1, 4, schedule)
+        results.append(jax.tree.leaves(run(params, batch)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_table_of_ones_own():
+    run, params, batch = made(2, 1, 2, gpipe(2, 2))
+    assert run.schedule.name == "gpipe"
+    same(run(params, batch), expected(params, batch, 2))
+
+
+def test_neither_parameters_nor_the_batch_are_kept_between_the_passes():
+    params, batch = jnp.ones((8, 8)), jnp.ones((4, 8))
+    plan = partition(lambda params, batch: jnp.sum(jnp.tanh(batch @ params) @ params.T), params, batch, stages=1)
+    passes = Passes(plan.stages[0], [params], [batch])
+    on, left, kept = passes.forward([params], [], [batch])
+    assert (len(on), len(left)) == (0, 1)
+    assert sorted(array.shape for array in kept) == [(4, 8)] * len(kept)
+    assert len(kept) <= 2  # what tanh returned, and what its derivative is made of
+
+
+def test_the_second_part_has_the_products_for_weights():
+    """Each product has two gradients: that of its input, which the stage before waits for, and that of its weights."""
+    params, batch = [jnp.ones((8, 8))] * 6, jnp.ones((4, 8))
+
+    def deep(params, batch):
+        for weight in params:
+            batch = jnp.tanh(batch @ weight)
+        return jnp.sum(batch)
+
+    plan = partition(deep, params, batch, stages=3)
+    passes = Passes(plan.stages[1], [params[0]] * 2, [batch])
+    assert len(plan.stages[1].pieces) == 2
+
+    def products(part):
+        return sum(operation.eqn.primitive.name == "dot_general" for operation in part.operations)
+
+    assert (products(passes.whole), products(passes.to_inputs), products(passes.to_weights)) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": "2f2b"}, "'2f2b'; it may be"),
+        ({"schedule": gpipe(3, 4)}, "for 3 stages on 3 devices"),
+        ({"schedule": gpipe(2, 3)}, "3 microbatches"),
+        ({"stages": 4}, "has 4 stages and the mesh 2 devices"),
+        ({"stages": 3, "schedule": "interleaved"}, "3 stages aren't a multiple of 2"),
+        ({"microbatches": 3, "schedule": "interleaved", "stages": 4}, "a multiple of 2 microbatches"),
+        ({"stage_axis": "model"}, "needs 'model' and 'data'"),
+    ],
+)
+def test_what_doesnt_fit_together(change, message):
+    arguments_of = {"stages": 2, "schedule": "1f1b", "microbatches": 4, **change}
+    params, batch = arguments(4)
+    plan = partition(loss, params, microbatch(batch, 0), stages=arguments_of.pop("stages"), has_aux=True)
+    with pytest.raises(PipelineError, match=message):
+        pipeline(plan, mesh_of(2, 1), **arguments_of)
+
+
+def test_batches_of_another_shape():
+    run, params, batch = made(2, 2, 2, "1f1b")
+    with pytest.raises(PipelineError, match=r"shape has to be \(4, 3\) or \(12,\)"):
+        run(params, {**batch, "tokens": batch["tokens"][:-1]})
+    with pytest.raises(PipelineError, match=r"random key is split .* jax.random.split\(key, 4\)"):
+        run(params, {**batch, "key": batch["key"][0]})
+    with pytest.raises(PipelineError, match="another structure"):
+        run(params, {"tokens": batch["tokens"]})
