@@ -68,9 +68,9 @@ class Passes:
         groups = [list(held), list(stage.carried_in), [batch[leaf] for leaf in stage.batch]]
         self.held, self.carried, self.batch = _numbers(groups)
         forward = trace(lambda given, _: self._traced_forward(given), [one for group in groups for one in group], [])
-        # What the backward pass closes over: literals, inputs, what has to be kept, and what depends on neither the batch
-        # nor what was carried, such as transposed parameters and masks. That is made anew, as it would be kept for each
-        # microbatch.
+        # The backward pass closes over literals, over inputs, over what has to be kept, and over what depends on neither
+        # the batch nor what was carried, such as transposed parameters and masks. That is made anew, or each microbatch
+        # would keep its own.
         first_closed = len(stage.carried_out) + len(stage.outputs)
         self._closed_over = forward.outputs[first_closed:]
         varying = reached_from(forward, [*self.carried, *self.batch])

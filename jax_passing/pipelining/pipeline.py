@@ -46,7 +46,7 @@ class Pipeline:
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
 
     def place(self, params: Any) -> Any:
-        """The parameters, each on the devices of the (first) stage that uses it; so a device holds its own stages' only.
+        """The parameters, each on the devices of the (first) stage that uses it: a device holds its own stages' only.
 
         Rows of one array that several stages use stay together, on the first one's devices.
         """
@@ -61,8 +61,8 @@ class Pipeline:
 
         Args:
           params: as for the plan. They are moved to where they are needed; after `place` they are there.
-          batch: like the plan's, for all microbatches and all of this host's devices along the data axis: arrays with as
-            many times the rows, or with a leading dimension for that (random keys, for example).
+          batch: like the plan's, for all microbatches and all of this host's devices along the data axis: arrays with
+            as many times the rows, or with a leading dimension for that (random keys, for example).
 
         Returns:
           The loss, or (loss, aux) with the means of what is of floating point in aux, and the last microbatch's of what
@@ -233,17 +233,17 @@ def pipeline(
         )
     if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
         raise PipelineError(
-            "The mesh has devices of other processes. A pipeline's stages are devices of one process; the data axis goes "
-            "on over the hosts if each makes a mesh of its own devices and jax_passing.init declares that axis."
+            "The mesh has devices of other processes. A pipeline's stages are on devices of one process; the data axis "
+            "goes on over the hosts if each makes a mesh of its own devices and jax_passing.init declares that axis."
         )
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
         schedule = _made(schedule, devices, stages, microbatches)
     if (schedule.stages, len(schedule.tasks), schedule.microbatches) != (stages, devices, microbatches):
         raise PipelineError(
-            f"The schedule is for {schedule.stages} stages on {len(schedule.tasks)} devices and {schedule.microbatches} "
-            f"microbatches; the plan has {stages} stages, the axis {stage_axis!r} {devices} devices, and {microbatches} "
-            "microbatches are asked for."
+            f"The schedule is for {schedule.stages} stages on {len(schedule.tasks)} devices and "
+            f"{schedule.microbatches} microbatches; the plan has {stages} stages, the axis {stage_axis!r} {devices} "
+            f"devices, and {microbatches} microbatches are asked for."
         )
     schedule.check()
     return Pipeline(plan, mesh, schedule, stage_axis, data_axis)
@@ -258,7 +258,7 @@ def _made(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
         raise PipelineError(f"schedule is {name!r}; it may be 'interleaved', {', '.join(map(repr, SCHEDULES))}.")
     if stages != devices:
         raise PipelineError(
-            f"The plan has {stages} stages and the mesh {devices} devices for them: the schedule {name!r} needs as many "
-            "of each. Several stages on a device are 'interleaved'."
+            f"The plan has {stages} stages and the mesh {devices} devices for them: the schedule {name!r} needs as "
+            "many of each. Several stages on a device are 'interleaved'."
         )
     return SCHEDULES[name](devices, microbatches)

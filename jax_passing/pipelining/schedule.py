@@ -83,7 +83,7 @@ class Schedule:
         return {task.stage: device for device, tasks in enumerate(self.tasks) for task in tasks}
 
     def check(self) -> None:
-        """Raises PipelineError unless every stage meets every microbatch once in every direction, without a deadlock."""
+        """Raises PipelineError unless every stage meets every microbatch once each way, without a deadlock."""
         counts = Counter(task for tasks in self.tasks for task in tasks)
         homes = {(task.stage, device) for device, tasks in enumerate(self.tasks) for task in tasks}
         if len(homes) != self.stages:

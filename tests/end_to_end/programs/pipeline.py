@@ -1,4 +1,4 @@
-"""A pipeline on each host's own devices, whose data axis goes on over the hosts: every schedule, against whole gradients.
+"""A pipeline on each host's own devices, whose data axis goes on over the hosts: all schedules, against the whole model.
 
 Every host knows all hosts' batches. Prints a digest of all bits of the gradients.
 """
