@@ -68,7 +68,7 @@ class Passes:
         groups = [list(held), list(stage.carried_in), [batch[leaf] for leaf in stage.batch]]
         self.held, self.carried, self.batch = _numbers(groups)
         forward = trace(lambda given, _: self._traced_forward(given), [one for group in groups for one in group], [])
-        # The backward pass closes over literals, over inputs, over what has to be kept, and over what depends on neither
+        # The backward pass closes over literals, over inputs, over what is to be kept, and over what depends on neither
         # the batch nor what was carried, such as transposed parameters and masks. That is made anew, or each microbatch
         # would keep its own.
         first_closed = len(stage.carried_out) + len(stage.outputs)

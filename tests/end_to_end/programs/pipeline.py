@@ -1,4 +1,4 @@
-"""A pipeline on each host's own devices, whose data axis goes on over the hosts: all schedules, against the whole model.
+"""A pipeline on each host's own devices, whose data axis goes on over the hosts, with each schedule.
 
 Every host knows all hosts' batches. Prints a digest of all bits of the gradients.
 """
