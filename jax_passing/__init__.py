@@ -48,7 +48,6 @@ _HOMES = {
     "host.init": ("init",),
     "host.session": ("Session",),
     "partitioning.cut": ("cut",),
-    "partitioning.plan": ("Plan", "partition"),
     "partitioning.partition": ("partition",),
     "partitioning.plan": ("Plan",),
     "pipelining.pipeline": ("Pipeline", "pipeline"),
