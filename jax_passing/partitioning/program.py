@@ -87,6 +87,21 @@ def run_turns(eqn: core.JaxprEqn, arrays: Sequence[Any], count: int) -> Sequence
     return results
 
 
+def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """How many inputs of a scan all turns share, and how many values each turn hands to the next.
+
+    What a scan goes over, and what it stacks, has a dimension more than in its body. (The scan's own parameters, which
+    say the same, differ between versions of JAX.)
+    """
+    body = eqn.params["jaxpr"]
+    pairs = zip(eqn.invars, body.in_avals, strict=True)
+    stacked = sum(len(var.aval.shape) > len(inner.shape) for var, inner in pairs)
+    handed_on = sum(
+        len(var.aval.shape) == len(inner.shape) for var, inner in zip(eqn.outvars, body.out_avals, strict=True)
+    )
+    return len(eqn.invars) - stacked - handed_on, handed_on
+
+
 @dataclass(frozen=True)
 class TakeRow(Operation):
     """A row of what a scan goes over."""

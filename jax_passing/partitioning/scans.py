@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jax_passing.partitioning.program import Operation, Program, Row, StackRows, TakeRow, Turn, spine
+from jax_passing.partitioning.program import Operation, Program, Row, StackRows, TakeRow, Turn, scan_counts, spine
 
 
 def unroll(program: Program) -> Program:
@@ -39,7 +39,7 @@ def _goes_over_layers(operation: Operation, of_chain: set[int]) -> bool:
     details = operation.eqn.params
     if operation.eqn.primitive.name != "scan" or details["length"] < 2:
         return False
-    return not of_chain.intersection(operation.inputs[details["num_consts"] + details["num_carry"] :])
+    return not of_chain.intersection(operation.inputs[sum(scan_counts(operation.eqn)) :])
 
 
 class _Unrolled:
@@ -58,10 +58,11 @@ class _Unrolled:
 
     def add_turns(self, scan: int, operation: Operation) -> None:
         details = operation.eqn.params
-        length, shared_count = details["length"], details["num_consts"]
-        carry_end = shared_count + details["num_carry"]
+        length = details["length"]
+        shared_count, carry_count = scan_counts(operation.eqn)
+        carry_end = shared_count + carry_count
         shared, carry = operation.inputs[:shared_count], operation.inputs[shared_count:carry_end]
-        carried, stacked = operation.outputs[: details["num_carry"]], operation.outputs[details["num_carry"] :]
+        carried, stacked = operation.outputs[:carry_count], operation.outputs[carry_count:]
         left_by_row: list[list[int]] = [[] for _ in range(length)]
         rows = [[self._row(operation, value, row) for value in operation.inputs[carry_end:]] for row in range(length)]
         for number in range(length):

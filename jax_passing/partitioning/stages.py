@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, Program, Turn, run_turns, spine
+from jax_passing.partitioning.program import Operation, Program, Turn, run_turns, scan_counts, spine
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
 def _run_together(turns: Sequence[Operation], known: dict[int, Any], read: Any) -> None:
     """As one scan, so that XLA compiles its body once."""
     eqn = turns[0].eqn
-    carry_count = eqn.params["num_carry"]
-    whole = eqn.params["num_consts"] + carry_count
+    shared_count, carry_count = scan_counts(eqn)
+    whole = shared_count + carry_count
     in_order = turns[::-1] if eqn.params["reverse"] else turns  # of the rows
     stacked = [
         lax.concatenate([read(turn.inputs[index]) for turn in in_order], 0) for index in range(whole, len(eqn.invars))
