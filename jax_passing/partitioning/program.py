@@ -93,13 +93,14 @@ def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
     What a scan goes over, and what it stacks, has a dimension more than in its body. (The scan's own parameters, which
     say the same, differ between versions of JAX.)
     """
+
+    def stacked(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+        pairs = zip(outer, inner, strict=True)
+        return sum(len(whole.aval.shape) > len(one.shape) for whole, one in pairs)
+
     body = eqn.params["jaxpr"]
-    pairs = zip(eqn.invars, body.in_avals, strict=True)
-    stacked = sum(len(var.aval.shape) > len(inner.shape) for var, inner in pairs)
-    handed_on = sum(
-        len(var.aval.shape) == len(inner.shape) for var, inner in zip(eqn.outvars, body.out_avals, strict=True)
-    )
-    return len(eqn.invars) - stacked - handed_on, handed_on
+    handed_on = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)
+    return len(eqn.invars) - stacked(eqn.invars, body.in_avals) - handed_on, handed_on
 
 
 @dataclass(frozen=True)
