@@ -223,7 +223,8 @@ def pipeline(
       microbatches: how many each device does in a step.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a table that you have made. With "interleaved" the plan has
         a multiple of the stage axis's stages.
-      stage_axis, data_axis: names of the mesh's axes.
+      stage_axis: name of the mesh's axis along which the stages are.
+      data_axis: name of the other one.
 
     Raises PipelineError if the plan, the mesh and the schedule don't suit each other.
     """
