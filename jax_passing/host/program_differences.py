@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jax_passing.protocol import control_messages
+
 SHOWN_MAX = 4  # places, leaves or operations
 TREE_MAX = 8  # leaves of a tree that is shown whole
 _TEXT_MAX = 6 * 1024
@@ -70,6 +72,14 @@ def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
     return f"Hosts run different programs. {what[:_TEXT_MAX]}. {' '.join(dict.fromkeys(remedies))}"
 
 
+_fields = msgspec.json.Decoder(dict[str, Any])
+
+
+def fields_of(identity: str) -> dict[str, Any]:
+    """Raises msgspec.DecodeError."""
+    return control_messages.decode(_fields, identity)
+
+
 _Place = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives
 
 
@@ -78,7 +88,7 @@ class _Sum:
 
     def __init__(self, identity: str):
         try:
-            self.all: dict[str, Any] = msgspec.json.decode(identity, type=dict[str, Any])
+            self.all = fields_of(identity)
         except msgspec.DecodeError:
             self.all = {"place": [identity[:_PART_MAX]]}
         calls = self.all.get("calls")

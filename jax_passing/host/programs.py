@@ -7,21 +7,21 @@ never meet, as their names differ: what this adds is that all hosts hear why, at
 import hashlib
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.errors import Failure, ProgramMismatchError
-from jax_passing.host.program_differences import difference, place_of
-from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
+from jax_passing.host.program_differences import difference, fields_of, place_of
+from jax_passing.protocol import control_messages
 
 if TYPE_CHECKING:
     from jax_passing._native import ProgramInfo
 
 IDENTITIES_BYTES_MAX = 512 * 1024  # of their JSON
 _NAME_MAX, _DEVICES_MAX, _FINGERPRINT_MAX = 1024, 4096, 16 * 1024  # characters, of up to 6 bytes each in JSON
-assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < RELAY_BYTES_MAX
+assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < control_messages.RELAY_BYTES_MAX
 PENDING_MAX = 1024  # of a line, on either side; hosts are as far apart as programs run before a sum has to be complete
 _SHOWN_MAX = 3
 
@@ -55,7 +55,7 @@ _decoder = msgspec.json.Decoder(Program)
 
 def _stream(identity: str) -> str:
     try:
-        return str(msgspec.json.decode(identity, type=dict[str, Any]).get("stream", ""))
+        return str(fields_of(identity).get("stream", ""))
     except msgspec.DecodeError:
         return ""
 
@@ -80,13 +80,13 @@ def bounded(info: "ProgramInfo") -> Program:
 
 
 def encode(program: Program) -> bytes:
-    """At most RELAY_BYTES_MAX."""
+    """At most control_messages.RELAY_BYTES_MAX."""
     return _encoder.encode(program)
 
 
 def decode(payload: bytes) -> Program:
     """Raises msgspec.DecodeError."""
-    return _decoder.decode(payload)
+    return control_messages.decode(_decoder, payload)
 
 
 class Ledger:

@@ -9,7 +9,7 @@ Prepared comes back, and Welcome ends it.
 """
 
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,17 +21,18 @@ PROTOCOL_VERSION = 4
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
+TEXT_MAX = 16 * 1024  # characters; who composes a text of what others say cuts it
 LINE_BYTES_MAX = 64 * 1024
 RELAY_BYTES_MAX = 1024 * 1024
 RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
 # Base64 takes 4 bytes for 3; the rest of the line is short.
 RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
 
-Version = Annotated[int, Meta(ge=0)]
+Version = Annotated[int, Meta(ge=0, le=1 << 31)]  # a fact of a host has room for its digits
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
-Text = Annotated[str, Meta(max_length=16 * 1024)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
@@ -40,6 +41,9 @@ Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
+
+
+T = TypeVar("T")
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
@@ -323,9 +327,18 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
+def decode(decoder: msgspec.json.Decoder[T], line: bytes | str) -> T:
+    """Raises msgspec.DecodeError, whatever is wrong with the line: msgspec itself has other errors for bytes that aren't
+    UTF-8 and for brackets that nest too deeply, and the network may bring these as well."""
+    try:
+        return decoder.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
 def decode_from_member(line: bytes) -> FromMember:
     """What a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass ValidationError."""
-    return _from_member.decode(line)
+    return decode(_from_member, line)
 
 
 def decode_first(line: bytes) -> FromMember:
@@ -334,7 +347,7 @@ def decode_first(line: bytes) -> FromMember:
         return decode_from_member(line)
     except msgspec.ValidationError:
         with suppress(msgspec.DecodeError):
-            join = _foreign_join.decode(line)
+            join = decode(_foreign_join, line)
             if join.protocol_version != PROTOCOL_VERSION:
                 return Join(**msgspec.structs.asdict(join))
         raise
@@ -342,9 +355,9 @@ def decode_first(line: bytes) -> FromMember:
 
 def decode_from_switch(line: bytes) -> FromSwitch:
     """What a host hears. Raises msgspec.DecodeError."""
-    return _from_switch.decode(line)
+    return decode(_from_switch, line)
 
 
 def decode_from_parent(line: bytes) -> FromParent:
     """What a rack's switch hears. Raises msgspec.DecodeError."""
-    return _from_parent.decode(line)
+    return decode(_from_parent, line)

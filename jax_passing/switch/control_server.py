@@ -6,7 +6,6 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
@@ -67,11 +66,32 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise msgspec.DecodeError("the connection ended inside a line") from error
-        return None
-    except asyncio.LimitOverrunError as error:
-        raise msgspec.DecodeError("a line is too long") from error
+        if not error.partial:
+            return None
+        problem = "the connection ended inside a line"
+    except asyncio.LimitOverrunError:
+        problem = "a line is too long"
+    raise msgspec.DecodeError(problem)  # without the other error as its context, which holds what was read
+
+
+async def _converse(stream: Stream, reader: asyncio.StreamReader, conversation: Conversation) -> None:
+    """Until the connection is closed. Errors lose their tracebacks here: these lead to this function's variables, and
+    so to the errors themselves, and only the garbage collector would free what the reader still holds."""
+    error: Exception | None = None
+    try:
+        conversation.opened(stream)
+        while not stream.writer.is_closing() and (line := await _read_line(reader)) is not None:
+            conversation.heard(line)
+            await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
+    except (OSError, msgspec.DecodeError) as caught:
+        error = caught.with_traceback(None)
+    finally:
+        stream.close()
+        conversation.closed(error)
+    try:
+        await stream.writer.wait_closed()
+    except OSError as caught:
+        caught.with_traceback(None)
 
 
 class ControlServer:
@@ -142,20 +162,10 @@ class ControlServer:
     ) -> None:
         stream = Stream(writer)
         self._streams.add(stream)
-        error: Exception | None = None
         try:
-            conversation.opened(stream)
-            while not writer.is_closing() and (line := await _read_line(reader)) is not None:
-                conversation.heard(line)
-                await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
-        except (OSError, msgspec.DecodeError) as caught:
-            error = caught
+            await _converse(stream, reader, conversation)
         finally:
-            stream.close()
-            conversation.closed(error)
-        with suppress(OSError):
-            await writer.wait_closed()
-        self._streams.discard(stream)
+            self._streams.discard(stream)
 
     # What the control plane needs of the world (`outside.Outside`).
 

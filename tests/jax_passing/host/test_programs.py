@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from program_infos import identity, program
 
@@ -160,6 +160,8 @@ def test_the_longest_program_fits_a_message():
         b'{"name":"a","devices":"","fingerprint":"","identities":[1]}',
         b'{"name":"%s","devices":"","fingerprint":"","identities":[]}' % (b"a" * 1025),
         b'{"name":"a","devices":"","fingerprint":"","identities":[],"more":1}',
+        b'{"name":"\xff"}',
+        b'{"more":' + b"[" * 30_000,
     ],
 )
 def test_malformed_programs(payload):
@@ -174,6 +176,7 @@ OBJECTS = st.dictionaries(KEYS, NESTED, max_size=5)
 
 
 @given(st.lists(st.text() | (OBJECTS | NESTED).map(lambda value: msgspec.json.encode(value).decode()), max_size=4))
+@example(['{"a":' + "[" * 30_000])
 def test_identities_may_be_anything(identities):
     """They come over the network."""
     ledger = Ledger(1)

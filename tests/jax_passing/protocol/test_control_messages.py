@@ -17,6 +17,18 @@ def test_decoding_raises_one_kind_of_error(line):
             decode(line)
 
 
+@pytest.mark.parametrize("line", [b'{"type":"\xff"}\n', b'{"a":' + b"[" * 30_000], ids=["UTF-8", "nested"])
+def test_what_msgspec_has_other_errors_for(line):
+    for decode in (
+        messages.decode_from_member,
+        messages.decode_first,
+        messages.decode_from_switch,
+        messages.decode_from_parent,
+    ):
+        with pytest.raises(msgspec.DecodeError):
+            decode(line)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

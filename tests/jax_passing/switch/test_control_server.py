@@ -1,10 +1,16 @@
 """The control plane in its event loop: those who don't read, those who say much, the end."""
 
 import asyncio
+import gc
+import socket
+import struct
+import weakref
 
+import pytest
 from control import Switch, scenario, until
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import control_server
 
 
 @scenario()
@@ -16,6 +22,52 @@ async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
     assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
     assert "asks and doesn't read the answers" in failed.message
     await until(lambda: not switch.server._streams)
+
+
+@scenario()
+async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
+    def raises(*_):
+        raise RuntimeError("a fault")
+
+    hosts, _ = await switch.job(2)
+    switch.plane._dispatcher.dispatch = raises
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    hosts[1].send(messages.Heartbeat())
+    assert (await hosts[0].receive()).ranks == (1,)
+    await until(lambda: not switch.server._streams)
+
+
+@pytest.mark.parametrize("end", ["inside a line", "too long a line", "reset"])
+def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
+    """At once, not when the garbage collector comes."""
+    readers = []
+    converse = control_server._converse
+
+    async def remember(stream, reader, conversation):
+        readers.append(weakref.ref(reader))
+        await converse(stream, reader, conversation)
+
+    monkeypatch.setattr(control_server, "_converse", remember)
+    monkeypatch.setattr(control_server, "FLUSH_S", 0.01)
+
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(b"x" * (messages.RELAY_LINE_BYTES_MAX + 1 if end == "too long a line" else 1000))
+        if end == "reset":
+            nothing_waits = struct.pack("ii", 1, 0)
+            stranger.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, nothing_waits)
+        if end != "too long a line":
+            stranger.writer.close()
+        await until(lambda: not switch.server._streams)
+        await asyncio.sleep(0.05)  # its timers refer to it
+        assert [reader() for reader in readers] == [None]
+
+    gc.disable()
+    try:
+        run()
+    finally:
+        gc.enable()
 
 
 @scenario()

@@ -37,6 +37,8 @@ BAD_LINES = [
     b'{"type":"fail","kind":"HostLostError","message":"","ranks":[63]}\n',
     b'{"type":"welcome"}\n',
     b"\xff\xfe\n",
+    b'{"type":"\xff"}\n',
+    b'{"a":' + b"[" * 30_000 + b"\n",
     b'{"type":"fail","kind":"HostLostError","message":"' + b"m" * messages.LINE_BYTES_MAX + b'"}\n',
     b"x" * (messages.RELAY_LINE_BYTES_MAX + 1) + b"\n",
     b"[" * 10000 + b"\n",
