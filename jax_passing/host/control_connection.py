@@ -39,7 +39,10 @@ class ControlConnection:
         with self._send_lock:
             self._socket.sendall(line)
 
-    def receive(self) -> messages.FromSwitch:
+    def receive(self, until: float | None = None) -> messages.FromSwitch:
+        """The next message. Raises TimeoutError at `until` (monotonic), even if messages or pieces of one come all the
+        time. What was left then stays the timeout."""
+        self._expect_until(until)
         while (end := self._received.find(b"\n")) < 0:
             if len(self._received) > messages.RELAY_LINE_BYTES_MAX:
                 raise ConnectionError("a message is too long")
@@ -47,9 +50,17 @@ class ControlConnection:
             if not piece:
                 raise ConnectionError("the connection was closed")
             self._received += piece
+            self._expect_until(until)
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return messages.decode_from_switch(line)
+
+    def _expect_until(self, until: float | None) -> None:
+        if until is not None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left_s)
 
     def wait(self, fileno: int) -> bool:
         """Until this file descriptor or the connection can be read: whether the former can, and the latter can't.
@@ -78,10 +89,11 @@ class ControlConnection:
 
 
 def _connect_once(address: tuple[str, int], timeout_s: float) -> tuple[ControlConnection, messages.Hello]:
+    until = time.monotonic() + timeout_s
     connected = socket.create_connection(address, timeout=timeout_s)
     try:
         connection = ControlConnection(connected)
-        hello = connection.receive()
+        hello = connection.receive(until)
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("no greeting")
     except BaseException:

@@ -19,6 +19,7 @@ from jax_passing.protocol.alike import protocol_difference
 log = logging.getLogger("jax_passing")
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
+JOIN_GRACE_S = 5.0  # the switch keeps the deadline of a join, and knows who is missing
 ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 HUNG_UP_S = 5.0  # who waits for a switch hears at once that the connection is closed
 
@@ -49,10 +50,10 @@ class Shard:
 
     def join(self, join: messages.Join) -> None:
         """Waits for all ranks. Raises JoinError, or what the switch says."""
-        self.control.set_timeout(join.join_deadline_s + 5.0)  # the switch keeps the deadline, and knows who is missing
+        until = time.monotonic() + join.join_deadline_s + JOIN_GRACE_S
         try:
             self.control.send(join)
-            while isinstance(answer := self.control.receive(), messages.GroupOffer):
+            while isinstance(answer := self.control.receive(until), messages.GroupOffer):
                 self._answer(answer)
         except (OSError, msgspec.DecodeError) as error:
             if (version := self.hello.protocol_version) != join.protocol_version:  # it didn't understand us, or we it

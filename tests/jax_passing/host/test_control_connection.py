@@ -1,0 +1,76 @@
+"""A host's control connection to a switch that speaks, and never says what is waited for."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from jax_passing.errors import JoinError, SwitchUnreachableError
+from jax_passing.host import control_connection, shard
+from jax_passing.protocol import control_messages as messages
+
+OFFER = messages.encode(messages.GroupOffer("239.192.0.1", 7172, 1, 1, 5))
+
+
+@contextmanager
+def speaking(first, again):
+    """A switch that says this to whoever connects, the second all the time; its address."""
+    over = threading.Event()
+
+    def speak(connection):
+        with connection, suppress(OSError):
+            connection.sendall(first)
+            while not over.wait(0.02):
+                connection.sendall(again)
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=speak, args=server.accept()[:1]))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threads = [threading.Thread(target=serve)]
+        threads[0].start()
+        try:
+            yield server.getsockname()
+        finally:
+            over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+def test_a_greeting_that_never_ends():
+    began = time.monotonic()
+    with speaking(b"", b"x") as address, pytest.raises(SwitchUnreachableError, match="timed out"):
+        control_connection.connect(address, 0.5)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("again", [b" ", OFFER], ids=["half a line", "offers"])
+def test_a_join_that_is_never_answered(monkeypatch, again):
+    monkeypatch.setattr(shard, "JOIN_GRACE_S", 0.0)
+    hello = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
+    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 0.5)
+    began = time.monotonic()
+    with speaking(hello, again) as address:
+        joining = shard.Shard(address, began + 5)
+        with pytest.raises(JoinError, match="while rank 0 waited to join job 'a': timed out"):
+            joining.join(join)
+        joining.hang_up()
+        joining.close()
+    assert time.monotonic() - began < 5
+
+
+def test_messages_that_are_here_already_move_no_deadline():
+    with speaking(messages.encode(messages.Heartbeat()) * 2, b" ") as address:
+        connection = control_connection.ControlConnection(socket.create_connection(address))
+        until = time.monotonic() + 0.2
+        assert connection.receive(until) == messages.Heartbeat()
+        time.sleep(0.2)
+        with pytest.raises(TimeoutError):
+            connection.receive(until)
+        connection.close()
