@@ -7,6 +7,14 @@ from typing import Annotated
 import typer
 
 
+class PlainFormatter(logging.Formatter):
+    """Messages quote what strangers say: that must neither begin a line of its own nor move the terminal's cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
+        record.message = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in record.message)
+        return super().formatMessage(record)
+
+
 def switch(
     listen: Annotated[
         str | None,
@@ -66,9 +74,9 @@ def switch(
     from jax_passing.switch.serve import run
     from jax_passing.switch.settings import resolve
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     settings = resolve(
         {
             "listen": listen,

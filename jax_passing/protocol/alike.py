@@ -78,6 +78,8 @@ def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
             parts.append(f"{names(ranks)} {'has' if len(ranks) == 1 else 'have'} {_shown(fact, value, False)}")
         sentences.append(", ".join(parts) + ".")
         advice[_ADVICE.get(fact, _SAME_VERSIONS)] = None
+        if sum(map(len, sentences)) > _TEXT_MAX:
+            break  # strangers may have as many facts as they like, and each takes a look at all ranks
     if not sentences:
         return ""
     this = "this" if len(sentences) == 1 else "these"

@@ -71,6 +71,9 @@ class Dispatcher:
         try:
             self._jobs.admit(job, rank_of_rack(join, self._abilities()), member)
         except RefusalError as refusal:
+            member.refusal_count += 1
+            if member.refusal_count > RANKS_MAX:  # each of them is logged
+                raise msgspec.DecodeError(f"more than {RANKS_MAX} ranks were refused") from refusal
             log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
             self._jobs.refused(job, str(refusal))
             member.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
@@ -90,7 +93,8 @@ class Dispatcher:
             case messages.Leave() if epoch.state is State.RUNNING:
                 self._jobs.leave(epoch, (member.rank,), member)
             case messages.Fail(kind, text, ranks):
-                reported = f"{text} (Reported by rank {member.rank}.)"
+                by = f" (Reported by rank {member.rank}.)"
+                reported = text[: messages.TEXT_MAX - len(by)] + by
                 self._on_fail(epoch, member, messages.Failed(kind, reported, ranks))
             case _:
                 self._on_member(epoch, member, message)

@@ -100,6 +100,7 @@ class Member:
     join_until: dict[int, float] = field(default_factory=dict)  # by rank
     prepared: bool = False
     inquiries: set[Inquiry] = field(default_factory=set)  # on behalf of it, that are under way
+    refusal_count: int = 0  # of its ranks
     gave_up: bool = False  # it asks, and doesn't read the answers
 
     @property

@@ -164,6 +164,7 @@ class JobTable:
         """Sends all who wait away, here and at all other switches."""
         if epoch.state is State.OVER:
             return
+        message = message[: messages.TEXT_MAX]
         for member in epoch.members:
             member.connection.send(messages.Refused(kind, message))
             member.connection.close()
@@ -249,22 +250,31 @@ class JobTable:
             return
         uplink = epoch.uplink
         grace_s = PARENT_GRACE_S if uplink is not None and uplink.is_connected else 0.0
-        for member in list(epoch.members):
-            for rank, until in list(member.join_until.items()):
-                if now >= until + grace_s and (text := self._why_not_started(epoch, member.ranks[rank])):
-                    unreachable = uplink is not None and not uplink.is_connected
-                    kind = (SwitchUnreachableError if unreachable else JoinError).__name__
-                    self.refuse(epoch, messages.Refused(kind, text, rank))
+        late = [
+            member.ranks[rank]
+            for member in epoch.members
+            for rank, until in member.join_until.items()
+            if now >= until + grace_s
+        ]
+        # Asked once, before the first of them is sent away: to the next one that one isn't absent.
+        if not late or (why := self._why_not_started(epoch)) is None:
+            return
+        unreachable = uplink is not None and not uplink.is_connected
+        kind = (SwitchUnreachableError if unreachable else JoinError).__name__
+        for join in late:
+            text = why(f"within the {join.join_deadline_s:.1f} s that rank {join.rank} waited")
+            self.refuse(epoch, messages.Refused(kind, text[: messages.TEXT_MAX], join.rank))
 
-    def _why_not_started(self, epoch: Epoch, join: messages.RankJoin) -> str:
-        """Empty if it is about to be."""
-        waited = f"within the {join.join_deadline_s:.1f} s that rank {join.rank} waited"
-        job = f"job {epoch.job.name!r} (world size {epoch.world_size})"
-        if epoch.uplink is not None:
-            return epoch.uplink.explain(f"{job} didn't start {waited}")
+    def _why_not_started(self, epoch: Epoch) -> Callable[[str], str] | None:
+        """What to say to a rank, by how long it has waited; None if the epoch is about to be started."""
+        job, uplink = f"job {epoch.job.name!r} (world size {epoch.world_size})", epoch.uplink
+        if uplink is not None:
+            return lambda waited: uplink.explain(f"{job} didn't start {waited}")
         if epoch.state is State.PREPARING:
-            late = [str(member) for member in epoch.members if not member.prepared]
-            return f"No answer from {', '.join(late)}: {job} didn't start {waited}. Look at its log." if late else ""
+            late = ", ".join(str(member) for member in epoch.members if not member.prepared)
+            if not late:
+                return None
+            return lambda waited: f"No answer from {late}: {job} didn't start {waited}. Look at its log."
         if epoch.refusal:
             advice = f"One host was refused: {epoch.refusal}"
         else:
@@ -274,7 +284,8 @@ class JobTable:
             )
         if unlike := differences(epoch):
             advice = f"{advice} Besides: {unlike}"
-        return f"{names(epoch.absent()).capitalize()} of {job} didn't join {waited}. {advice}"
+        absent = names(epoch.absent()).capitalize()
+        return lambda waited: f"{absent} of {job} didn't join {waited}. {advice}"
 
     def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
         """A barrier: the epoch ends well when all ranks of the job have left."""
@@ -333,7 +344,7 @@ class JobTable:
                 f"The switch at {epoch.own_name} lost its parent, the switch at {epoch.uplink.name} ({epoch}): "
                 f"{reason}. Look at that switch's log, restart it if it died, then call jax_passing.init again on "
                 "every host."
-            )
+            )[: messages.TEXT_MAX]
             self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
 
     def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:

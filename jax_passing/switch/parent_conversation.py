@@ -168,7 +168,7 @@ class ParentConversation:
                     listener.refuse(epoch, message)
             case messages.Relay():
                 listener.relay(epoch, message, self._uplink)
-            case messages.Left(ranks):
+            case messages.Left(ranks) if is_running:
                 listener.leave(epoch, ranks, self._uplink)
             case messages.Ask() if is_running:
                 self._questions.answer(epoch, message, self._uplink, self._inquiries, self.send)
@@ -178,7 +178,7 @@ class ParentConversation:
                 listener.fail(epoch, message, reporter=self._uplink)
             case messages.Bye() if is_running:
                 listener.finish(epoch)
-            case messages.Heartbeat() | messages.Ask():
+            case messages.Heartbeat() | messages.Ask() | messages.Left():
                 pass
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} from the parent, {epoch.state.value}")

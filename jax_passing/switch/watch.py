@@ -65,7 +65,7 @@ class Watch:
         text = (
             f"The switch can't watch over this job any more ({type(error).__name__}: {error}), which the switch's log "
             "says more about. Call jax_passing.init again on every host."
-        )
+        )[: messages.TEXT_MAX]
         try:
             if epoch.state is State.RUNNING:
                 self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))

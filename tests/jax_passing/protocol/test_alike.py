@@ -56,6 +56,21 @@ def test_what_one_host_doesnt_have():
     assert "Rank 5 of job 'x' has 4 devices, rank 0 has 2." in alike.differences("x", devices)
 
 
+def test_a_fact_is_looked_at_only_while_there_is_room_for_it():
+    """A stranger may give each of a thousand ranks facts of its own: all of them took a switch seconds."""
+    looks = 0
+
+    class Counted(dict):
+        def get(self, *args):
+            nonlocal looks
+            looks += 1
+            return super().get(*args)
+
+    by_rank = {rank: Counted({f"fact {rank} {fact}": "x" for fact in range(16)}) for rank in range(1024)}
+    assert len(alike.differences("x", by_rank)) > 8 * 1024
+    assert looks < 256 * 1024
+
+
 FACTS = st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=256), max_size=16)
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 from control import scenario
-from control_trees import in_tree, job, spoken
+from control_trees import in_tree, job, rack_says, spoken
 from foreign_messages import foreign_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jax_passing.config import RANKS_MAX
 from jax_passing.protocol import control_messages as messages
 
 
@@ -24,6 +25,26 @@ async def test_counters_are_told_to_who_asks(switch):
     hosts, _ = await switch.job()
     hosts[1].send(messages.CountersQuery())
     assert await hosts[1].receive() == messages.Counters({"added": 7})
+
+
+@scenario()
+async def test_the_longest_failure_can_be_read_by_all(switch):
+    hosts, _ = await switch.job()
+    hosts[0].send(messages.Fail("HostLostError", "x" * messages.TEXT_MAX))
+    failed = await hosts[1].receive()
+    assert failed.message.endswith("xxx (Reported by rank 0.)")
+    assert len(failed.message) == messages.TEXT_MAX
+
+
+@in_tree(racks=0)
+async def test_a_rack_whose_ranks_are_refused_again_and_again_loses_its_connection(tree, root):
+    rack = await root.connect()
+    rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242))
+    rack.send(*[rack_says(5, 5)] * (RANKS_MAX + 1))
+    for _ in range(RANKS_MAX):
+        assert isinstance(await rack.receive(), messages.Refused)
+    assert await rack.receive() is None
+    assert root.plane.stats()["messages_malformed"] == 1
 
 
 @in_tree()

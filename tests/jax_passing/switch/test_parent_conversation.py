@@ -109,6 +109,31 @@ async def test_a_parents_name_that_no_resolver_takes(tree, root, rack):
     await job(rack)
 
 
+@in_tree(racks=1)
+async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
+    """A rank that has left may be silent, and nobody would notice."""
+
+    async def parent(reader, writer):
+        def say(*several):
+            writer.write(b"".join(map(messages.encode, several)))
+
+        say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"))
+        for _ in range(2):  # the rack's join, and its rank's
+            await reader.readline()
+        say(messages.Left((0,)), messages.Prepare(1, 256, 360, False))
+        await reader.readline()
+        say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(parent, "127.0.0.1", 0)
+    rack.plane._parent = server.sockets[0].getsockname()
+    assert isinstance(await (await rack.join(0, 2)).receive(), messages.Welcome)
+    (epoch,) = rack.plane._jobs.epochs()
+    assert not epoch.left
+    server.close()
+
+
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(foreign_messages, max_size=6))
