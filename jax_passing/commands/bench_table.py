@@ -145,8 +145,8 @@ def require_matplotlib() -> Any:
         import matplotlib
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "A plot needs matplotlib, which isn't installed. Install it with `pip install 'jax-passing[bench]'` (or "
-            "`pip install matplotlib`), or leave --plot out."
+            "A plot needs matplotlib, which isn't installed. Install it with `pip install matplotlib`, or leave "
+            "--plot out."
         ) from error
     matplotlib.use("Agg")  # no display: hosts seldom have one
     from matplotlib import pyplot

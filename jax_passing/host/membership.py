@@ -22,6 +22,7 @@ from jax_passing.protocol.link_rate import link_gbit
 log = logging.getLogger("jax_passing")
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
+TELL_S = 5.0  # for a failure to be told, before we hang up
 _INSTANCE = uuid.uuid4().hex
 
 
@@ -55,6 +56,7 @@ class Membership:
         self.on_failed: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._fail_lock = threading.Lock()
+        self._told = threading.Event()  # the failure, to the switches
         self._closing = threading.Event()
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
@@ -220,8 +222,10 @@ class Membership:
             if self._failure is not None:
                 return
             self._failure = failure
-            if tell:  # before anybody here learns of it, and hangs up: else the others would only hear of a lost host
-                self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
+        # Not under the lock: a switch that doesn't read holds up nobody but us.
+        if tell:  # before anybody here learns of it, and hangs up: else the others would only hear of a lost host
+            self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
+        self._told.set()
         self.transport.fail(failure.kind, failure.message)
         self._over.set()
         if self.on_failed is not None:
@@ -256,8 +260,10 @@ class Membership:
     def close(self) -> None:
         """Fails what is pending. Bounded in time."""
         self._closing.set()
-        with self._fail_lock:  # a failure that is being told goes first
-            pass
+        with self._fail_lock:
+            failure = self._failure
+        if failure is not None:  # it is told first, perhaps by another thread
+            self._told.wait(TELL_S)
         self.transport.close()
         for shard in self._shards:
             shard.hang_up()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jax_passing.protocol import control_messages
+from jax_passing.protocol import control_messages as messages
 
 SHOWN_MAX = 4  # places, leaves or operations
 TREE_MAX = 8  # leaves of a tree that is shown whole
@@ -77,7 +77,7 @@ _fields = msgspec.json.Decoder(dict[str, Any])
 
 def fields_of(identity: str) -> dict[str, Any]:
     """Raises msgspec.DecodeError."""
-    return control_messages.decode(_fields, identity)
+    return messages.decode(_fields, identity)
 
 
 _Place = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives

@@ -14,14 +14,14 @@ from msgspec import Meta, Struct
 
 from jax_passing.errors import Failure, ProgramMismatchError
 from jax_passing.host.program_differences import difference, fields_of, place_of
-from jax_passing.protocol import control_messages
+from jax_passing.protocol import control_messages as messages
 
 if TYPE_CHECKING:
     from jax_passing._native import ProgramInfo
 
 IDENTITIES_BYTES_MAX = 512 * 1024  # of their JSON
 _NAME_MAX, _DEVICES_MAX, _FINGERPRINT_MAX = 1024, 4096, 16 * 1024  # characters, of up to 6 bytes each in JSON
-assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < control_messages.RELAY_BYTES_MAX
+assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < messages.RELAY_BYTES_MAX
 PENDING_MAX = 1024  # of a line, on either side; hosts are as far apart as programs run before a sum has to be complete
 _SHOWN_MAX = 3
 
@@ -80,13 +80,13 @@ def bounded(info: "ProgramInfo") -> Program:
 
 
 def encode(program: Program) -> bytes:
-    """At most control_messages.RELAY_BYTES_MAX."""
+    """At most messages.RELAY_BYTES_MAX."""
     return _encoder.encode(program)
 
 
 def decode(payload: bytes) -> Program:
     """Raises msgspec.DecodeError."""
-    return control_messages.decode(_decoder, payload)
+    return messages.decode(_decoder, payload)
 
 
 class Ledger:

@@ -328,8 +328,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes | str) -> T:
-    """Raises msgspec.DecodeError, whatever is wrong with the line: msgspec itself has other errors for bytes that aren't
-    UTF-8 and for brackets that nest too deeply, and the network may bring these as well."""
+    """Raises msgspec.DecodeError, whatever is wrong with the line. Bytes that aren't UTF-8 and brackets that nest too
+    deeply are other errors to msgspec, and may come from the network as well."""
     try:
         return decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:

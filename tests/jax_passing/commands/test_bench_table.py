@@ -103,5 +103,5 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monkey
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    with pytest.raises(ConfigError, match="pip install 'jax-passing\\[bench\\]'"):
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
         bench_table.require_matplotlib()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import queue
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from in_process import SwitchThread, settings_of, until
 from program_infos import identity, program
 
 from jax_passing import _native
+from jax_passing.errors import Failure
 from jax_passing.host import membership, programs
 from jax_passing.host.membership import Membership
 from jax_passing.protocol import control_messages as messages
@@ -122,6 +125,23 @@ def test_a_stall_tells_of_programs_that_rank_0_hasnt(hosts, caplog):
 def test_what_rank_0_doesnt_relay(hosts, payload):
     with pytest.raises(msgspec.DecodeError):
         hosts[1]._on_relay(payload)
+
+
+def test_a_switch_that_doesnt_read_holds_up_nobody_but_who_tells_it(hosts, monkeypatch):
+    monkeypatch.setattr(membership, "TELL_S", 0.1)
+    host, reads = hosts[1], threading.Event()
+    tells = threading.Event()
+    monkeypatch.setattr(host._shards[0], "send", lambda _: (tells.set(), reads.wait(60)))
+    telling = threading.Thread(target=host.fail, args=(Failure("HostLostError", "first"),))
+    telling.start()
+    assert tells.wait(60)
+    began = time.monotonic()
+    host.fail(Failure("HostLostError", "second"))
+    host.close()
+    assert time.monotonic() - began < 20
+    assert host.failure.message == "first"
+    reads.set()
+    telling.join()
 
 
 def test_facts_of_a_join(running):

@@ -33,7 +33,8 @@ def test_a_foreign_versions_number_fits_into_a_fact():
     """A rack's switch tells its parent of it so."""
     join = {"type": "join", "job": "a", "rank": 0, "world_size": 2, "switches": ["s"], "udp_port": 1, "instance": "i"}
     for version, is_taken in ((99, True), (1 << 31, True), (10**300, False)):
-        line = msgspec.json.encode({**join, "join_deadline_s": 1.0}).replace(b"{", b'{"protocol_version":%d,' % version, 1)
+        rest = msgspec.json.encode({**join, "join_deadline_s": 1.0})
+        line = b'{"protocol_version":%d,' % version + rest.removeprefix(b"{")
         if is_taken:
             assert messages.decode_first(line).protocol_version == version
             msgspec.convert({"protocol version": str(version)}, messages.Facts)

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 import pytest
 from control import RecordingDataPlane, scenario, until
 from control_trees import in_tree, job, kill
@@ -56,14 +55,13 @@ class _Listening:
     def close(self): ...
 
 
-def _waiting(jobs, ranks, world_size, facts=lambda rank: {}):
+def _waiting(jobs, ranks, world_size):
     """The epoch of ranks that wait equally long, a second, at their switch; and what each hears."""
     connections = [_Listening() for _ in ranks]
     for rank, connection in zip(ranks, connections, strict=True):
         host = messages.Join(messages.PROTOCOL_VERSION, "a", rank, world_size, ("y",), 1, f"x{rank}", 1.0)
         member = Member(connection, f"x{rank}", ("h", 1), 0.0, 0.0, switches=("y",))
-        join = rank_of_host(msgspec.structs.replace(host, alike=facts(rank)), "h", Abilities("y", 256, 360, False, None))
-        jobs.admit("a", join, member)
+        jobs.admit("a", rank_of_host(host, "h", Abilities("y", 256, 360, False, None)), member)
     (epoch,) = jobs.epochs()
     return epoch, connections
 

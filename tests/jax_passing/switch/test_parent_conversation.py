@@ -120,7 +120,7 @@ async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
         say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"))
         for _ in range(2):  # the rack's join, and its rank's
             await reader.readline()
-        say(messages.Left((0,)), messages.Prepare(1, 256, 360, False))
+        say(messages.Left((0,)), messages.Prepare(1, 256, 360, False, (0,)))
         await reader.readline()
         say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
         await reader.read()

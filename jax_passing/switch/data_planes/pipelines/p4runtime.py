@@ -82,7 +82,7 @@ class P4Runtime:
 
     def __init__(self, device: Device):
         if grpc is None:
-            raise PipelineError("P4Runtime needs grpcio: pip install 'jax-passing[p4runtime]'")
+            raise PipelineError("P4Runtime needs grpcio: pip install grpcio")
         if not device.program or not device.p4info or device.lanes is None:
             raise PipelineError("the device file has no program, p4info or lanes, which P4Runtime needs")
         self._name = device.runtime
