@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.collective.broadcast import broadcast as broadcast
     from jax_passing.collective.jax_rules import per_host_gradients as per_host_gradients
     from jax_passing.collective.lax_over_hosts import lax_over_hosts as lax_over_hosts
+    from jax_passing.collective.overlap import overlap as overlap
     from jax_passing.collective.pmax import pmax as pmax
     from jax_passing.collective.pmax import pmin as pmin
     from jax_passing.collective.process_sum import barrier as barrier
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.partitioning.plan import Plan as Plan
     from jax_passing.pipelining.pipeline import Pipeline as Pipeline
     from jax_passing.pipelining.pipeline import pipeline as pipeline
+    from jax_passing.pipelining.simulation import simulate as simulate
 
     __version__: str
 
@@ -40,6 +42,7 @@ _HOMES = {
     "collective.broadcast": ("broadcast",),
     "collective.jax_rules": ("per_host_gradients",),
     "collective.lax_over_hosts": ("lax_over_hosts",),
+    "collective.overlap": ("overlap",),
     "collective.pmax": ("pmax", "pmin"),
     "collective.process_sum": ("barrier", "process_sum"),
     "collective.psum": ("pmean", "psum"),
@@ -51,6 +54,7 @@ _HOMES = {
     "partitioning.partition": ("partition",),
     "partitioning.plan": ("Plan",),
     "pipelining.pipeline": ("Pipeline", "pipeline"),
+    "pipelining.simulation": ("simulate",),
     "host": ("session",),  # the module, for session.current()
 }
 

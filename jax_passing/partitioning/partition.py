@@ -95,6 +95,7 @@ def partition(
         raise PartitionError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
     costs = costs_of_chain(slicer)
     flops = np.array([cost.forward.flops + cost.backward.flops for cost in costs])
+    forward_share = np.array([cost.forward.flops for cost in costs]) / np.maximum(flops, 1.0)
     chain = Chain(
         compute_s=flops / flops_per_s,
         stash_bytes=np.array([cost.stash_bytes for cost in costs]),
@@ -112,6 +113,7 @@ def partition(
         StageFacts(
             place=_place(slicer.chain[first]),
             compute_s=float(chain.compute_s[first:last].sum()),
+            forward_s=float((chain.compute_s * forward_share)[first:last].sum()),
             busy_s=stage_s(chain, limits, first, last),
             flops=float(flops[first:last].sum()),
             params=sum(math.prod(piece.of(shapes[piece.leaf]).shape) for piece in stage.pieces),

@@ -20,6 +20,7 @@ class StageFacts:
     Attributes:
       place: where it begins: module path and source line.
       compute_s: forward and backward pass of one microbatch.
+      forward_s: its forward pass only.
       busy_s: the same with what is sent and received.
       flops: forward and backward.
       params: elements of parameters.
@@ -29,6 +30,7 @@ class StageFacts:
 
     place: str
     compute_s: float
+    forward_s: float
     busy_s: float
     flops: float
     params: int

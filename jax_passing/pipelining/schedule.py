@@ -101,12 +101,16 @@ class Schedule:
             raise PipelineError(f"The schedule {self.name} has tasks of nobody: {', '.join(map(str, counts))}.")
         self.timeline()
 
-    def timeline(self, durations: Sequence[Durations] | None = None) -> list[list[Span]]:
+    def timeline(
+        self, durations: Sequence[Durations] | None = None, send_s: Sequence[float] | None = None
+    ) -> list[list[Span]]:
         """By device, when each task runs, if each begins as soon as its device and its inputs are there.
 
-        `durations` are by stage; without them each part takes one second.
+        `durations` are by stage; without them each part takes one second. `send_s`: how long what crosses to the next
+        stage is on its way, by stage, and its gradient on its way back; without it no time.
         """
         durations = durations or [Durations()] * self.stages
+        ways_s = send_s or [0.0] * (self.stages - 1)
         ends: dict[Task, float] = {}
         spans: list[list[Span]] = [[] for _ in self.tasks]
         is_moving = True
@@ -117,8 +121,12 @@ class Schedule:
                     any(one in ends for one in either) for either in self._awaited(tasks[len(done)])
                 ):
                     task = tasks[len(done)]
-                    awaited = [ends[one] for either in self._awaited(task) for one in either if one in ends]
-                    begin_s = max([*awaited, done[-1].end_s if done else 0.0])
+                    awaited = [one for either in self._awaited(task) for one in either if one in ends]
+                    arrivals_s = [
+                        ends[one] + (ways_s[min(one.stage, task.stage)] if one.stage != task.stage else 0.0)
+                        for one in awaited
+                    ]
+                    begin_s = max([*arrivals_s, done[-1].end_s if done else 0.0])
                     ends[task] = begin_s + durations[task.stage].of(task.kind)
                     done.append(Span(task, begin_s, ends[task]))
                     is_moving = True

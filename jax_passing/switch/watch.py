@@ -10,6 +10,7 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Outside, Timer
+from jax_passing.switch.waits import end_waits
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -51,7 +52,7 @@ class Watch:
                 "host."
             )
             self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
-        self._jobs.end_waits(epoch, now)
+        end_waits(self._jobs, epoch, now)
         if epoch.uplink is not None and epoch.state is State.RUNNING:
             epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
         for member in list(epoch.members):

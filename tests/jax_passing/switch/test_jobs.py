@@ -8,7 +8,6 @@ from control_trees import in_tree, job, kill
 from simulated_network import SimulatedWorld
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch import jobs as jobs_module
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
@@ -20,87 +19,6 @@ async def test_a_running_job_takes_nobody_else(switch):
     assert "is running (epoch 1) and rank 1 is in it" in await (await switch.join(1)).refusal()
     hosts[0].send(messages.Heartbeat())
     assert await hosts[0].receive() == messages.Heartbeat()
-
-
-@scenario()
-async def test_those_who_wait_hear_why_another_host_was_refused(switch):
-    waiting = await switch.join(0, join_deadline_s=3.0)
-    await switch.has(0)
-    await (await switch.join(1, switches=("x", "y"))).refusal()
-    assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
-
-
-@scenario()
-async def test_missing_ranks_are_named_at_the_join_deadline(switch):
-    hosts = [await switch.join(rank, 4, join_deadline_s=2.0) for rank in (0, 2)]
-    for host in hosts:
-        message = await host.refusal()
-        assert "didn't join" in message
-        assert "anks 1, 3" in message or "anks 0, 1, 3" in message
-    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
-
-
-class _Listening:
-    """A connection to somebody who remembers what he hears."""
-
-    host, name, own_host, own_name, link_gbit = "h", "h:1", "s", "s:1", None
-
-    def __init__(self):
-        self.heard = []
-
-    def send(self, message):
-        self.heard.append(message)
-        return True
-
-    def close(self): ...
-
-
-def _waiting(jobs, ranks, world_size):
-    """The epoch of ranks that wait equally long, a second, at their switch; and what each hears."""
-    connections = [_Listening() for _ in ranks]
-    for rank, connection in zip(ranks, connections, strict=True):
-        host = messages.Join(messages.PROTOCOL_VERSION, "a", rank, world_size, ("y",), 1, f"x{rank}", 1.0)
-        member = Member(connection, f"x{rank}", ("h", 1), 0.0, 0.0, switches=("y",))
-        jobs.admit("a", rank_of_host(host, "h", Abilities("y", 256, 360, False, None)), member)
-    (epoch,) = jobs.epochs()
-    return epoch, connections
-
-
-def test_all_who_wait_equally_long_hear_of_the_same_missing_ranks():
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
-    epoch, connections = _waiting(jobs, range(5), 6)
-    jobs.end_waits(epoch, world.now() + 1.0)
-    for rank, connection in enumerate(connections):
-        (refused,) = connection.heard
-        waited = f"within the 1.0 s that rank {rank} waited"
-        assert refused.message.startswith(f"Rank 5 of job 'a' (world size 6) didn't join {waited}.")
-    assert not jobs.epochs()
-
-
-def test_hosts_facts_are_compared_once_for_all_who_wait(monkeypatch):
-    compared = []
-    monkeypatch.setattr(jobs_module, "differences", lambda epoch: compared.append(epoch) or "They differ.")
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
-    epoch, connections = _waiting(jobs, range(5), 6)
-    jobs.end_waits(epoch, world.now() + 0.5)
-    assert not compared
-    jobs.end_waits(epoch, world.now() + 1.0)
-    assert compared == [epoch]
-    assert all("Besides: They differ." in connection.heard[0].message for connection in connections)
-
-
-def test_what_others_say_never_makes_a_text_too_long_to_be_read():
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
-    epoch, (connection,) = _waiting(jobs, [0], 2)
-    jobs.refused("a", "x" * messages.TEXT_MAX)
-    jobs.end_waits(epoch, world.now() + 1.0)
-    epoch, (other,) = _waiting(jobs, [0], 2)
-    jobs.refuse_all(epoch, "x" * (messages.TEXT_MAX + 1))
-    for (refused,) in (connection.heard, other.heard):
-        assert messages.decode_from_switch(messages.encode(refused)) == refused
 
 
 @scenario()

@@ -1,11 +1,14 @@
 """Who notices that a host, a rack or the device is gone: leases, checks, and what goes wrong in them."""
 
 import asyncio
+from unittest import mock
 
 from control import scenario, until
 from control_trees import LEASE_S, in_tree, job, spoken
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import watch
+from jax_passing.switch.waits import end_waits
 
 
 @scenario()
@@ -59,33 +62,32 @@ async def test_a_silent_host_is_lost_when_its_lease_ends(switch):
 @scenario(lease_s=1.0)
 async def test_a_fault_while_one_job_is_watched_ends_no_other(switch):
     """Neither the faulty job's hosts nor others wait for anything: those hear of it, these are watched as before."""
-    table = switch.plane._jobs
-    end_waits, faulty = table.end_waits, {"faulty", "forming"}
+    faulty = {"faulty", "forming"}
 
-    def fail_for_some(epoch, now):
+    def fail_for_some(jobs, epoch, now):
         if epoch.job.name in faulty:
             raise RuntimeError(f"no such thing in {epoch.job.name}")
-        end_waits(epoch, now)
+        end_waits(jobs, epoch, now)
 
     hosts, _ = await switch.job(job="faulty")
     waiting = await switch.join(0, 2, job="forming")
     others, _ = await switch.job(job="other")
     await switch.has(0, job="forming")
-    table.end_waits = fail_for_some
-    for host in hosts:
-        failed = await host.receive()
-        assert failed.kind == "SwitchLostError"
-        assert "RuntimeError: no such thing in faulty" in failed.message
-    assert "no such thing in forming" in await waiting.refusal()
-    assert switch.plane.stats()["watches_failed"] == 2
-    assert switch.is_watched
+    with mock.patch.object(watch, "end_waits", fail_for_some):
+        for host in hosts:
+            failed = await host.receive()
+            assert failed.kind == "SwitchLostError"
+            assert "RuntimeError: no such thing in faulty" in failed.message
+        assert "no such thing in forming" in await waiting.refusal()
+        assert switch.plane.stats()["watches_failed"] == 2
+        assert switch.is_watched
 
-    faulty.clear()
-    again, _ = await switch.job(job="faulty")
-    again[0].send(messages.Heartbeat())
-    assert await again[0].receive() == messages.Heartbeat()
-    lost = await others[0].receive()  # the lease of the two has run out meanwhile, as nobody sent anything
-    assert (lost.kind, "was silent for 1 s" in lost.message) == ("HostLostError", True)
+        faulty.clear()
+        again, _ = await switch.job(job="faulty")
+        again[0].send(messages.Heartbeat())
+        assert await again[0].receive() == messages.Heartbeat()
+        lost = await others[0].receive()  # the lease of the two has run out meanwhile, as nobody sent anything
+        assert (lost.kind, "was silent for 1 s" in lost.message) == ("HostLostError", True)
 
 
 @scenario()
@@ -96,12 +98,11 @@ async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
         raise RuntimeError("no way")
 
     await switch.job(job="a")
-    table = switch.plane._jobs
-    end_waits = table.end_waits
-    table.end_waits = lambda epoch, now: fail() if epoch.job.name == "a" else end_waits(epoch, now)
-    table.fail = fail
-    await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
-    del table.fail
+    with (
+        mock.patch.object(watch, "end_waits", lambda jobs, epoch, now: fail() if epoch.job.name == "a" else None),
+        mock.patch.object(switch.plane._jobs, "fail", fail),
+    ):
+        await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
     others, _ = await switch.job(job="b")
     others[0].send(messages.Heartbeat())
     assert await others[0].receive() == messages.Heartbeat()

@@ -1,0 +1,55 @@
+"""`overlap`: a loss and its gradients over all devices of all hosts, summed beside the backward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jax_passing.collective.axes import axis_size
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.psum import psum
+from jax_passing.collective.pvary import pvary
+
+
+def overlap(
+    loss_fn: Callable[..., Any],
+    axis_name: Any,
+    *,
+    has_aux: bool = False,
+    strategy: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` of a loss that each device computes from its own part of the batch.
+
+        def step(params, x, y):                                  # under shard_map or pmap with the axis "d"
+            loss, gradients = jax_passing.overlap(loss_fn, "d")(params, x, y)
+
+    Gradients are summed in buckets inside of the backward pass, the last layers' first, as soon as all of a bucket are
+    there: so they travel while those of the layers before are computed (Zhang et al., Poseidon, USENIX ATC 2017).
+
+    Args:
+      loss_fn: `loss_fn(params, *args)` returns a scalar, the mean of this device's part; or with `has_aux` a scalar and
+        a pytree. Parameters are the same on all devices of all hosts.
+      axis_name: as for `psum`.
+      has_aux: as for `jax.value_and_grad`.
+      strategy, bucket_bytes: of the sums, as for `psum`.
+
+    Returns:
+      A function of `(params, *args)`, which returns the mean of the loss over all devices of all hosts, and its
+      gradients with respect to `params`: the same on all of them. Aux stays each device's own.
+
+    Raises as `psum` and `pvary` do, where it is called.
+    """
+
+    def value_and_grad(params: Any, *args: Any) -> Any:
+        def share(params: Any) -> tuple[Any, Any]:
+            cast = pvary(params, axis_name, strategy=strategy, bucket_bytes=bucket_bytes)
+            result = loss_fn(cast, *args)
+            loss, aux = result if has_aux else (result, None)
+            return loss / axis_size(axis_name), aux
+
+        (loss, aux), gradients = jax.value_and_grad(share, has_aux=True)(params)
+        loss = psum(loss, axis_name, strategy=strategy)
+        return ((loss, aux) if has_aux else loss), gradients
+
+    return value_and_grad

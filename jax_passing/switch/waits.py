@@ -1,0 +1,57 @@
+"""How long ranks wait for the others of their job, and what those hear that have waited in vain."""
+
+from collections.abc import Callable
+
+from jax_passing.errors import JoinError, SwitchUnreachableError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import differences
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Epoch
+from jax_passing.switch.jobs import JobTable
+
+PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
+
+
+def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
+    """Of ranks that have waited long enough. The root keeps the deadlines of all."""
+    if epoch.state is State.RUNNING:
+        return
+    uplink = epoch.uplink
+    grace_s = PARENT_GRACE_S if uplink is not None and uplink.is_connected else 0.0
+    late = [
+        member.ranks[rank]
+        for member in epoch.members
+        for rank, until in member.join_until.items()
+        if now >= until + grace_s
+    ]
+    # Asked once, before the first of them is sent away: to the next one that one isn't absent.
+    if not late or (why := _why_not_started(epoch)) is None:
+        return
+    unreachable = uplink is not None and not uplink.is_connected
+    kind = (SwitchUnreachableError if unreachable else JoinError).__name__
+    for join in late:
+        text = why(f"within the {join.join_deadline_s:.1f} s that rank {join.rank} waited")
+        jobs.refuse(epoch, messages.Refused(kind, text[: messages.TEXT_MAX], join.rank))
+
+
+def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
+    """What to say to a rank, by how long it has waited; None if the epoch is about to be started."""
+    job, uplink = f"job {epoch.job.name!r} (world size {epoch.world_size})", epoch.uplink
+    if uplink is not None:
+        return lambda waited: uplink.explain(f"{job} didn't start {waited}")
+    if epoch.state is State.PREPARING:
+        late = ", ".join(str(member) for member in epoch.members if not member.prepared)
+        if not late:
+            return None
+        return lambda waited: f"No answer from {late}: {job} didn't start {waited}. Look at its log."
+    if epoch.refusal:
+        advice = f"One host was refused: {epoch.refusal}"
+    else:
+        advice = (
+            "Are those hosts running, with the same job name, and the same switches in the same order? Raise "
+            "join_deadline_s if they start later."
+        )
+    if unlike := differences(epoch):
+        advice = f"{advice} Besides: {unlike}"
+    absent = names(epoch.absent()).capitalize()
+    return lambda waited: f"{absent} of {job} didn't join {waited}. {advice}"

@@ -1,0 +1,81 @@
+"""Losses and gradients whose sums are part of the backward pass, against those of the whole batch on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+
+pytestmark = pytest.mark.usefixtures("session")
+
+random = np.random.default_rng(0)
+PARAMS = {"first": random.normal(size=(5, 7)).astype(np.float32), "last": random.normal(size=(7,)).astype(np.float32)}
+X, Y = random.normal(size=(24, 5)).astype(np.float32), random.normal(size=(24,)).astype(np.float32)
+
+
+def loss(params, x, y):
+    errors = jnp.tanh(x @ params["first"]) @ params["last"] - y
+    return jnp.mean(errors**2)
+
+
+def loss_and_aux(params, x, y):
+    return loss(params, x, y), {"largest": jnp.max(x)[None], "rows": len(x)}
+
+
+def same(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bucket_bytes", [16, 1 << 22])
+def test_it_is_value_and_grad_of_the_whole_batch(check_vma, bucket_bytes):
+    mesh = jax.make_mesh((8,), ("d",))
+    step = jax_passing.overlap(loss, "d", bucket_bytes=bucket_bytes)
+    step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P(), check_vma=check_vma)
+    same(jax.jit(step)(PARAMS, X, Y), jax.value_and_grad(loss)(PARAMS, X, Y))
+
+
+def test_aux_is_each_devices_own(check_vma):
+    mesh = jax.make_mesh((8,), ("d",))
+
+    def step(params, x, y):
+        (value, aux), gradients = jax_passing.overlap(loss_and_aux, "d", has_aux=True)(params, x, y)
+        assert aux["rows"] == 3
+        return value, gradients, aux["largest"]
+
+    specs = {"in_specs": (P(), P("d"), P("d")), "out_specs": (P(), P(), P("d"))}
+    value, gradients, largest = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=check_vma, **specs))(PARAMS, X, Y)
+    same((value, gradients), jax.value_and_grad(loss)(PARAMS, X, Y))
+    np.testing.assert_array_equal(largest, X.reshape(8, -1).max(1))
+
+
+def test_pmap():
+    step = jax.pmap(jax_passing.overlap(loss, "d"), axis_name="d", in_axes=(None, 0, 0))
+    ours = step(PARAMS, X.reshape(8, 3, 5), Y.reshape(8, 3))
+    whole = jax.value_and_grad(loss)(PARAMS, X, Y)
+    for device in range(8):
+        same(jax.tree.map(lambda leaf, device=device: leaf[device], ours), whole)
+
+
+def ancestors(jaxpr, variables):
+    """The equations that these come from."""
+    wanted, found = set(map(id, variables)), []
+    for eqn in reversed(jaxpr.eqns):
+        if wanted.intersection(map(id, eqn.outvars)):
+            wanted.update(map(id, eqn.invars))
+            found.append(eqn.primitive.name)
+    return found
+
+
+def test_a_buckets_sum_waits_for_no_other_layers_gradient():
+    mesh = jax.make_mesh((8,), ("d",))
+    step = jax_passing.overlap(loss, "d", bucket_bytes=16)
+    step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P(), check_vma=False)
+    inner = jax.make_jaxpr(step)(PARAMS, X, Y).jaxpr.eqns[0].params["jaxpr"]
+    sums = [eqn for eqn in inner.eqns if eqn.primitive.name == "passing_psum"]
+    products = sorted(ancestors(inner, eqn.invars).count("dot_general") for eqn in sums)
+    # The loss takes two products, the last layer's gradient one more, and the first layer's two more than that.
+    assert len(set(products)) == len(sums) == 3

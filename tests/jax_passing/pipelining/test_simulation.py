@@ -1,0 +1,81 @@
+"""Simulated steps against times worked out by hand."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from jax_passing.collective.planner import Cluster, predict
+from jax_passing.errors import PipelineError
+from jax_passing.partitioning.plan import StageFacts
+from jax_passing.pipelining.schedules.interleaved import interleaved
+from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
+from jax_passing.pipelining.schedules.zero_bubble import zb_h1
+from jax_passing.pipelining.simulation import simulate
+
+FACTS = StageFacts(
+    place="",
+    compute_s=3.0,
+    forward_s=1.0,
+    busy_s=3.0,
+    flops=0.0,
+    params=0,
+    memory_bytes=0.0,
+    sent_bytes=0.0,
+    sent_count=1,
+)
+CLUSTER = Cluster(hosts=4, link_gbit=1.0)
+
+
+@dataclass
+class Planned:
+    """What a simulation looks at of a plan."""
+
+    facts: list[StageFacts]
+
+    @property
+    def stages(self):
+        return self.facts
+
+
+def sum_s(elements):
+    return predict(CLUSTER, "passing", elements).time_s
+
+
+def test_without_sums_it_is_the_schedules_bubble():
+    plan = Planned([FACTS] * 3)
+    step = simulate(plan, one_f_one_b(3, 6), CLUSTER)
+    assert (step.time_s, step.work_s, step.sums_s) == (pytest.approx(18 + 6), 18, 0)
+    assert simulate(plan, zb_h1(3, 6), CLUSTER).time_s == pytest.approx(18 + 2)
+
+
+def test_what_is_on_its_way_between_stages_delays_those_that_wait():
+    plan = Planned([replace(FACTS, sent_bytes=125e6)] * 2)  # a second at 1 Gbit/s
+    step = simulate(plan, one_f_one_b(2, 1), CLUSTER, stage_link_gbit=1.0)
+    assert step.compute_s == pytest.approx(1 + 1 + 3 + 1 + 2)
+
+
+def test_sums_of_data_parallelism_are_hidden_but_for_the_last():
+    elements = 50_000_000
+    plan = Planned([replace(FACTS, params=elements)] * 4)
+    schedule = interleaved(1, 1, 4)
+    hidden = simulate(plan, schedule, CLUSTER)
+    assert sum_s(elements) < 2  # so that each is over before the next can begin
+    assert hidden.compute_s == pytest.approx(12)
+    assert hidden.time_s == pytest.approx(12 + sum_s(elements))
+    assert hidden.hidden == pytest.approx(0.75)
+    apart = simulate(plan, schedule, CLUSTER, overlap=False)
+    assert apart.time_s == pytest.approx(12 + 4 * sum_s(elements))
+    assert apart.hidden == pytest.approx(0)
+
+
+def test_sums_share_the_link_of_a_host():
+    elements = 100_000_000
+    plan = Planned([replace(FACTS, params=elements)] * 4)
+    step = simulate(plan, interleaved(1, 1, 4), CLUSTER)
+    assert sum_s(elements) > 2
+    assert step.time_s == pytest.approx(4 + 2 + 4 * sum_s(elements))  # from the first gradient on the link is busy
+
+
+def test_a_schedule_for_another_plan():
+    with pytest.raises(PipelineError, match="for 2 stages; the plan has 3"):
+        simulate(Planned([FACTS] * 3), one_f_one_b(2, 4), CLUSTER)
