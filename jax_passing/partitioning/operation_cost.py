@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from jax_passing.partitioning.cost import Cost, bytes_of, of_jaxpr
-from jax_passing.partitioning.program import Operation, Program, reached_from
+from jax_passing.partitioning.program import Operation, Program, is_inexact, reached_from
 from jax_passing.partitioning.stages import Slicer
 
 
@@ -90,7 +89,7 @@ class _Derivatives:
 
     def _needs_gradient(self, atom: Any) -> bool:
         is_varying = isinstance(atom, int) and atom in self._varying
-        return is_varying and bool(jnp.issubdtype(self._program.shapes[atom].dtype, jnp.inexact))
+        return is_varying and is_inexact(self._program.shapes[atom])
 
 
 def _look_at(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]) -> _Derivative:
@@ -101,7 +100,7 @@ def _look_at(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         results = operation.run(arrays)
-        return [one for one in results if one is not None and jnp.issubdtype(one.dtype, jnp.inexact)]
+        return [one for one in results if one is not None and is_inexact(one)]
 
     def vjp(arrays: Sequence[Any]) -> Callable[..., Any]:
         def run_with(*varying: Any) -> list[Any]:
@@ -116,7 +115,10 @@ def _look_at(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]
     forward = of_jaxpr(traced)
     if not any(wanted):
         return _Derivative(OperationCost(forward))
-    whole = of_jaxpr(jax.make_jaxpr(lambda arrays, gradients: vjp(arrays)(gradients))(inputs, traced.out_avals))
+    try:
+        whole = of_jaxpr(jax.make_jaxpr(lambda arrays, gradients: vjp(arrays)(gradients))(inputs, traced.out_avals))
+    except (TypeError, ValueError):  # a loop without a derivative: either nobody asks for it, or JAX will say so then
+        return _Derivative(OperationCost(forward))
     backward = Cost(max(0.0, whole.flops - forward.flops), max(0.0, whole.bytes - forward.bytes))
     # The leaves of a backward pass are what it closed over.
     jaxpr = jax.make_jaxpr(lambda arrays: jax.tree.leaves(vjp(arrays)))(inputs).jaxpr

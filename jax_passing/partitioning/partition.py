@@ -70,6 +70,8 @@ def partition(
     """
     if stages < 1:
         raise PartitionError(f"stages is {stages}; a model has at least one.")
+    if link_gbit <= 0 or flops_per_s <= 0 or microbatches < 1:
+        raise PartitionError("link_gbit and flops_per_s are above 0, and microbatches is at least 1.")
     if cost not in ("flops", "measure"):
         raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
     given = params, batch
@@ -83,6 +85,9 @@ def partition(
     def flat(leaves: list[Any], batch: list[Any]) -> list[Any]:
         nonlocal outputs_tree
         result = loss_fn(jax.tree.unflatten(params_tree, leaves), jax.tree.unflatten(batch_tree, batch))
+        if isinstance(result, tuple) != has_aux:
+            returned = "a tuple: pass has_aux=True" if isinstance(result, tuple) else "no tuple (loss, aux)"
+            raise PartitionError(f"With has_aux={has_aux} the loss returned {returned}.")
         loss, aux = result if has_aux else (result, ())
         if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             raise PartitionError(f"The loss has to be a real scalar; this one is {jax.typeof(loss)}.")

@@ -69,7 +69,7 @@ class Plan:
 
     def split(self, params: Any) -> list[dict[str, Any]]:
         """By stage what it holds of the parameters. Tied parameters are with each stage that uses them."""
-        leaves = self._leaves(params)
+        leaves = self.leaves_of_params(params)
         return [{piece.name: piece.of(leaves[piece.leaf]) for piece in stage.pieces} for stage in self.stages]
 
     def merge(self, held: Sequence[Mapping[str, Any]], params: Any) -> Any:
@@ -77,7 +77,7 @@ class Plan:
 
         `params`: as they were; what no stage uses stays as it is.
         """
-        leaves = self._leaves(params)
+        leaves = self.leaves_of_params(params)
         seen: set[Piece] = set()
         for stage, arrays in zip(self.stages, held, strict=True):
             for piece in stage.pieces:
@@ -95,20 +95,13 @@ class Plan:
         leaves = [_sum_of(own, shape) for own, shape in zip(pieces, self.params_shapes, strict=True)]
         return jax.tree.unflatten(self.params_tree, leaves)
 
-    def __call__(self, params: Any, batch: Any) -> Any:
-        """The loss, and aux if the loss has it: all stages one after the other, on the same device."""
-        carried: list[Any] = []
-        everything: list[tuple[Output, Any]] = []
-        for stage, held in zip(self.stages, self.split(params), strict=True):
-            carried, left = stage(held, carried, batch)
-            everything += zip(stage.outputs, left, strict=True)
-        return self.result(everything)
-
     def value_and_grad(self, params: Any, batch: Any) -> Any:
         """As `jax.value_and_grad` of the loss, stage by stage: first all forwards, then all backwards.
 
-        This is what pipelines do, on one device and with one microbatch.
+        This is what pipelines do, on one device and with one microbatch. Raises PartitionError if parameters or batch
+        aren't those that the plan was made for.
         """
+        _check("The leaves of the batch", batch, self.batch_tree, self.batch_shapes)
         carried: list[Any] = []
         everything: list[tuple[Output, Any]] = []
         backs = []
@@ -128,14 +121,9 @@ class Plan:
         loss, aux = jax.tree.unflatten(self._outputs_tree, put_together(left))
         return (loss, aux) if self._has_aux else loss
 
-    def _leaves(self, params: Any) -> list[Any]:
-        leaves, tree = jax.tree.flatten(params)
-        if tree != self.params_tree:
-            raise PartitionError(
-                f"These parameters are of another structure than those that the plan was made for: {tree} instead of "
-                f"{self.params_tree}."
-            )
-        return leaves
+    def leaves_of_params(self, params: Any) -> list[Any]:
+        """Raises PartitionError if these aren't the parameters that the plan was made for, or their shapes."""
+        return _check("The parameters", params, self.params_tree, self.params_shapes)
 
     def __str__(self) -> str:
         total = sum(facts.compute_s for facts in self.facts) or 1.0
@@ -168,6 +156,21 @@ class Plan:
                 axes.axvline(place, color="tab:red", linewidth=1)
         figure.suptitle(f"{len(self.facts)} stages, the slowest {self.bottleneck:.3f} of their mean")
         return figure
+
+
+def _check(what: str, given: Any, tree: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+    """Its leaves. A stage that is given others would compute something else."""
+    leaves, found = jax.tree.flatten(given)
+    if found != tree:
+        raise PartitionError(f"{what} are of another structure than those of the plan: {found} instead of {tree}.")
+    for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(given), shapes, strict=True):
+        dtype, shape = jnp.result_type(leaf), list(np.shape(leaf))
+        if dtype != wanted.dtype or shape != list(wanted.shape):
+            raise PartitionError(
+                f"{what} differ from those of the plan in {jax.tree_util.keystr(path) or 'the only one'}: "
+                f"{dtype}{shape} instead of {wanted.dtype}{list(wanted.shape)}. A plan is made for these shapes only."
+            )
+    return leaves
 
 
 def _replaced(leaf: Any, piece: Piece, array: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.api_util import debug_info
 from jax.extend import core
@@ -67,11 +68,9 @@ class Turn(Operation):
 
     Attributes:
       scan: which scan.
-      number: in the order of execution.
     """
 
     scan: int
-    number: int
 
     @property
     def key(self) -> Any:
@@ -251,3 +250,11 @@ def spine(program: Program) -> list[bool]:
         bool(of_params.intersection(operation.values) and of_batch.intersection(operation.values))
         for operation in program.operations
     ]
+
+
+def is_inexact(shape: Any) -> bool:
+    return bool(jnp.issubdtype(shape.dtype, jnp.inexact))
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -3,13 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
-from jax_passing.partitioning.program import Operation, Program, Row, StackRows, TakeRow, Turn, scan_counts, spine
+from jax_passing.partitioning.program import (
+    Operation,
+    Program,
+    Row,
+    StackRows,
+    TakeRow,
+    Turn,
+    reached_from,
+    scan_counts,
+    spine,
+)
 
 
 def unroll(program: Program) -> Program:
     """The same program, in which each turn of a scan over layers is an operation.
 
-    That is a scan that is part of the chain, and goes over what isn't: parameters, or keys. One that goes over
+    That is a scan that is part of the chain, and goes over parameters and over nothing of the chain. One that goes over
     activations (over time, say) stays whole, as all of them would have to cross a cut inside of it. Neighbouring turns
     in one stage become one scan again (`stages.py`). Rows of parameters that turns use are values of their own, so a
     stage holds the rows of its own layers only.
@@ -21,8 +31,9 @@ def unroll(program: Program) -> Program:
         for value in operation.outputs
         if is_on_spine
     }
+    of_params = reached_from(program, program.params)
     for scan, operation in enumerate(program.operations):
-        if of_chain.intersection(operation.outputs) and _goes_over_layers(operation, of_chain):
+        if of_chain.intersection(operation.outputs) and _goes_over_layers(operation, of_chain, of_params):
             unrolled.add_turns(scan, operation)
         else:
             unrolled.operations.append(operation)
@@ -35,11 +46,11 @@ def unroll(program: Program) -> Program:
     )
 
 
-def _goes_over_layers(operation: Operation, of_chain: set[int]) -> bool:
-    details = operation.eqn.params
-    if operation.eqn.primitive.name != "scan" or details["length"] < 2:
+def _goes_over_layers(operation: Operation, of_chain: set[int], of_params: set[int]) -> bool:
+    if operation.eqn.primitive.name != "scan" or operation.eqn.params["length"] < 2:
         return False
-    return not of_chain.intersection(operation.inputs[sum(scan_counts(operation.eqn)) :])
+    gone_over = operation.inputs[sum(scan_counts(operation.eqn)) :]
+    return bool(of_params.intersection(gone_over)) and not of_chain.intersection(gone_over)
 
 
 class _Unrolled:
@@ -71,9 +82,7 @@ class _Unrolled:
             results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
             left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
             outputs = (*results, *left_by_row[row])
-            self.operations.append(
-                Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan, number)
-            )
+            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan))
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(left[index] for left in left_by_row)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
@@ -9,7 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, Program, Turn, run_turns, scan_counts, spine
+from jax_passing.partitioning.program import (
+    Operation,
+    Program,
+    Turn,
+    is_inexact,
+    run_turns,
+    scan_counts,
+    shape_of,
+    spine,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Output:
     row: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that JAX may remember it
 class Stage:
     """A pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
 
@@ -65,6 +75,8 @@ class Stage:
       pieces: of parameters that it holds.
       batch: indices of the leaves of the batch that it looks at.
       carried_in, carried_out: shapes of what comes from the stage before and goes to the next one.
+      needs_gradient_in, needs_gradient_out: by what is carried, whether its gradient is needed: it is of floating
+        point, and the loss depends on it. (Others have no gradient in JAX, and zeros instead might become NaN.)
       outputs: of the program, that it leaves.
     """
 
@@ -72,6 +84,8 @@ class Stage:
     batch: tuple[int, ...]
     carried_in: tuple[jax.ShapeDtypeStruct, ...]
     carried_out: tuple[jax.ShapeDtypeStruct, ...]
+    needs_gradient_in: tuple[bool, ...]
+    needs_gradient_out: tuple[bool, ...]
     outputs: tuple[Output, ...]
     _program: Program
     _operations: tuple[Operation, ...]
@@ -109,19 +123,22 @@ class Stage:
     def vjp(
         self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any
     ) -> tuple[list[Any], list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
-        """Carried on, outputs, and the backward pass, which takes the gradient of what is carried on.
+        """Carried on, outputs, and the backward pass, which takes the gradients of what is carried on and needs one.
 
-        The backward pass returns those of the parameters and of what came. The gradient of the loss is 1. It is a
-        pytree of the arrays that it keeps, so a jitted function may return it.
+        The backward pass returns the gradients of the parameters, and of what came and needs one. The gradient of the
+        loss is 1. It is a pytree of the arrays that it keeps, so a jitted function may return it.
         """
 
-        def run(params: Any, carried: Any) -> Any:
-            on, left = self(params, carried, batch)
+        def run(params: Any, varying: Sequence[Any]) -> Any:
+            given = iter(varying)
+            came = [next(given) if wants else one for wants, one in zip(self.needs_gradient_in, carried, strict=True)]
+            on, left = self(params, came, batch)
             loss = [value for output, value in zip(self.outputs, left, strict=True) if output.index == 0]
-            return (on, loss), left
+            return (list(compress(on, self.needs_gradient_out)), loss), (on, left)
 
-        (on, loss), back, left = jax.vjp(run, params, list(carried), has_aux=True)
-        dtypes = [value.dtype for value in loss]
+        varying = list(compress(carried, self.needs_gradient_in))
+        (_, loss), back, (on, left) = jax.vjp(run, params, varying, has_aux=True)
+        dtypes = [jnp.result_type(value) for value in loss]
         pull = lambda back, coming: back((coming, [jnp.ones((), dtype) for dtype in dtypes]))  # noqa: E731
         return on, left, jax.tree_util.Partial(pull, back)
 
@@ -179,6 +196,7 @@ class Slicer:
                 if value in self._defined:
                     self._last_use[value] = place
 
+        self._leads_to_loss = _leading_to(program, program.outputs[0])
         self.crossing: list[list[int]] = [[] for _ in range(len(self.chain) + 1)]
         for value, use in sorted(self._last_use.items()):
             for place in range(self._defined[value] + 1, use + 1):
@@ -231,8 +249,10 @@ class Slicer:
         return Stage(
             pieces=self._pieces(inputs),
             batch=tuple(leaf for leaf, value in enumerate(program.batch) if value in inputs),
-            carried_in=tuple(_shape(program.shapes[value]) for value in values_in),
-            carried_out=tuple(_shape(program.shapes[value]) for value in values_out),
+            carried_in=tuple(shape_of(program.shapes[value]) for value in values_in),
+            carried_out=tuple(shape_of(program.shapes[value]) for value in values_out),
+            needs_gradient_in=tuple(value in self._leads_to_loss for value in values_in),
+            needs_gradient_out=tuple(value in self._leads_to_loss for value in values_out),
             outputs=tuple(outputs),
             _program=program,
             _operations=operations,
@@ -255,6 +275,15 @@ class Slicer:
         return tuple(pieces)
 
 
+def _leading_to(program: Program, output: Any) -> set[int]:
+    """The values of floating point on which an output depends in a way that JAX takes the gradient of."""
+    leading = {output} if isinstance(output, int) else set()
+    for operation in reversed(program.operations):
+        if leading.intersection(operation.outputs) and operation.eqn.primitive.name != "stop_gradient":
+            leading.update(value for value in operation.values if is_inexact(program.shapes[value]))
+    return leading
+
+
 def put_together(left: Sequence[tuple[Output, Any]]) -> list[Any]:
     """The program's outputs from what all stages have left of them."""
     parts: dict[int, list[tuple[int, Any]]] = {}
@@ -265,7 +294,3 @@ def put_together(left: Sequence[tuple[Output, Any]]) -> list[Any]:
         arrays = [array for _, array in sorted(parts[index], key=lambda part: part[0])]
         whole.append(arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, 0))
     return whole
-
-
-def _shape(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

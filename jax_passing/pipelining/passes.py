@@ -7,14 +7,13 @@ Pipeline Parallelism (ICLR 2024): what the gradients of the stage's inputs need,
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, Program, reached_from, trace
+from jax_passing.partitioning.program import Operation, Program, reached_from, shape_of, trace
 from jax_passing.partitioning.stages import Stage
 
 
@@ -50,7 +49,7 @@ class Passes:
     """
     A backward pass is known by numbered values. The first of them are its inputs, in this order: what the stage holds
     of the parameters, what was carried to it, the leaves of the batch that it looks at, what its forward pass has kept,
-    and the gradients of what it has carried on (of floating point only).
+    and the gradients of what it has carried on, as far as they are needed.
 
     Attributes:
       stage: whose.
@@ -80,8 +79,8 @@ class Passes:
         self._anew = _part(forward, _needed(forward, self._anew_values), self._anew_values)
         self._forward = _part(forward, forward.operations, (*forward.outputs[:first_closed], *self._kept_values))
         groups += [
-            [_shape(forward.shapes[value]) for value in self._kept_values],
-            [shape for shape in stage.carried_out if _is_inexact(shape)],
+            [shape_of(forward.shapes[value]) for value in self._kept_values],
+            list(compress(stage.carried_out, stage.needs_gradient_out)),
         ]
         *_, self.kept, self.coming = _numbers(groups)
         backward = trace(lambda given, _: self._traced_backward(given), [one for group in groups for one in group], [])
@@ -121,15 +120,8 @@ class Passes:
         anew = self._anew([given[value] for value in self._anew.inputs])
         known.update(zip(self._anew_values, anew, strict=True))
         leaves = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in self._closed_over]
-        gradients = (given[value] for value in self.coming)
-        held, carried = jax.tree.unflatten(self._back_tree, leaves)(
-            [
-                next(gradients) if _is_inexact(shape) else np.zeros(shape.shape, jax.dtypes.float0)
-                for shape in self.stage.carried_out
-            ]
-        )
-        inexact = [one for one, shape in zip(carried, self.stage.carried_in, strict=True) if _is_inexact(shape)]
-        return [*(held[piece.name] for piece in self.stage.pieces), *inexact]
+        held, carried = jax.tree.unflatten(self._back_tree, leaves)([given[value] for value in self.coming])
+        return [*(held[piece.name] for piece in self.stage.pieces), *carried]
 
 
 def _numbers(groups: Sequence[Sequence[Any]]) -> list[range]:
@@ -157,11 +149,3 @@ def _part(program: Program, operations: Sequence[Operation], outputs: Sequence[A
     used = {*_values(outputs), *(value for operation in operations for value in operation.values)}
     inputs = used - made - set(program.constants)
     return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), program.constants)
-
-
-def _is_inexact(shape: Any) -> bool:
-    return bool(jnp.issubdtype(shape.dtype, jnp.inexact))
-
-
-def _shape(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

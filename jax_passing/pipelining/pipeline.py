@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import Plan
+from jax_passing.partitioning.program import is_inexact
 from jax_passing.partitioning.stages import Output
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
@@ -42,6 +44,9 @@ class Pipeline:
             held = [piece.of(plan.params_shapes[piece.leaf]) for piece in stage.pieces]
             own = Mesh(rows[device_of[number]], (data_axis,))
             self._runners.append(Runner(stage, held, plan.batch_shapes, own, schedule.microbatches))
+        self._homes: dict[int, Runner] = {}  # by leaf of the parameters, the first stage that uses it
+        for runner in reversed(self._runners):
+            self._homes.update(dict.fromkeys((piece.leaf for piece in runner.passes.stage.pieces), runner))
         spans = [span for device in schedule.timeline() for span in device]
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
 
@@ -50,11 +55,10 @@ class Pipeline:
 
         Rows of one array that several stages use stay together, on the first one's devices.
         """
-        leaves, tree = jax.tree.flatten(params)
-        for runner in reversed(self._runners):
-            for piece in runner.passes.stage.pieces:
-                leaves[piece.leaf] = jax.device_put(leaves[piece.leaf], runner.same)
-        return jax.tree.unflatten(tree, leaves)
+        leaves = self.plan.leaves_of_params(params)
+        for leaf, runner in self._homes.items():
+            leaves[leaf] = jax.device_put(leaves[leaf], runner.same)
+        return jax.tree.unflatten(self.plan.params_tree, leaves)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss (and aux) of all microbatches on all devices, and its gradients.
@@ -65,10 +69,10 @@ class Pipeline:
             as many times the rows, or with a leading dimension for that (random keys, for example).
 
         Returns:
-          The loss, or (loss, aux) with the means of what is of floating point in aux, and the last microbatch's of what
-          isn't; and the gradients. These lie where their parameters do.
+          The loss, or (loss, aux); and the gradients, which lie where their parameters do. Of aux, what is of floating
+          point is the mean, and anything else what this host's last microbatch has left.
 
-        Raises PipelineError if the batch has other shapes.
+        Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
         """
         batches = self._batches(batch)
         held = [
@@ -96,23 +100,26 @@ class Pipeline:
 
     def _result(self, run: "_Run") -> Any:
         left: list[tuple[Output, Any]] = []
-        for runner, outputs in zip(self._runners, run.outputs, strict=True):
-            means = runner.mean(outputs) if runner.passes.stage.outputs else []
-            left += zip(runner.passes.stage.outputs, jax.device_put(means, self._everywhere), strict=True)
+        for runner, by_microbatch in zip(self._runners, run.outputs, strict=True):
+            results = [array[-1] for array in by_microbatch[-1]]
+            floats = [index for index, array in enumerate(results) if is_inexact(array)]
+            if floats:
+                means = runner.mean([[arrays[index] for index in floats] for arrays in by_microbatch])
+                for index, mean in zip(floats, means, strict=True):
+                    results[index] = mean
+            left += zip(runner.passes.stage.outputs, jax.device_put(results, self._everywhere), strict=True)
         return self.plan.result(left)
 
     def _gradients(self, run: "_Run", params: Any) -> Any:
-        wanted = [
-            leaf.sharding if isinstance(leaf, jax.Array) else self._everywhere for leaf in jax.tree.leaves(params)
-        ]
         by_name = [
             {
-                piece.name: jax.device_put(gradient, wanted[piece.leaf])
+                piece.name: jax.device_put(gradient, self._homes[piece.leaf].same)
                 for piece, gradient in zip(runner.passes.stage.pieces, sums, strict=True)
             }
             for runner, sums in zip(self._runners, run.sums, strict=True)
         ]
-        return self.plan.merge_gradients(by_name)
+        wanted = jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else self._everywhere, params)
+        return jax.device_put(self.plan.merge_gradients(by_name), wanted)
 
 
 class _Run:
@@ -191,6 +198,8 @@ def _arranged(leaf: Any, shape: jax.ShapeDtypeStruct, count: tuple[int, int]) ->
     total = count[0] * count[1]
     stacked = (total, *shape.shape)
     fits = [stacked] + ([(total * shape.shape[0], *shape.shape[1:])] if shape.shape else [])
+    if jnp.result_type(leaf) != shape.dtype:
+        raise PipelineError(f"A leaf of the batch is {jnp.result_type(leaf)}; the plan was made for {shape.dtype}.")
     if np.shape(leaf) not in fits:
         raise PipelineError(
             f"A leaf of the batch has shape {np.shape(leaf)}. A microbatch has {shape.shape}, and {total} of them are "
@@ -237,6 +246,11 @@ def pipeline(
             "The mesh has devices of other processes. A pipeline's stages are on devices of one process; the data axis "
             "goes on over the hosts if each makes a mesh of its own devices and jax_passing.init declares that axis."
         )
+    for shape in plan.params_shapes:
+        if not is_inexact(shape):
+            raise PipelineError(f"There are parameters of {shape.dtype}: only those of floating point have gradients.")
+    if microbatches < 1:
+        raise PipelineError(f"microbatches is {microbatches}; there is at least one.")
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
         schedule = _made(schedule, devices, stages, microbatches)

@@ -39,7 +39,10 @@ class Runner:
 
     def zeros(self) -> list[jax.Array]:
         """The sums of gradients before the first microbatch."""
-        return [jnp.zeros((self._mesh.size, *shape.shape), shape.dtype, device=self.differing) for shape in self._held]
+        return [
+            jnp.zeros((self._mesh.size, *shape.shape), _wide(shape.dtype), device=self.differing)
+            for shape in self._held
+        ]
 
     @functools.cached_property
     def forward(self) -> Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Any]:
@@ -74,16 +77,12 @@ class Runner:
 
     @functools.cached_property
     def mean(self) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-        """Of the stage's outputs: by microbatch. What isn't of floating point is the last microbatch's."""
+        """Of arrays that there are by microbatch."""
 
-        def body(outputs: Sequence[Sequence[Any]]) -> list[Any]:
-            result = []
-            for arrays in zip(*_without_dimension(outputs), strict=True):
-                if jnp.issubdtype(arrays[0].dtype, jnp.inexact):
-                    result += self._mean_over_devices([functools.reduce(jnp.add, arrays)])
-                else:
-                    result.append(lax.all_gather(arrays[-1], self._axis)[-1])
-            return result
+        def body(by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
+            several = list(zip(*_without_dimension(by_microbatch), strict=True))
+            sums = [functools.reduce(jnp.add, [one.astype(_wide(one.dtype)) for one in arrays]) for arrays in several]
+            return self._mean_over_devices(sums, [arrays[0].dtype for arrays in several])
 
         return self._compiled(body, (self.differing.spec,), self.same.spec)
 
@@ -98,8 +97,12 @@ class Runner:
 
         def body(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
             results = part(self._inputs(part, given, number))
-            added = [before + one for before, one in zip(_without_dimension(sums), results[:count], strict=True)]
-            gradients = self._mean_over_devices(added) if is_last else _with_dimension(added)
+            pairs = zip(_without_dimension(sums), results[:count], strict=True)
+            added = [before + one.astype(before.dtype) for before, one in pairs]
+            if is_last:
+                gradients = self._mean_over_devices(added, [shape.dtype for shape in self._held])
+            else:
+                gradients = _with_dimension(added)
             return gradients, _with_dimension(results[count:])
 
         differing, same = self.differing.spec, self.same.spec
@@ -121,16 +124,23 @@ class Runner:
     def _specs(self, part: Part) -> list[PartitionSpec]:
         return [self.same.spec if value in self.passes.held else self.differing.spec for value in part.inputs]
 
-    def _mean_over_devices(self, sums: list[Any]) -> list[Any]:
+    def _mean_over_devices(self, sums: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+        """Of sums over the microbatches. They travel in the dtypes that the means are to have."""
+        means = [(one / self._microbatches).astype(dtype) for one, dtype in zip(sums, dtypes, strict=True)]
         if scope.current() is None:  # no other hosts
-            total, devices = lax.psum(sums, self._axis), self._mesh.size
+            total, devices = lax.psum(means, self._axis), self._mesh.size
         else:
-            total, devices = psum(sums, self._axis), axis_size(self._axis)
-        return [one / (devices * self._microbatches) for one in total]
+            total, devices = psum(means, self._axis), axis_size(self._axis)
+        return [one / devices for one in total]
 
     def _compiled(self, body: Any, in_specs: Any, out_specs: Any, **options: Any) -> Any:
         mapped = jax.shard_map(body, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, **options)
+
+
+def _wide(dtype: Any) -> Any:
+    """To add many up in: of bfloat16's 8 bits nothing is left behind 256 equal numbers."""
+    return jnp.float32 if dtype.itemsize < 4 else dtype
 
 
 def _microbatch(array: Any, number: Any) -> Any:

@@ -131,6 +131,50 @@ def test_a_scan_over_layers_is_cut_between_its_turns():
     np.testing.assert_array_equal(plan.merge(held, params)["w"], params["w"] * 2)
 
 
+def test_what_only_aux_needs_has_no_gradient():
+    """The norm's derivative at 0 is infinite: a gradient of zeros instead of none would make it NaN."""
+
+    def loss(params, batch):
+        h = batch @ params[0]
+        h, norm = jax_passing.cut((h, jnp.sqrt(jnp.sum(h**2))))
+        out = h @ params[1] + batch
+        return jnp.sum(out**2), {"norm": norm + jnp.sum(out)}
+
+    params = [jnp.zeros((4, 4)), jnp.eye(4)]
+    plan = partition(loss, params, jnp.ones((2, 4)), stages=2, has_aux=True)
+    assert plan.stages[0].needs_gradient_out.count(False) == 1
+    agree(plan, loss, params, jnp.ones((2, 4)), has_aux=True)
+
+
+def test_loops_without_a_derivative_that_nobody_asks_for():
+    def loss(params, batch):
+        x = batch @ params[0]
+        halved = jax.lax.while_loop(lambda y: jnp.max(y) > 1, lambda y: y / 2, jax.lax.stop_gradient(x))
+        return jnp.sum(jnp.tanh((x * halved) @ params[1]))
+
+    params, batch = [jnp.eye(4) * 3, jnp.ones((4, 4))], jnp.ones((2, 4))
+    agree(partition(loss, params, batch, stages=2), loss, params, batch)
+
+
+def test_a_loop_over_a_sequence_stays_whole():
+    def loss(params, batch):
+        state, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ params[0] + x), None), jnp.zeros((2, 4)), batch)
+        return jnp.sum(state @ params[1])
+
+    params, batch = [jnp.eye(4), jnp.ones((4, 4))], jnp.ones((5000, 2, 4))
+    plan = partition(loss, params, batch, stages=2)
+    assert len(plan._chain.compute_s) < 10
+    agree(plan, loss, params, batch)
+
+
+def test_stages_are_functions_that_jax_jits():
+    plan = partition(plain, *PLAIN, stages=2)
+    carried, held = [], plan.split(PLAIN[0])
+    for stage, params in zip(plan.stages, held, strict=True):
+        carried, outputs = jax.jit(stage)(params, carried, PLAIN[1])
+    np.testing.assert_allclose(outputs[0], plain(*PLAIN), rtol=1e-6)
+
+
 def test_shapes_suffice():
     loss, params, batch = deep(layers=48, width=64)
     shapes = jax.eval_shape(lambda: (params, batch))
@@ -252,6 +296,9 @@ def test_a_plan_can_be_drawn(language):
         (plain, {"stages": 0}, "at least one"),
         (plain, {"stages": 20}, "too few for 20 stages"),
         (plain, {"stages": 2, "cost": "guess"}, "'guess'"),
+        (plain, {"stages": 2, "link_gbit": 0.0}, "above 0"),
+        (plain, {"stages": 2, "has_aux": True}, "has_aux=True the loss returned no tuple"),
+        (lambda params, batch: (plain(params, batch), 1), {"stages": 2}, "pass has_aux=True"),
         (lambda params, batch: batch, {"stages": 2}, "real scalar"),
         (lambda params, batch: jnp.sum(params[0]), {"stages": 2}, "doesn't depend on both"),
     ],
@@ -270,10 +317,22 @@ def test_side_effects_are_refused_by_line():
         partition(loss, *PLAIN, stages=2)
 
 
-def test_parameters_of_another_model():
+def test_parameters_and_batches_of_another_model():
+    """A stage would compute something else with them, silently."""
     plan = partition(plain, *PLAIN, stages=2)
-    with pytest.raises(PartitionError, match="another structure"):
-        plan.split(PLAIN[0][:2])
+    params, batch = PLAIN
+    with pytest.raises(PartitionError, match="parameters are of another structure"):
+        plan.split(params[:2])
+    with pytest.raises(PartitionError, match=r"\[3\]: float32\[5, 4\] instead of float32\[4, 4\]"):
+        plan.split([*params[:3], jnp.ones((5, 4)), params[4]])
+    with pytest.raises(PartitionError, match=r"batch differ .* in the only one: float32\[3, 4\]"):
+        plan.value_and_grad(params, jnp.ones((3, 4)))
+    with pytest.raises(PartitionError, match="float16"):
+        plan.value_and_grad(params, batch.astype(jnp.float16))
+    loss, stacked, batch = deep()
+    plan = partition(loss, stacked, batch, stages=2, has_aux=True)
+    with pytest.raises(PartitionError, match=r"float32\[8, 8, 8\] instead of float32\[6, 8, 8\]"):
+        plan.value_and_grad({**stacked, "w": jnp.ones((8, 8, 8))}, batch)
 
 
 def test_the_example_of_the_docs():

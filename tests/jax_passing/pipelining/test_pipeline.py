@@ -128,6 +128,36 @@ def test_schedules_agree_to_the_bit():
         np.testing.assert_array_equal(one, other)
 
 
+def test_many_microbatches_are_added_in_float32():
+    params, batch = {"w": jnp.ones(4, jnp.bfloat16)}, jnp.ones((300, 4), jnp.bfloat16)
+    plan = partition(lambda params, batch: jnp.sum(params["w"] * batch[0]), params, batch[:1], stages=1)
+    value, gradients = pipeline(plan, mesh_of(1, 1), microbatches=300)(params, batch)
+    assert value.dtype == gradients["w"].dtype == jnp.bfloat16
+    assert float(value) == 4
+    np.testing.assert_array_equal(gradients["w"].astype(np.float32), np.ones(4))
+
+
+def test_aux_that_isnt_of_floating_point_is_the_last_microbatchs():
+    def loss(params, batch):
+        return jnp.sum(params * batch["x"]), {"key": batch["key"], "largest": jnp.argmax(batch["x"][0])}
+
+    batch = {"x": jnp.eye(4), "key": jax.random.split(jax.random.key(0), 4)}
+    one = {"x": batch["x"][:1], "key": batch["key"][0]}
+    plan = partition(loss, jnp.ones((1, 4)), one, stages=1, has_aux=True)
+    (_, aux), _ = pipeline(plan, mesh_of(1, 2), microbatches=2)(jnp.ones((1, 4)), batch)
+    assert aux["largest"] == 3
+    assert aux["key"] == batch["key"][3]
+
+
+def test_gradients_are_sharded_as_their_parameters_are():
+    run, params, batch = made(2, 2, 2, "1f1b")
+    sharding = jax.sharding.NamedSharding(run.mesh, jax.sharding.PartitionSpec("data"))
+    params = {**params, "stacked": jax.device_put(params["stacked"], sharding)}
+    value, gradients = run(params, batch)
+    assert gradients["stacked"].sharding == sharding
+    same((value, gradients), expected(params, batch, 4))
+
+
 def test_a_table_of_ones_own():
     run, params, batch = made(2, 1, 2, gpipe(2, 2))
     assert run.schedule.name == "gpipe"
@@ -183,11 +213,19 @@ def test_what_doesnt_fit_together(change, message):
         pipeline(plan, mesh_of(2, 1), **arguments_of)
 
 
+def test_parameters_that_have_no_gradient():
+    plan = partition(lambda params, batch: jnp.sum(params[0] * batch), [1.0, 2], jnp.ones(3), stages=1)
+    with pytest.raises(PipelineError, match="parameters of int32"):
+        pipeline(plan, mesh_of(1, 1), microbatches=1)
+
+
 def test_batches_of_another_shape():
     run, params, batch = made(2, 2, 2, "1f1b")
     with pytest.raises(PipelineError, match=r"shape has to be \(4, 3\) or \(12,\)"):
         run(params, {**batch, "tokens": batch["tokens"][:-1]})
     with pytest.raises(PipelineError, match=r"random key is split .* jax.random.split\(key, 4\)"):
         run(params, {**batch, "key": batch["key"][0]})
+    with pytest.raises(PipelineError, match="is float32; the plan was made for int32"):
+        run(params, {**batch, "tokens": batch["tokens"].astype(np.float32)})
     with pytest.raises(PipelineError, match="another structure"):
         run(params, {"tokens": batch["tokens"]})
