@@ -146,7 +146,7 @@ tests_of_another_jax() {
   local sums=tests/end_to_end/test_sums.py::test
   pytest_in "$1" tests/jax_passing/{test_errors,test_fixed_point,host/test_init,host/test_session}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,psum,strategies,transforms}.py \
-    tests/jax_passing/partitioning/test_stages.py::test_stages_of_random_programs_compute_what_the_whole_does[0] \
+    "tests/jax_passing/partitioning/test_stages.py::test_stages_of_random_programs_compute_what_the_whole_does[0]" \
     tests/jax_passing/pipelining/test_pipeline.py \
     ${sums}_{every_dtype_and_transform_on_independent_processes,one_mesh_over_all_processes_equals_lax_psum} \
     ${sums}_independent_sums_match

@@ -32,7 +32,8 @@ def overlap(
         a pytree. Parameters are the same on all devices of all hosts.
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
-      strategy, bucket_bytes: of the sums, as for `psum`.
+      strategy: of the sums, as for `psum`.
+      bucket_bytes: of the sums, as for `psum`.
 
     Returns:
       A function of `(params, *args)`, which returns the mean of the loss over all devices of all hosts, and its

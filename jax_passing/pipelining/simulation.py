@@ -50,7 +50,8 @@ def simulate(
       plan: its stages' times are those of its facts, so it should be measured, or have the `flops_per_s` of a device.
       schedule: for as many stages as the plan has.
       cluster: of the hosts that gradients are summed over.
-      strategy, dtype: of the sums.
+      strategy: of the sums.
+      dtype: of the sums.
       stage_link_gbit: rate of the links between neighbouring stages, each way; None: sending costs nothing.
       overlap: a stage's gradients are summed when its last backward pass is over. If False, when all is computed.
 
