@@ -54,6 +54,7 @@ class Passes:
     Attributes:
       stage: whose.
       held, carried, batch, kept, coming: the values of each of these.
+      outputs: shapes of the outputs that the stage leaves.
       whole: the backward pass; returns the gradients of what is held, and then of what was carried.
       to_inputs, to_weights: the same in two parts. The first returns the gradients of what was carried, and then
         `handed_over`; the second those of what is held.
@@ -71,6 +72,8 @@ class Passes:
         # the batch nor what was carried, such as transposed parameters and masks. That is made anew, or each microbatch
         # would keep its own.
         first_closed = len(stage.carried_out) + len(stage.outputs)
+        left = forward.outputs[len(stage.carried_out) : first_closed]
+        self.outputs = [shape_of(forward.shapes[one] if isinstance(one, int) else one.aval) for one in left]
         self._closed_over = forward.outputs[first_closed:]
         varying = reached_from(forward, [*self.carried, *self.batch])
         made = [value for value in dict.fromkeys(_values(self._closed_over)) if value >= self.batch.stop]

@@ -18,6 +18,7 @@ from jax_passing.pipelining.schedules.gpipe import gpipe
 from jax_passing.pipelining.schedules.interleaved import interleaved
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
 from jax_passing.pipelining.schedules.zero_bubble import zb_h1
+from jax_passing.pipelining.sending import mesh_of, put, send
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1}
 
@@ -31,58 +32,131 @@ class Pipeline:
       schedule: who does what when.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, schedule: Schedule, stage_axis: str, data_axis: str):
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        schedule: Schedule,
+        stage_axis: str,
+        data_axis: str,
+        specs: Sequence[PartitionSpec],
+    ):
+        """`specs`: by leaf of the parameters, along the mesh's other axes."""
         self.plan = plan
         self.mesh = mesh
         self.schedule = schedule
-        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        axes = [axis for axis in mesh.axis_names if axis != stage_axis]
         rows = np.moveaxis(mesh.devices, mesh.axis_names.index(stage_axis), 0)
-        self._width = rows.shape[1]
+        columns = np.moveaxis(mesh.devices, mesh.axis_names.index(data_axis), 0)
+        self._width = len(columns)
+        self._columns = [number for number, column in enumerate(columns) if _is_here(column)]
         device_of = schedule.device_of
         self._runners = []
         for number, stage in enumerate(plan.stages):
             held = [piece.of(plan.params_shapes[piece.leaf]) for piece in stage.pieces]
-            own = Mesh(rows[device_of[number]], (data_axis,))
-            self._runners.append(Runner(stage, held, plan.batch_shapes, own, schedule.microbatches))
-        self._homes: dict[int, Runner] = {}  # by leaf of the parameters, the first stage that uses it
+            held_specs = [specs[piece.leaf] for piece in stage.pieces]
+            row = Mesh(rows[device_of[number]], axes)
+            self._runners.append(
+                Runner(stage, held, held_specs, plan.batch_shapes, row, data_axis, schedule.microbatches)
+            )
+        # By leaf of the parameters, where the first stage is that uses it. The first one has those that nobody uses.
+        homes = [self._runners[0]] * len(specs)
         for runner in reversed(self._runners):
-            self._homes.update(dict.fromkeys((piece.leaf for piece in runner.passes.stage.pieces), runner))
+            for piece in runner.passes.stage.pieces:
+                homes[piece.leaf] = runner
+        self._homes = [NamedSharding(runner.mesh, spec) for runner, spec in zip(homes, specs, strict=True)]
+        self._spans_processes = not NamedSharding(mesh, PartitionSpec()).is_fully_addressable
         spans = [span for device in schedule.timeline() for span in device]
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
 
     def place(self, params: Any) -> Any:
         """The parameters, each on the devices of the (first) stage that uses it: a device holds its own stages' only.
 
-        Rows of one array that several stages use stay together, on the first one's devices.
+        Rows of one array that several stages use stay together, on the first one's devices. Where the mesh spans
+        several processes, all of them call this with the same parameters.
         """
         leaves = self.plan.leaves_of_params(params)
-        for leaf, runner in self._homes.items():
-            leaves[leaf] = jax.device_put(leaves[leaf], runner.same)
-        return jax.tree.unflatten(self.plan.params_tree, leaves)
+        placed = [put(leaf, home) for leaf, home in zip(leaves, self._homes, strict=True)]
+        return jax.tree.unflatten(self.plan.params_tree, placed)
+
+    def by_stage(self, optimizer: Any) -> Any:
+        """An optimiser of optax for parameters that `place` has distributed: one program for each stage's parameters.
+
+            optimizer = step.by_stage(optax.adam(1e-3))          # then as ever: init, update, flax's TrainState
+
+        (One program can't be on several stages' devices.) Each stage's parameters are a tree of their own. So an
+        optimiser that looks at several leaves at once, such as `optax.clip_by_global_norm`, sees one stage's only.
+        """
+        leaves_of: dict[Any, list[int]] = {}
+        for leaf, home in enumerate(self._homes):
+            leaves_of.setdefault(home.mesh, []).append(leaf)
+        groups = list(leaves_of.values())
+        update_one = jax.jit(optimizer.update)
+
+        def grouped(tree: Any) -> list[list[Any]]:
+            leaves = self.plan.params_tree.flatten_up_to(tree)
+            return [[leaves[leaf] for leaf in group] for group in groups]
+
+        def init(params: Any) -> list[Any]:
+            return [optimizer.init(group) for group in grouped(params)]
+
+        def update(gradients: Any, state: Any, params: Any = None, **others: Any) -> tuple[Any, list[Any]]:
+            given = [None] * len(groups) if params is None else grouped(params)
+            updates: list[Any] = [None] * len(self._homes)
+            states = []
+            for group, own, before, held in zip(groups, grouped(gradients), state, given, strict=True):
+                made, after = update_one(own, before, held, **others)
+                states.append(after)
+                for leaf, one in zip(group, made, strict=True):
+                    updates[leaf] = one
+            return jax.tree.unflatten(self.plan.params_tree, updates), states
+
+        return type(optimizer)(init, update)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss (and aux) of all microbatches on all devices, and its gradients.
 
         Args:
-          params: as for the plan. They are moved to where they are needed; after `place` they are there.
-          batch: like the plan's, for all microbatches and all of this host's devices along the data axis: arrays with
-            as many times the rows, or with a leading dimension for that (random keys, for example).
+          params: as for the plan. They are moved to where they are needed; after `place` they are there. Where the mesh
+            spans several processes they have to be placed.
+          batch: like the plan's, for all microbatches and all places along the data axis where this process has
+            devices: arrays with as many times the rows, or with a leading dimension for that (random keys, for
+            example). Processes that have devices of different stages at the same places give the same batch.
 
         Returns:
           The loss, or (loss, aux); and the gradients, which lie where their parameters do. Of aux, what is of floating
-          point is the mean, and anything else what this host's last microbatch has left.
+          point is the mean, and anything else what the last microbatch has left.
 
         Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
         """
+        leaves = self.plan.leaves_of_params(params)
+        if self._spans_processes:
+            self._check_placed(leaves)
         batches = self._batches(batch)
         held = [
-            [jax.device_put(arrays[piece.name], runner.same) for piece in runner.passes.stage.pieces]
-            for runner, arrays in zip(self._runners, self.plan.split(params), strict=True)
+            self._held(runner, arrays) for runner, arrays in zip(self._runners, self.plan.split(params), strict=True)
         ]
         run = _Run(self._runners, held, batches, self.schedule)
         for task in self._order:
             run.do(task)
-        return self._result(run), self._gradients(run, params)
+        return self._result(run), self._gradients(run, leaves)
+
+    def _held(self, runner: Runner, arrays: Mapping[str, Any]) -> list[jax.Array]:
+        """What a stage holds of the parameters, on its devices."""
+        pieces = zip(runner.passes.stage.pieces, runner.held, strict=True)
+        if not self._spans_processes:
+            return [jax.device_put(arrays[piece.name], sharding) for piece, sharding in pieces]
+        return [
+            send([arrays[piece.name]], mesh_of(self._homes[piece.leaf]), [sharding])[0] for piece, sharding in pieces
+        ]
+
+    def _check_placed(self, leaves: Sequence[Any]) -> None:
+        for leaf, home in zip(leaves, self._homes, strict=True):
+            if not isinstance(leaf, jax.Array) or leaf.sharding.device_set != home.device_set:
+                raise PipelineError(
+                    "The mesh spans several processes, and the parameters aren't on their stages' devices: call "
+                    "params = step.place(params) before the first step, in every process."
+                )
 
     def _batches(self, batch: Any) -> list[list[jax.Array]]:
         """By stage: the leaves that it looks at, [device, microbatch, ...]."""
@@ -91,35 +165,53 @@ class Pipeline:
             raise PipelineError(
                 f"This batch is of another structure than the plan's: {tree} instead of {self.plan.batch_tree}."
             )
-        count = (self._width, self.schedule.microbatches)
+        count = (len(self._columns), self.schedule.microbatches)
         arranged = [_arranged(leaf, shape, count) for leaf, shape in zip(leaves, self.plan.batch_shapes, strict=True)]
         return [
-            [jax.device_put(arranged[leaf], runner.differing) for leaf in runner.passes.stage.batch]
+            [self._distributed(arranged[leaf], runner.differing) for leaf in runner.passes.stage.batch]
             for runner in self._runners
         ]
+
+    def _distributed(self, array: Any, sharding: NamedSharding) -> jax.Array:
+        """An array that has a row for each of this process's places along the data axis."""
+        if not self._spans_processes:
+            return jax.device_put(array, sharding)
+        shape = (self._width, *array.shape[1:])
+        pieces = []
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            assert index is not None, "the sharding has an index for each device"
+            first, _, _ = index[0].indices(self._width)
+            row = self._columns.index(first)
+            pieces.append(jax.device_put(array[row : row + 1], device))
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=array.dtype)
 
     def _result(self, run: "_Run") -> Any:
         left: list[tuple[Output, Any]] = []
         for runner, by_microbatch in zip(self._runners, run.outputs, strict=True):
-            results = [array[-1] for array in by_microbatch[-1]]
-            floats = [index for index, array in enumerate(results) if is_inexact(array)]
-            if floats:
-                means = runner.mean([[arrays[index] for index in floats] for arrays in by_microbatch])
-                for index, mean in zip(floats, means, strict=True):
-                    results[index] = mean
-            left += zip(runner.passes.stage.outputs, jax.device_put(results, self._everywhere), strict=True)
+            left += zip(runner.passes.stage.outputs, self._told(runner.results(by_microbatch), runner), strict=True)
         return self.plan.result(left)
 
-    def _gradients(self, run: "_Run", params: Any) -> Any:
+    def _told(self, results: list[Any], runner: Runner) -> list[Any]:
+        """What a stage has found out, for all devices of the mesh; if that spans processes, for each of them."""
+        if not self._spans_processes:
+            return jax.device_put(results, NamedSharding(self.mesh, PartitionSpec()))
+        rows = dict.fromkeys(other.same for other in self._runners)
+        copies = {row: send(results, runner.mesh, [row] * len(results)) for row in rows}
+        return next(copy for row, copy in copies.items() if row.addressable_devices)
+
+    def _gradients(self, run: "_Run", leaves: Sequence[Any]) -> Any:
         by_name = [
             {
-                piece.name: jax.device_put(gradient, self._homes[piece.leaf].same)
+                piece.name: send([gradient], runner.mesh, [self._homes[piece.leaf]])[0]
                 for piece, gradient in zip(runner.passes.stage.pieces, sums, strict=True)
             }
             for runner, sums in zip(self._runners, run.sums, strict=True)
         ]
-        wanted = jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else self._everywhere, params)
-        return jax.device_put(self.plan.merge_gradients(by_name), wanted)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        wanted = [leaf.sharding if isinstance(leaf, jax.Array) else everywhere for leaf in leaves]
+        gradients = jax.tree.leaves(self.plan.merge_gradients(by_name))
+        placed = [put(gradient, sharding) for gradient, sharding in zip(gradients, wanted, strict=True)]
+        return jax.tree.unflatten(self.plan.params_tree, placed)
 
 
 class _Run:
@@ -158,40 +250,42 @@ class _Run:
         on, left, kept = runner.forward(held, carried, batch, np.int32(task.microbatch))
         self.outputs[stage][task.microbatch] = left
         passes = runner.passes
-        values = (*passes.held, *passes.carried, *passes.batch, *passes.kept)
-        known = dict(zip(values, (*held, *carried, *batch, *kept), strict=True))
+        known = dict(zip((*passes.held, *passes.carried, *passes.batch), (*held, *carried, *batch), strict=True))
+        known.update(zip(passes.kept, kept, strict=runner.is_here))
         needed = set(passes.whole.inputs)
         self._known[key] = {value: array for value, array in known.items() if value in needed}
         if stage + 1 < len(self._runners):
-            # JAX sends while the devices go on.
-            self._carried[stage + 1, task.microbatch] = jax.device_put(on, self._runners[stage + 1].differing)
+            self._carried[stage + 1, task.microbatch] = _sent(on, runner, self._runners[stage + 1])
 
     def _to_inputs(self, task: Task) -> None:
         runner, key = self._runners[task.stage], (task.stage, task.microbatch)
         passes, known = runner.passes, self._known[key]
-        results = runner.backward(passes.to_inputs, known, np.int32(task.microbatch))
-        count = len(results) - len(passes.handed_over)
-        self._send_back(task, results[:count])
-        known.update(zip(passes.handed_over, results[count:], strict=True))
+        gradients, handed_over = runner.to_inputs(known, np.int32(task.microbatch))
+        self._send_back(task, gradients)
+        known.update(zip(passes.handed_over, handed_over, strict=runner.is_here))
         # What only this part needed goes.
-        self._known[key] = {value: known[value] for value in passes.to_weights.inputs}
+        self._known[key] = {value: known[value] for value in passes.to_weights.inputs if value in known}
 
     def _add_gradients(self, task: Task) -> None:
         stage, runner, key = task.stage, self._runners[task.stage], (task.stage, task.microbatch)
-        part = runner.passes.whole if task.kind is Kind.BACKWARD else runner.passes.to_weights
+        is_whole = task.kind is Kind.BACKWARD
         self._left[stage] -= 1
         self.sums[stage], rest = runner.add_gradients(
-            part, self._known.pop(key), np.int32(task.microbatch), self.sums[stage], self._left[stage] == 0
+            is_whole, self._known.pop(key), np.int32(task.microbatch), self.sums[stage], self._left[stage] == 0
         )
-        if task.kind is Kind.BACKWARD:
+        if is_whole:
             self._send_back(task, rest)
 
     def _send_back(self, task: Task, gradients: Sequence[Any]) -> None:
         if task.stage == 0:
             return
         before = self._runners[task.stage - 1]
-        sent = jax.device_put(list(gradients), before.differing)
+        sent = _sent(gradients, self._runners[task.stage], before)
         self._known[task.stage - 1, task.microbatch].update(zip(before.passes.coming, sent, strict=True))
+
+
+def _sent(arrays: Sequence[Any], runner: Runner, to: Runner) -> list[jax.Array]:
+    return send(arrays, runner.mesh, [to.differing] * len(arrays))
 
 
 def _arranged(leaf: Any, shape: jax.ShapeDtypeStruct, count: tuple[int, int]) -> Any:
@@ -209,6 +303,11 @@ def _arranged(leaf: Any, shape: jax.ShapeDtypeStruct, count: tuple[int, int]) ->
     return leaf.reshape(*count, *shape.shape)
 
 
+def _is_here(devices: Any) -> bool:
+    """Whether any of them is this process's."""
+    return any(device.process_index == jax.process_index() for device in devices.flat)
+
+
 def pipeline(
     plan: Plan,
     mesh: Mesh,
@@ -217,6 +316,7 @@ def pipeline(
     schedule: str | Schedule = "1f1b",
     stage_axis: str = "stage",
     data_axis: str = "data",
+    param_specs: Any = None,
 ) -> Pipeline:
     """The loss of a plan and its gradients, computed by all devices of a mesh at once.
 
@@ -224,28 +324,28 @@ def pipeline(
     gradients and activations only. What the stages carry to each other is sent while they compute. Where a stage has
     the gradients of its last microbatch, they are summed over the data axis by `jax_passing.psum`, in buckets, while
     the other stages are still at work; over the hosts, too, if `jax_passing.init` declares the data axis. Without a
-    session it stays in this process.
+    session JAX sums them. The mesh may span the processes of `jax.distributed`: then each of them does what its own
+    devices have to do (docs/pipelines.md).
 
     Args:
-      plan: made by `jax_passing.partition` for the shapes of one microbatch of one device.
-      mesh: of this process's devices, with both axes.
-      microbatches: how many each device does in a step.
+      plan: made by `jax_passing.partition` for the shapes of one microbatch of one place along the data axis.
+      mesh: with both axes, and others if layers are to be sharded: along these JAX partitions each stage by itself.
+      microbatches: how many each place along the data axis does in a step.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a table that you have made. With "interleaved" the plan has
         a multiple of the stage axis's stages.
       stage_axis: name of the mesh's axis along which the stages are.
-      data_axis: name of the other one.
+      data_axis: name of the axis along which the batch is.
+      param_specs: pytree of `PartitionSpec`, or one for many leaves, as `in_specs` of `jax.shard_map`: how parameters
+        lie along the mesh's other axes. Default: whole on each device.
 
     Raises PipelineError if the plan, the mesh and the schedule don't suit each other.
     """
-    if set(mesh.axis_names) != {stage_axis, data_axis}:
+    if not {stage_axis, data_axis}.issubset(mesh.axis_names):
         raise PipelineError(
-            f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}, and no other."
+            f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
         )
-    if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
-        raise PipelineError(
-            "The mesh has devices of other processes. A pipeline's stages are on devices of one process; the data axis "
-            "goes on over the hosts if each makes a mesh of its own devices and jax_passing.init declares that axis."
-        )
+    _check_processes(mesh)
+    specs = _specs_by_leaf(plan, param_specs, set(mesh.axis_names) - {stage_axis, data_axis})
     for shape in plan.params_shapes:
         if not is_inexact(shape):
             raise PipelineError(f"There are parameters of {shape.dtype}: only those of floating point have gradients.")
@@ -261,7 +361,36 @@ def pipeline(
             f"devices, and {microbatches} microbatches are asked for."
         )
     schedule.check()
-    return Pipeline(plan, mesh, schedule, stage_axis, data_axis)
+    return Pipeline(plan, mesh, schedule, stage_axis, data_axis, specs)
+
+
+def _check_processes(mesh: Mesh) -> None:
+    processes = {device.process_index for device in mesh.devices.flat}
+    if jax.process_index() not in processes:
+        raise PipelineError("The mesh has no device of this process: leave the process out, or give it a part.")
+
+
+def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[PartitionSpec]:
+    if param_specs is None:
+        return [PartitionSpec()] * len(plan.params_shapes)
+    specs: list[PartitionSpec] = []
+
+    def add(spec: Any, part: Any) -> None:
+        specs.extend([spec] * len(jax.tree.leaves(part)))
+
+    params = jax.tree.unflatten(plan.params_tree, plan.params_shapes)
+    try:
+        jax.tree.map(add, param_specs, params, is_leaf=lambda one: isinstance(one, PartitionSpec))
+    except ValueError as error:
+        raise PipelineError(f"param_specs isn't a prefix of the tree of parameters: {error}") from None
+    for spec in specs:
+        named = {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,))} - {None}
+        if not named <= axes:
+            raise PipelineError(
+                f"{spec} in param_specs names {', '.join(map(repr, sorted(named - axes)))}. Parameters lie along other "
+                f"axes than stages and data; this mesh has {', '.join(map(repr, sorted(axes))) or 'none'}."
+            )
+    return specs
 
 
 def _made(name: str, devices: int, stages: int, microbatches: int) -> Schedule:

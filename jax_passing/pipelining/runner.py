@@ -1,7 +1,8 @@
 """A stage on the devices that have it: its passes, compiled for them."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,101 +14,167 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.psum import psum
 from jax_passing.host import scope
+from jax_passing.partitioning.program import is_inexact
 from jax_passing.partitioning.stages import Stage
 from jax_passing.pipelining.passes import Part, Passes
+from jax_passing.pipelining.sending import elsewhere, is_here
 
 
 class Runner:
-    """Arrays that differ from device to device have a leading dimension for that; those of the batch have a second one,
-    for the microbatch.
+    """Arrays that differ along the data axis have a leading dimension for that; those of the batch have a second one,
+    for the microbatch. Along the mesh's other axes JAX partitions by itself.
 
     Attributes:
       passes: of the stage.
-      differing, same: the shardings of what differs from device to device, and of what doesn't.
+      mesh: the stage's own devices.
+      differing: the sharding of what differs along the data axis.
+      same: of what is the same on all devices.
+      held: of what the stage holds of the parameters, by piece.
+      is_here: whether any of the stage's devices is this process's. If not, what methods return has no part here.
     """
 
-    def __init__(self, stage: Stage, held: Sequence[Any], batch: Sequence[Any], mesh: Mesh, microbatches: int):
-        """`held`, `batch`: as for `Passes`; `mesh`: its devices along the data axis."""
+    def __init__(
+        self,
+        stage: Stage,
+        held: Sequence[Any],
+        held_specs: Sequence[PartitionSpec],
+        batch: Sequence[Any],
+        mesh: Mesh,
+        data_axis: str,
+        microbatches: int,
+    ):
+        """`held`, `batch`: as for `Passes`; `held_specs`: how the former lie on `mesh`."""
         self.passes = Passes(stage, held, batch)
         self._held = held
-        self._mesh = mesh
-        (self._axis,) = mesh.axis_names
+        self._held_specs = held_specs
+        self.mesh = mesh
+        self._axis = data_axis
         self._microbatches = microbatches
-        self.differing = NamedSharding(mesh, PartitionSpec(self._axis))
+        self.differing = NamedSharding(mesh, PartitionSpec(data_axis))
         self.same = NamedSharding(mesh, PartitionSpec())
-        self._made: dict[tuple[int, bool], Any] = {}
+        self.held = [NamedSharding(mesh, spec) for spec in held_specs]
+        self._sums = [NamedSharding(mesh, PartitionSpec(data_axis, *spec)) for spec in held_specs]
+        self.is_here = is_here(self.same)
+        self._adding: dict[tuple[bool, bool], Any] = {}
 
     def zeros(self) -> list[jax.Array]:
         """The sums of gradients before the first microbatch."""
+        if not self.is_here:
+            return []
+        width = self.mesh.shape[self._axis]
         return [
-            jnp.zeros((self._mesh.size, *shape.shape), _wide(shape.dtype), device=self.differing)
-            for shape in self._held
+            jnp.zeros((width, *shape.shape), _wide(shape.dtype), device=sharding)
+            for shape, sharding in zip(self._held, self._sums, strict=True)
         ]
 
-    @functools.cached_property
-    def forward(self) -> Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Any]:
-        """`forward(held, carried, batch, number)`: what is carried on, the outputs, and what is kept."""
+    def forward(
+        self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """What is carried on, the outputs, and what is kept."""
+        if not self.is_here:
+            return self._elsewhere(self.passes.stage.carried_out), self._elsewhere(self.passes.outputs), []
+        results: tuple[list[Any], list[Any], list[Any]] = self._forward(held, carried, batch, number)
+        return results
 
+    @functools.cached_property
+    def _forward(self) -> Any:
         def body(held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any) -> Any:
             own = [_microbatch(array, number) for array in batch]
             return _with_dimension(self.passes.forward(held, _without_dimension(carried), own))
 
         differing, same = self.differing.spec, self.same.spec
-        return self._compiled(body, (same, differing, differing, same), differing)
+        mapped = self._along_data(body, (same, differing, differing, same), differing)
+        return jax.jit(mapped, out_shardings=(self.differing, self.differing, None))
 
-    def backward(self, part: Part, known: Mapping[int, Any], number: Any) -> list[Any]:
-        """What the part returns, none of which is added up."""
-        if (id(part), False) not in self._made:
-            self._made[id(part), False] = self._backward(part)
-        results: list[Any] = self._made[id(part), False]([known[value] for value in part.inputs], number)
+    @functools.cached_property
+    def _to_inputs(self) -> Any:
+        part = self.passes.to_inputs
+        count = len(part.outputs) - len(self.passes.handed_over)
+
+        def body(given: Sequence[Any], number: Any) -> Any:
+            results = _with_dimension(part(self._inputs(part, given, number)))
+            return results[:count], results[count:]
+
+        mapped = self._along_data(body, (self._specs(part), self.same.spec), self.differing.spec)
+        return jax.jit(mapped, out_shardings=(self.differing, None))
+
+    def to_inputs(self, known: Mapping[int, Any], number: Any) -> tuple[list[Any], list[Any]]:
+        """The first part of the backward pass: the gradients of what was carried, and what is handed over."""
+        if not self.is_here:
+            return self._elsewhere(self._gradients_back), []
+        results: tuple[list[Any], list[Any]]
+        results = self._to_inputs([known[value] for value in self.passes.to_inputs.inputs], number)
         return results
 
     def add_gradients(
-        self, part: Part, known: Mapping[int, Any], number: Any, sums: Sequence[Any], is_last: bool
+        self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], is_last: bool
     ) -> tuple[list[Any], list[Any]]:
-        """The sums with the gradients that the part returns first, and what else it returns.
+        """The sums with the gradients of a whole backward pass, or of its second part, and what else that returns.
 
         After the last microbatch: the mean over all microbatches and all devices, on all hosts.
         """
-        if (id(part), is_last) not in self._made:
-            self._made[id(part), is_last] = self._add_gradients(part, is_last)
-        run = self._made[id(part), is_last]
+        if not self.is_here:
+            gradients = [elsewhere(shape, sharding) for shape, sharding in zip(self._held, self.held, strict=True)]
+            return gradients, self._elsewhere(self._gradients_back) if is_whole else []
+        part = self.passes.whole if is_whole else self.passes.to_weights
+        if (is_whole, is_last) not in self._adding:
+            self._adding[is_whole, is_last] = self._add_gradients(part, is_last)
+        run = self._adding[is_whole, is_last]
         results: tuple[list[Any], list[Any]] = run(list(sums), [known[value] for value in part.inputs], number)
         return results
 
+    def results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
+        """Of the outputs: the mean of what is of floating point, and of anything else what the last microbatch has left
+        on the last device."""
+        if not self.is_here:
+            return [elsewhere(shape, self.same) for shape in self.passes.outputs]
+        last = [array[-1] for array in by_microbatch[-1]]
+        floats = [index for index, array in enumerate(last) if is_inexact(array)]
+        if floats:
+            means = self._mean([[arrays[index] for index in floats] for arrays in by_microbatch])
+            for index, mean in zip(floats, means, strict=True):
+                last[index] = mean
+        return last
+
     @functools.cached_property
-    def mean(self) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-        """Of arrays that there are by microbatch."""
+    def _mean(self) -> Any:
 
         def body(by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
-            several = list(zip(*_without_dimension(by_microbatch), strict=True))
+            several = list(zip(*by_microbatch, strict=True))
             sums = [functools.reduce(jnp.add, [one.astype(_wide(one.dtype)) for one in arrays]) for arrays in several]
-            return self._mean_over_devices(sums, [arrays[0].dtype for arrays in several])
+            dtypes, specs = [arrays[0].dtype for arrays in several], [self.same.spec] * len(several)
+            return self._mean_over_devices(sums, dtypes, specs)
 
-        return self._compiled(body, (self.differing.spec,), self.same.spec)
+        return jax.jit(body)
 
-    def _backward(self, part: Part) -> Any:
-        def body(given: Sequence[Any], number: Any) -> Any:
-            return _with_dimension(part(self._inputs(part, given, number)))
+    @property
+    def _gradients_back(self) -> list[Any]:
+        """Shapes of the gradients of what was carried, as far as they are needed."""
+        stage = self.passes.stage
+        return list(itertools.compress(stage.carried_in, stage.needs_gradient_in))
 
-        return self._compiled(body, (self._specs(part), self.same.spec), self.differing.spec)
+    def _elsewhere(self, shapes: Sequence[Any]) -> list[jax.Array]:
+        width = self.mesh.shape[self._axis]
+        return [elsewhere(jax.ShapeDtypeStruct((width, *shape.shape), shape.dtype), self.differing) for shape in shapes]
 
     def _add_gradients(self, part: Part, is_last: bool) -> Any:
         count = len(self.passes.held)
 
-        def body(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
+        def add(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
             results = part(self._inputs(part, given, number))
             pairs = zip(_without_dimension(sums), results[:count], strict=True)
             added = [before + one.astype(before.dtype) for before, one in pairs]
-            if is_last:
-                gradients = self._mean_over_devices(added, [shape.dtype for shape in self._held])
-            else:
-                gradients = _with_dimension(added)
-            return gradients, _with_dimension(results[count:])
+            return _with_dimension(added), _with_dimension(results[count:])
 
-        differing, same = self.differing.spec, self.same.spec
-        specs = (differing, self._specs(part), same)
-        return self._compiled(body, specs, (same if is_last else differing, differing), donate_argnums=0)
+        def body(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
+            differing, same = self.differing.spec, self.same.spec
+            added, rest = self._along_data(add, (differing, self._specs(part), same), differing)(sums, given, number)
+            if is_last:
+                added = self._mean_over_devices(added, [shape.dtype for shape in self._held], self._held_specs)
+            return added, rest
+
+        shardings = self.held if is_last else self._sums
+        return jax.jit(body, out_shardings=(shardings, self.differing), donate_argnums=0)
 
     def _inputs(self, part: Part, given: Sequence[Any], number: Any) -> list[Any]:
         """Of one device, for one microbatch."""
@@ -124,18 +191,32 @@ class Runner:
     def _specs(self, part: Part) -> list[PartitionSpec]:
         return [self.same.spec if value in self.passes.held else self.differing.spec for value in part.inputs]
 
-    def _mean_over_devices(self, sums: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-        """Of sums over the microbatches. They travel in the dtypes that the means are to have."""
-        means = [(one / self._microbatches).astype(dtype) for one, dtype in zip(sums, dtypes, strict=True)]
-        if scope.current() is None:  # no other hosts
-            total, devices = lax.psum(means, self._axis), self._mesh.size
-        else:
-            total, devices = psum(means, self._axis), axis_size(self._axis)
-        return [one / devices for one in total]
+    def _mean_over_devices(
+        self, sums: Sequence[Any], dtypes: Sequence[Any], specs: Sequence[PartitionSpec]
+    ) -> list[Any]:
+        """Of sums over the microbatches, which have a leading dimension; `specs` are without it. They travel in the
+        dtypes that the means are to have."""
 
-    def _compiled(self, body: Any, in_specs: Any, out_specs: Any, **options: Any) -> Any:
-        mapped = jax.shard_map(body, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, **options)
+        def body(sums: Sequence[Any]) -> list[Any]:
+            own = _without_dimension(sums)
+            means = [(one / self._microbatches).astype(dtype) for one, dtype in zip(own, dtypes, strict=True)]
+            if scope.current() is None:  # no other hosts
+                total, devices = lax.psum(means, self._axis), self.mesh.shape[self._axis]
+            else:
+                total, devices = psum(means, self._axis), axis_size(self._axis)
+            return [one / devices for one in total]
+
+        leading = [PartitionSpec(self._axis, *spec) for spec in specs]
+        results: list[Any] = jax.shard_map(
+            body, mesh=self.mesh, in_specs=(leading,), out_specs=list(specs), check_vma=False
+        )(list(sums))
+        return results
+
+    def _along_data(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
+        """Each device along the data axis by itself; XLA partitions what it does over the mesh's other axes."""
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={self._axis}, check_vma=False
+        )
 
 
 def _wide(dtype: Any) -> Any:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +85,13 @@ def host_settings(switch: str, job: str, rank: int, world_size: int, devices: in
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_PLATFORMS": "cpu",
     }
+
+
+def free_address() -> str:
+    """For the coordinator of `jax.distributed`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def finish(processes: Sequence[Process], timeout_s: float = 250) -> None:

@@ -1,11 +1,10 @@
 """What hosts do beside sums, on several real hosts, through a real switch."""
 
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import finish
+from .conftest import finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster
@@ -22,9 +21,7 @@ def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, se
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 2, "auto"), (3, 3, "passing")])
 def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = free_address()
     env = {"COORDINATOR": coordinator, "JAX_PASSING_STRATEGY": strategy}
     started = cluster.start("collectives.py", str(seed), "global", hosts=hosts, env=env)
     finish(started)

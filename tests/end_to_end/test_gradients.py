@@ -1,7 +1,6 @@
 """Derivatives through sums on real hosts are those of one process that has all devices, or an error that helps."""
 
 import re
-import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from gradient_cases import CASES
 
-from .conftest import LIMIT_S, PROGRAMS, Switch, host_settings
+from .conftest import LIMIT_S, PROGRAMS, Switch, free_address, host_settings
 
 DEVICES = 2  # of each host
 DEADLINE_S = 20.0
@@ -46,9 +45,7 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
     try:
         alone = {"JAX_NUM_CPU_DEVICES": str(count * DEVICES), "DEVICES_PER_HOST": str(DEVICES), "JAX_PLATFORMS": "cpu"}
         reference = start("reference", alone)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+        coordinator = free_address()
         ranks = []
         for rank in range(count):
             environment = host_settings(switch.address, request.param, rank, count, DEVICES)

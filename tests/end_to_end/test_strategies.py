@@ -2,22 +2,19 @@
 
 import re
 import signal
-import socket
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PASSING, PROGRAMS, digest
+from .conftest import PASSING, PROGRAMS, digest, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster, Process
 
 
 def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list[Process]":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = free_address()
     started = []
     for rank in range(2):
         settings = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", **env}

@@ -1,13 +1,12 @@
 """What psum gives on several real hosts, through a real switch."""
 
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import digest, finish
+from .conftest import digest, finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster
@@ -23,9 +22,7 @@ def test_bits_do_not_depend_on_the_run(cluster: "Cluster") -> None:
 
 
 def test_one_mesh_over_all_processes_equals_lax_psum(cluster: "Cluster") -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = free_address()
     started = []
     for rank in range(2):
         env = {"HOST_RANK": str(rank), "HOST_COUNT": "2", "COORDINATOR": coordinator, "JAX_PASSING_JOB": "global"}

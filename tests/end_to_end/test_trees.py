@@ -2,14 +2,13 @@
 
 import re
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import digest, finish
+from .conftest import digest, finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster, Process, Switch
@@ -57,9 +56,7 @@ def run(cluster: "Cluster", *arguments: str, **options: object) -> "list[Process
 
 
 def test_two_racks_equal_lax_psum(cluster: "Cluster") -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = free_address()
     left, right = racks(cluster)
     places = [left.address, left.address, right.address, right.address]
     env = {"COORDINATOR": coordinator, "JAX_PASSING_RANK": "", "JAX_PASSING_WORLD_SIZE": ""}

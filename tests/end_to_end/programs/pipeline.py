@@ -4,10 +4,12 @@ Every host knows all hosts' batches. Prints a digest of all bits of the gradient
 """
 
 import hashlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import jax_passing
 
@@ -40,16 +42,22 @@ def main() -> None:
         expected, expected_gradients = jax.jit(jax.value_and_grad(loss))(params, whole)
         largest = max(float(jnp.abs(gradient).max()) for gradient in expected_gradients)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((ROWS, 16), leaf.dtype), whole)
-        for schedule in ("gpipe", "1f1b", "zb-h1", "interleaved"):
-            stages = 2 * STAGES if schedule == "interleaved" else STAGES
+
+        def check(mesh: jax.sharding.Mesh, schedule: str, stages: int, **options: Any) -> None:
             plan = jax_passing.partition(loss, params, shapes, stages=stages)
-            step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
+            step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule, **options)
             for _ in range(2):
-                value, gradients = step(params, everyone[session.rank])
+                value, gradients = step(step.place(params), everyone[session.rank])
                 np.testing.assert_allclose(value, expected, rtol=1e-5)
                 for one, other in zip(gradients, expected_gradients, strict=True):
                     np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest, err_msg=schedule)
                     digest.update(np.asarray(one).tobytes())
+
+        for schedule in ("gpipe", "1f1b", "zb-h1", "interleaved"):
+            check(mesh, schedule, 2 * STAGES if schedule == "interleaved" else STAGES)
+        if width == 2:  # each layer on two devices
+            in_layers = jax.sharding.Mesh(devices.reshape(1, 2, 2), ("stage", "data", "model"))
+            check(in_layers, "zb-h1", 1, param_specs=[P(None, "model"), P("model")] * 3)
     print(f"digest {digest.hexdigest()}")
 
 

@@ -5,7 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_passing import partition, pipeline
 from jax_passing.errors import PipelineError
@@ -156,6 +158,72 @@ def test_gradients_are_sharded_as_their_parameters_are():
     value, gradients = run(params, batch)
     assert gradients["stacked"].sharding == sharding
     same((value, gradients), expected(params, batch, 4))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_layers_are_sharded_along_other_axes(schedule):
+    params, batch = arguments(8)
+    plan = partition(loss, params, microbatch(batch, 0), stages=2, has_aux=True)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("stage", "data", "model"))
+    specs = {"tied": P(None, "model"), "layers": [P(None, "model"), P("model"), P()], "stacked": P(None, None, "model")}
+    run = pipeline(plan, mesh, microbatches=4, schedule=schedule, param_specs=specs)
+    placed = run.place(params)
+    for leaf, spec in zip(jax.tree.leaves(placed), [*specs["layers"], specs["stacked"], specs["tied"]], strict=True):
+        assert leaf.sharding.spec == spec
+        assert {piece.data.size for piece in leaf.addressable_shards} == {leaf.size // (1 if spec == P() else 2)}
+    value, gradients = run(placed, batch)
+    assert jax.tree.map(lambda leaf: leaf.sharding, gradients) == jax.tree.map(lambda leaf: leaf.sharding, placed)
+    same((value, gradients), expected(params, batch, 8))
+
+
+def test_a_sharded_stage_computes_its_part_of_each_layer():
+    weights, batch = [np.ones((64, 64), np.float32)] * 2, np.ones((4, 64), np.float32)
+    plan = partition(
+        lambda weights, batch: jnp.sum(jnp.tanh(batch @ weights[0]) @ weights[1]), weights, batch, stages=1
+    )
+
+    def flops(specs):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), ("stage", "data", "model"))
+        (runner,) = pipeline(plan, mesh, microbatches=1, param_specs=specs)._runners
+        held = [jax.device_put(array, sharding) for array, sharding in zip(weights, runner.held, strict=True)]
+        given = jax.device_put(batch[np.newaxis, np.newaxis], runner.differing)
+        return runner._forward.lower(held, [], [given], np.int32(0)).compile().cost_analysis()["flops"]
+
+    assert flops([P(None, "model"), P("model")]) < 0.6 * flops(None)
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (P("stage"), "'stage'. Parameters lie along other axes than stages and data; this mesh has 'model'"),
+        ({"tied": P("model")}, "isn't a prefix"),
+    ],
+)
+def test_specs_that_dont_fit(specs, message):
+    params, batch = arguments(1)
+    plan = partition(loss, params, microbatch(batch, 0), stages=1, has_aux=True)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), ("stage", "data", "model"))
+    with pytest.raises(PipelineError, match=message):
+        pipeline(plan, mesh, microbatches=1, param_specs=specs)
+
+
+def test_an_optimizer_updates_each_stage_on_its_own_devices():
+    run, params, batch = made(2, 2, 2, "1f1b")
+    params = jax.tree.map(jnp.asarray, params)
+    placed, whole = run.place(params), optax.adam(1e-2)
+    optimizer = run.by_stage(whole)
+    assert type(optimizer) is type(whole)
+    state, expected_state = optimizer.init(placed), whole.init(params)
+    _, gradients = run(placed, batch)
+    for _ in range(2):
+        on_one = jax.device_put(gradients, jax.devices()[0])
+        with jax.numpy_dtype_promotion("standard"):  # Adam raises a float to the power of an integer
+            updates, state = optimizer.update(gradients, state, placed)
+            expected_updates, expected_state = jax.jit(whole.update)(on_one, expected_state, params)
+        for one, other, leaf in zip(*map(jax.tree.leaves, (updates, expected_updates, placed)), strict=True):
+            assert one.sharding == leaf.sharding
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert jax.tree.structure(optax.apply_updates(placed, updates)) == jax.tree.structure(params)
 
 
 def test_a_table_of_ones_own():

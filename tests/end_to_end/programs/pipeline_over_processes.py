@@ -1,0 +1,113 @@
+"""A pipeline on a mesh over the processes of `jax.distributed`, whose gradients are summed by a switch.
+
+How the mesh's stages and places along the data axis lie on the processes is the argument: "stages": each process has a
+stage; "data": each has all stages; "both": half of them have a stage. Every process knows the whole batch.
+"""
+
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jax_passing
+
+MICROBATCHES, ROWS, N = 4, 3, 16
+
+
+def loss(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """A tied parameter that both stages have, one that nobody uses, a random key, aux of several dtypes."""
+    x = batch["x"] @ params["tied"]
+    for weight in params["layers"]:
+        x = jnp.tanh(x @ weight)
+    x = x * jax.random.bernoulli(batch["key"], 0.9, x.shape)
+    value = jnp.mean((x @ params["tied"].T - batch["y"]) ** 2)
+    return value, {"mean": jnp.mean(x), "most": jnp.argmax(x[0]), "key": batch["key"]}
+
+
+def arguments(width: int) -> tuple[dict, dict]:
+    random = np.random.default_rng(7)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    params = {
+        "layers": [normal(N, N) / 3 for _ in range(4)],
+        "tied": normal(N, N) / 3,
+        "unused": jnp.ones(3),  # a jax.Array, as Flax's init returns
+    }
+    count = width * MICROBATCHES
+    keys = jax.random.split(jax.random.key(3), count)
+    return params, {"x": normal(count, ROWS, N), "y": normal(count, ROWS, N), "key": keys}
+
+
+def expected(params: dict, batch: dict, count: int) -> tuple:
+    """Loss, aux and gradients: means over microbatches, of what isn't of floating point the last."""
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    results = [step(params, jax.tree.map(lambda leaf, number=number: leaf[number], batch)) for number in range(count)]
+    (value, aux), gradients = jax.tree.map(lambda *leaves: np.asarray(sum(leaves) / count), *_without_keys(results))
+    return (value, aux["mean"]), results[-1][0][1], gradients
+
+
+def _without_keys(results: list) -> list:
+    return [((value, {"mean": aux["mean"]}), gradients) for (value, aux), gradients in results]
+
+
+def main(layout: str) -> None:
+    rank, count = int(os.environ["JAX_PASSING_RANK"]), int(os.environ["JAX_PASSING_WORLD_SIZE"])
+    jax.distributed.initialize(os.environ["COORDINATOR"], num_processes=count, process_id=rank)
+    devices = np.array(jax.devices()).reshape(count, -1)  # [process, device]
+    match layout:
+        case "stages":
+            rows = devices
+        case "data":
+            rows = devices.reshape(count, 2, -1).swapaxes(0, 1).reshape(2, -1)
+        case "both":
+            rows = devices.reshape(2, -1)
+    mesh = jax.sharding.Mesh(rows, ("stage", "data"))
+    # The processes that have the same stage are the hosts of one job.
+    stage = next(number for number in range(2) if any(device.process_index == rank for device in rows[number]))
+    hosts = sorted({device.process_index for device in rows[stage]})
+    mine = [
+        number for number in range(rows.shape[1]) if any(device.process_index == rank for device in rows[:, number])
+    ]
+    params, batch = arguments(rows.shape[1])
+    (value, mean), last, gradients = expected(params, batch, rows.shape[1] * MICROBATCHES)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+    own = {
+        name: leaf.reshape(rows.shape[1], MICROBATCHES, *leaf.shape[1:])[np.array(mine)].reshape(-1, *leaf.shape[1:])
+        for name, leaf in batch.items()
+    }
+    shapes = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in batch.items()}
+    plan = jax_passing.partition(loss, params, shapes, stages=2, has_aux=True)
+    with jax_passing.init(job=f"{layout}-{stage}", rank=hosts.index(rank), world_size=len(hosts)):
+        for schedule in ("1f1b", "zb-h1"):
+            step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
+            placed = step.place(params)
+            optimizer = step.by_stage(optax.sgd(0.1))
+            state = optimizer.init(placed)
+            for _ in range(2):
+                (found, aux), found_gradients = step(placed, own)
+            np.testing.assert_allclose([found, aux["mean"]], [value, mean], rtol=1e-5)
+            assert int(aux["most"]) == int(last["most"])
+            assert aux["key"] == last["key"]
+            updates, _ = optimizer.update(found_gradients, state)
+            moved = optax.apply_updates(placed, updates)
+            pairs = zip(*map(jax.tree.leaves, (found_gradients, gradients, moved, placed)), strict=True)
+            shards = 0
+            for gradient, right, after, before in pairs:
+                assert gradient.sharding == before.sharding
+                for one, new, old in zip(*(x.addressable_shards for x in (gradient, after, before)), strict=True):
+                    np.testing.assert_allclose(one.data, right[one.index], rtol=0, atol=1e-6 * largest)
+                    np.testing.assert_allclose(new.data, old.data - 0.1 * one.data, rtol=1e-6, atol=1e-7)
+                    shards += 1
+            print(f"{schedule}: {shards} shards are right")
+        try:
+            step(params, own)
+        except jax_passing.errors.PipelineError as error:
+            print(f"refused: {error}")
+
+
+main(sys.argv[1])
