@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.api_util import debug_info
 from jax.extend import core
@@ -198,12 +199,10 @@ class _Builder:
 def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> Program:
     """`loss(params, batch)` of lists of leaves, arrays or their shapes, returns a list of leaves."""
     closed = jax.make_jaxpr(loss)(list(params), list(batch))
-    for eqn in closed.jaxpr.eqns:
-        if eqn.effects:
-            raise PartitionError(
-                f"{eqn.primitive.name} {line_of(eqn) or 'in the loss'} has a side effect, which no stage can have: "
-                "take it out of the loss."
-            )
+    _check(closed.jaxpr)
+    if not jax.sharding.get_abstract_mesh().empty:
+        with no_mesh():  # equations keep the mesh that they were traced under, and stages have others
+            closed = jax.make_jaxpr(loss)(list(params), list(batch))
     builder = _Builder()
     inputs = [builder.new(var.aval) for var in closed.jaxpr.invars]
     outputs = builder.inline(closed.jaxpr, closed.consts, inputs)
@@ -217,6 +216,33 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
         constants=builder.constants,
         outputs=tuple(outputs),
     )
+
+
+def no_mesh() -> Any:
+    """A context in which `jax.set_mesh` has not been called."""
+    return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
+
+
+def _check(jaxpr: core.Jaxpr) -> None:
+    """Raises PartitionError if there is something that no stage can have."""
+    for eqn in jaxpr.eqns:
+        if eqn.effects:
+            raise PartitionError(
+                f"{eqn.primitive.name} {line_of(eqn) or 'in the loss'} has a side effect, which no stage can have: "
+                "take it out of the loss."
+            )
+        if eqn.primitive.name == "sharding_constraint":
+            raise PartitionError(
+                f"The sharding constraint {line_of(eqn) or 'in the loss'} is for a mesh that no stage has: take it "
+                "out, and say how parameters lie by param_specs of jax_passing.pipeline."
+            )
+        for param in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(param):
+                _check(param.jaxpr if isinstance(param, core.ClosedJaxpr) else param)
+
+
+def _is_jaxpr(param: Any) -> bool:
+    return isinstance(param, (core.Jaxpr, core.ClosedJaxpr))
 
 
 def reached_from(program: Program, sources: Sequence[int]) -> set[int]:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import Plan
-from jax_passing.partitioning.program import is_inexact
+from jax_passing.partitioning.program import is_inexact, no_mesh
 from jax_passing.partitioning.stages import Output
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
@@ -98,14 +98,16 @@ class Pipeline:
             return [[leaves[leaf] for leaf in group] for group in groups]
 
         def init(params: Any) -> list[Any]:
-            return [optimizer.init(group) for group in grouped(params)]
+            with no_mesh():
+                return [optimizer.init(group) for group in grouped(params)]
 
         def update(gradients: Any, state: Any, params: Any = None, **others: Any) -> tuple[Any, list[Any]]:
             given = [None] * len(groups) if params is None else grouped(params)
             updates: list[Any] = [None] * len(self._homes)
             states = []
             for group, own, before, held in zip(groups, grouped(gradients), state, given, strict=True):
-                made, after = update_one(own, before, held, **others)
+                with no_mesh():
+                    made, after = update_one(own, before, held, **others)
                 states.append(after)
                 for leaf, one in zip(group, made, strict=True):
                     updates[leaf] = one
@@ -129,6 +131,10 @@ class Pipeline:
 
         Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
         """
+        with no_mesh():  # a stage's mesh isn't that of jax.set_mesh
+            return self._value_and_grad(params, batch)
+
+    def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
         leaves = self.plan.leaves_of_params(params)
         if self._spans_processes:
             self._check_placed(leaves)

@@ -1,10 +1,14 @@
 """Pipelines whose gradients are summed over several hosts."""
 
+import difflib
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import digest, finish, free_address
+from .conftest import PASSING, Process, digest, finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster
@@ -25,3 +29,35 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
         assert "refused: The mesh spans several processes, and the parameters aren't on their" in process.text
     held = sum(int(process.wait_for(r"^zb-h1: (\d+) shards are right$")[1]) for process in started)
     assert held == 6 * devices * processes // 2  # each of six leaves is on the devices of one of the two stages only
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+def test_the_tutorials_programs_learn_alike() -> None:
+    """One device with the whole batch, and a pipeline on each of two hosts."""
+    beside = {"PYTHONSAFEPATH": ""}  # models is in the programs' own folder
+    alone = Process([sys.executable, str(EXAMPLES / "train_alone.py")], {"JAX_PLATFORMS": "cpu", **beside})
+    hosts = ["run", "--hosts", "2", "--devices-per-host", "4"]
+    pipeline = Process([*PASSING, *hosts, str(EXAMPLES / "train_pipeline.py")], beside)
+    try:
+        finish([alone, pipeline])
+    finally:
+        alone.stop()
+        pipeline.stop()
+    curves = [re.findall(r"step (\d+): loss ([\d.]+)", process.text) for process in (alone, pipeline)]
+    assert len(curves[0]) == len(curves[1]) == 4
+    for (number, one), (same_number, other) in zip(*curves, strict=True):
+        assert number == same_number
+        assert float(one) == pytest.approx(float(other), abs=1e-3)  # forty steps of Adam widen what rounding began
+    assert float(curves[1][-1][1]) < 3.2  # bytes that are drawn by their frequencies have 3.4
+
+
+def test_the_page_shows_what_is_changed_for_a_pipeline() -> None:
+    alone, pipeline = ((EXAMPLES / f"train_{name}.py").read_text().splitlines() for name in ("alone", "pipeline"))
+    changed = [line for line in difflib.ndiff(alone, pipeline) if line[0] in "-+"]
+    assert sum(line[0] == "+" for line in changed) < 20
+    page = (EXAMPLES.parent / "docs" / "pipelines.md").read_text()
+    (shown,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    assert [line for line in shown.splitlines() if line[:1] in ("-", "+")] == changed

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jax_passing import partition, pipeline
-from jax_passing.errors import PipelineError
+from jax_passing.errors import PartitionError, PipelineError
 from jax_passing.pipelining.passes import Passes
 from jax_passing.pipelining.schedules.gpipe import gpipe
 
@@ -205,6 +205,31 @@ def test_specs_that_dont_fit(specs, message):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), ("stage", "data", "model"))
     with pytest.raises(PipelineError, match=message):
         pipeline(plan, mesh, microbatches=1, param_specs=specs)
+
+
+def test_the_mesh_that_is_set_is_no_stages():
+    """`jax.set_mesh` is for what isn't in a pipeline."""
+    params, batch = arguments(4)
+    mesh = mesh_of(2, 2)
+    with jax.set_mesh(mesh):
+        plan = partition(loss, params, microbatch(batch, 0), stages=2, has_aux=True)
+        run = pipeline(plan, mesh, microbatches=2)
+        placed = run.place(params)
+        optimizer = run.by_stage(optax.sgd(0.1, momentum=0.9))
+        value, gradients = run(placed, batch)
+        updates, _ = optimizer.update(gradients, optimizer.init(placed))
+    same((value, gradients), expected(params, batch, 4))
+    np.testing.assert_allclose(updates["stacked"], -0.1 * gradients["stacked"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit])
+def test_a_constraint_on_sharding_is_refused_with_its_line(wrap):
+    constrain = wrap(lambda x: jax.lax.with_sharding_constraint(x, P("data")))
+    with (
+        jax.set_mesh(mesh_of(2, 2)),
+        pytest.raises(PartitionError, match=r"test_pipeline.py:\d+ is for a mesh that no"),
+    ):
+        partition(lambda params, batch: jnp.sum(constrain(params * batch)), jnp.ones(4), jnp.ones(4), stages=1)
 
 
 def test_an_optimizer_updates_each_stage_on_its_own_devices():
