@@ -24,6 +24,14 @@ class OperationCost:
     backward: Cost = field(default_factory=Cost)
     stash_bytes: float = 0.0
 
+    @property
+    def flops(self) -> float:
+        return self.forward.flops + self.backward.flops
+
+    @property
+    def forward_share(self) -> float:
+        return self.forward.flops / max(self.flops, 1.0)
+
     def __add__(self, other: "OperationCost") -> "OperationCost":
         return OperationCost(
             self.forward + other.forward, self.backward + other.backward, self.stash_bytes + other.stash_bytes

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from jax_passing.errors import PartitionError
 from jax_passing.partitioning.cost import bytes_of
 from jax_passing.partitioning.cut import is_mark
 from jax_passing.partitioning.measure import stage_times_s
-from jax_passing.partitioning.operation_cost import costs_of_chain
+from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.program import Operation, line_of, trace
+from jax_passing.partitioning.program import trace
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
 from jax_passing.partitioning.stages import Slicer, Stage
@@ -68,67 +68,106 @@ def partition(
 
     Raises PartitionError if the loss has side effects, or can't be cut as asked.
     """
+    _check_settings(stages, cost, flops_per_s, link_gbit, microbatches)
+    params_shapes, batch_shapes = jax.eval_shape(lambda *given: given, params, batch)
+    loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
+    program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
+    slicer = Slicer(program, loss.names)
+    if not slicer.chain:
+        raise PartitionError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
+    costs = costs_of_chain(slicer)
+    chain = Chain(
+        compute_s=np.array([cost.flops for cost in costs]) / flops_per_s,
+        stash_bytes=np.array([cost.stash_bytes for cost in costs]),
+        cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
+        may_cut=_legal_places(slicer, max_live, stages),
+        weights=_weights(slicer, optimizer_copies),
+    )
+    limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
+    cuts = best_cuts(chain, stages, limits)
+    made = _stages(slicer, cuts)
+    if cost == "measure":
+        chain, cuts, made = _measured(slicer, chain, cuts, made, limits, (params, batch))
+    return Plan(
+        stages=made,
+        facts=tuple(_facts(slicer, costs, chain, limits, made, cuts, loss.params_shapes)),
+        params_tree=loss.params_tree,
+        params_shapes=loss.params_shapes,
+        batch_tree=loss.batch_tree,
+        batch_shapes=loss.batch_shapes,
+        _chain=chain,
+        _cuts=cuts,
+        _outputs_tree=loss.outputs_tree,
+        _has_aux=has_aux,
+    )
+
+
+def _check_settings(stages: int, cost: str, flops_per_s: float, link_gbit: float, microbatches: int) -> None:
     if stages < 1:
         raise PartitionError(f"stages is {stages}; a model has at least one.")
     if link_gbit <= 0 or flops_per_s <= 0 or microbatches < 1:
         raise PartitionError("link_gbit and flops_per_s are above 0, and microbatches is at least 1.")
     if cost not in ("flops", "measure"):
         raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
-    given = params, batch
-    params, batch = jax.eval_shape(lambda params, batch: (params, batch), params, batch)
-    with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
-    names = [jax.tree_util.keystr(path) or "params" for path, _ in with_paths]
-    shapes = tuple(leaf for _, leaf in with_paths)
-    batch_leaves, batch_tree = jax.tree.flatten(batch)
-    outputs_tree: Any = None
 
-    def flat(leaves: list[Any], batch: list[Any]) -> list[Any]:
-        nonlocal outputs_tree
-        result = loss_fn(jax.tree.unflatten(params_tree, leaves), jax.tree.unflatten(batch_tree, batch))
-        if isinstance(result, tuple) != has_aux:
+
+class _FlatLoss:
+    """The loss as a function of lists of leaves, which returns one: the loss, and then the leaves of aux.
+
+    Attributes:
+      names: the paths of the parameters.
+      params_tree, params_shapes, batch_tree, batch_shapes: structure and leaves of both arguments.
+      outputs_tree: of (loss, aux), once it was called.
+    """
+
+    outputs_tree: Any
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, has_aux: bool):
+        with_paths, self.params_tree = jax.tree_util.tree_flatten_with_path(params)
+        self.names = [jax.tree_util.keystr(path) or "params" for path, _ in with_paths]
+        self.params_shapes = tuple(leaf for _, leaf in with_paths)
+        batch_shapes, self.batch_tree = jax.tree.flatten(batch)
+        self.batch_shapes = tuple(batch_shapes)
+        self._loss_fn = loss_fn
+        self._has_aux = has_aux
+
+    def __call__(self, params: Sequence[Any], batch: Sequence[Any]) -> list[Any]:
+        """Raises PartitionError if the loss isn't what `jax.value_and_grad` takes."""
+        result = self._loss_fn(jax.tree.unflatten(self.params_tree, params), jax.tree.unflatten(self.batch_tree, batch))
+        if isinstance(result, tuple) != self._has_aux:
             returned = "a tuple: pass has_aux=True" if isinstance(result, tuple) else "no tuple (loss, aux)"
-            raise PartitionError(f"With has_aux={has_aux} the loss returned {returned}.")
-        loss, aux = result if has_aux else (result, ())
+            raise PartitionError(f"With has_aux={self._has_aux} the loss returned {returned}.")
+        loss, aux = result if self._has_aux else (result, ())
         if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             raise PartitionError(f"The loss has to be a real scalar; this one is {jax.typeof(loss)}.")
-        outputs, outputs_tree = jax.tree.flatten((loss, aux))
+        outputs, self.outputs_tree = jax.tree.flatten((loss, aux))
         return outputs
 
-    program = unroll(trace(flat, shapes, batch_leaves))
-    slicer = Slicer(program, names)
-    if not slicer.chain:
-        raise PartitionError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
-    costs = costs_of_chain(slicer)
-    flops = np.array([cost.forward.flops + cost.backward.flops for cost in costs])
-    forward_share = np.array([cost.forward.flops for cost in costs]) / np.maximum(flops, 1.0)
-    chain = Chain(
-        compute_s=flops / flops_per_s,
-        stash_bytes=np.array([cost.stash_bytes for cost in costs]),
-        cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
-        may_cut=_legal_places(slicer, max_live, stages),
-        weights=_weights(slicer, shapes, optimizer_copies),
-    )
-    limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
-    cuts = best_cuts(chain, stages, limits)
-    made = _stages(slicer, cuts)
-    if cost == "measure":
-        chain, cuts, made = _measured(slicer, chain, cuts, made, limits, given)
-    pairs = _pairs(slicer, cuts)
-    facts = tuple(
-        StageFacts(
-            place=_place(slicer.chain[first]),
-            compute_s=float(chain.compute_s[first:last].sum()),
-            forward_s=float((chain.compute_s * forward_share)[first:last].sum()),
+
+def _facts(
+    slicer: Slicer,
+    costs: Sequence[OperationCost],
+    chain: Chain,
+    limits: Limits,
+    stages: Sequence[Stage],
+    cuts: Sequence[int],
+    params_shapes: Sequence[jax.ShapeDtypeStruct],
+) -> Iterator[StageFacts]:
+    """By stage."""
+    for number, (stage, (first, last)) in enumerate(zip(stages, _pairs(slicer, cuts), strict=True)):
+        compute_s = chain.compute_s[first:last]
+        own = costs[first:last]
+        yield StageFacts(
+            place=slicer.chain[first].place,
+            compute_s=float(compute_s.sum()),
+            forward_s=sum(time_s * cost.forward_share for time_s, cost in zip(compute_s.tolist(), own, strict=True)),
             busy_s=stage_s(chain, limits, first, last),
-            flops=float(flops[first:last].sum()),
-            params=sum(math.prod(piece.of(shapes[piece.leaf]).shape) for piece in stage.pieces),
-            memory_bytes=stage_bytes(chain, limits, first, last, stages - 1 - number),
+            flops=sum(cost.flops for cost in own),
+            params=sum(math.prod(shape.shape) for shape in stage.held(params_shapes).values()),
+            memory_bytes=stage_bytes(chain, limits, first, last, len(stages) - 1 - number),
             sent_bytes=float(chain.cut_bytes[last]),
             sent_count=len(slicer.crossing[last]),
         )
-        for number, (stage, (first, last)) in enumerate(zip(made, pairs, strict=True))
-    )
-    return Plan(made, facts, params_tree, shapes, batch_tree, tuple(batch_leaves), chain, cuts, outputs_tree, has_aux)
 
 
 def _pairs(slicer: Slicer, cuts: Sequence[int]) -> list[tuple[int, int]]:
@@ -145,7 +184,7 @@ def _measured(
     """The chain with the times that its stages take, and the cuts that suit it."""
     leaves, batch = jax.tree.leaves(given[0]), given[1]
     for _ in range(MEASUREMENTS_MAX):
-        held = [{piece.name: piece.of(leaves[piece.leaf]) for piece in stage.pieces} for stage in made]
+        held = [stage.held(leaves) for stage in made]
         compute_s = chain.compute_s.copy()
         for (first, last), time_s in zip(_pairs(slicer, cuts), stage_times_s(made, held, batch), strict=True):
             counted_s = compute_s[first:last].sum()
@@ -175,7 +214,7 @@ def _legal_places(slicer: Slicer, max_live: int, stages: int) -> np.ndarray[Any,
     return legal
 
 
-def _weights(slicer: Slicer, shapes: Sequence[jax.ShapeDtypeStruct], optimizer_copies: float) -> list[Weight]:
+def _weights(slicer: Slicer, optimizer_copies: float) -> list[Weight]:
     """With gradient and optimiser's state. Rows that turns of a scan use are weights of their own."""
     program = slicer.program
     uses: dict[int, list[int]] = {}
@@ -186,9 +225,3 @@ def _weights(slicer: Slicer, shapes: Sequence[jax.ShapeDtypeStruct], optimizer_c
     held = [*program.params, *program.rows]
     copies = 2.0 + optimizer_copies
     return [Weight(copies * bytes_of(program.shapes[value]), tuple(uses[value])) for value in held if value in uses]
-
-
-def _place(operation: Operation) -> str:
-    """Module path and line of the user's program."""
-    line = line_of(operation.eqn)
-    return " ".join(filter(None, (operation.scope, line and f"({line})"))) or operation.eqn.primitive.name

@@ -70,7 +70,7 @@ class Plan:
     def split(self, params: Any) -> list[dict[str, Any]]:
         """By stage what it holds of the parameters. Tied parameters are with each stage that uses them."""
         leaves = self.leaves_of_params(params)
-        return [{piece.name: piece.of(leaves[piece.leaf]) for piece in stage.pieces} for stage in self.stages]
+        return [stage.held(leaves) for stage in self.stages]
 
     def merge(self, held: Sequence[Mapping[str, Any]], params: Any) -> Any:
         """The parameters, with what stages hold in their place; of tied ones the first stage's.
@@ -126,15 +126,26 @@ class Plan:
         return _check("The parameters", params, self.params_tree, self.params_shapes)
 
     def __str__(self) -> str:
-        total = sum(facts.compute_s for facts in self.facts) or 1.0
-        lines = [f"{len(self.facts)} stages, the slowest takes {self.bottleneck:.3f} of their mean"]
-        for number, facts in enumerate(self.facts):
-            lines.append(
-                f"  {number}: from {facts.place}: {100 * facts.compute_s / total:.1f} % of the work "
-                f"({_short(facts.flops)}FLOP a microbatch), {_short(facts.params)} parameters, "
-                f"{_short(facts.memory_bytes)}B of memory"
-                + (f"; sends {_short(facts.sent_bytes)}B in {facts.sent_count}" if facts.sent_count else "")
+        """A table: what each stage does and holds, what crosses to the next one, and where it begins."""
+        total_s = sum(facts.compute_s for facts in self.facts) or 1.0
+        rows = [("stage", "work", "FLOP", "parameters", "memory", "sends", "arrays", "begins at")]
+        rows += [
+            (
+                str(number),
+                f"{100 * facts.compute_s / total_s:.1f} %",
+                _short(facts.flops),
+                _short(facts.params),
+                f"{_short(facts.memory_bytes)}B",
+                f"{_short(facts.sent_bytes)}B" if facts.sent_count else "",
+                str(facts.sent_count or ""),
+                facts.place,
             )
+            for number, facts in enumerate(self.facts)
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+        lines = [f"{len(self.facts)} stages, the slowest takes {self.bottleneck:.3f} of their mean"]
+        for *cells, place in rows:
+            lines.append("  ".join([*map(str.rjust, cells, widths), place]))
         return "\n".join(lines)
 
     def plot(self) -> Any:

@@ -34,12 +34,21 @@ class Operation:
       inputs: numbers of values, or literals.
       outputs: numbers of values.
       scope: in which modules and named scopes it is.
+      calls: the calls of jitted functions that it is inside of, the innermost first.
     """
 
     eqn: core.JaxprEqn
     inputs: tuple["int | core.Literal", ...]
     outputs: tuple[int, ...]
     scope: str
+    calls: tuple[core.JaxprEqn, ...]
+
+    @property
+    def place(self) -> str:
+        """Module path and line of the user's program."""
+        # JAX doesn't know of what is inside of its own functions where the user has called them.
+        line = next(filter(None, map(line_of, (self.eqn, *self.calls))), "")
+        return " ".join(filter(None, (self.scope, line and f"({line})"))) or self.eqn.primitive.name
 
     @property
     def values(self) -> list[int]:
@@ -172,8 +181,15 @@ class _Builder:
         self.shapes.append(aval)
         return len(self.shapes) - 1
 
-    def inline(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], outer: str = "") -> list[Any]:
-        """Numbers of the outputs, or literals."""
+    def inline(
+        self,
+        jaxpr: core.Jaxpr,
+        constants: Sequence[Any],
+        inputs: Sequence[Any],
+        outer: str = "",
+        calls: tuple[core.JaxprEqn, ...] = (),
+    ) -> list[Any]:
+        """Numbers of the outputs, or literals. `outer` and `calls`: the scope and the calls that the jaxpr is in."""
         known: dict[core.Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, array in zip(jaxpr.constvars, constants, strict=True):
             known[var] = self.new(var.aval)
@@ -188,10 +204,10 @@ class _Builder:
             if (called := _INLINED.get(eqn.primitive.name)) is not None:
                 closed = eqn.params[called]
                 inner, consts = (closed.jaxpr, closed.consts) if isinstance(closed, core.ClosedJaxpr) else (closed, ())
-                results = self.inline(inner, consts, arguments, scope)
+                results = self.inline(inner, consts, arguments, scope, (eqn, *calls))
             else:
                 results = [self.new(var.aval) for var in eqn.outvars]
-                self.operations.append(Operation(eqn, tuple(arguments), tuple(results), scope))
+                self.operations.append(Operation(eqn, tuple(arguments), tuple(results), scope, calls))
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 

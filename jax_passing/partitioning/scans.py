@@ -82,14 +82,15 @@ class _Unrolled:
             results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
             left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
             outputs = (*results, *left_by_row[row])
-            self.operations.append(Turn(operation.eqn, (*shared, *carry, *rows[row]), outputs, operation.scope, scan))
+            inputs = (*shared, *carry, *rows[row])
+            self.operations.append(Turn(operation.eqn, inputs, outputs, operation.scope, operation.calls, scan))
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(left[index] for left in left_by_row)
             if value in self._only_outputs:
                 self.stacked[value] = pieces
                 continue
-            self.operations.append(StackRows(operation.eqn, pieces, (value,), operation.scope))
+            self.operations.append(StackRows(operation.eqn, pieces, (value,), operation.scope, operation.calls))
 
     def _row(self, operation: Operation, value: Any, row: int) -> int:
         """The value that is this row."""
@@ -98,7 +99,8 @@ class _Unrolled:
         if value in self._params:
             self.rows[result] = Row(value, row)
         else:
-            self.operations.append(TakeRow(operation.eqn, (value,), (result,), operation.scope, row))
+            taken = TakeRow(operation.eqn, (value,), (result,), operation.scope, operation.calls, row)
+            self.operations.append(taken)
         return result
 
 

@@ -92,6 +92,10 @@ class Stage:
     _values_in: tuple[int, ...]
     _values_out: tuple[int, ...]
 
+    def held(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Its `params`, given the leaves of the whole model's parameters, or their shapes."""
+        return {piece.name: piece.of(leaves[piece.leaf]) for piece in self.pieces}
+
     def __call__(self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any) -> tuple[list[Any], list[Any]]:
         program, leaves = self._program, jax.tree.leaves(batch)
         known: dict[int, Any] = dict(program.constants)

@@ -262,7 +262,7 @@ def test_measured_costs():
 
     def loss(params, batch):
         x = batch @ params[0]
-        _, random = jax.lax.while_loop(lambda state: state[0] < 2000, turn, (0, (1000 * x).astype(jnp.int32)))
+        _, random = jax.lax.while_loop(lambda state: state[0] < 20_000, turn, (0, (1000 * x).astype(jnp.int32)))
         x += random / 1000
         for weight in params[1:]:
             x = jnp.tanh(x @ weight)
