@@ -24,6 +24,10 @@ class Cost:
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
+    def time_s(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """Of a device that reads and writes while it computes (Williams et al., Roofline, CACM 52(4), 2009)."""
+        return max(self.flops / flops_per_s, self.bytes / bytes_per_s)
+
     def times(self, count: float) -> "Cost":
         return Cost(self.flops * count, self.bytes * count)
 

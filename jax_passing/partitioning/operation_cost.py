@@ -24,14 +24,6 @@ class OperationCost:
     backward: Cost = field(default_factory=Cost)
     stash_bytes: float = 0.0
 
-    @property
-    def flops(self) -> float:
-        return self.forward.flops + self.backward.flops
-
-    @property
-    def forward_share(self) -> float:
-        return self.forward.flops / max(self.flops, 1.0)
-
     def __add__(self, other: "OperationCost") -> "OperationCost":
         return OperationCost(
             self.forward + other.forward, self.backward + other.backward, self.stash_bytes + other.stash_bytes
@@ -78,7 +70,7 @@ class _Derivative:
 
 
 class _Derivatives:
-    """Of a program's operations. Like operations are looked at once."""
+    """Those of a program's operations. Operations that are alike are traced once."""
 
     def __init__(self, program: Program):
         self._program = program
@@ -92,7 +84,7 @@ class _Derivatives:
         ]
         key = (operation.key, tuple(map(str, shapes)), wanted)
         if key not in self._known:
-            self._known[key] = _look_at(operation, shapes, wanted)
+            self._known[key] = _derivative_of(operation, shapes, wanted)
         return self._known[key]
 
     def _needs_gradient(self, atom: Any) -> bool:
@@ -100,8 +92,8 @@ class _Derivatives:
         return is_varying and is_inexact(self._program.shapes[atom])
 
 
-def _look_at(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]) -> _Derivative:
-    """By tracing what runs, so that one turn of a scan, or a row, counts for itself and not for the whole scan.
+def _derivative_of(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]) -> _Derivative:
+    """What runs is traced, so that one turn of a scan, or a row, counts for itself and not for the whole scan.
 
     `wanted`: by input, whether anybody needs its gradient.
     """

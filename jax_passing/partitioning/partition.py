@@ -34,6 +34,7 @@ def partition(
     max_live: int = 4,
     cost: str = "flops",
     flops_per_s: float = 1e12,
+    bytes_per_s: float = math.inf,
     link_gbit: float = math.inf,
     overlap: bool = True,
     memory_bytes: float = math.inf,
@@ -58,7 +59,10 @@ def partition(
       cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this
         process's first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing
         changes.
-      flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links have a rate.
+      flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links or the memory
+        have a rate.
+      bytes_per_s: of a device's memory. An operation takes as long as what it computes, or as what it reads and writes,
+        whichever is longer. Without a rate only what is computed counts.
       link_gbit: rate of the links between neighbouring stages, in Gbit/s each way.
       overlap: whether devices send while they compute.
       memory_bytes: of a device.
@@ -68,7 +72,7 @@ def partition(
 
     Raises PartitionError if the loss has side effects, or can't be cut as asked.
     """
-    _check_settings(stages, cost, flops_per_s, link_gbit, microbatches)
+    _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
     params_shapes, batch_shapes = jax.eval_shape(lambda *given: given, params, batch)
     loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
     program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
@@ -76,8 +80,10 @@ def partition(
     if not slicer.chain:
         raise PartitionError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
     costs = costs_of_chain(slicer)
+    forward_s = np.array([cost.forward.time_s(flops_per_s, bytes_per_s) for cost in costs])
+    backward_s = np.array([cost.backward.time_s(flops_per_s, bytes_per_s) for cost in costs])
     chain = Chain(
-        compute_s=np.array([cost.flops for cost in costs]) / flops_per_s,
+        compute_s=forward_s + backward_s,
         stash_bytes=np.array([cost.stash_bytes for cost in costs]),
         cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
         may_cut=_legal_places(slicer, max_live, stages),
@@ -88,9 +94,11 @@ def partition(
     made = _stages(slicer, cuts)
     if cost == "measure":
         chain, cuts, made = _measured(slicer, chain, cuts, made, limits, (params, batch))
+    # Measured times don't say what part of them is the forward pass.
+    shares = forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny)
     return Plan(
         stages=made,
-        facts=tuple(_facts(slicer, costs, chain, limits, made, cuts, loss.params_shapes)),
+        facts=tuple(_facts(slicer, costs, shares, chain, limits, made, cuts, loss.params_shapes)),
         params_tree=loss.params_tree,
         params_shapes=loss.params_shapes,
         batch_tree=loss.batch_tree,
@@ -102,11 +110,11 @@ def partition(
     )
 
 
-def _check_settings(stages: int, cost: str, flops_per_s: float, link_gbit: float, microbatches: int) -> None:
+def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches: int) -> None:
     if stages < 1:
         raise PartitionError(f"stages is {stages}; a model has at least one.")
-    if link_gbit <= 0 or flops_per_s <= 0 or microbatches < 1:
-        raise PartitionError("link_gbit and flops_per_s are above 0, and microbatches is at least 1.")
+    if min(rates) <= 0 or microbatches < 1:
+        raise PartitionError("flops_per_s, bytes_per_s and link_gbit are above 0, and microbatches is at least 1.")
     if cost not in ("flops", "measure"):
         raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
 
@@ -147,22 +155,22 @@ class _FlatLoss:
 def _facts(
     slicer: Slicer,
     costs: Sequence[OperationCost],
+    forward_shares: np.ndarray[Any, np.dtype[np.float64]],
     chain: Chain,
     limits: Limits,
     stages: Sequence[Stage],
     cuts: Sequence[int],
     params_shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> Iterator[StageFacts]:
-    """By stage."""
+    """By stage. `forward_shares`: by operation, of its time."""
     for number, (stage, (first, last)) in enumerate(zip(stages, _pairs(slicer, cuts), strict=True)):
         compute_s = chain.compute_s[first:last]
-        own = costs[first:last]
         yield StageFacts(
             place=slicer.chain[first].place,
             compute_s=float(compute_s.sum()),
-            forward_s=sum(time_s * cost.forward_share for time_s, cost in zip(compute_s.tolist(), own, strict=True)),
+            forward_s=float((compute_s * forward_shares[first:last]).sum()),
             busy_s=stage_s(chain, limits, first, last),
-            flops=sum(cost.flops for cost in own),
+            flops=sum(cost.forward.flops + cost.backward.flops for cost in costs[first:last]),
             params=sum(math.prod(shape.shape) for shape in stage.held(params_shapes).values()),
             memory_bytes=stage_bytes(chain, limits, first, last, len(stages) - 1 - number),
             sent_bytes=float(chain.cut_bytes[last]),

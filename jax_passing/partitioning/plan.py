@@ -73,17 +73,17 @@ class Plan:
         return [stage.held(leaves) for stage in self.stages]
 
     def merge(self, held: Sequence[Mapping[str, Any]], params: Any) -> Any:
-        """The parameters, with what stages hold in their place; of tied ones the first stage's.
+        """The parameters, with what the stages hold in their place.
+
+        Several stages hold a tied parameter, or a row that several of them use, and the first one's is taken. They hold
+        the same as long as each is updated by the whole gradient, which `merge_gradients` makes of the stages' parts.
 
         `params`: as they were; what no stage uses stays as it is.
         """
         leaves = self.leaves_of_params(params)
-        seen: set[Piece] = set()
-        for stage, arrays in zip(self.stages, held, strict=True):
+        for stage, arrays in reversed(list(zip(self.stages, held, strict=True))):  # so the first one's is what stays
             for piece in stage.pieces:
-                if piece not in seen:
-                    leaves[piece.leaf] = _replaced(leaves[piece.leaf], piece, arrays[piece.name])
-                    seen.add(piece)
+                leaves[piece.leaf] = _replaced(leaves[piece.leaf], piece, arrays[piece.name])
         return jax.tree.unflatten(self.params_tree, leaves)
 
     def merge_gradients(self, held: Sequence[Mapping[str, Any]]) -> Any:

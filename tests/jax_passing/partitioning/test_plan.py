@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from pathlib import Path
+from inspect import currentframe
 
 import flax.linen as nn
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from pages import ROOT, blocks
 
 import jax_passing
 from jax_passing import partition
@@ -275,13 +276,58 @@ def test_measured_costs():
     agree(measured, loss, *arguments)
 
 
-def test_a_plan_says_where_it_cuts(language):
+def test_a_plan_says_what_its_stages_are(language):
     loss, params, batch = language
-    text = str(partition(loss, params, batch, stages=2, has_aux=True))
-    assert text.startswith("2 stages, the slowest takes 1.0")
-    assert "Language/block_" in text
-    assert "test_plan.py:" in text
-    assert "parameters" in text
+    first, header, *rows = str(partition(loss, params, batch, stages=2, has_aux=True)).splitlines()
+    assert first.startswith("2 stages, the slowest takes 1.0")
+    assert header.split() == ["stage", "work", "FLOP", "parameters", "memory", "sends", "arrays", "begins", "at"]
+    assert len({row.index("Language/") for row in rows}) == 1  # columns are aligned
+    assert re.search(r"Language/Embed_0 \(test_plan.py:\d+\)$", rows[0])
+    assert re.search(r"Language/block_\d\S* \(test_plan.py:\d+\)$", rows[1])
+
+
+def test_operations_inside_of_jaxs_own_functions_have_the_line_of_their_call():
+    def loss(params, batch):
+        first = jnp.take(params[0], batch, axis=0)
+        line = currentframe().f_lineno - 1
+        lines.append(line)
+        return jnp.sum(first @ params[1])
+
+    lines = []
+    plan = partition(loss, [jnp.ones((8, 4)), jnp.ones((4, 4))], jnp.arange(3), stages=1)
+    assert plan.facts[0].place == f"(test_plan.py:{lines[0]})"
+
+
+def test_a_slow_memory_is_waited_for():
+    """Sums of elements are few operations, but read as much as a product does."""
+
+    def loss(params, batch):
+        x = batch
+        for bias in params["biases"]:
+            x = x + bias[None]
+        return jnp.sum(x @ params["weights"])
+
+    params = {"biases": [jnp.ones(32)] * 16, "weights": jnp.ones((32, 32))}
+    plans = [partition(loss, params, jnp.ones((32, 32)), stages=2, bytes_per_s=rate) for rate in (1e15, 1e10)]
+    fast, slow = (len(plan.stages[0].pieces) for plan in plans)
+    assert fast == 16 > slow  # as long as the product takes by itself, or several sums before it beside it
+    agree(plans[1], loss, params, jnp.ones((32, 32)))
+
+
+def test_of_rows_that_several_stages_hold_the_first_ones_are_merged():
+    """One scan goes over them forwards, another one backwards."""
+
+    def loss(params, batch):
+        for reverse in (False, True):
+            batch, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, params, reverse=reverse)
+        return jnp.sum(batch)
+
+    params, batch = jnp.stack([jnp.eye(4)] * 6), jnp.ones((2, 4))
+    plan = partition(loss, params, batch, stages=5)
+    assert [stage.pieces[0].rows for stage in plan.stages] == [(0, 1), (1, 4), (4, 6), (2, 5), (0, 2)]
+    agree(plan, loss, params, batch)
+    held = [{name: leaf * 0 + number for name, leaf in own.items()} for number, own in enumerate(plan.split(params))]
+    np.testing.assert_array_equal(plan.merge(held, params)[:, 0, 0], [0, 1, 1, 1, 2, 2])
 
 
 def test_a_plan_can_be_drawn(language):
@@ -335,10 +381,7 @@ def test_parameters_and_batches_of_another_model():
         plan.value_and_grad({**stacked, "w": jnp.ones((8, 8, 8))}, batch)
 
 
-def test_the_example_of_the_docs():
-    page = (Path(__file__).parents[3] / "docs" / "partition.md").read_text()
-    (example,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
-    found = {}
-    exec(compile(example, "partition.md", "exec"), found)
-    np.testing.assert_allclose(found["outputs"][0], found["loss"](found["params"], found["batch"]), rtol=1e-6)
-    assert len(found["plan"].stages) == 3
+def test_the_example_of_the_docs(capsys):
+    program, printed = blocks(ROOT / "docs" / "partition.md")[:2]
+    exec(compile(program.text, "train.py", "exec"), {})
+    assert capsys.readouterr().out == printed.text
