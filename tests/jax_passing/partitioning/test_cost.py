@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from models import gpt2
 
-from jax_passing.partitioning.cost import of_jaxpr
+from jax_passing.partitioning.cost import Cost, of_jaxpr
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.program import trace
 from jax_passing.partitioning.scans import unroll
@@ -86,6 +86,11 @@ def test_the_gradient_of_pooling_searches_each_window_once():
 
 def test_bytes_are_those_read_and_written():
     assert cost_of(jnp.matmul, f32(5, 6), f32(6, 7)).bytes == 4 * (5 * 6 + 6 * 7 + 5 * 7)
+
+
+def test_time_is_that_of_computing_or_of_moving():
+    assert Cost(flops=8.0, bytes=6.0).time_s(4.0, 3.0) == 2.0
+    assert Cost(flops=8.0, bytes=6.0).time_s(4.0, 1.0) == 6.0
 
 
 @pytest.mark.parametrize(("name", "within"), [(name, 0.05 if name[0] in "gr" else 0.1) for name in model_cases.FULL])

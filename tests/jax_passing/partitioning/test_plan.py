@@ -226,6 +226,22 @@ def test_a_mark_of_several_arrays_is_one_place():
         partition(loss, *PLAIN, stages=7)
 
 
+def test_at_most_max_live_arrays_cross_a_cut():
+    """In the middle of this model, where a cut would be best, three arrays are alive, before it one."""
+
+    def loss(params, batch):
+        x = batch
+        for weight in params[:3]:
+            x = jnp.tanh(x @ weight)
+        parts = [jnp.tanh(x @ weight) for weight in params[3:6]]
+        parts = [jnp.tanh(part @ weight) for part, weight in zip(parts, params[6:], strict=True)]
+        return sum(map(jnp.sum, parts))
+
+    params, batch = [jnp.eye(4)] * 9, jnp.ones((2, 4))
+    counts = [partition(loss, params, batch, stages=2, max_live=most).facts[0].sent_count for most in (3, 1)]
+    assert counts == [3, 1]
+
+
 def test_a_slow_link_moves_a_cut_to_where_less_crosses():
     """The middle of this model is wide, its third quarter narrow."""
     widths = [64, 64, 64, 2, 64]

@@ -43,7 +43,7 @@ def train(value_and_grad, params, batches):
     ("name", "stages", "schedule", "has_key"),
     [
         ("gpt2", 3, "zb-h1", False),
-        ("gpt2-scan", 4, "interleaved", False),
+        ("gpt2-scan", 4, "interleaved", True),
         ("alexnet", 6, "gpipe", True),
         ("vgg16", 2, "1f1b", False),
         ("resnet50", 3, "zb-h1", False),  # its microbatches have batch statistics of their own

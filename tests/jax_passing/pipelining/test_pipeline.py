@@ -123,11 +123,12 @@ def test_stages_hold_their_own_parameters_only():
 def test_schedules_agree_to_the_bit():
     """Each adds a stage's gradients up in the order of the microbatches."""
     results = []
-    for schedule in ("gpipe", "1f1b"):
-        run, params, batch = made(2, 1, 4, schedule)
+    for schedule, devices in (("gpipe", 2), ("1f1b", 2), ("interleaved", 1)):
+        run, params, batch = made(devices, 1, 4, schedule, 2 // devices)
         results.append(jax.tree.leaves(run(params, batch)))
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for leaves in zip(*results, strict=True):
+        np.testing.assert_array_equal(leaves[0], leaves[1])
+        np.testing.assert_array_equal(leaves[0], leaves[2])
 
 
 def test_many_microbatches_are_added_in_float32():
