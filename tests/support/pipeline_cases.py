@@ -19,9 +19,8 @@ def error(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     pairs = list(zip(map(np.asarray, jax.tree.leaves(ours)), map(np.asarray, jax.tree.leaves(theirs)), strict=True))
     assert all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
-    return float(
-        max(np.abs(one - other).max() for one, other in pairs) / max(np.abs(other).max() for _, other in pairs)
-    )
+    largest = np.max([np.abs(other).max() for _, other in pairs])
+    return float(np.max([np.abs(one - other).max() for one, other in pairs]) / largest)  # NaN, if there is one
 
 
 class Case:
@@ -29,11 +28,11 @@ class Case:
 
     Attributes:
       params: of the model.
-      batch: of a step; `batches_of` yields more of these.
+      batch: of a step; `batches` yields more of these.
     """
 
     def __init__(self, name, stages, has_key=False):
-        self.name, self.stages, self._has_key = name, stages, has_key
+        self._stages, self._has_key = stages, has_key
         self._model = model_cases.SMALL[name]
         self._loss = model_cases.loss_of(self._model)
         self._width = min(2, len(jax.devices()) // stages)
@@ -54,10 +53,12 @@ class Case:
         return {name: leaf[number] if name == "key" else leaf[rows] for name, leaf in batch.items()}
 
     def pipeline(self, schedule):
-        """With an interleaved schedule on the fewest devices: each has several stages."""
-        devices = max(1, self.stages // 2 if self.stages % 2 == 0 else 1) if schedule == "interleaved" else self.stages
+        """Interleaved stages are two on each device, or all on one if they are odd."""
+        devices = self._stages
+        if schedule == "interleaved":
+            devices = 1 if self._stages % 2 else self._stages // 2
         chosen = np.array(jax.devices()[: devices * self._width]).reshape(devices, self._width)
-        return pipeline(self._plan, Mesh(chosen, ("stage", "data")), microbatches=self.stages, schedule=schedule)
+        return pipeline(self._plan, Mesh(chosen, ("stage", "data")), microbatches=self._stages, schedule=schedule)
 
     @functools.cached_property
     def _whole(self):
