@@ -1,6 +1,6 @@
 """Trains a small GPT-2 on the sources of Python's standard library, on one device.
 
-    python examples/train_alone.py
+python examples/train_alone.py
 """
 
 import sysconfig

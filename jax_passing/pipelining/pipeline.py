@@ -53,7 +53,7 @@ class Pipeline:
         device_of = schedule.device_of
         self._runners = []
         for number, stage in enumerate(plan.stages):
-            held = [piece.of(plan.params_shapes[piece.leaf]) for piece in stage.pieces]
+            held = list(stage.held(plan.params_shapes).values())
             held_specs = [specs[piece.leaf] for piece in stage.pieces]
             row = Mesh(rows[device_of[number]], axes)
             self._runners.append(
