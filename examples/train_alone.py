@@ -1,6 +1,8 @@
 """Trains a small GPT-2 on the sources of Python's standard library, on one device.
 
-python examples/train_alone.py
+    python examples/train_alone.py
+
+train_pipeline.py does the same in a pipeline on each of several hosts.
 """
 
 import sysconfig

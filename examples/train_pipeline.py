@@ -1,6 +1,8 @@
 """Trains a small GPT-2 on the sources of Python's standard library, in a pipeline on each of several hosts.
 
-jax-passing run --hosts 2 --devices-per-host 4 examples/train_pipeline.py
+    jax-passing run --hosts 2 --devices-per-host 4 examples/train_pipeline.py
+
+train_alone.py does the same on one device.
 """
 
 import sysconfig
