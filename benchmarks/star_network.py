@@ -115,6 +115,13 @@ class StarNetwork:
         serving.stdout.readline()
         return address
 
+    def shape(self, gbit: float) -> None:
+        """Gives every link another rate in each direction, above 0."""
+        self.gbit = gbit
+        rate = f"tbf rate {round(gbit * 1e9)}bit burst {BURST} limit {LIMIT}"
+        for namespace, device in self.devices():
+            run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *rate.split())
+
     def devices(self) -> list[tuple[str, str]]:
         """Namespace and device of both ends of every link."""
         return [
@@ -160,9 +167,7 @@ class StarNetwork:
         for host in range(self.hosts):
             _batch("ip", self.namespace(host), self._addresses(host, "eth0", [h for h in everybody if h != host]))
         if self.gbit:
-            rate = f"tbf rate {round(self.gbit * 1e9)}bit burst {BURST} limit {LIMIT}"
-            for namespace, device in self.devices():
-                run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *rate.split())
+            self.shape(self.gbit)
 
     def _addresses(self, host: int, device: str, others: Sequence[int]) -> list[str]:
         return [

@@ -1,10 +1,13 @@
 """How long a step takes on machines and networks that aren't here, on a virtual clock."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.planner import Cluster, Strategy, predict
 from jax_passing.errors import PipelineError
+from jax_passing.partitioning.cost import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
 
@@ -36,24 +39,27 @@ def simulate(
     cluster: Cluster,
     *,
     strategy: Strategy = "passing",
-    dtype: str = "float32",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     stage_link_gbit: float | None = None,
     overlap: bool = True,
 ) -> SimulatedStep:
     """A training step without its optimiser: passes as the plan says, sums as `jax-passing plan` predicts.
 
-    Each host has all stages, so that their sums share its link, one after the other in the order in which they may
-    begin. Plain data parallelism is `interleaved(1, 1, stages)`: one device with all stages, which are then the buckets
-    of gradients.
+    A gradient is final when the last backward pass of its stage is over; if a device has several stages that use the
+    parameter, of all of these. A bucket is summed when all of its gradients are final. Each host has all stages, so
+    that buckets share its link, one after the other in the order in which they are complete.
+
+    Plain data parallelism is `interleaved(1, 1, stages)`: one device with all stages. The more stages the plan has, the
+    better is known when gradients are final.
 
     Args:
       plan: its stages' times are those of its facts, so it should be measured, or have the `flops_per_s` of a device.
       schedule: for as many stages as the plan has.
       cluster: of the hosts that gradients are summed over.
       strategy: of the sums.
-      dtype: of the sums.
+      bucket_bytes: of the sums, as for `psum`.
       stage_link_gbit: rate of the links between neighbouring stages, each way; None: sending costs nothing.
-      overlap: a stage's gradients are summed when its last backward pass is over. If False, when all is computed.
+      overlap: a bucket is summed when it is complete. If False, when all is computed.
 
     Raises PipelineError if the schedule is for another number of stages.
     """
@@ -70,11 +76,39 @@ def simulate(
         ready_s[span.task.stage] = max(ready_s[span.task.stage], span.end_s)
         work_s[schedule.device_of[span.task.stage]] += span.end_s - span.begin_s
     end_s = sums_s = 0.0
-    for ready, facts in sorted(zip(ready_s, plan.facts, strict=True), key=lambda pair: pair[0]):
-        sum_s = predict(cluster, strategy, facts.params, dtype).time_s if facts.params else 0.0
-        end_s = max(end_s, ready if overlap else compute_s) + sum_s
+    for bucket in sorted(_buckets(plan, schedule, ready_s, bucket_bytes), key=lambda bucket: bucket.ready_s):
+        sum_s = predict(cluster, strategy, bucket.elements, bucket.dtype).time_s
+        end_s = max(end_s, bucket.ready_s if overlap else compute_s) + sum_s
         sums_s += sum_s
     return SimulatedStep(max(end_s, compute_s), compute_s, max(work_s), sums_s)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Gradients that are summed together, and when the last of them is final."""
+
+    ready_s: float
+    elements: int
+    dtype: str
+
+
+def _buckets(plan: Plan, schedule: Schedule, ready_s: Sequence[float], bucket_bytes: int) -> list[_Bucket]:
+    """Of a host. `ready_s`: by stage, when its last backward pass is over."""
+    buckets = []
+    for device in range(len(schedule.tasks)):
+        final_s: dict[int, float] = {}  # by leaf of the parameters
+        pieces = {}
+        for stage, home in schedule.device_of.items():
+            for piece in plan.stages[stage].pieces if home == device else ():
+                final_s[piece.leaf] = max(ready_s[stage], final_s.get(piece.leaf, 0.0))
+                pieces[piece] = piece.of(plan.params_shapes[piece.leaf])
+        leaves = [Leaf(shape.dtype.name, int(bytes_of(shape)), piece.name) for piece, shape in pieces.items()]
+        elements = [math.prod(shape.shape) for shape in pieces.values()]
+        ends_s = [final_s[piece.leaf] for piece in pieces]
+        for members in make_buckets(leaves, bucket_bytes):
+            total = sum(elements[index] for index in members)
+            buckets.append(_Bucket(max(ends_s[index] for index in members), total, str(leaves[members[0]].dtype)))
+    return buckets
 
 
 def _durations(facts: Sequence[StageFacts]) -> list[Durations]:
