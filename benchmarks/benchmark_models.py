@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
-from models import alexnet, gpt2, resnet50, vgg16  # noqa: E402
+from models import alexnet, gpt2, resnet50, vgg16
 
 
 class Mlp(nn.Module):

@@ -184,8 +184,8 @@ def work(arguments: argparse.Namespace) -> None:
                 np.testing.assert_allclose(x, right, rtol=1e-4, atol=1e-5, err_msg=f"{way} beside {summed[0]}")
         stats = session.stats()
     if arguments.rank == 0:
-        facts = [(facts.compute_s, facts.forward_s) for facts in plan.facts]
-        result = {"facts": facts, "update_s": update_s, "times_s": times_s, "predicted_s": predicted_s(plan, update_s, arguments, gbit), "stats": stats}
+        predictions = predicted_s(plan, update_s, arguments, gbit)
+        result = {"times_s": times_s, "predicted_s": predictions, "update_s": update_s, "stats": stats}
         Path(arguments.result).write_text(json.dumps(result))
 
 
@@ -205,7 +205,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             for rank in range(arguments.hosts)
         ]
-        assert hosts[0].stdin is not None and hosts[0].stdout is not None
+        assert hosts[0].stdin is not None
+        assert hosts[0].stdout is not None
         line = hosts[0].stdout.readline()
         if not line:
             raise StarError("rank 0 failed; its messages are above.")
@@ -229,7 +230,8 @@ def show(arguments: argparse.Namespace, result: dict[str, Any], console: Console
         f"{result['size_bytes'] / 2**20:.1f} MiB of gradients ({result['size_bytes'] / 4e6:.1f} M parameters) in "
         f"buckets of {arguments.bucket_mebibytes:g} MiB"
     )
-    table = Table("step", "fastest (s)", "median (s)", "slowest (s)", "predicted (s)", "off", title=title, box=box.SIMPLE)
+    columns = ("step", "fastest (s)", "median (s)", "slowest (s)", "predicted (s)", "off")
+    table = Table(*columns, title=title, box=box.SIMPLE)
     for way, times_s in result["times_s"].items():
         known = way in predicted
         table.add_row(

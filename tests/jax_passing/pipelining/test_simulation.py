@@ -1,12 +1,16 @@
 """Simulated steps against times worked out by hand."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jax_passing.collective.planner import Cluster, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import StageFacts
+from jax_passing.partitioning.stages import Piece
 from jax_passing.pipelining.schedules.interleaved import interleaved
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
 from jax_passing.pipelining.schedules.zero_bubble import zb_h1
@@ -18,7 +22,7 @@ FACTS = StageFacts(
     forward_s=1.0,
     busy_s=3.0,
     flops=0.0,
-    params=0,
+    params=0,  # the simulation looks at the pieces
     memory_bytes=0.0,
     sent_bytes=0.0,
     sent_count=1,
@@ -28,13 +32,24 @@ CLUSTER = Cluster(hosts=4, link_gbit=1.0)
 
 @dataclass
 class Planned:
-    """What a simulation looks at of a plan."""
+    """What a simulation looks at of a plan whose parameters all have so many elements.
+
+    Attributes:
+      leaves: by stage, which parameters it uses; if there are none, there is nothing to sum.
+    """
 
     facts: list[StageFacts]
+    leaves: list[list[int]] | None = None
+    elements: int = 0
 
     @property
     def stages(self):
-        return self.facts
+        leaves = self.leaves or [[]] * len(self.facts)
+        return [SimpleNamespace(pieces=[Piece(f"['{leaf}']", leaf) for leaf in own]) for own in leaves]
+
+    @property
+    def params_shapes(self):
+        return [jax.ShapeDtypeStruct((self.elements,), jnp.float32)] * len(self.facts)
 
 
 def sum_s(elements):
@@ -56,7 +71,7 @@ def test_what_is_on_its_way_between_stages_delays_those_that_wait():
 
 def test_sums_of_data_parallelism_are_hidden_but_for_the_last():
     elements = 50_000_000
-    plan = Planned([replace(FACTS, params=elements)] * 4)
+    plan = Planned([FACTS] * 4, [[0], [1], [2], [3]], elements)
     schedule = interleaved(1, 1, 4)
     hidden = simulate(plan, schedule, CLUSTER)
     assert sum_s(elements) < 2  # so that each is over before the next can begin
@@ -70,10 +85,29 @@ def test_sums_of_data_parallelism_are_hidden_but_for_the_last():
 
 def test_sums_share_the_link_of_a_host():
     elements = 100_000_000
-    plan = Planned([replace(FACTS, params=elements)] * 4)
+    plan = Planned([FACTS] * 4, [[0], [1], [2], [3]], elements)
     step = simulate(plan, interleaved(1, 1, 4), CLUSTER)
     assert sum_s(elements) > 2
     assert step.time_s == pytest.approx(4 + 2 + 4 * sum_s(elements))  # from the first gradient on the link is busy
+
+
+def test_a_bucket_waits_for_all_of_its_gradients():
+    elements = 100_000_000
+    plan = Planned([FACTS] * 4, [[0], [1], [2], [3]], elements)
+    step = simulate(plan, interleaved(1, 1, 4), CLUSTER, bucket_bytes=8 * elements)
+    # The last stage's gradients are a bucket by themselves, as the first one is small. Those of the two stages before
+    # are one, which is complete at 10 s.
+    assert 6 + sum_s(elements) < 10
+    assert step.time_s == pytest.approx(10 + sum_s(2 * elements) + sum_s(elements))
+
+
+def test_a_parameter_that_stages_of_a_device_share_is_summed_once():
+    elements = 100_000_000
+    plan = Planned([FACTS] * 4, [[0], [], [], [0]], elements)
+    together = simulate(plan, interleaved(1, 1, 4), CLUSTER)
+    assert (together.time_s, together.sums_s) == pytest.approx((12 + sum_s(elements), sum_s(elements)))
+    apart = simulate(plan, one_f_one_b(4, 1), CLUSTER)
+    assert apart.sums_s == pytest.approx(2 * sum_s(elements))
 
 
 def test_a_schedule_for_another_plan():
