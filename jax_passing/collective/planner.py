@@ -41,6 +41,7 @@ ROUND_TRIP_US = 60.0  # host, switch, host
 RING_STEP_US = 400.0  # of a host's processor: one of gloo's 2(N-1) steps, mostly waking threads
 RING_STALL = 1.04  # gloo's steps don't overlap altogether: the time of a large sum over that of its bytes
 
+SHARED_PROCESSORS = "the shared processors"
 UNKNOWN_LINK_GBIT = 10.0  # what `auto` reckons with if no host knows its link
 
 
@@ -84,18 +85,21 @@ class Prediction:
       time_s: how long the sum takes.
       link_bytes: wire bytes that the busiest link carries, the way that carries more.
       bound: the resource that sets the time.
+      shared_processors_s: how long the sum would keep all shared cores busy; 0 if none is shared.
     """
 
     strategy: str
     time_s: float
     link_bytes: float
     bound: str
+    shared_processors_s: float = 0.0
 
 
 def _prediction(strategy: str, waits_s: float, link_bytes: float, resources: dict[str, float]) -> Prediction:
     bound = max(resources, key=lambda name: resources[name])
     busy_s = resources[bound]
-    return Prediction(strategy, busy_s + waits_s, link_bytes, "latency" if waits_s > busy_s else bound)
+    what = "latency" if waits_s > busy_s else bound
+    return Prediction(strategy, busy_s + waits_s, link_bytes, what, resources.get(SHARED_PROCESSORS, 0.0))
 
 
 def _link_s(wire_bytes: float, gbit: float) -> float:
@@ -135,7 +139,7 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
         resources["the shard's link"] = _link_s(shard_wire, cluster.shard_link_gbit or cluster.link_gbit)
     if cluster.shared_cores:
         total_s = ranks * host_s + switch_s * max(1, shards)
-        resources["the shared processors"] = total_s / cluster.shared_cores
+        resources[SHARED_PROCESSORS] = total_s / cluster.shared_cores
     waits_s = (CALL_US * _crowd(cluster, cluster.hosts) + ROUND_TRIP_US) * 1e-6
     return _prediction(strategy, waits_s, max(host_wire, shard_wire), resources)
 
@@ -155,7 +159,7 @@ def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
         "the host's processor": host_s,
     }
     if cluster.shared_cores:
-        resources["the shared processors"] = members * host_s / cluster.shared_cores
+        resources[SHARED_PROCESSORS] = members * host_s / cluster.shared_cores
     return _prediction("native", waits_s, wire, resources)
 
 

@@ -47,7 +47,9 @@ def simulate(
 
     A gradient is final when the last backward pass of its stage is over; if a device has several stages that use the
     parameter, of all of these. A bucket is summed when all of its gradients are final. Each host has all stages, so
-    that buckets share its link, one after the other in the order in which they are complete.
+    that buckets share its link, one after the other in the order in which they are complete. Where hosts share the
+    cores that they compute on with their sums (`Cluster.shared_cores`), computation stands still for as long as the
+    sums beside it need these cores.
 
     Plain data parallelism is `interleaved(1, 1, stages)`: one device with all stages. The more stages the plan has, the
     better is known when gradients are final.
@@ -75,11 +77,15 @@ def simulate(
     for span in spans:
         ready_s[span.task.stage] = max(ready_s[span.task.stage], span.end_s)
         work_s[schedule.device_of[span.task.stage]] += span.end_s - span.begin_s
-    end_s = sums_s = 0.0
+    end_s = sums_s = taken_s = 0.0  # taken_s: from the computation, by sums beside it
     for bucket in sorted(_buckets(plan, schedule, ready_s, bucket_bytes), key=lambda bucket: bucket.ready_s):
-        sum_s = predict(cluster, strategy, bucket.elements, bucket.dtype).time_s
-        end_s = max(end_s, bucket.ready_s if overlap else compute_s) + sum_s
-        sums_s += sum_s
+        sum_ = predict(cluster, strategy, bucket.elements, bucket.dtype)
+        begin_s = max(end_s, bucket.ready_s + taken_s if overlap else compute_s)
+        end_s = begin_s + sum_.time_s
+        sums_s += sum_.time_s
+        beside_s = max(0.0, min(end_s, compute_s + taken_s) - begin_s)
+        taken_s += sum_.shared_processors_s * beside_s / sum_.time_s
+    compute_s += taken_s
     return SimulatedStep(max(end_s, compute_s), compute_s, max(work_s), sums_s)
 
 

@@ -101,6 +101,18 @@ def test_a_bucket_waits_for_all_of_its_gradients():
     assert step.time_s == pytest.approx(10 + sum_s(2 * elements) + sum_s(elements))
 
 
+def test_sums_take_processor_time_from_the_computation_beside_them():
+    elements = 50_000_000
+    cluster = replace(CLUSTER, shared_cores=2)
+    one = predict(cluster, "passing", elements)
+    assert 0.1 < one.shared_processors_s < one.time_s < 2  # each is over before the next one can begin
+    plan = Planned([FACTS] * 4, [[0], [1], [2], [3]], elements)
+    step = simulate(plan, interleaved(1, 1, 4), cluster)
+    assert step.compute_s == pytest.approx(12 + 3 * one.shared_processors_s)
+    assert step.time_s == pytest.approx(step.compute_s + one.time_s)
+    assert simulate(plan, interleaved(1, 1, 4), cluster, overlap=False).compute_s == pytest.approx(12)
+
+
 def test_a_parameter_that_stages_of_a_device_share_is_summed_once():
     elements = 100_000_000
     plan = Planned([FACTS] * 4, [[0], [], [], [0]], elements)
