@@ -263,7 +263,7 @@ def main() -> None:
     add("--ratio", type=float, default=1.0, help="of communication, at line rate, to computation")
     add("--gbit", type=float, help="rate of every link in each direction, instead of the one that has this ratio")
     add("--rows", type=int, help="of a host's batch")
-    add("--stages", type=int, default=8, help="that are timed one by one for the prediction")
+    add("--stages", type=int, default=6, help="that are timed one by one for the prediction")
     add("--bucket-mebibytes", type=float, default=4.0, help="of the sums")
     add("--steps", type=int, default=10, help="of each way, in turns")
     add("--ways", type=lambda text: text.split(","), default=list(WAYS[:-1]), help=f"of {','.join(WAYS)}")

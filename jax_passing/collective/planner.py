@@ -41,8 +41,8 @@ ROUND_TRIP_US = 60.0  # host, switch, host
 RING_STEP_US = 400.0  # of a host's processor: one of gloo's 2(N-1) steps, mostly waking threads
 RING_STALL = 1.04  # gloo's steps don't overlap altogether: the time of a large sum over that of its bytes
 
-SHARED_PROCESSORS = "the shared processors"
 UNKNOWN_LINK_GBIT = 10.0  # what `auto` reckons with if no host knows its link
+SHARED_PROCESSORS = "the shared processors"  # a resource
 
 
 @dataclass(frozen=True)
