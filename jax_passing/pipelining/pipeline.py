@@ -12,13 +12,14 @@ from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import Plan
 from jax_passing.partitioning.program import is_inexact, no_mesh
 from jax_passing.partitioning.stages import Output
+from jax_passing.pipelining.optimizer import Homes, by_stage
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
 from jax_passing.pipelining.schedules.gpipe import gpipe
 from jax_passing.pipelining.schedules.interleaved import interleaved
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
 from jax_passing.pipelining.schedules.zero_bubble import zb_h1
-from jax_passing.pipelining.sending import mesh_of, put, send
+from jax_passing.pipelining.sending import is_here, mesh_of, put, send
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1}
 
@@ -65,6 +66,7 @@ class Pipeline:
             for piece in runner.passes.stage.pieces:
                 homes[piece.leaf] = runner
         self._homes = [NamedSharding(runner.mesh, spec) for runner, spec in zip(homes, specs, strict=True)]
+        self._params_homes = Homes(plan.params_tree, self._homes, [runner.same for runner in self._runners])
         self._spans_processes = not NamedSharding(mesh, PartitionSpec()).is_fully_addressable
         spans = [span for device in schedule.timeline() for span in device]
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
@@ -79,41 +81,27 @@ class Pipeline:
         placed = [put(leaf, home) for leaf, home in zip(leaves, self._homes, strict=True)]
         return jax.tree.unflatten(self.plan.params_tree, placed)
 
-    def by_stage(self, optimizer: Any) -> Any:
-        """An optimiser of optax for parameters that `place` has distributed: one program for each stage's parameters.
+    def by_stage(self, optimizer: Any, *, max_norm: float | None = None) -> Any:
+        """An optimiser of optax for parameters that `place` has distributed: a program for each stage's parameters.
 
-            optimizer = step.by_stage(optax.adam(1e-3))          # then as ever: init, update, flax's TrainState
+            optimizer = step.by_stage(optax.adam(1e-3), max_norm=1.0)    # then as ever: init, update, flax's TrainState
 
-        (One program can't be on several stages' devices.) Each stage's parameters are a tree of their own. So an
-        optimiser that looks at several leaves at once, such as `optax.clip_by_global_norm`, sees one stage's only.
+        Each stage's optimiser sees the whole tree of parameters, in which None stands for those of other stages. So it
+        can't compute with several stages' parameters at once, and one that draws random numbers draws the same in each.
+
+        Args:
+          optimizer: whatever has optax's `init` and `update`; not with `optax.clip_by_global_norm` in it, which would
+            take a stage's norm for the whole.
+          max_norm: gradients whose norm over all stages is greater are scaled down to it, as by
+            `optax.clip_by_global_norm`.
         """
-        leaves_of: dict[Any, list[int]] = {}
-        for leaf, home in enumerate(self._homes):
-            leaves_of.setdefault(home.mesh, []).append(leaf)
-        groups = list(leaves_of.values())
-        update_one = jax.jit(optimizer.update)
+        return by_stage(optimizer, self._params_homes, max_norm)
 
-        def grouped(tree: Any) -> list[list[Any]]:
-            leaves = self.plan.params_tree.flatten_up_to(tree)
-            return [[leaves[leaf] for leaf in group] for group in groups]
-
-        def init(params: Any) -> list[Any]:
-            with no_mesh():
-                return [optimizer.init(group) for group in grouped(params)]
-
-        def update(gradients: Any, state: Any, params: Any = None, **others: Any) -> tuple[Any, list[Any]]:
-            given = [None] * len(groups) if params is None else grouped(params)
-            updates: list[Any] = [None] * len(self._homes)
-            states = []
-            for group, own, before, held in zip(groups, grouped(gradients), state, given, strict=True):
-                with no_mesh():
-                    made, after = update_one(own, before, held, **others)
-                states.append(after)
-                for leaf, one in zip(group, made, strict=True):
-                    updates[leaf] = one
-            return jax.tree.unflatten(self.plan.params_tree, updates), states
-
-        return type(optimizer)(init, update)
+    def global_norm(self, gradients: Any) -> jax.Array:
+        """float32[], the norm of all gradients (or parameters) of all stages, as `optax.global_norm`."""
+        with no_mesh():
+            norms = zip(self._params_homes.rows, self._params_homes.norms(gradients), strict=True)
+            return next(norm for row, norm in norms if is_here(row))
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss (and aux) of all microbatches on all devices, and its gradients.

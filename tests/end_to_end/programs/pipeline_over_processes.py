@@ -75,6 +75,7 @@ def main(layout: str) -> None:
     ]
     params, batch = arguments(rows.shape[1])
     (value, mean), last, gradients = expected(params, batch, rows.shape[1] * MICROBATCHES)
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradients)))
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
     own = {
         name: leaf.reshape(rows.shape[1], MICROBATCHES, *leaf.shape[1:])[np.array(mine)].reshape(-1, *leaf.shape[1:])
@@ -86,13 +87,14 @@ def main(layout: str) -> None:
         for schedule in ("1f1b", "zb-h1"):
             step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
             placed = step.place(params)
-            optimizer = step.by_stage(optax.sgd(0.1))
+            optimizer = step.by_stage(optax.sgd(0.2), max_norm=norm / 2)
             state = optimizer.init(placed)
             for _ in range(2):
                 (found, aux), found_gradients = step(placed, own)
             np.testing.assert_allclose([found, aux["mean"]], [value, mean], rtol=1e-5)
             assert int(aux["most"]) == int(last["most"])
             assert aux["key"] == last["key"]
+            np.testing.assert_allclose(step.global_norm(found_gradients), norm, rtol=1e-5)
             updates, _ = optimizer.update(found_gradients, state)
             moved = optax.apply_updates(placed, updates)
             pairs = zip(*map(jax.tree.leaves, (found_gradients, gradients, moved, placed)), strict=True)
@@ -101,7 +103,7 @@ def main(layout: str) -> None:
                 assert gradient.sharding == before.sharding
                 for one, new, old in zip(*(x.addressable_shards for x in (gradient, after, before)), strict=True):
                     np.testing.assert_allclose(one.data, right[one.index], rtol=0, atol=1e-6 * largest)
-                    np.testing.assert_allclose(new.data, old.data - 0.1 * one.data, rtol=1e-6, atol=1e-7)
+                    np.testing.assert_allclose(new.data, old.data - 0.1 * one.data, rtol=1e-5, atol=1e-6)
                     shards += 1
             print(f"{schedule}: {shards} shards are right")
         try:

@@ -233,25 +233,6 @@ def test_a_constraint_on_sharding_is_refused_with_its_line(wrap):
         partition(lambda params, batch: jnp.sum(constrain(params * batch)), jnp.ones(4), jnp.ones(4), stages=1)
 
 
-def test_an_optimizer_updates_each_stage_on_its_own_devices():
-    run, params, batch = made(2, 2, 2, "1f1b")
-    params = jax.tree.map(jnp.asarray, params)
-    placed, whole = run.place(params), optax.adam(1e-2)
-    optimizer = run.by_stage(whole)
-    assert type(optimizer) is type(whole)
-    state, expected_state = optimizer.init(placed), whole.init(params)
-    _, gradients = run(placed, batch)
-    for _ in range(2):
-        on_one = jax.device_put(gradients, jax.devices()[0])
-        with jax.numpy_dtype_promotion("standard"):  # Adam raises a float to the power of an integer
-            updates, state = optimizer.update(gradients, state, placed)
-            expected_updates, expected_state = jax.jit(whole.update)(on_one, expected_state, params)
-        for one, other, leaf in zip(*map(jax.tree.leaves, (updates, expected_updates, placed)), strict=True):
-            assert one.sharding == leaf.sharding
-            np.testing.assert_allclose(one, other, rtol=1e-6)
-    assert jax.tree.structure(optax.apply_updates(placed, updates)) == jax.tree.structure(params)
-
-
 def test_a_table_of_ones_own():
     run, params, batch = made(2, 1, 2, gpipe(2, 2))
     assert run.schedule.name == "gpipe"
