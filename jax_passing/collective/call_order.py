@@ -46,6 +46,7 @@ class _Line:
     group: object = None
     before: Any = None  # what they had to wait for
     after: list[Any] = field(default_factory=list)  # what is there when they are done
+    tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
 
 
 def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: Callable[[Any], tuple[Any, Any]]) -> Any:
@@ -66,7 +67,17 @@ def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: C
         _make_larger(ctx)
     after, results = call(line.before)
     line.after.append(after)
+    line.tokens.update((result, (line.before, after)) for result in results)
     return results
+
+
+def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
+    """The int32[] that the calls in this block wait for, and produce, whose results are among `values`.
+
+    Who takes them as operands keeps XLA from giving their memory to others while the calls are under way.
+    """
+    line: _Line = lowered_modules.of_block(ctx, _Line)
+    return list(dict.fromkeys(token for value in values for token in line.tokens.get(value, ())))
 
 
 def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,10 @@ layer's gradient waits until the sum is complete, and backward pass and sums tak
 
 `hold(sums, last)` returns `sums`, but to the compiler it is an operation that needs `last` as well, which are gradients
 of all buckets. So all uses of the sums stand behind the backward pass in the line, and it doesn't reuse the buffer of a
-sum under way. That costs nothing at run time, and saves copies of parameters that would be updated while
-the backward pass still needs them. (An optimization_barrier is gone before the line is made.)
+sum under way. Nor that of the token that the sum produces for the next one in order (call_order.py), as the operation
+takes it, too: a token that nobody reads is 4 bytes, and a layer's next temporary array would be laid over them. That
+costs nothing at run time, and saves copies of parameters that would be updated while the backward pass still needs
+them. (An optimization_barrier is gone before the line is made.)
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jax_passing.collective.call_order import INT32, tokens_of
 from jax_passing.collective.handlers import register_ffi
 
 passing_hold_p = Primitive("passing_hold")
@@ -55,7 +58,9 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], *, count: int) -> tuple
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
     register_ffi()
     aliases = {i: i for i in range(count)}
-    held: Sequence[Any] = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases=aliases)(ctx, *operands)
+    tokens = tokens_of(ctx, operands[:count])
+    own = ctx.replace(avals_in=[*ctx.avals_in, *[INT32] * len(tokens)])
+    held: Sequence[Any] = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases=aliases)(own, *operands, *tokens)
     return held
 
 
@@ -68,5 +73,5 @@ passing_hold_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[passing_hold_p] = _jvp
 ad.primitive_transposes[passing_hold_p] = _transpose
 batching.primitive_batchers[passing_hold_p] = _batch
-mlir.register_lowering(passing_hold_p, _lower_elsewhere)
-mlir.register_lowering(passing_hold_p, _lower, platform="cpu")
+mlir.register_lowering(passing_hold_p, _lower_elsewhere, cacheable=False)  # it looks at the block around it
+mlir.register_lowering(passing_hold_p, _lower, platform="cpu", cacheable=False)

@@ -67,6 +67,18 @@ def test_no_sum_is_used_before_the_backward_pass_is_over(session) -> None:
     assert not [line for line in lines if re.search(r"f32\[128,128\]\S* copy\(%param", line)]
 
 
+def test_a_sums_tokens_are_held_as_long_as_its_results(session) -> None:
+    # Else XLA lays a layer's next temporary array over a token, and the layer waits for the sum that writes it.
+    text = jax.jit(step(bucket_a_layer)).lower(*arguments()).as_text()
+    sums = re.findall(r"%(\d+):2 = stablehlo.custom_call @passing_psum\(%\w+, (%\w+),", text)
+    holds = re.findall(r"custom_call @passing_hold\((%.+?)\)", text)
+    assert len(sums) == len(holds) == LAYERS
+    for (number, before), operands in zip(sums, holds, strict=True):
+        held = operands.split(", ")
+        assert held[0] == f"%{number}#1"
+        assert held[-2:] == [before, f"%{number}#0"]
+
+
 def test_a_step_gives_what_lax_psum_gives(session) -> None:
     params, x = arguments()
     right = jax.jit(step(jax.lax.psum))(params, x)
