@@ -12,6 +12,7 @@ from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import Plan
 from jax_passing.partitioning.program import is_inexact, no_mesh
 from jax_passing.partitioning.stages import Output
+from jax_passing.pipelining.jobs import check_jobs, member
 from jax_passing.pipelining.optimizer import Homes, by_stage
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
@@ -46,6 +47,8 @@ class Pipeline:
         self.plan = plan
         self.mesh = mesh
         self.schedule = schedule
+        self._axes = (stage_axis, data_axis)
+        self._member = member(data_axis)
         axes = [axis for axis in mesh.axis_names if axis != stage_axis]
         rows = np.moveaxis(mesh.devices, mesh.axis_names.index(stage_axis), 0)
         columns = np.moveaxis(mesh.devices, mesh.axis_names.index(data_axis), 0)
@@ -123,6 +126,7 @@ class Pipeline:
             return self._value_and_grad(params, batch)
 
     def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        self._check_session()
         leaves = self.plan.leaves_of_params(params)
         if self._spans_processes:
             self._check_placed(leaves)
@@ -134,6 +138,16 @@ class Pipeline:
         for task in self._order:
             run.do(task)
         return self._result(run), self._gradients(run, leaves)
+
+    def _check_session(self) -> None:
+        """It may have been opened, or closed, since `pipeline` looked at it."""
+        if not self._spans_processes:
+            check_jobs(self.mesh, *self._axes)
+        elif member(self._axes[1]) != self._member:
+            raise PipelineError(
+                "This process isn't in the session, or not of the same rank, that it was in when pipeline was called. "
+                "Where a mesh spans several processes, pipeline compares their sessions: call it in the session."
+            )
 
     def _held(self, runner: Runner, arrays: Mapping[str, Any]) -> list[jax.Array]:
         """What a stage holds of the parameters, on its devices."""
@@ -338,7 +352,6 @@ def pipeline(
         raise PipelineError(
             f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
         )
-    _check_processes(mesh)
     specs = _specs_by_leaf(plan, param_specs, set(mesh.axis_names) - {stage_axis, data_axis})
     for shape in plan.params_shapes:
         if not is_inexact(shape):
@@ -355,13 +368,8 @@ def pipeline(
             f"devices, and {microbatches} microbatches are asked for."
         )
     schedule.check()
+    check_jobs(mesh, stage_axis, data_axis)
     return Pipeline(plan, mesh, schedule, stage_axis, data_axis, specs)
-
-
-def _check_processes(mesh: Mesh) -> None:
-    processes = {device.process_index for device in mesh.devices.flat}
-    if jax.process_index() not in processes:
-        raise PipelineError("The mesh has no device of this process: leave the process out, or give it a part.")
 
 
 def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[PartitionSpec]:

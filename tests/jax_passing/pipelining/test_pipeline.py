@@ -1,6 +1,7 @@
 """Pipelines on eight devices of one process, against the gradients of the whole model."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -266,6 +267,18 @@ def test_the_second_part_has_the_products_for_weights():
         return sum(operation.eqn.primitive.name == "dot_general" for operation in part.operations)
 
     assert (products(passes.whole), products(passes.to_inputs), products(passes.to_weights)) == (4, 2, 2)
+
+
+def test_hosts_dont_train_models_of_their_own(monkeypatch):
+    """A session of several hosts that doesn't declare the data axis, opened before or after `pipeline` is called."""
+    run, params, batch = made(2, 2, 2, "1f1b")
+    session = SimpleNamespace(rank=0, world_size=2, settings=SimpleNamespace(job="job", axis_name=("batch",)))
+    monkeypatch.setattr("jax_passing.host.session._current", session)
+    message = r"session has 2 hosts, but the data axis 'data' isn't among .* \('batch'\)"
+    with pytest.raises(PipelineError, match=message):
+        run(params, batch)
+    with pytest.raises(PipelineError, match=message):
+        made(2, 2, 2, "1f1b")
 
 
 @pytest.mark.parametrize(
