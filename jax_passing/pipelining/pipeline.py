@@ -1,5 +1,6 @@
 """`pipeline`: the stages of a plan at work at once, on a mesh of devices."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.plan import Plan
+from jax_passing.partitioning.plan import Plan, difference
 from jax_passing.partitioning.program import is_inexact, no_mesh
 from jax_passing.partitioning.stages import Output
 from jax_passing.pipelining.jobs import check_jobs, member
@@ -122,6 +123,11 @@ class Pipeline:
 
         Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
         """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, batch))):
+            raise PipelineError(
+                "A step of a pipeline is many programs on several devices, so it can't be inside of another program: "
+                "call it outside of jax.jit, jax.grad, jax.vmap and jax.eval_shape."
+            )
         with no_mesh():  # a stage's mesh isn't that of jax.set_mesh
             return self._value_and_grad(params, batch)
 
@@ -171,7 +177,7 @@ class Pipeline:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.plan.batch_tree:
             raise PipelineError(
-                f"This batch is of another structure than the plan's: {tree} instead of {self.plan.batch_tree}."
+                f"This batch is of another structure than the plan's: {difference(tree, self.plan.batch_tree)}."
             )
         count = (len(self._columns), self.schedule.microbatches)
         arranged = [_arranged(leaf, shape, count) for leaf, shape in zip(leaves, self.plan.batch_shapes, strict=True)]
@@ -352,12 +358,21 @@ def pipeline(
         raise PipelineError(
             f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
         )
-    specs = _specs_by_leaf(plan, param_specs, set(mesh.axis_names) - {stage_axis, data_axis})
+    if stage_axis == data_axis:
+        raise PipelineError(f"stage_axis and data_axis are both {stage_axis!r}; the mesh has an axis for each.")
+    specs = _specs_by_leaf(plan, param_specs)
+    others = {axis: size for axis, size in mesh.shape.items() if axis not in (stage_axis, data_axis)}
+    paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(plan.params_tree, plan.params_shapes))
+    for (path, shape), spec in zip(paths, specs, strict=True):
+        _check_spec(jax.tree_util.keystr(path) or "params", shape, spec, others)
+    for stage in plan.stages:
+        for piece in stage.pieces:
+            _check_spec(piece.name, piece.of(plan.params_shapes[piece.leaf]), specs[piece.leaf], others)
     for shape in plan.params_shapes:
         if not is_inexact(shape):
             raise PipelineError(f"There are parameters of {shape.dtype}: only those of floating point have gradients.")
-    if microbatches < 1:
-        raise PipelineError(f"microbatches is {microbatches}; there is at least one.")
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise PipelineError(f"microbatches is {microbatches!r}; it is a whole number, at least 1.")
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
         schedule = _made(schedule, devices, stages, microbatches)
@@ -372,7 +387,7 @@ def pipeline(
     return Pipeline(plan, mesh, schedule, stage_axis, data_axis, specs)
 
 
-def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[PartitionSpec]:
+def _specs_by_leaf(plan: Plan, param_specs: Any) -> list[PartitionSpec]:
     if param_specs is None:
         return [PartitionSpec()] * len(plan.params_shapes)
     specs: list[PartitionSpec] = []
@@ -382,17 +397,32 @@ def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[Partiti
 
     params = jax.tree.unflatten(plan.params_tree, plan.params_shapes)
     try:
-        jax.tree.map(add, param_specs, params, is_leaf=lambda one: isinstance(one, PartitionSpec))
+        jax.tree.map(add, param_specs, params, is_leaf=lambda one: one is None or isinstance(one, PartitionSpec))
     except ValueError as error:
         raise PipelineError(f"param_specs isn't a prefix of the tree of parameters: {error}") from None
-    for spec in specs:
-        named = {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,))} - {None}
-        if not named <= axes:
-            raise PipelineError(
-                f"{spec} in param_specs names {', '.join(map(repr, sorted(named - axes)))}. Parameters lie along other "
-                f"axes than stages and data; this mesh has {', '.join(map(repr, sorted(axes))) or 'none'}."
-            )
     return specs
+
+
+def _check_spec(name: str, shape: jax.ShapeDtypeStruct, spec: Any, sizes: Mapping[Any, int]) -> None:
+    """`shape`: of what has this name, a parameter or a stage's rows of it. `sizes`: of the mesh's other axes."""
+    if not isinstance(spec, PartitionSpec):
+        raise PipelineError(f"param_specs has {spec!r} for {name}; it has to be a jax.sharding.PartitionSpec.")
+    if len(spec) > len(shape.shape):
+        raise PipelineError(f"{spec} in param_specs has {len(spec)} entries; {name} has the shape {shape.shape}.")
+    for size, entry in zip(shape.shape, spec, strict=False):
+        along = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        if not sizes.keys() >= set(along):
+            raise PipelineError(
+                f"{spec} in param_specs names {', '.join(repr(axis) for axis in along if axis not in sizes)}. "
+                "Parameters lie along other axes than stages and data; this mesh has "
+                f"{', '.join(map(repr, sorted(sizes))) or 'none'}."
+            )
+        parts = math.prod(sizes[axis] for axis in along)
+        if size % parts:
+            raise PipelineError(
+                f"{spec} in param_specs cuts a dimension of {name}, which has the shape {shape.shape}, into {parts} "
+                f"parts; {size} isn't a multiple of that."
+            )
 
 
 def _made(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
