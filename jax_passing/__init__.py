@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.partitioning.cut import cut as cut
     from jax_passing.partitioning.partition import partition as partition
     from jax_passing.partitioning.plan import Plan as Plan
+    from jax_passing.pipelining.jobs import StageJob as StageJob
+    from jax_passing.pipelining.jobs import stage_job as stage_job
     from jax_passing.pipelining.pipeline import Pipeline as Pipeline
     from jax_passing.pipelining.pipeline import pipeline as pipeline
     from jax_passing.pipelining.simulation import simulate as simulate
@@ -53,6 +55,7 @@ _HOMES = {
     "partitioning.cut": ("cut",),
     "partitioning.partition": ("partition",),
     "partitioning.plan": ("Plan",),
+    "pipelining.jobs": ("StageJob", "stage_job"),
     "pipelining.pipeline": ("Pipeline", "pipeline"),
     "pipelining.simulation": ("simulate",),
     "host": ("session",),  # the module, for session.current()

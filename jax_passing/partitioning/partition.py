@@ -73,7 +73,11 @@ def partition(
     Raises PartitionError if the loss has side effects, or can't be cut as asked.
     """
     _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
-    params_shapes, batch_shapes = jax.eval_shape(lambda *given: given, params, batch)
+    # Without shardings: how arrays lie now says nothing of the stages' devices.
+    params_shapes, batch_shapes = jax.tree.map(
+        lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type),
+        jax.eval_shape(lambda *given: given, params, batch),
+    )
     loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
     program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
     slicer = Slicer(program, loss.names)

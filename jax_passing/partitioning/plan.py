@@ -1,5 +1,6 @@
 """A model as stages, and what they cost."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,7 @@ def _check(what: str, given: Any, tree: Any, shapes: Sequence[jax.ShapeDtypeStru
     """Its leaves. A stage that is given others would compute something else."""
     leaves, found = jax.tree.flatten(given)
     if found != tree:
-        raise PartitionError(f"{what} are of another structure than those of the plan: {found} instead of {tree}.")
+        raise PartitionError(f"{what} are of another structure than those of the plan: {difference(found, tree)}.")
     for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(given), shapes, strict=True):
         dtype, shape = jnp.result_type(leaf), list(np.shape(leaf))
         if dtype != wanted.dtype or shape != list(wanted.shape):
@@ -182,6 +183,21 @@ def _check(what: str, given: Any, tree: Any, shapes: Sequence[jax.ShapeDtypeStru
                 f"{dtype}{shape} instead of {wanted.dtype}{list(wanted.shape)}. A plan is made for these shapes only."
             )
     return leaves
+
+
+def difference(found: Any, wanted: Any) -> str:
+    """Where two structures first differ; a whole one has thousands of leaves."""
+    paths, wanted_paths = (
+        [
+            jax.tree_util.keystr(path) or "one leaf"
+            for path, _ in jax.tree_util.tree_leaves_with_path(tree.unflatten(range(tree.num_leaves)))
+        ]
+        for tree in (found, wanted)
+    )
+    for path, wanted_path in itertools.zip_longest(paths, wanted_paths, fillvalue="nothing"):
+        if path != wanted_path:
+            return f"{path} instead of {wanted_path}"
+    return "the same paths, but other kinds of nodes (a tuple instead of a list, say)"
 
 
 def _replaced(leaf: Any, piece: Piece, array: Any) -> Any:

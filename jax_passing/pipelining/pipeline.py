@@ -1,5 +1,6 @@
 """`pipeline`: the stages of a plan at work at once, on a mesh of devices."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.plan import Plan
+from jax_passing.partitioning.plan import Plan, difference
 from jax_passing.partitioning.program import is_inexact, no_mesh
 from jax_passing.partitioning.stages import Output
+from jax_passing.pipelining.jobs import check_jobs, member
 from jax_passing.pipelining.optimizer import Homes, by_stage
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
@@ -46,6 +48,8 @@ class Pipeline:
         self.plan = plan
         self.mesh = mesh
         self.schedule = schedule
+        self._axes = (stage_axis, data_axis)
+        self._member = member(data_axis)
         axes = [axis for axis in mesh.axis_names if axis != stage_axis]
         rows = np.moveaxis(mesh.devices, mesh.axis_names.index(stage_axis), 0)
         columns = np.moveaxis(mesh.devices, mesh.axis_names.index(data_axis), 0)
@@ -119,10 +123,16 @@ class Pipeline:
 
         Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
         """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, batch))):
+            raise PipelineError(
+                "A step of a pipeline is many programs on several devices, so it can't be inside of another program: "
+                "call it outside of jax.jit, jax.grad, jax.vmap and jax.eval_shape."
+            )
         with no_mesh():  # a stage's mesh isn't that of jax.set_mesh
             return self._value_and_grad(params, batch)
 
     def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        self._check_session()
         leaves = self.plan.leaves_of_params(params)
         if self._spans_processes:
             self._check_placed(leaves)
@@ -134,6 +144,16 @@ class Pipeline:
         for task in self._order:
             run.do(task)
         return self._result(run), self._gradients(run, leaves)
+
+    def _check_session(self) -> None:
+        """It may have been opened, or closed, since `pipeline` looked at it."""
+        if not self._spans_processes:
+            check_jobs(self.mesh, *self._axes)
+        elif member(self._axes[1]) != self._member:
+            raise PipelineError(
+                "This process isn't in the session, or not of the same rank, that it was in when pipeline was called. "
+                "Where a mesh spans several processes, pipeline compares their sessions: call it in the session."
+            )
 
     def _held(self, runner: Runner, arrays: Mapping[str, Any]) -> list[jax.Array]:
         """What a stage holds of the parameters, on its devices."""
@@ -157,7 +177,7 @@ class Pipeline:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.plan.batch_tree:
             raise PipelineError(
-                f"This batch is of another structure than the plan's: {tree} instead of {self.plan.batch_tree}."
+                f"This batch is of another structure than the plan's: {difference(tree, self.plan.batch_tree)}."
             )
         count = (len(self._columns), self.schedule.microbatches)
         arranged = [_arranged(leaf, shape, count) for leaf, shape in zip(leaves, self.plan.batch_shapes, strict=True)]
@@ -338,13 +358,21 @@ def pipeline(
         raise PipelineError(
             f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
         )
-    _check_processes(mesh)
-    specs = _specs_by_leaf(plan, param_specs, set(mesh.axis_names) - {stage_axis, data_axis})
+    if stage_axis == data_axis:
+        raise PipelineError(f"stage_axis and data_axis are both {stage_axis!r}; the mesh has an axis for each.")
+    specs = _specs_by_leaf(plan, param_specs)
+    others = {axis: size for axis, size in mesh.shape.items() if axis not in (stage_axis, data_axis)}
+    paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(plan.params_tree, plan.params_shapes))
+    for (path, shape), spec in zip(paths, specs, strict=True):
+        _check_spec(jax.tree_util.keystr(path) or "params", shape, spec, others)
+    for stage in plan.stages:
+        for piece in stage.pieces:
+            _check_spec(piece.name, piece.of(plan.params_shapes[piece.leaf]), specs[piece.leaf], others)
     for shape in plan.params_shapes:
         if not is_inexact(shape):
             raise PipelineError(f"There are parameters of {shape.dtype}: only those of floating point have gradients.")
-    if microbatches < 1:
-        raise PipelineError(f"microbatches is {microbatches}; there is at least one.")
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise PipelineError(f"microbatches is {microbatches!r}; it is a whole number, at least 1.")
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
         schedule = _made(schedule, devices, stages, microbatches)
@@ -355,16 +383,11 @@ def pipeline(
             f"devices, and {microbatches} microbatches are asked for."
         )
     schedule.check()
+    check_jobs(mesh, stage_axis, data_axis)
     return Pipeline(plan, mesh, schedule, stage_axis, data_axis, specs)
 
 
-def _check_processes(mesh: Mesh) -> None:
-    processes = {device.process_index for device in mesh.devices.flat}
-    if jax.process_index() not in processes:
-        raise PipelineError("The mesh has no device of this process: leave the process out, or give it a part.")
-
-
-def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[PartitionSpec]:
+def _specs_by_leaf(plan: Plan, param_specs: Any) -> list[PartitionSpec]:
     if param_specs is None:
         return [PartitionSpec()] * len(plan.params_shapes)
     specs: list[PartitionSpec] = []
@@ -374,17 +397,32 @@ def _specs_by_leaf(plan: Plan, param_specs: Any, axes: set[Any]) -> list[Partiti
 
     params = jax.tree.unflatten(plan.params_tree, plan.params_shapes)
     try:
-        jax.tree.map(add, param_specs, params, is_leaf=lambda one: isinstance(one, PartitionSpec))
+        jax.tree.map(add, param_specs, params, is_leaf=lambda one: one is None or isinstance(one, PartitionSpec))
     except ValueError as error:
         raise PipelineError(f"param_specs isn't a prefix of the tree of parameters: {error}") from None
-    for spec in specs:
-        named = {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,))} - {None}
-        if not named <= axes:
-            raise PipelineError(
-                f"{spec} in param_specs names {', '.join(map(repr, sorted(named - axes)))}. Parameters lie along other "
-                f"axes than stages and data; this mesh has {', '.join(map(repr, sorted(axes))) or 'none'}."
-            )
     return specs
+
+
+def _check_spec(name: str, shape: jax.ShapeDtypeStruct, spec: Any, sizes: Mapping[Any, int]) -> None:
+    """`shape`: of what has this name, a parameter or a stage's rows of it. `sizes`: of the mesh's other axes."""
+    if not isinstance(spec, PartitionSpec):
+        raise PipelineError(f"param_specs has {spec!r} for {name}; it has to be a jax.sharding.PartitionSpec.")
+    if len(spec) > len(shape.shape):
+        raise PipelineError(f"{spec} in param_specs has {len(spec)} entries; {name} has the shape {shape.shape}.")
+    for size, entry in zip(shape.shape, spec, strict=False):
+        along = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        if not sizes.keys() >= set(along):
+            raise PipelineError(
+                f"{spec} in param_specs names {', '.join(repr(axis) for axis in along if axis not in sizes)}. "
+                "Parameters lie along other axes than stages and data; this mesh has "
+                f"{', '.join(map(repr, sorted(sizes))) or 'none'}."
+            )
+        parts = math.prod(sizes[axis] for axis in along)
+        if size % parts:
+            raise PipelineError(
+                f"{spec} in param_specs cuts a dimension of {name}, which has the shape {shape.shape}, into {parts} "
+                f"parts; {size} isn't a multiple of that."
+            )
 
 
 def _made(name: str, devices: int, stages: int, microbatches: int) -> Schedule:

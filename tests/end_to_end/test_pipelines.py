@@ -27,6 +27,8 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
     for process in started:
         assert "zb-h1: " in process.text
         assert "refused: The mesh spans several processes, and the parameters aren't on their" in process.text
+        assert "refused: This process isn't in the session, or not of the same rank, that it was in" in process.text
+        assert "refused: The sessions of the mesh's processes don't suit its stages." in process.text
     held = sum(int(process.wait_for(r"^zb-h1: (\d+) shards are right$")[1]) for process in started)
     assert held == 6 * devices * processes // 2  # each of six leaves is on the devices of one of the two stages only
 

@@ -67,9 +67,7 @@ def main(layout: str) -> None:
         case "both":
             rows = devices.reshape(2, -1)
     mesh = jax.sharding.Mesh(rows, ("stage", "data"))
-    # The processes that have the same stage are the hosts of one job.
-    stage = next(number for number in range(2) if any(device.process_index == rank for device in rows[number]))
-    hosts = sorted({device.process_index for device in rows[stage]})
+    job = jax_passing.stage_job(mesh)
     mine = [
         number for number in range(rows.shape[1]) if any(device.process_index == rank for device in rows[:, number])
     ]
@@ -83,7 +81,7 @@ def main(layout: str) -> None:
     }
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in batch.items()}
     plan = jax_passing.partition(loss, params, shapes, stages=2, has_aux=True)
-    with jax_passing.init(job=f"{layout}-{stage}", rank=hosts.index(rank), world_size=len(hosts)):
+    with jax_passing.init(job=f"{layout}-{job.stage}", rank=job.rank, world_size=job.world_size):
         for schedule in ("1f1b", "zb-h1"):
             step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
             placed = step.place(params)
@@ -108,6 +106,16 @@ def main(layout: str) -> None:
             print(f"{schedule}: {shards} shards are right")
         try:
             step(params, own)
+        except jax_passing.errors.PipelineError as error:
+            print(f"refused: {error}")
+    try:
+        step(placed, own)
+    except jax_passing.errors.PipelineError as error:
+        print(f"refused: {error}")
+    axis = "data" if layout == "data" else None  # where all have the same stages, one job of all is right without it
+    with jax_passing.init(job=f"{layout}-all", rank=rank, world_size=count, axis_name=axis):
+        try:
+            jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES)
         except jax_passing.errors.PipelineError as error:
             print(f"refused: {error}")
 

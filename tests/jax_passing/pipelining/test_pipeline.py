@@ -1,6 +1,7 @@
 """Pipelines on eight devices of one process, against the gradients of the whole model."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +162,15 @@ def test_gradients_are_sharded_as_their_parameters_are():
     same((value, gradients), expected(params, batch, 4))
 
 
+def test_arguments_may_lie_on_a_mesh_with_explicit_axes():
+    params, batch = arguments(4)
+    mesh = jax.make_mesh((2, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    whole = jax.sharding.NamedSharding(mesh, P())
+    placed, one = jax.device_put((params, microbatch(batch, 0)), whole)
+    run = pipeline(partition(loss, placed, one, stages=2, has_aux=True), mesh, microbatches=2)
+    same(run(placed, jax.device_put(batch, whole)), expected(params, batch, 4))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_layers_are_sharded_along_other_axes(schedule):
     params, batch = arguments(8)
@@ -198,14 +208,34 @@ def test_a_sharded_stage_computes_its_part_of_each_layer():
     [
         (P("stage"), "'stage'. Parameters lie along other axes than stages and data; this mesh has 'model'"),
         ({"tied": P("model")}, "isn't a prefix"),
+        ({"tied": "model", "layers": P(), "stacked": P()}, r"'model' for \['tied'\]; it has to be a jax"),
+        ({"tied": None, "layers": P(), "stacked": P()}, r"None for \['tied'\]; it has to be a jax"),
+        (
+            {"tied": P(), "layers": P(None, None, "model"), "stacked": P()},
+            r"3 entries; \['layers'\]\[0\] has .*\(8, 8\)",
+        ),
+        ({"tied": P("model"), "layers": P(), "stacked": P()}, r"\['tied'\], .* \(20, 8\), into 3 parts; 20 isn't"),
     ],
 )
 def test_specs_that_dont_fit(specs, message):
     params, batch = arguments(1)
     plan = partition(loss, params, microbatch(batch, 0), stages=1, has_aux=True)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), ("stage", "data", "model"))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:3]).reshape(1, 1, 3), ("stage", "data", "model"))
     with pytest.raises(PipelineError, match=message):
         pipeline(plan, mesh, microbatches=1, param_specs=specs)
+
+
+def test_a_spec_along_the_layers_suits_each_stages_rows():
+    params, batch = {"w": np.ones((6, 8, 8), np.float32)}, np.ones((2, 8), np.float32)
+    plan = partition(
+        lambda params, x: jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["w"])[0]),
+        params,
+        batch,
+        stages=2,
+    )
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("stage", "data", "model"))
+    with pytest.raises(PipelineError, match=r"\['w'\].*0.*3.*, which has the shape \(3, 8, 8\), into 2 parts"):
+        pipeline(plan, mesh, microbatches=2, param_specs=P("model"))
 
 
 def test_the_mesh_that_is_set_is_no_stages():
@@ -268,6 +298,25 @@ def test_the_second_part_has_the_products_for_weights():
     assert (products(passes.whole), products(passes.to_inputs), products(passes.to_weights)) == (4, 2, 2)
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, lambda run: functools.partial(jax.eval_shape, run)])
+def test_a_step_is_no_part_of_a_program(wrap):
+    run, params, batch = made(1, 1, 1, "1f1b")
+    with pytest.raises(PipelineError, match="call it outside of jax.jit"):
+        wrap(run)(*jax.tree.map(lambda leaf: leaf[np.newaxis], (params, batch)))
+
+
+def test_hosts_dont_train_models_of_their_own(monkeypatch):
+    """A session of several hosts that doesn't declare the data axis, opened before or after `pipeline` is called."""
+    run, params, batch = made(2, 2, 2, "1f1b")
+    session = SimpleNamespace(rank=0, world_size=2, settings=SimpleNamespace(job="job", axis_name=("batch",)))
+    monkeypatch.setattr("jax_passing.host.session._current", session)
+    message = r"session has 2 hosts, but the data axis 'data' isn't among .* \('batch'\)"
+    with pytest.raises(PipelineError, match=message):
+        run(params, batch)
+    with pytest.raises(PipelineError, match=message):
+        made(2, 2, 2, "1f1b")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -278,6 +327,8 @@ def test_the_second_part_has_the_products_for_weights():
         ({"stages": 3, "schedule": "interleaved"}, "3 stages aren't a multiple of 2"),
         ({"microbatches": 3, "schedule": "interleaved", "stages": 4}, "a multiple of 2 microbatches"),
         ({"stage_axis": "model"}, "needs 'model' and 'data'"),
+        ({"stage_axis": "data"}, "are both 'data'"),
+        ({"microbatches": 2.0}, "2.0; it is a whole number"),
     ],
 )
 def test_what_doesnt_fit_together(change, message):
@@ -302,5 +353,9 @@ def test_batches_of_another_shape():
         run(params, {**batch, "key": batch["key"][0]})
     with pytest.raises(PipelineError, match="is float32; the plan was made for int32"):
         run(params, {**batch, "tokens": batch["tokens"].astype(np.float32)})
-    with pytest.raises(PipelineError, match="another structure"):
+    with pytest.raises(PipelineError, match=r"another structure than the plan's: \['tokens'\] instead of \['key'\]\.$"):
         run(params, {"tokens": batch["tokens"]})
+    with pytest.raises(PartitionError, match=r"another structure .*: \['layers'\]\[3\] instead of \['stacked'\]\.$"):
+        run({**params, "layers": params["layers"] + params["layers"][:1]}, batch)
+    with pytest.raises(PartitionError, match="the same paths, but other kinds of nodes"):
+        run({**params, "layers": tuple(params["layers"])}, batch)
