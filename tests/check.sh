@@ -122,11 +122,16 @@ address_sanitizer() {
 thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
 
 # Every order of events of tests/model/slots.pml, with macros $2...: this many errors are found, 0 or 1, where it stops.
+# All that spin and its program write, a trail of the error among it, stays in build/check/model.
 explore() {
-  local folder=$work/model/$#
+  local folder=$work/model model=$PWD/tests/model/slots.pml
   mkdir -p "$folder"
-  (cd "$folder" && spin -a "${@:2}" "$OLDPWD/tests/model/slots.pml" >/dev/null && gcc -O2 -DSAFETY -DCOLLAPSE -w -o pan pan.c)
-  timeout 300 "$folder/pan" -m1000000 -n >"$folder/log"
+  (
+    cd "$folder"
+    spin -a "${@:2}" "$model" >/dev/null
+    gcc -O2 -DSAFETY -DCOLLAPSE -w -o pan pan.c
+    timeout 300 ./pan -m1000000 -n >log
+  )
   echo "${*:2}: $(grep -o 'errors: .*' "$folder/log"), $(grep -o '[0-9]* states, stored' "$folder/log")"
   grep -q "errors: $1" "$folder/log" && ! grep -q 'too small' "$folder/log"
 }
