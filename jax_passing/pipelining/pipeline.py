@@ -211,7 +211,7 @@ class Pipeline:
             return jax.device_put(results, NamedSharding(self.mesh, PartitionSpec()))
         rows = dict.fromkeys(other.same for other in self._runners)
         copies = {row: send(results, runner.mesh, [row] * len(results)) for row in rows}
-        return next(copy for row, copy in copies.items() if row.addressable_devices)
+        return next(copy for row, copy in copies.items() if is_here(row))
 
     def _gradients(self, run: "_Run", leaves: Sequence[Any]) -> Any:
         by_name = [
@@ -367,6 +367,8 @@ def pipeline(
         _check_spec(jax.tree_util.keystr(path) or "params", shape, spec, others)
     for stage in plan.stages:
         for piece in stage.pieces:
+            if piece.rows is None:
+                continue  # the whole leaf, as above
             _check_spec(piece.name, piece.of(plan.params_shapes[piece.leaf]), specs[piece.leaf], others)
     for shape in plan.params_shapes:
         if not is_inexact(shape):

@@ -138,7 +138,6 @@ class Runner:
 
     @functools.cached_property
     def _mean(self) -> Any:
-
         def body(by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
             several = list(zip(*by_microbatch, strict=True))
             sums = [functools.reduce(jnp.add, [one.astype(_wide(one.dtype)) for one in arrays]) for arrays in several]
