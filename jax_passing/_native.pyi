@@ -66,10 +66,20 @@ class ShardLink:
     """A job at one switch, and the way there. `name` is for messages.
 
     `worker`: which one we are there. `whole_lanes`: if not 0, this switch takes packets of exactly so many lanes.
+    `keys`: of our contributions and of results, if packets have tags; see protocol/keys.py.
     """
 
     def __init__(
-        self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, worker: int, whole_lanes: int, name: str
+        self,
+        socket: UdpSocket,
+        *,
+        job: int,
+        epoch: int,
+        slot_first: int,
+        worker: int,
+        whole_lanes: int,
+        name: str,
+        keys: tuple[bytes, bytes] | None = None,
     ) -> None: ...
 
 @final
@@ -127,9 +137,19 @@ def detach() -> None:
 
 @final
 class ParentLink:
-    """A job at the parent of a switch, and the way there. `worker`: which one the switch is there."""
+    """A job at the parent of a switch, and the way there. `worker`: which one the switch is there. `keys`: as a host's,
+    if packets between the two have tags."""
 
-    def __init__(self, socket: UdpSocket, *, job: int, epoch: int, slot_first: int, worker: int) -> None: ...
+    def __init__(
+        self,
+        socket: UdpSocket,
+        *,
+        job: int,
+        epoch: int,
+        slot_first: int,
+        worker: int,
+        keys: tuple[bytes, bytes] | None = None,
+    ) -> None: ...
 
 def probe_burst(*, job: int, epoch: int, nonce: int, lanes: int) -> tuple[bytes, int]:
     """Packets side by side, and the bytes of each but the last, which is shorter."""
@@ -151,8 +171,10 @@ class SoftwareDataPlane:
         addresses: Sequence[tuple[str, int]],
         group: tuple[tuple[str, int], str] | None,
         parent: ParentLink | None,
+        keys: tuple[Sequence[bytes], bytes] | None = None,
     ) -> None:
-        """Takes the parent's socket. Raises ValueError, or OSError."""
+        """Takes the parent's socket. `keys`: of each worker's contributions, and of results, if packets have tags.
+        Raises ValueError, or OSError."""
 
     def probe(
         self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int
@@ -180,6 +202,8 @@ class SlotPool:
         slot_count: int,
         addresses: Sequence[tuple[str, int]],
         parent: tuple[int, int, int, int, tuple[str, int]] | None,
+        keys: tuple[Sequence[bytes], bytes] | None = None,
+        parent_keys: tuple[bytes, bytes] | None = None,
     ) -> None:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 

@@ -20,6 +20,7 @@ SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a ho
     "config",
     "data_plane",
     "device",
+    "key_file",
     "lanes_per_chunk",
     "lease_s",
     "link_gbit",
@@ -150,6 +151,8 @@ class Settings:
     """How sums are carried out that don't say: one of STRATEGIES."""
     link_gbit: Gbit | None = None
     """Rate of this host's link, for `auto`; None: as the network card says."""
+    key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
+    """With the job's key, if the switch wants one (docs/security.md)."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """Axes of local meshes, pmap or vmap that go on over the hosts."""
 

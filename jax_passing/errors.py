@@ -31,6 +31,10 @@ class JoinError(PassingError):
     """The switch refused this rank, or other ranks didn't join in time."""
 
 
+class AuthenticationError(JoinError):
+    """A host and a switch don't have the same key: one has none, or another job's."""
+
+
 class SwitchLostError(PassingError):
     """The switch closed the connection, died, or fell silent."""
 

@@ -31,6 +31,11 @@ def of_shard(job: str, shard: int) -> str:
     return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
+def base(job: str) -> str:
+    """The users' name of a job, whoever made another one of it: all that belongs to it has one key."""
+    return job.partition(SHARD_MARK)[0].removesuffix(DEVICES_SUFFIX)
+
+
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:
     """First of all: `mpirun` within another launcher's job starts some ranks itself, others over that launcher, and
     only the latter know of a step. Two of them may run in one job at once, each under an id of its own."""

@@ -68,6 +68,14 @@ def switch(
             metavar="HOST:PORT", help="In a tree, pass sums on to this switch, one level up.", show_default="none"
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Whoever joins must have its job's key, which `jax-passing key` derives from the one in this file.",
+            show_default="anybody may join",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
@@ -89,6 +97,7 @@ def switch(
             "data_plane": data_plane,
             "device": device,
             "parent": parent,
+            "key_file": key_file,
         },
         config,
     )

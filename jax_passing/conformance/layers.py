@@ -8,6 +8,7 @@ Passing(job=3, epoch=1, worker=0, slot=8, sequence=9, lanes=[5, -7]).show2()
 from scapy.fields import (
     ByteEnumField,
     ByteField,
+    ConditionalField,
     FieldLenField,
     FieldListField,
     FlagsField,
@@ -15,6 +16,7 @@ from scapy.fields import (
     ShortEnumField,
     ShortField,
     SignedIntField,
+    StrFixedLenField,
     XByteField,
 )
 from scapy.layers.inet import UDP
@@ -47,6 +49,7 @@ class Passing(Packet):
             count_from=lambda layer: layer.element_count,
             max_count=packet.LANES_MAX,
         ),
+        ConditionalField(StrFixedLenField("tag", b"", packet.TAG_BYTES), lambda layer: layer.type & packet.TAGGED),
     ]
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:

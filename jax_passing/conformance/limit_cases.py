@@ -40,8 +40,8 @@ def _lanes(count: int, worker: int) -> tuple[int, ...]:
 
 
 def _contribution(worker: int, count: int, **changes: int) -> Packet:
-    fields = {"job": 3, "epoch": 11, "slot": 9, "sequence": 9, "worker": worker, **changes}
-    return Packet(lanes=_lanes(count, worker), **fields)
+    packet = Packet(job=3, epoch=11, slot=9, sequence=9, worker=worker, lanes=_lanes(count, worker))
+    return replace(packet, **changes)  # type: ignore[arg-type]  # numbers only
 
 
 def _all_workers(workers: int, lane_format: int, limits: Limits) -> Exchange:

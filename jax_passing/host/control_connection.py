@@ -3,6 +3,7 @@
 import logging
 import select
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -10,8 +11,11 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.errors import SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, SwitchUnreachableError
+from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import secure_channel
+from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
 
 log = logging.getLogger("jax_passing")
 
@@ -24,11 +28,23 @@ class ControlConnection:
 
     def __init__(self, connected: socket.socket):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connected
+        self._socket: socket.socket | TlsSocket = connected
         self._received = bytearray()
         self._send_lock = threading.Lock()
         self.switch_host: str = connected.getpeername()[0]
         self.own_host: str = connected.getsockname()[0]
+
+    def secure(self, key: bytes, job: str, until: float) -> messages.FromSwitch:
+        """Returns what the switch says first when the connection is encrypted, and both have proved that they know the
+        job's key. Raises ssl.SSLError if one doesn't."""
+        assert isinstance(self._socket, socket.socket)
+        self.send(messages.Secure(job))
+        if not isinstance(answer := self.receive(until), messages.Secured):
+            raise msgspec.DecodeError(f"{type(answer).__name__} instead of Secured")
+        if self._received:
+            raise msgspec.DecodeError("the switch speaks before the connection is secure")
+        self._socket = TlsSocket(self._socket, secure_channel.context(key, server_side=False))
+        return self.receive(until)
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long a send or receive may take. The switch echoes heartbeats, so a live one is never silent for long."""
@@ -88,7 +104,9 @@ class ControlConnection:
         self._socket.close()
 
 
-def _connect_once(address: tuple[str, int], timeout_s: float) -> tuple[ControlConnection, messages.Hello]:
+def _connect_once(
+    address: tuple[str, int], timeout_s: float, key: bytes | None, job: str
+) -> tuple[ControlConnection, messages.Hello]:
     until = time.monotonic() + timeout_s
     connected = socket.create_connection(address, timeout=timeout_s)
     try:
@@ -96,17 +114,55 @@ def _connect_once(address: tuple[str, int], timeout_s: float) -> tuple[ControlCo
         hello = connection.receive(until)
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("no greeting")
+        if hello.protocol_version == messages.PROTOCOL_VERSION:  # else a join tells both sides what is wrong
+            _check_wanted(hello, key, address_text(*address), job)
+            if key is not None:
+                hello = _secured(connection, key, address_text(*address), job, until)
     except BaseException:
         connected.close()
         raise
     return connection, hello
 
 
-def connect(address: tuple[str, int], deadline_s: float) -> tuple[ControlConnection, messages.Hello]:
+def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: str) -> None:
+    """A host with a key speaks to nobody without: somebody in between could have said so."""
+    if hello.secured and key is None:
+        raise AuthenticationError(f"The switch at {switch} wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
+    if key is not None and not hello.secured:
+        raise AuthenticationError(
+            f"This host has a key for job {job!r}, but the switch at {switch} wants none. Either it was started "
+            "without --key-file, or somebody in between says so. Start it with its key, or run this job without "
+            "JAX_PASSING_KEY_FILE if you trust the network."
+        )
+
+
+def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, until: float) -> messages.Hello:
+    try:
+        hello = connection.secure(key, job, until)
+    except ssl.SSLError as error:
+        raise AuthenticationError(
+            f"The switch at {switch} doesn't have the key of job {job!r} that this host has, or isn't that switch "
+            f"({error.reason or error}). {HOW_TO_GET_A_KEY}"
+        ) from error
+    if not isinstance(hello, messages.Hello):
+        raise msgspec.DecodeError("no greeting")
+    return hello
+
+
+def connect(
+    address: tuple[str, int], deadline_s: float, *, key: bytes | None = None, job: str = ""
+) -> tuple[ControlConnection, messages.Hello]:
     """Connects to the switch, which may still be starting: retries until the deadline.
+
+    Args:
+      address: of the switch.
+      deadline_s: how long to try.
+      key: of the job, if this host has one.
+      job: its name.
 
     Raises:
       SwitchUnreachableError: nobody answered, or not a switch of ours.
+      AuthenticationError: only one of the two has a key, or they have different ones.
     """
     until = time.monotonic() + deadline_s
     text = address_text(*address)
@@ -114,7 +170,7 @@ def connect(address: tuple[str, int], deadline_s: float) -> tuple[ControlConnect
     while True:
         left_s = until - time.monotonic()
         try:
-            return _connect_once(address, max(0.01, min(CONNECT_TIMEOUT_S, left_s)))
+            return _connect_once(address, max(0.01, min(CONNECT_TIMEOUT_S, left_s)), key, job)
         except msgspec.DecodeError as error:
             raise SwitchUnreachableError(
                 f"Something answers at {text}, but it is no jax_passing switch ({error}). Check the address, and that "

@@ -29,6 +29,7 @@ def init(
     join_deadline_s: float | None = None,
     strategy: str | None = None,
     link_gbit: float | None = None,
+    key_file: str | Path | None = None,
     axis_name: str | Sequence[str] | None = None,
     config: str | Path | None = None,
 ) -> Session:
@@ -50,6 +51,7 @@ def init(
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
       link_gbit: rate of this host's link to the switch, for "auto".
+      key_file: file with the job's key, if the switch wants one (docs/security.md).
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
@@ -59,6 +61,7 @@ def init(
       ConfigError: a setting is unknown, malformed or missing.
       AlreadyInitializedError: this process has an open session.
       SwitchUnreachableError: no switch answers at the address.
+      AuthenticationError: only one of host and switch has a key, or they have different ones.
       JoinError: the switch refused this host, or other hosts didn't join in time.
       PassingError: this process was forked after `init`.
     """
@@ -72,6 +75,7 @@ def init(
         "join_deadline_s": join_deadline_s,
         "strategy": strategy,
         "link_gbit": link_gbit,
+        "key_file": key_file,
         "axis_name": axis_name,
     }
     if _parent_had_sessions:

@@ -15,7 +15,7 @@ from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.host import programs
 from jax_passing.host.shard import Shard, close_all, connect_all, join_all
 from jax_passing.host.stalls import StallReporter
-from jax_passing.protocol import alike
+from jax_passing.protocol import alike, keys
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.link_rate import link_gbit
 
@@ -61,7 +61,9 @@ class Membership:
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
         until = time.monotonic() + settings.join_deadline_s
-        self._shards = connect_all(settings.switch, until)
+        key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
+        assert settings.job is not None  # there is a switch
+        self._shards = connect_all(settings.switch, until, key, settings.job)
         try:
             join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()

@@ -34,10 +34,10 @@ class Shard:
 
     welcome: messages.Welcome
 
-    def __init__(self, address: tuple[str, int], until: float):
-        """`until` (monotonic): how long to try."""
+    def __init__(self, address: tuple[str, int], until: float, *, key: bytes | None = None, job: str = ""):
+        """`until` (monotonic): how long to try. `key`: the job's, if this host has one."""
         self.name = address_text(*address)
-        self.control, self.hello = connect(address, max(0.1, until - time.monotonic()))
+        self.control, self.hello = connect(address, max(0.1, until - time.monotonic()), key=key, job=job)
         host, port = self.hello.data_host or self.control.switch_host, self.hello.data_port
         try:
             self.udp = _native.UdpSocket(host, port)
@@ -100,6 +100,7 @@ class Shard:
             worker=welcome.worker,
             whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
             name=self.name,
+            keys=welcome.packet_keys,
         )
 
     def send(self, message: messages.Message) -> None:
@@ -129,11 +130,12 @@ class Shard:
         self.control.close()
 
 
-def connect_all(addresses: Sequence[tuple[str, int]], until: float) -> list[Shard]:
+def connect_all(addresses: Sequence[tuple[str, int]], until: float, key: bytes | None, job: str) -> list[Shard]:
     """Connects to all switches, in their order.
 
     Raises:
       SwitchUnreachableError: one didn't answer.
+      AuthenticationError: only one of us has a key, or we have different ones.
       ConfigError: two addresses are the same switch's.
     """
     while True:
@@ -141,7 +143,7 @@ def connect_all(addresses: Sequence[tuple[str, int]], until: float) -> list[Shar
         connected: list[float] = []
         try:
             for address in addresses:
-                shards.append(Shard(address, until))
+                shards.append(Shard(address, until, key=key, job=job))
                 connected.append(time.monotonic())
                 _check_distinct(shards)
         except BaseException:

@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
+from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -41,6 +42,7 @@ Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
+Secret = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 T = TypeVar("T")
@@ -51,12 +53,24 @@ class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unkno
 
 
 class Hello(Message, frozen=True):
-    """Switch, first: who it is, and where packets go."""
+    """Switch, first: who it is, and where packets go. `secured`: whoever joins must have a key and say Secure; then
+    Hello comes again, and what it says now is the switch's own word."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
     data_port: Port
     instance: Name  # tells this switch from any other, whatever its addresses
+    secured: bool = False
+
+
+class Secure(Message, frozen=True):
+    """Host or rack's switch, first, where the switch has a key: for this job, by TLS 1.3 from Secured on."""
+
+    job: Name
+
+
+class Secured(Message, frozen=True):
+    """Switch: the next byte is TLS's."""
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
@@ -103,7 +117,8 @@ class RankJoin(Message, frozen=True):
 
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
-    `switch_link_gbit`: the least on its way. `path`: the instances of the switches on it.
+    `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
+    instances of the switches on it.
     """
 
     rank: Rank
@@ -120,6 +135,7 @@ class RankJoin(Message, frozen=True):
     path: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=LEVELS_MAX)]
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
+    tagged: bool = False
 
 
 class RankGone(Message, frozen=True):
@@ -131,8 +147,9 @@ class RankGone(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
 
-    `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. Comes again,
-    with another `attempt`, if a rank went away meanwhile.
+    `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. `tagged`:
+    packets have tags, between all switches and hosts. Comes again, with another `attempt`, if a rank went away
+    meanwhile.
     """
 
     attempt: Annotated[int, Meta(ge=1)]
@@ -140,6 +157,7 @@ class Prepare(Message, frozen=True):
     lanes_per_chunk: Lanes
     whole_chunks: bool
     ranks: RankSet
+    tagged: bool = False
 
 
 class Prepared(Message, frozen=True):
@@ -184,8 +202,9 @@ class Welcome(Message, frozen=True):
     It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
     chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
-    offered last. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind
-    which the switch stands, None if it has a port for each host.
+    offered last. `contribution_secret`, `result_secret`: if packets have tags, what their keys are derived from; the
+    former is this worker's alone. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`:
+    the one link behind which the switch stands, None if it has a port for each host.
     """
 
     job_id: Id
@@ -198,8 +217,17 @@ class Welcome(Message, frozen=True):
     whole_chunks: bool = False
     worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
     multicast: bool = False
+    contribution_secret: Secret | None = None
+    result_secret: Secret | None = None
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
+
+    @property
+    def packet_keys(self) -> tuple[bytes, bytes] | None:
+        """Of our contributions and of results; None if packets have no tags."""
+        if self.contribution_secret is None or self.result_secret is None:
+            return None
+        return packet_key(self.contribution_secret), packet_key(self.result_secret)
 
 
 class Refused(Message, frozen=True):
@@ -309,10 +337,12 @@ class Failed(Message, frozen=True):
     ranks: RankSet = ()
 
 
-FromHost = Join | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+FromHost = (
+    Secure | Join | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+)
 FromRack = RackJoin | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
-FromSwitch = Hello | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
+FromSwitch = Hello | Secured | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
 FromParent = FromSwitch | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()

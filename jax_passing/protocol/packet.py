@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 MAGIC, PROTOCOL = 0x9A, 1
 CONTRIBUTION, RESULT, PROBE = 1, 2, 3
+TAGGED = 0x80  # beside the type: the packet ends with a tag
+TAG_BYTES = 8
 TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 NAN, POS_INF, NEG_INF = 1, 2, 4
 SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500
+KEY_WORDS = LANES_MAX // 2 + 1  # for one half of the lanes (xla_ffi/wire/packet_key.h)
 WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
 PORT, GROUP_PORT = 7171, 7172  # UDP, unless another one is chosen: a switch's, and that of all its multicast groups
 EVERY_WORKER = 0xFFFF  # stands for the worker in a result
@@ -36,13 +39,14 @@ class Packet:
     version: int = 0
     lane_format: int = SUM
     lanes: tuple[int, ...] = ()
+    tag: bytes = b""  # TAG_BYTES, or none
 
     def encode(self) -> bytes:
         """Doesn't check: tests need bad packets."""
         header = HEADER.pack(
             MAGIC,
             PROTOCOL,
-            self.type,
+            self.type | (TAGGED if self.tag else 0),
             self.flags,
             self.job,
             self.epoch,
@@ -53,7 +57,7 @@ class Packet:
             self.lane_format,
             len(self.lanes),
         )
-        return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes)
+        return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes) + self.tag
 
 
 def decode(data: bytes) -> Packet:
@@ -63,6 +67,7 @@ def decode(data: bytes) -> Packet:
     magic, protocol, kind, flags, job, epoch, worker, slot, sequence, version, lane_format, count = HEADER.unpack_from(
         data
     )
+    kind, tag_bytes = kind & ~TAGGED, TAG_BYTES if kind & TAGGED else 0
     checks = {
         "bad_magic": magic == MAGIC,
         "bad_protocol_version": protocol == PROTOCOL,
@@ -71,7 +76,7 @@ def decode(data: bytes) -> Packet:
         "bad_version": version in (0, 1),
         "bad_lane_format": lane_format in (SUM, MAX),
         "bad_element_count": 1 <= count <= LANES_MAX,
-        "bad_length": len(data) == HEADER.size + 4 * count,
+        "bad_length": len(data) == HEADER.size + 4 * count + tag_bytes,
     }
     for reason, passed in checks.items():
         if not passed:
@@ -87,4 +92,5 @@ def decode(data: bytes) -> Packet:
         version=version,
         lane_format=lane_format,
         lanes=struct.unpack_from(f"!{count}I", data, HEADER.size),
+        tag=data[HEADER.size + 4 * count :],
     )

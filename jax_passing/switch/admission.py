@@ -28,6 +28,7 @@ class Abilities:
     slot_count: int
     lanes_per_chunk: int
     whole_chunks: bool
+    tagged: bool  # it has a key, and can tag packets
     link_gbit: float | None
 
 
@@ -68,6 +69,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         slot_count=here.slot_count,
         lanes_per_chunk=here.lanes_per_chunk,
         whole_chunks=here.whole_chunks,
+        tagged=here.tagged,
         path=(here.instance,),
         link_gbit=join.link_gbit,
         switch_link_gbit=here.link_gbit,
@@ -89,6 +91,7 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
         slot_count=min(join.slot_count, here.slot_count),
         lanes_per_chunk=lanes,
         whole_chunks=whole,
+        tagged=join.tagged and here.tagged,
         path=(*join.path, here.instance),
         switch_link_gbit=least(join.switch_link_gbit, here.link_gbit),
     )
@@ -117,7 +120,12 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
     joins = epoch.joined().values()
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
     return messages.Prepare(
-        attempt, min(join.slot_count for join in joins), lanes, whole, tuple(range(epoch.world_size))
+        attempt=attempt,
+        slot_count=min(join.slot_count for join in joins),
+        lanes_per_chunk=lanes,
+        whole_chunks=whole,
+        tagged=all(join.tagged for join in joins),
+        ranks=tuple(range(epoch.world_size)),
     )
 
 

@@ -9,6 +9,7 @@ from jax_passing import job_names
 from jax_passing.config import unicast_address
 from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
 from jax_passing.switch.admission import Abilities, RefusalError, check_version, rank_of_host
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.dispatch import Dispatcher
@@ -36,12 +37,15 @@ class ControlPlane:
         slots_per_job: int,
         link_gbit: float | None = None,
         parent: tuple[str, int] | None = None,
+        switch_key: bytes | None = None,
     ):
+        """`switch_key`: whoever joins must have the key of the job, which is derived from it."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
         self._outside = outside
         self._parent = parent
+        self._switch_key = switch_key
         self._slots_per_job = slots_per_job
         self._link_gbit = link_gbit
         self._questions = Questions(data_plane, outside)
@@ -56,7 +60,17 @@ class ControlPlane:
         return MemberConversation(self, self._jobs, self._dispatcher, self._outside, self._counts)
 
     def hello(self) -> messages.Hello:
-        return messages.Hello(messages.PROTOCOL_VERSION, self._data_plane.host, self._data_plane.port, self.instance)
+        return messages.Hello(
+            messages.PROTOCOL_VERSION,
+            self._data_plane.host,
+            self._data_plane.port,
+            self.instance,
+            secured=self._switch_key is not None,
+        )
+
+    def key_of(self, job: str) -> bytes | None:
+        """None: this switch has no key."""
+        return None if self._switch_key is None else keys.job_key(self._switch_key, job_names.base(job))
 
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
         """Raises RefusalError."""
@@ -97,12 +111,22 @@ class ControlPlane:
             self._slots_per_job,
             data_plane.lanes_per_chunk,
             data_plane.whole_chunks,
+            self._switch_key is not None and data_plane.can_tag,
             self._link_gbit,
         )
 
     def _uplink_for(self, epoch: Epoch) -> Uplink:
         assert self._parent is not None
-        return Uplink(self._parent, epoch, self._jobs, self._questions, self._data_plane, self._outside, self._secret)
+        return Uplink(
+            self._parent,
+            epoch,
+            self._jobs,
+            self._questions,
+            self._data_plane,
+            self._outside,
+            self._secret,
+            self.key_of(epoch.job.name),
+        )
 
 
 def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:

@@ -5,12 +5,14 @@ import ipaddress
 import logging
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
 
 import msgspec
 
 from jax_passing.config import address_text
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import secure_channel
 from jax_passing.protocol.link_rate import link_gbit
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane
@@ -20,6 +22,7 @@ log = logging.getLogger("jax_passing.switch")
 
 CONNECTIONS_MAX = 4096
 FAREWELL_S = 1.0
+HANDSHAKE_S = 5.0
 FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX  # to a peer that doesn't read: they pile up in our memory
 
@@ -41,6 +44,7 @@ class Stream:
         own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
         self.host, self.own_host = _plain(peer[0]), _plain(own[0])
         self.name, self.own_name = address_text(self.host, peer[1]), address_text(self.own_host, own[1])
+        self._key: bytes | None = None  # by which the connection is to be secured
 
     @property
     def link_gbit(self) -> float | None:
@@ -51,6 +55,21 @@ class Stream:
             return True
         self.writer.write(messages.encode(message))
         return self.writer.transport.get_write_buffer_size() <= UNSENT_BYTES_MAX
+
+    def secure(self, key: bytes) -> None:
+        self._key = key
+
+    async def secure_as_asked(self, server_side: bool) -> bool:
+        """Whether it was asked, and is done. Raises OSError, an ssl.SSLError among them."""
+        key, self._key = self._key, None
+        if key is None:
+            return False
+        context = secure_channel.context(key, server_side=server_side)
+        try:
+            await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
+        except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
+            raise ssl.SSLError(f"the other end hung up in the handshake: {error}") from None
+        return True
 
     def give_up(self) -> None:
         self.writer.transport.abort()
@@ -74,7 +93,9 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
     raise msgspec.DecodeError(problem)  # without the other error as its context, which holds what was read
 
 
-async def _converse(stream: Stream, reader: asyncio.StreamReader, conversation: Conversation) -> None:
+async def _converse(
+    stream: Stream, reader: asyncio.StreamReader, conversation: Conversation, server_side: bool
+) -> None:
     """Until the connection is closed. Errors lose their tracebacks here: these lead to this function's variables, and
     so to the errors themselves, and only the garbage collector would free what the reader still holds."""
     error: Exception | None = None
@@ -82,6 +103,8 @@ async def _converse(stream: Stream, reader: asyncio.StreamReader, conversation: 
         conversation.opened(stream)
         while not stream.writer.is_closing() and (line := await _read_line(reader)) is not None:
             conversation.heard(line)
+            if await stream.secure_as_asked(server_side):
+                conversation.secured()
             await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
     except (OSError, msgspec.DecodeError) as caught:
         error = caught.with_traceback(None)
@@ -108,6 +131,7 @@ class ControlServer:
         slots_per_job: int,
         link_gbit: float | None = None,
         parent: tuple[str, int] | None = None,
+        switch_key: bytes | None = None,
     ):
         """Made in the event loop that it is to run in."""
         self._loop = asyncio.get_running_loop()
@@ -122,6 +146,7 @@ class ControlServer:
             slots_per_job=slots_per_job,
             link_gbit=link_gbit,
             parent=parent,
+            switch_key=switch_key,
         )
 
     async def listen(self, listener: socket.socket) -> None:
@@ -152,18 +177,23 @@ class ControlServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._streams) < CONNECTIONS_MAX:
-            await self._hold(reader, writer, self.plane.accept())
+            await self._hold(reader, writer, self.plane.accept(), server_side=True)
         else:
             self._refused_count += 1
             writer.close()
 
     async def _hold(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, conversation: Conversation
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        conversation: Conversation,
+        *,
+        server_side: bool,
     ) -> None:
         stream = Stream(writer)
         self._streams.add(stream)
         try:
-            await _converse(stream, reader, conversation)
+            await _converse(stream, reader, conversation, server_side)
         finally:
             self._streams.discard(stream)
 
@@ -190,4 +220,4 @@ class ControlServer:
         except (OSError, ValueError) as error:
             conversation.closed(error)
         else:
-            await self._hold(reader, writer, conversation)
+            await self._hold(reader, writer, conversation, server_side=False)

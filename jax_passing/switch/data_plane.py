@@ -30,6 +30,14 @@ class Group:
 
 
 @dataclass(frozen=True)
+class JobKeys:
+    """By which the packets of a job have tags (keys.packet_key)."""
+
+    contributions: tuple[bytes, ...]  # one a worker
+    results: bytes
+
+
+@dataclass(frozen=True)
 class Parent:
     """The job one level up: there this switch is one worker, which contributes the sums of its own workers.
 
@@ -44,6 +52,7 @@ class Parent:
     # Connected to it, perhaps in its group: the software data plane takes it over, and sends and receives by it. None
     # for a data plane that speaks to its parent from its own data port.
     socket: _native.UdpSocket | None = None
+    keys: tuple[bytes, bytes] | None = None  # of our contributions and of results there, if packets have tags
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class JobSlots:
     addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each worker: a host, or a child switch
     group: Group | None = None  # all workers hear it
     parent: Parent | None = None  # None at the root of a tree, or if there is but one level
+    keys: JobKeys | None = None  # None: packets have no tags
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,10 @@ class DataPlane(Protocol):
     @property
     def whole_chunks(self) -> bool:
         """Packets have exactly `lanes_per_chunk` lanes, others are dropped: hosts pad with zeros."""
+
+    @property
+    def can_tag(self) -> bool:
+        """Whether it can check tags of packets, and make them."""
 
     @property
     def worker_limit(self) -> int:

@@ -3,13 +3,15 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.switch.admission import RefusalError, least, plan_for
-from jax_passing.switch.data_plane import DataPlane, JobSlots, Parent, unexpected
+from jax_passing.switch.data_plane import DataPlane, JobKeys, JobSlots, Parent, unexpected
 from jax_passing.switch.epoch_states import Event, State
 from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.group_probe import GroupProbe, Step
@@ -19,6 +21,17 @@ from jax_passing.switch.slot_partition import SlotPartition
 log = logging.getLogger("jax_passing.switch")
 
 PROBE_TICK_S = 0.01
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Of an epoch whose packets have tags: what their keys are derived from, drawn anew for each."""
+
+    contributions: list[bytes]  # one a worker, which only that worker is told
+    results: bytes
+
+    def keys(self) -> JobKeys:
+        return JobKeys(tuple(map(packet_key, self.contributions)), packet_key(self.results))
 
 
 class EpochStart:
@@ -175,10 +188,12 @@ class EpochStart:
 
     def start(self, epoch: Epoch, above: messages.Welcome | None = None) -> None:
         """`above`: the parent's welcome, at a switch that has one."""
-        if not self._add_job(epoch, above):
+        assert epoch.plan is not None
+        secrets = self._new_secrets(len(epoch.workers())) if epoch.plan.tagged else None
+        if not self._add_job(epoch, above, secrets):
             return
         epoch.on(Event.ALL_PREPARED)
-        self._welcome(epoch, above)
+        self._welcome(epoch, above, secrets)
         self._counts["epochs_started"] += 1
         log.info(
             "%s: started with %d ranks, %d workers, slots from %d, results by %s",
@@ -189,7 +204,11 @@ class EpochStart:
             f"multicast to {epoch.group.address}" if epoch.group else "unicast",
         )
 
-    def _add_job(self, epoch: Epoch, above: messages.Welcome | None) -> bool:
+    def _new_secrets(self, worker_count: int) -> Secrets:
+        random = [self._outside.random_bits(8 * KEY_BYTES).to_bytes(KEY_BYTES) for _ in range(worker_count + 1)]
+        return Secrets(random[:-1], random[-1])
+
+    def _add_job(self, epoch: Epoch, above: messages.Welcome | None, secrets: Secrets | None) -> bool:
         """Whether the data plane has taken it; else all who wait have been sent away."""
         plan, slot_first, uplink = epoch.plan, epoch.slot_first, epoch.uplink
         assert plan is not None
@@ -204,11 +223,21 @@ class EpochStart:
                 worker=above.worker,
                 address=uplink.data_address,
                 socket=uplink.socket,
+                keys=above.packet_keys,
             )
         addresses = tuple(member.address for member in epoch.workers())
         try:
             self._data_plane.add_job(
-                JobSlots(epoch.job.number, epoch.number, slot_first, plan.slot_count, addresses, epoch.group, parent)
+                JobSlots(
+                    epoch.job.number,
+                    epoch.number,
+                    slot_first,
+                    plan.slot_count,
+                    addresses,
+                    epoch.group,
+                    parent,
+                    keys=secrets.keys() if secrets else None,
+                )
             )
         except Exception as error:  # whatever the device's driver raises
             log.error("%s: the data plane refused it: %s", epoch, error, exc_info=unexpected(error))
@@ -219,7 +248,7 @@ class EpochStart:
             return False
         return True
 
-    def _welcome(self, epoch: Epoch, above: messages.Welcome | None) -> None:
+    def _welcome(self, epoch: Epoch, above: messages.Welcome | None, secrets: Secrets | None) -> None:
         plan, slot_first, joins = epoch.plan, epoch.slot_first, epoch.joined().values()
         assert plan is not None
         assert slot_first is not None
@@ -243,6 +272,8 @@ class EpochStart:
                     whole_chunks=plan.whole_chunks,
                     worker_limit=self._data_plane.worker_limit,
                     multicast=epoch.group is not None,
+                    contribution_secret=secrets.contributions[worker] if secrets else None,
+                    result_secret=secrets.results if secrets else None,
                     link_gbit=slowest,
                     switch_link_gbit=slowest_switch,
                 )

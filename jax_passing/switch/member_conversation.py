@@ -1,13 +1,16 @@
 """What the control plane says with a host or a rack's switch, from its greeting to the end."""
 
 import logging
+import ssl
 from collections import Counter
 from typing import Protocol
 
 import msgspec
 
+from jax_passing import job_names
 from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
 from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epoch_states import State
@@ -31,6 +34,9 @@ class Greeter(Protocol):
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Its name at this switch."""
 
+    def key_of(self, job: str) -> bytes | None:
+        """None: this switch has no key."""
+
 
 class MemberConversation:
     def __init__(
@@ -44,6 +50,7 @@ class MemberConversation:
         self._connection: Connection | None = None
         self._job = ""  # as the member calls it
         self._member: Member | None = None  # once admitted
+        self._secured_job: str | None = None  # whose key the other knows, or is about to prove
         self._timer: Timer | None = None
         self._is_over = False
 
@@ -71,10 +78,40 @@ class MemberConversation:
         if isinstance(error, msgspec.DecodeError):
             self._refuse_to_understand(error)
             return
-        if error is not None:
+        if isinstance(error, ssl.SSLError):
+            self._counts["connections_without_key"] += 1
+            log.warning(
+                "closing the connection of %s: it doesn't know the key of job %r (%s)",
+                self._connection.name,
+                self._secured_job,
+                error,
+            )
+        elif error is not None:
             log.info("connection of %s: %s", self._connection.name, error)
         deaf = self._member is not None and self._member.gave_up
         self._end("asks and doesn't read the answers" if deaf else "closed its connection")
+
+    def secured(self) -> None:
+        assert self._connection is not None
+        self._connection.send(self._greeter.hello())
+
+    def _on_secure(self, job: str) -> None:
+        assert self._connection is not None
+        key = self._greeter.key_of(job)
+        if key is None or self._secured_job is not None:
+            raise msgspec.DecodeError("Secure where there is nothing to secure")
+        self._secured_job = job
+        self._connection.send(messages.Secured())
+        self._connection.secure(key)
+
+    def _check_key(self, job: str) -> None:
+        """Raises RefusalError."""
+        if self._greeter.key_of(job) is None:
+            return
+        if self._secured_job is None:
+            raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
+        if job_names.base(self._secured_job) != job_names.base(job):
+            raise RefusalError(f"The key of job {self._secured_job!r} doesn't open job {job!r}.")
 
     def _on_first(self, line: bytes) -> None:
         assert self._connection is not None
@@ -82,9 +119,13 @@ class MemberConversation:
         if len(line) > messages.LINE_BYTES_MAX:
             raise msgspec.DecodeError("the first line is too long")
         join = messages.decode_first(line)
+        if isinstance(join, messages.Secure):
+            self._on_secure(join.job)
+            return
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
+            self._check_key(join.job)
             self._member = self._greeter.admit(join, self._connection)
         except RefusalError as refusal:
             log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)

@@ -36,6 +36,10 @@ class Connection(Protocol):
     def send(self, message: messages.Message) -> bool:
         """Never waits. False if the other has stopped reading."""
 
+    def secure(self, key: bytes) -> None:
+        """From the next line that is heard on, what goes either way is encrypted, and both have proved that they know
+        the key: the conversation then hears `secured`, or it is closed with an ssl.SSLError."""
+
     def give_up(self) -> None:
         """Closes at once: what wasn't sent yet is lost."""
 
@@ -51,6 +55,9 @@ class Conversation(Protocol):
 
     def heard(self, line: bytes) -> None:
         """The other said this. Lines may still come after we have closed the connection."""
+
+    def secured(self) -> None:
+        """What was asked of the connection's `secure` is done."""
 
     def closed(self, error: Exception | None) -> None:
         """Called once and last, whoever closed the connection.

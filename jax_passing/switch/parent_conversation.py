@@ -1,6 +1,7 @@
 """What a rack's switch and its parent say to each other over one connection, about one epoch of a job."""
 
 import logging
+import ssl
 from collections.abc import Callable
 
 import msgspec
@@ -40,9 +41,11 @@ class ParentConversation:
         data_plane: DataPlane,
         outside: Outside,
         secret: str,
+        key: bytes | None,
         on_lost: Callable[[str], None],
     ):
-        """`uplink`: who says what the parent says. `on_lost`: hears what went wrong, unless we ended it ourselves."""
+        """`uplink`: who says what the parent says. `key`: the job's, if this switch has one. `on_lost`: hears what went
+        wrong, unless we ended it ourselves."""
         self._uplink = uplink
         self._epoch = epoch
         self._listener = listener
@@ -50,6 +53,8 @@ class ParentConversation:
         self._data_plane = data_plane
         self._outside = outside
         self._secret = secret
+        self._key = key
+        self._is_secured = False
         self._on_lost = on_lost
         self.data_address = ("", 0)
         self.socket: _native.UdpSocket | None = None
@@ -86,8 +91,13 @@ class ParentConversation:
         except (OSError, ValueError, msgspec.DecodeError) as error:
             self._lose(str(error))
 
+    def secured(self) -> None:
+        self._is_secured = True
+
     def closed(self, error: Exception | None) -> None:
-        if error is None:
+        if isinstance(error, ssl.SSLError):
+            self._lose(f"it doesn't have the same key: start all switches of a tree with the same --key-file ({error})")
+        elif error is None:
             self._lose("it closed the connection")
         elif isinstance(error, TimeoutError):
             self._lose("it was silent for too long")
@@ -121,6 +131,10 @@ class ParentConversation:
             self._silence = self._outside.call_later(self._patience_s, lambda: self.closed(TimeoutError()))
 
     def _on_greeting(self, hello: messages.FromParent) -> None:
+        if isinstance(hello, messages.Secured) and self._key is not None and not self._is_secured:
+            assert self._connection is not None
+            self._connection.secure(self._key)
+            return
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("what answers there is no jax_passing switch")
         assert self._connection is not None
@@ -129,6 +143,14 @@ class ParentConversation:
             own = f"the switch at {epoch.own_name}"
             versions = hello.protocol_version, own, messages.PROTOCOL_VERSION
             self._listener.refuse_all(epoch, protocol_difference(name, *versions, "that switch"))
+            return
+        if (self._key is not None) != hello.secured:
+            one, other = (name, f"the one at {epoch.own_name}")[:: 1 if hello.secured else -1]
+            text = f"Of the switches, {one} has a key, and {other} has none: start both with the same --key-file."
+            self._listener.refuse_all(epoch, text)
+            return
+        if self._key is not None and not self._is_secured:
+            self._connection.send(messages.Secure(epoch.job.name))
             return
         host = unicast_address(hello.data_host) if hello.data_host else self._connection.host
         self.data_address = host, hello.data_port

@@ -10,6 +10,7 @@ from functools import partial
 
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
+from jax_passing.protocol import keys
 from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.data_planes.device import read_device
@@ -87,6 +88,7 @@ async def serve(
     on_listening: Callable[[str], None],
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
+    switch_key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.SWITCH)
     with _listen(*settings.listen) as listener:
         host, port = listener.getsockname()[:2]
         data_plane = _make_data_plane(host, port, settings)
@@ -97,6 +99,7 @@ async def serve(
                 slots_per_job=settings.slots_per_job,
                 link_gbit=settings.link_gbit,
                 parent=settings.parent,
+                switch_key=switch_key,
             )
             await server.listen(listener)
             on_listening(address_text(host, port))

@@ -35,7 +35,9 @@ class SwitchSettings:
     the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
     where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the network devices
     behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
-    `parent`: the switch one level up, where the sums of this one are added to others'; None at the root."""
+    `parent`: the switch one level up, where the sums of this one are added to others'; None at the root.
+    `key_file`: whoever joins must have its job's key, which is derived from the key in this file; the same in all
+    switches of a tree. None: anybody may join."""
 
     listen: Address = ("0.0.0.0", PORT)
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
@@ -47,6 +49,7 @@ class SwitchSettings:
     data_plane: Annotated[str, one_of(DATA_PLANES)] = "software"
     device: Annotated[str, Meta(description="text")] | None = None
     parent: Peer | None = None
+    key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
 
 
 def resolve(

@@ -38,15 +38,16 @@ class Uplink:
         data_plane: DataPlane,
         outside: Outside,
         secret: str,
+        key: bytes | None,
     ):
-        """`secret`: our switch's instance, as only the parent may know it."""
+        """`secret`: our switch's instance, as only the parent may know it. `key`: the job's, if this switch has one."""
         self._parent = parent
         self._epoch = epoch
         self._listener = listener
         self._outside = outside
         self.name = address_text(*parent)
         self._new_conversation = partial(
-            ParentConversation, self, epoch, listener, questions, data_plane, outside, secret, self._on_lost
+            ParentConversation, self, epoch, listener, questions, data_plane, outside, secret, key, self._on_lost
         )
         self._conversation = self._new_conversation()
         self._retry: Timer | None = None

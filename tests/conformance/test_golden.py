@@ -11,7 +11,7 @@ from jax_passing.conformance import golden, model, random_exchanges
 from jax_passing.conformance.differences import difference, shown, state_difference
 from jax_passing.conformance.exchange import Played, answered_by_model, final_states
 from jax_passing.conformance.model import Limits, State, is_newer
-from jax_passing.protocol.packet import HEADER, LANES_MAX, MalformedError, Packet, decode
+from jax_passing.protocol.packet import HEADER, LANES_MAX, TAG_BYTES, TAGGED, MalformedError, Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
 
 CASES = golden.read()
@@ -61,6 +61,9 @@ def test_packets_are_those_of_the_cpp_code():
         data = bytearray(rng.choice(packets))
         if data:
             data[rng.randrange(min(len(data), HEADER.size))] = rng.choice([0, 1, 2, 3, 4, 0x9A, rng.randrange(256)])
+        if len(data) > 2 and rng.random() < 0.3:
+            data[2] |= TAGGED
+            data += rng.randbytes(rng.choice([TAG_BYTES, TAG_BYTES, TAG_BYTES - 4]))
         packets.append(bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.2 else data))
     for data in packets:
         reason, fields = _native.decode_header(data)
@@ -68,6 +71,7 @@ def test_packets_are_those_of_the_cpp_code():
         assert ours == reason, data.hex()
         if packet is not None:
             assert fields.pop("element_count") == len(packet.lanes)
+            assert fields.pop("tagged") == bool(packet.tag)
             assert fields == {name: getattr(packet, name) for name in fields}
             assert packet.encode() == data
 

@@ -9,7 +9,7 @@ from scapy.packet import Raw
 
 from jax_passing.conformance import golden
 from jax_passing.conformance.layers import Passing
-from jax_passing.protocol.packet import MAX, RESULT, MalformedError, Packet, decode
+from jax_passing.protocol.packet import MAX, RESULT, TAGGED, MalformedError, Packet, decode
 
 
 def well_formed():
@@ -27,11 +27,19 @@ def signed(lanes):
 def test_every_golden_packet():
     for data, packet in well_formed():
         fields = {**asdict(packet), "lanes": signed(packet.lanes)}
+        assert fields.pop("tag") == b""
         assert bytes(Passing(**fields)) == data
         layer = Passing(data)
         assert {name: getattr(layer, name) for name in fields} == fields
         assert layer.element_count == len(packet.lanes)
         assert not layer.payload
+
+
+def test_a_tag():
+    packet = Packet(type=RESULT, lanes=(1, 2), tag=b"12345678")
+    layer = Passing(packet.encode() + Packet(lanes=(3,)).encode())
+    assert (layer.type, layer.tag) == (RESULT | TAGGED, b"12345678")
+    assert layer.payload.lanes == [3]
 
 
 def test_defaults_are_those_of_a_packet():

@@ -10,13 +10,15 @@ local passing = Proto("passing", "PASSING all-reduce")
 
 local HEADER_BYTES, MAGIC, PROTOCOL, LANES_MAX, EVERY_WORKER, WORKERS_MAX = 20, 0x9a, 1, 360, 0xffff, 64
 local CONTRIBUTION, RESULT, PROBE = 1, 2, 3
+local TAGGED, TAG_BYTES = 0x80, 8
 local TYPES = { [CONTRIBUTION] = "contribution", [RESULT] = "result", [PROBE] = "probe" }
 local FORMATS = { [1] = "sum", [2] = "signed maximum" }
 
 local f = {
   magic = ProtoField.uint8("passing.magic", "Magic", base.HEX),
   protocol = ProtoField.uint8("passing.protocol", "Protocol version"),
-  type = ProtoField.uint8("passing.type", "Packet type", base.DEC, TYPES),
+  type = ProtoField.uint8("passing.type", "Packet type", base.DEC, TYPES, 0x7f),
+  tagged = ProtoField.bool("passing.tagged", "Ends with a tag", 8, nil, TAGGED),
   flags = ProtoField.uint8("passing.flags", "Flags", base.HEX),
   nan = ProtoField.bool("passing.flags.nan", "NaN", 8, nil, 0x01),
   pos_inf = ProtoField.bool("passing.flags.pos_inf", "+Inf", 8, nil, 0x02),
@@ -31,6 +33,7 @@ local f = {
   element_count = ProtoField.uint16("passing.element_count", "Element count"),
   lanes = ProtoField.bytes("passing.lanes", "Lanes"),
   lane = ProtoField.int32("passing.lane", "Lane"),
+  tag = ProtoField.bytes("passing.tag", "Tag"),
   malformed = ProtoField.string("passing.malformed", "Malformed"),
   result_in = ProtoField.framenum("passing.result_in", "Result in", base.NONE, frametype.RESPONSE),
   contribution_in = ProtoField.framenum("passing.contribution_in", "Contribution in", base.NONE, frametype.REQUEST),
@@ -46,6 +49,8 @@ passing.fields, passing.experts = {}, {}
 for _, field in pairs(f) do table.insert(passing.fields, field) end
 for _, one in pairs(e) do table.insert(passing.experts, one) end
 
+local function tag_bytes(buffer, offset) return buffer(offset + 2, 1):uint() >= TAGGED and TAG_BYTES or 0 end
+
 -- What is wrong with the packet at `offset`: a name of xla_ffi/wire/header.h, or nil.
 local function problem(buffer, offset)
   local bytes = buffer:reported_length_remaining() - offset
@@ -53,16 +58,17 @@ local function problem(buffer, offset)
   local function byte(at) return buffer(offset + at, 1):uint() end
   if byte(0) ~= MAGIC then return "bad_magic" end
   if byte(1) ~= PROTOCOL then return "bad_protocol_version" end
-  if not TYPES[byte(2)] then return "bad_type" end
+  if not TYPES[byte(2) % TAGGED] then return "bad_type" end
   if byte(3) > 7 then return "bad_flags" end
   if byte(16) > 1 then return "bad_version" end
   if not FORMATS[byte(17)] then return "bad_lane_format" end
   local count = buffer(offset + 18, 2):uint()
   if count == 0 or count > LANES_MAX then return "bad_element_count" end
-  local rest = bytes - HEADER_BYTES - 4 * count
+  local own = HEADER_BYTES + 4 * count + tag_bytes(buffer, offset)
+  local rest = bytes - own
   if rest < 0 then return "bad_length" end
   -- What follows is another packet, or it is too much.
-  if rest > 0 and (rest < 2 or byte(HEADER_BYTES + 4 * count) ~= MAGIC) then return "bad_length" end
+  if rest > 0 and (rest < 2 or byte(own) ~= MAGIC) then return "bad_length" end
   return nil
 end
 
@@ -83,7 +89,7 @@ local function chunk_of(buffer, offset, switch)
 end
 
 local function track(buffer, offset, pinfo, tree)
-  local kind = buffer(offset + 2, 1):uint()
+  local kind = buffer(offset + 2, 1):uint() % TAGGED
   local from, to = tostring(pinfo.src) .. ":" .. pinfo.src_port, tostring(pinfo.dst) .. ":" .. pinfo.dst_port
   local now = { frame = pinfo.number, time = pinfo.rel_ts }
   if kind == CONTRIBUTION then
@@ -131,12 +137,16 @@ local function dissect_one(buffer, offset, pinfo, root)
   local function field(tree, one, at, length)
     return at + length <= available and tree:add(one, buffer(offset + at, length)) or nil
   end
-  local length = available
-  if not wrong then length = HEADER_BYTES + 4 * buffer(offset + 18, 2):uint() end
+  local length, count = available, 0
+  if not wrong then
+    count = buffer(offset + 18, 2):uint()
+    length = HEADER_BYTES + 4 * count + tag_bytes(buffer, offset)
+  end
   local tree = root:add(passing, buffer(offset, length))
   field(tree, f.magic, 0, 1)
   field(tree, f.protocol, 1, 1)
   field(tree, f.type, 2, 1)
+  field(tree, f.tagged, 2, 1)
   local flags = field(tree, f.flags, 3, 1)
   if flags then
     field(flags, f.nan, 3, 1)
@@ -157,9 +167,11 @@ local function dissect_one(buffer, offset, pinfo, root)
     tree:add_proto_expert_info(e.malformed, "Malformed: " .. wrong)
     return length, "malformed: " .. wrong
   end
-  add_lanes(buffer, offset + HEADER_BYTES, (length - HEADER_BYTES) / 4, tree)
+  add_lanes(buffer, offset + HEADER_BYTES, count, tree)
+  local after = HEADER_BYTES + 4 * count
+  if length > after then tree:add(f.tag, buffer(offset + after, TAG_BYTES)) end
 
-  local kind, number = buffer(offset + 2, 1):uint(), buffer(offset + 8, 2):uint()
+  local kind, number = buffer(offset + 2, 1):uint() % TAGGED, buffer(offset + 8, 2):uint()
   local allowed = kind == CONTRIBUTION and number < WORKERS_MAX or kind ~= CONTRIBUTION and number == EVERY_WORKER
   if not allowed then worker:add_proto_expert_info(e.worker) end
   track(buffer, offset, pinfo, tree)

@@ -180,6 +180,10 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   Line& line = log_.At(*position);
   const uint32_t chunk = line.ChunkAt(*position);
   if (!packets_.IsResult(header, line, chunk)) return drop();
+  if (!packets_.IsGenuine(packet, *position)) {
+    ++stats_.packets_forged;
+    return drop();
+  }
 
   const bool data = !line.segment().CarriesExponents(chunk);
   window_.OnResult(*position, now_us, /*in_order=*/data && !line.segment().guesses());

@@ -37,7 +37,8 @@ struct AllReduceStats {
   uint64_t packets_received = 0;
   uint64_t bytes_received = 0;
   uint64_t packets_resent = 0;
-  uint64_t packets_dropped = 0;  // malformed, of another job or epoch, or not awaited
+  uint64_t packets_dropped = 0;  // malformed, forged, of another job or epoch, or not awaited
+  uint64_t packets_forged = 0;   // of these: results that we await, but without the switch's tag
   uint64_t order_messages = 0;   // announcements sent (rank 0) or received
   uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
   uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity

@@ -36,7 +36,8 @@ wire::Header ChunkPackets::HeaderOf(const Line& line, uint32_t chunk) const {
           .sequence = static_cast<uint32_t>(position),
           .version = at.version,
           .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
-          .element_count = static_cast<uint16_t>(lanes)};
+          .element_count = static_cast<uint16_t>(lanes),
+          .tagged = shard.keys.has_value()};
 }
 
 size_t ChunkPackets::Write(const Line& line, uint32_t chunk, uint8_t* packet) const {
@@ -51,7 +52,10 @@ size_t ChunkPackets::Write(const Line& line, uint32_t chunk, uint8_t* packet) co
     header.flags = line.sum->Encode(segment, chunk, line.exponents.Sending(segment, chunk), headroom_bits_, lanes);
   }
   wire::Encode(header, packet);
-  return wire::kHeaderBytes + 4 * size_t{header.element_count};
+  const uint64_t position = line.PositionOf(chunk);
+  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
+  if (keys) keys->contribution.Seal(packet, header.element_count, position);
+  return header.packet_bytes();
 }
 
 bool ChunkPackets::IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const {
@@ -62,6 +66,11 @@ bool ChunkPackets::IsResult(const wire::Header& header, const Line& line, uint32
   if (header != expected) return false;
   const bool may_be_flagged = !line.segment().CarriesExponents(chunk) && IsFloat(line.sum->shape().dtype);
   return header.flags == 0 || may_be_flagged;
+}
+
+bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position) const {
+  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
+  return !keys || keys->result.Fits(packet, position);
 }
 
 }  // namespace passing

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "host/job_config.h"
 #include "host/order_log.h"
@@ -26,6 +27,8 @@ class ChunkPackets {
   size_t Write(const Line& line, uint32_t chunk, uint8_t* packet) const;
   // Is this the header of the chunk's result?
   bool IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const;
+  // Has this packet, with the header of that result, the tag that only the switch can make, if packets have tags there?
+  bool IsGenuine(std::span<const uint8_t> packet, uint64_t position) const;
 
  private:
   uint32_t LanesOf(const Line& line, uint32_t chunk) const;

@@ -3,10 +3,12 @@
 #define XLA_FFI_HOST_JOB_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "wire/header.h"
+#include "wire/packet_key.h"
 
 namespace passing {
 
@@ -15,9 +17,10 @@ struct Shard {
   uint16_t job = 0;
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
-  uint16_t worker = 0;       // which one this rank is there
-  uint32_t whole_lanes = 0;  // if not 0, this switch takes packets of exactly so many lanes
-  std::string name{};        // of the switch, for people
+  uint16_t worker = 0;                     // which one this rank is there
+  uint32_t whole_lanes = 0;                // if not 0, this switch takes packets of exactly so many lanes
+  std::string name{};                      // of the switch, for people
+  std::optional<wire::MemberKeys> keys{};  // if packets have tags there
 };
 
 struct JobConfig {

@@ -55,6 +55,7 @@ nb::dict FieldsDict(const wire::Header& header) {
   dict["version"] = header.version;
   dict["lane_format"] = static_cast<int>(header.lane_format);
   dict["element_count"] = header.element_count;
+  dict["tagged"] = header.tagged;
   return dict;
 }
 
@@ -74,19 +75,22 @@ void BindSlotPool(nb::module_& m) {
       .def(
           "add_job",
           [](SlotPool& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-             const std::vector<HostPort>& addresses, const std::optional<Parent>& parent) {
-            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses);
+             const std::vector<HostPort>& addresses, const std::optional<Parent>& parent,
+             const std::optional<JobKeyBytes>& keys, const std::optional<MemberKeyBytes>& parent_keys) {
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys);
             if (parent) {
               const auto& [parent_job, parent_epoch, parent_slot_first, worker, address] = *parent;
               slots.parent = {.job = parent_job,
                               .epoch = parent_epoch,
                               .slot_first = parent_slot_first,
                               .worker = worker,
-                              .address = Resolved(address)};
+                              .address = Resolved(address),
+                              .keys = KeysOf(parent_keys)};
             }
             self.AddJob(slots);
           },
-          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none())
+          nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none(),
+          "keys"_a.none() = nb::none(), "parent_keys"_a.none() = nb::none())
       .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
           "slot_version",

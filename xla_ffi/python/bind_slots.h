@@ -1,16 +1,20 @@
-// What Python says of a job's slots and is told of them, to a slot pool as to a switch.
+// What Python says of a job's slots and keys and is told of them, to a slot pool, a switch and a host.
 #ifndef XLA_FFI_PYTHON_BIND_SLOTS_H_
 #define XLA_FFI_PYTHON_BIND_SLOTS_H_
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "net/socket_address.h"
 #include "switch/slot_pool.h"
+#include "wire/packet_key.h"
 
 namespace passing {
 
@@ -18,9 +22,36 @@ using HostPort = std::pair<std::string, uint16_t>;
 
 inline Address Resolved(const HostPort& address) { return NumericAddress(address.first, address.second); }
 
+inline wire::PacketKey KeyOf(const nanobind::bytes& bytes) {
+  if (bytes.size() != wire::PacketKey::kBytes) throw std::invalid_argument("a packet key has another length");
+  return wire::PacketKey(
+      std::span<const uint8_t, wire::PacketKey::kBytes>(static_cast<const uint8_t*>(bytes.data()), bytes.size()));
+}
+
+// Of the contributions and of the results.
+using MemberKeyBytes = std::pair<nanobind::bytes, nanobind::bytes>;
+using JobKeyBytes = std::pair<std::vector<nanobind::bytes>, nanobind::bytes>;
+
+inline std::optional<wire::MemberKeys> KeysOf(const std::optional<MemberKeyBytes>& keys) {
+  if (!keys) return std::nullopt;
+  return wire::MemberKeys{.contribution = KeyOf(keys->first), .result = KeyOf(keys->second)};
+}
+
+inline std::optional<JobKeys> KeysOf(const std::optional<JobKeyBytes>& keys) {
+  if (!keys) return std::nullopt;
+  JobKeys of_job{.contributions = {}, .results = KeyOf(keys->second)};
+  for (const nanobind::bytes& contribution : keys->first) of_job.contributions.push_back(KeyOf(contribution));
+  return of_job;
+}
+
 inline JobSlots SlotsOf(uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-                        const std::vector<HostPort>& workers) {
-  JobSlots slots{.job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+                        const std::vector<HostPort>& workers, const std::optional<JobKeyBytes>& keys) {
+  JobSlots slots{.job = job,
+                 .epoch = epoch,
+                 .slot_first = slot_first,
+                 .slot_count = slot_count,
+                 .addresses = {},
+                 .keys = KeysOf(keys)};
   for (const HostPort& worker : workers) slots.addresses.push_back(Resolved(worker));
   return slots;
 }

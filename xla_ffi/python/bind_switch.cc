@@ -63,20 +63,28 @@ void BindSwitch(nb::module_& m) {
   nb::class_<ParentLink>(m, "ParentLink")
       .def(
           "__init__",
-          [](ParentLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first,
-             uint16_t worker) {
-            new (self) ParentLink{
-                &socket, {.job = job, .epoch = epoch, .slot_first = slot_first, .worker = worker, .address = {}}};
+          [](ParentLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
+             const std::optional<MemberKeyBytes>& keys) {
+            new (self) ParentLink{&socket,
+                                  {.job = job,
+                                   .epoch = epoch,
+                                   .slot_first = slot_first,
+                                   .worker = worker,
+                                   .address = {},
+                                   .keys = KeysOf(keys)}};
           },
-          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, nb::keep_alive<1, 2>());
+          "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "keys"_a.none() = nb::none(),
+          nb::keep_alive<1, 2>());
   nb::class_<UdpSwitch>(m, "SoftwareDataPlane")
       .def(nb::init<const std::string&, uint16_t, uint32_t>(), "host"_a, "port"_a, "slot_count"_a)
       .def_prop_ro("port", &UdpSwitch::port)
       .def(
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-             const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent) {
-            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses);
+             const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent,
+             const std::optional<JobKeyBytes>& keys) {
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys);
+            const nb::gil_scoped_release release;  // the switch may be busy
             std::optional<Uplink> uplink;
             if (parent != nullptr) {
               auto [socket, parent_group] = parent->socket->Take();
@@ -86,7 +94,7 @@ void BindSwitch(nb::module_& m) {
             self.AddJob(slots, group ? std::optional(ResolvedGroup(*group)) : std::nullopt, std::move(uplink));
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
-          "parent"_a.none(), release_gil)
+          "parent"_a.none(), "keys"_a.none() = nb::none())
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {

@@ -14,6 +14,7 @@
 
 #include "host/transport.h"
 #include "net/udp_socket.h"
+#include "python/bind_slots.h"
 #include "python/bind_socket.h"
 #include "python/bindings.h"
 #include "python/stats.h"
@@ -98,17 +99,18 @@ void BindTransport(nb::module_& m) {
       .def(
           "__init__",
           [](ShardLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
-             uint32_t whole_lanes, std::string name) {
+             uint32_t whole_lanes, std::string name, const std::optional<MemberKeyBytes>& keys) {
             new (self) ShardLink{&socket,
                                  {.job = job,
                                   .epoch = epoch,
                                   .slot_first = slot_first,
                                   .worker = worker,
                                   .whole_lanes = whole_lanes,
-                                  .name = std::move(name)}};
+                                  .name = std::move(name),
+                                  .keys = KeysOf(keys)}};
           },
           "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "whole_lanes"_a, "name"_a,
-          nb::keep_alive<1, 2>());
+          "keys"_a.none() = nb::none(), nb::keep_alive<1, 2>());
   BindEvents(m);
 
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();

@@ -39,12 +39,25 @@ uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
 
 }  // namespace
 
+struct SlotPool::Job {
+  JobSlots slots;
+  uint64_t completed;  // the furthest position of which all workers' contributions were here
+
+  // Is the packet's tag, or that it has none, as this key, or that there is none, wants it?
+  bool IsGenuine(const wire::PacketKey* key, const wire::Header& header, std::span<const uint8_t> packet) const {
+    if (key == nullptr) return !header.tagged;
+    return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));
+  }
+};
+
 // The lanes start on a 32-byte boundary, and the header stands right before them: once all workers have been added, the
-// lanes are swapped in place and header + lanes are the packet to send, the same bytes for everyone who asks.
+// lanes are swapped in place and header + lanes, and a tag, are the packet to send, the same bytes for everyone who
+// asks.
 struct alignas(32) SlotPool::Version {
   uint8_t padding[32 - wire::kHeaderBytes];
   uint8_t header[wire::kHeaderBytes];
   uint32_t lanes[wire::kMaxLanes];  // host order until all workers have been added, then network order
+  uint8_t room_for_tag[wire::kTagBytes];
   uint64_t bitmap = 0;
   uint32_t sequence = 0;
   uint16_t element_count = 0;
@@ -52,16 +65,26 @@ struct alignas(32) SlotPool::Version {
   uint8_t flags = 0;
   bool empty = true;
   bool complete = false;
+  bool tagged = false;
 
   bool Holds(const wire::Header& of) const {
     return !empty && sequence == of.sequence && element_count == of.element_count && lane_format == of.lane_format;
   }
-  std::span<const uint8_t> Packet() const { return {header, wire::kHeaderBytes + size_t{4} * element_count}; }
+  // Once all workers have been added.
+  std::span<const uint8_t> Packet() const {
+    return {header, wire::kHeaderBytes + size_t{4} * element_count + (tagged ? wire::kTagBytes : 0)};
+  }
+  void MakePacket(wire::Header as, const wire::PacketKey* key, uint64_t position) {
+    as.tagged = tagged = key != nullptr;
+    wire::Encode(as, header);
+    if (key != nullptr) key->Seal(header, element_count, position);
+  }
 };
 
 struct SlotPool::Slot {
   static_assert(offsetof(Version, lanes) == 32);
   static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));
+  static_assert(offsetof(Version, lanes) + 4 * wire::kMaxLanes == offsetof(Version, room_for_tag));
 
   Version versions[2];
 };
@@ -77,6 +100,9 @@ void SlotPool::Check(const JobSlots& job) const {
   if (job.addresses.empty() || job.addresses.size() > wire::kMaxWorkers) {
     throw std::invalid_argument("a job has 1 to 64 workers");
   }
+  if (job.keys && job.keys->contributions.size() != job.addresses.size()) {
+    throw std::invalid_argument("each worker of a job has a key, or none has");
+  }
   if (!std::has_single_bit(job.slot_count)) throw std::invalid_argument("a job's slot count is a power of two");
   if (job.slot_first > slots_.size() || job.slot_count > slots_.size() - job.slot_first) {
     throw std::invalid_argument("the job's slots leave the pool");
@@ -85,8 +111,9 @@ void SlotPool::Check(const JobSlots& job) const {
       (job.parent->worker >= wire::kMaxWorkers || job.parent->slot_first > wire::kMaxSlots - job.slot_count)) {
     throw std::invalid_argument("no pool has such a worker, or such slots, as the job's parent is said to");
   }
-  for (const auto& other : jobs_) {
-    if (other == nullptr || other->job == job.job) continue;
+  for (const auto& of_other : jobs_) {
+    if (of_other == nullptr || of_other->slots.job == job.job) continue;
+    const JobSlots* other = &of_other->slots;
     if (job.slot_first < other->slot_first + other->slot_count && other->slot_first < job.slot_first + job.slot_count) {
       throw std::invalid_argument("the job's slots overlap another job's");
     }
@@ -100,7 +127,7 @@ void SlotPool::AddJob(const JobSlots& job) {
   Check(job);
   RemoveJob(job.job);
   if (jobs_.size() <= job.job) jobs_.resize(size_t{job.job} + 1);
-  jobs_[job.job] = std::make_unique<JobSlots>(job);
+  jobs_[job.job] = std::make_unique<Job>(Job{.slots = job, .completed = job.first_position});
   if (job.parent) {
     if (children_.size() <= job.parent->job) children_.resize(size_t{job.parent->job} + 1);
     children_[job.parent->job] = jobs_[job.job].get();
@@ -112,12 +139,12 @@ void SlotPool::AddJob(const JobSlots& job) {
 
 void SlotPool::RemoveJob(uint16_t job) {
   if (job >= jobs_.size() || jobs_[job] == nullptr) return;
-  if (const auto& parent = jobs_[job]->parent) children_[parent->job] = nullptr;
+  if (const auto& parent = jobs_[job]->slots.parent) children_[parent->job] = nullptr;
   jobs_[job] = nullptr;
 }
 
 // The job that a result is for, if it has a parent of that number.
-const JobSlots* SlotPool::ChildOf(const wire::Header& header) const {
+SlotPool::Job* SlotPool::ChildOf(const wire::Header& header) const {
   if (header.type != wire::PacketType::kResult || header.job >= children_.size()) return nullptr;
   return children_[header.job];
 }
@@ -126,7 +153,7 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
   wire::Header header;
   Action action;
   if (wire::Decode(packet, header) == wire::DecodeError::kNone) {
-    const JobSlots* child = ChildOf(header);
+    Job* child = ChildOf(header);
     action = child ? OnParentResult(*child, header, packet, source) : OnContribution(header, packet, source);
   }
   ++counts_[static_cast<size_t>(action.verdict)];
@@ -136,7 +163,8 @@ Action SlotPool::OnPacket(std::span<const uint8_t> packet, const Address& source
 Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint8_t> packet, const Address& source) {
   const auto drop = [](Verdict verdict) { return Action{.verdict = verdict}; };
   if (header.job >= jobs_.size() || jobs_[header.job] == nullptr) return drop(Verdict::kForeignJob);
-  const JobSlots& job = *jobs_[header.job];
+  Job& of_job = *jobs_[header.job];
+  const JobSlots& job = of_job.slots;
   if (header.epoch != job.epoch) return drop(Verdict::kForeignEpoch);
   if (header.worker >= job.addresses.size()) return drop(Verdict::kForeignWorker);
   if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);
@@ -144,6 +172,9 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     return drop(Verdict::kForeignSlot);
   }
   if (header.type != wire::PacketType::kContribution) return drop(Verdict::kNotContribution);
+  if (header.tagged && !job.keys) return drop(Verdict::kMalformed);
+  const wire::PacketKey* key = job.keys ? &job.keys->contributions[header.worker] : nullptr;
+  if (!of_job.IsGenuine(key, header, packet)) return drop(Verdict::kForged);
 
   assert(header.slot < slots_.size());
   assert(header.version < 2);
@@ -183,6 +214,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   }
 
   if (held.bitmap != all) return drop(Verdict::kAdded);
+  const uint64_t position = wire::PositionNear(of_job.completed, held.sequence);
+  of_job.completed = std::max(of_job.completed, position);
   ToNetworkOrder(held.lanes, held.element_count);
   wire::Header out = header;
   out.flags = held.flags;
@@ -191,19 +224,20 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     out.epoch = job.parent->epoch;
     out.worker = job.parent->worker;
     out.slot = static_cast<uint16_t>(job.parent->slot_first + (header.slot - job.slot_first));
-    wire::Encode(out, held.header);
+    held.MakePacket(out, job.parent->keys ? &job.parent->keys->contribution : nullptr, position);
     return send(Verdict::kForwarded, SendTo::kParent);
   }
   out.type = wire::PacketType::kResult;
   out.worker = wire::kEveryWorker;
-  wire::Encode(out, held.header);
+  held.MakePacket(out, job.keys ? &job.keys->results : nullptr, position);
   held.complete = true;
   return send(Verdict::kComplete, SendTo::kEveryWorker);
 }
 
-Action SlotPool::OnParentResult(const JobSlots& job, const wire::Header& header, std::span<const uint8_t> packet,
+Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::span<const uint8_t> packet,
                                 const Address& source) {
   const auto drop = [](Verdict verdict) { return Action{.verdict = verdict}; };
+  const JobSlots& job = of_job.slots;
   const ParentJob& parent = *job.parent;
   if (header.epoch != parent.epoch) return drop(Verdict::kForeignEpoch);
   if (header.worker != wire::kEveryWorker) return drop(Verdict::kForeignWorker);
@@ -211,6 +245,8 @@ Action SlotPool::OnParentResult(const JobSlots& job, const wire::Header& header,
   if (header.slot < parent.slot_first || header.slot - parent.slot_first >= job.slot_count) {
     return drop(Verdict::kForeignSlot);
   }
+  if (header.tagged && !parent.keys) return drop(Verdict::kMalformed);
+  if (!of_job.IsGenuine(parent.keys ? &parent.keys->result : nullptr, header, packet)) return drop(Verdict::kForged);
 
   const uint32_t slot = job.slot_first + (header.slot - parent.slot_first);
   assert(slot < slots_.size());
@@ -225,7 +261,7 @@ Action SlotPool::OnParentResult(const JobSlots& job, const wire::Header& header,
   out.job = job.job;
   out.epoch = job.epoch;
   out.slot = static_cast<uint16_t>(slot);
-  wire::Encode(out, held.header);
+  held.MakePacket(out, job.keys ? &job.keys->results : nullptr, wire::PositionNear(of_job.completed, header.sequence));
   return {.verdict = Verdict::kAnswered,
           .to = SendTo::kEveryWorker,
           .job = job.job,
@@ -256,6 +292,8 @@ const char* Name(Verdict verdict) {
       return "forwarded_again";
     case Verdict::kAnswered:
       return "answered";
+    case Verdict::kForged:
+      return "forged";
     case Verdict::kDuplicate:
       return "duplicate";
     case Verdict::kStale:

@@ -11,6 +11,7 @@
 
 #include "net/address.h"
 #include "wire/header.h"
+#include "wire/packet_key.h"
 
 namespace passing {
 
@@ -31,8 +32,9 @@ enum class Verdict : uint8_t {
   kForwarded,        // the last worker of a job with a parent: the sum goes up
   kForwardedAgain,   // a worker asks again, and the parent hasn't answered: the sum goes up once more
   kAnswered,         // the parent's result: it goes to all workers
+  kForged,           // without the tag that its sender's key makes
 };
-inline constexpr int kVerdictCount = 16;
+inline constexpr int kVerdictCount = 17;
 const char* Name(Verdict verdict);
 
 enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
@@ -52,6 +54,13 @@ struct ParentJob {
   uint32_t slot_first = 0;  // a slot's place in the job's range is the same at both
   uint16_t worker = 0;
   Address address;
+  std::optional<wire::MemberKeys> keys = std::nullopt;  // if packets between the two have tags
+};
+
+// By which the packets of a job have tags.
+struct JobKeys {
+  std::vector<wire::PacketKey> contributions;  // one a worker
+  wire::PacketKey results;
 };
 
 // A job's share of the switch.
@@ -62,6 +71,8 @@ struct JobSlots {
   uint32_t slot_count = 0;         // a power of two
   std::vector<Address> addresses;  // one a worker; 1 to wire::kMaxWorkers
   std::optional<ParentJob> parent = std::nullopt;
+  std::optional<JobKeys> keys = std::nullopt;  // if packets have tags
+  uint64_t first_position = 0;                 // alike on all ranks; tests begin right before the sequence wraps
 };
 
 // What one slot version holds, for the question "which workers are missing?".
@@ -80,8 +91,8 @@ class SlotPool {
   SlotPool& operator=(const SlotPool&) = delete;
 
   // Admits a job, or a new epoch of it; clears its slots. Throws std::invalid_argument if the partition leaves the
-  // pool, overlaps another job's, or isn't a power of two, or if the workers are too many, or none, or if the parent's
-  // numbers can't be, or are another job's parent's.
+  // pool, overlaps another job's, or isn't a power of two, or if the workers are too many, or none, or not as many as
+  // their keys, or if the parent's numbers can't be, or are another job's parent's.
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 
@@ -91,17 +102,17 @@ class SlotPool {
   uint64_t Count(Verdict verdict) const;
 
  private:
+  struct Job;
   struct Slot;
   struct Version;
   void Check(const JobSlots& job) const;
   Action OnContribution(const wire::Header& header, std::span<const uint8_t> packet, const Address& source);
-  Action OnParentResult(const JobSlots& job, const wire::Header& header, std::span<const uint8_t> packet,
-                        const Address& source);
-  const JobSlots* ChildOf(const wire::Header& header) const;
+  Action OnParentResult(Job& job, const wire::Header& header, std::span<const uint8_t> packet, const Address& source);
+  Job* ChildOf(const wire::Header& header) const;
 
   std::vector<Slot> slots_;
-  std::vector<std::unique_ptr<JobSlots>> jobs_;  // by job id
-  std::vector<const JobSlots*> children_;        // by their parents' job ids
+  std::vector<std::unique_ptr<Job>> jobs_;  // by job id
+  std::vector<Job*> children_;              // by their parents' job ids
   std::array<uint64_t, kVerdictCount> counts_{};
 };
 

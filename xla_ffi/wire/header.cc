@@ -27,7 +27,7 @@ void Encode(const Header& header, uint8_t* out) {
   assert(header.element_count > 0 && header.element_count <= kMaxLanes);
   out[0] = kMagic;
   out[1] = kProtocolVersion;
-  out[2] = static_cast<uint8_t>(header.type);
+  out[2] = static_cast<uint8_t>(header.type) | (header.tagged ? kTagged : 0);
   out[3] = header.flags;
   Store16(out + 4, header.job);
   Store16(out + 6, header.epoch);
@@ -44,7 +44,7 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   const uint8_t* in = packet.data();
   if (in[0] != kMagic) return DecodeError::kBadMagic;
   if (in[1] != kProtocolVersion) return DecodeError::kBadProtocolVersion;
-  const auto type = static_cast<PacketType>(in[2]);
+  const auto type = static_cast<PacketType>(in[2] & ~kTagged);
   if (type < PacketType::kContribution || type > PacketType::kProbe) return DecodeError::kBadType;
   if ((in[3] & ~kAllFlags) != 0) return DecodeError::kBadFlags;
   if (in[16] > 1) return DecodeError::kBadVersion;
@@ -52,7 +52,6 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   if (lane_format != LaneFormat::kSumInt32 && lane_format != LaneFormat::kMaxInt32) return DecodeError::kBadLaneFormat;
   const uint16_t element_count = Load16(in + 18);
   if (element_count == 0 || element_count > kMaxLanes) return DecodeError::kBadElementCount;
-  if (packet.size() != kHeaderBytes + size_t{4} * element_count) return DecodeError::kBadLength;
 
   header.type = type;
   header.flags = in[3];
@@ -64,6 +63,8 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   header.version = in[16];
   header.lane_format = lane_format;
   header.element_count = element_count;
+  header.tagged = (in[2] & kTagged) != 0;
+  if (packet.size() != header.packet_bytes()) return DecodeError::kBadLength;
   return DecodeError::kNone;
 }
 

@@ -15,6 +15,8 @@
 // |    version    |  lane format  |         element count         |
 // +---------------+---------------+-------------------------------+
 // |                  lanes, element count x 32 bit                |
+// +---------------------------------------------------------------+
+// |       tag, 64 bit, if the highest bit of the type is set      |
 //
 // Every field is in network order and aligned to its size; a P4 parser needs no loop.
 #ifndef XLA_FFI_WIRE_HEADER_H_
@@ -30,9 +32,11 @@ inline constexpr uint8_t kMagic = 0x9A;
 inline constexpr uint8_t kProtocolVersion = 1;
 inline constexpr size_t kHeaderBytes = 20;
 
-// 360 lanes: 1440 + 20 header + 28 IP and UDP = 1488 bytes, inside an MTU of 1500 with 12 bytes to spare.
+inline constexpr size_t kTagBytes = 8;
+
+// 360 lanes: 1440 + 20 header + 8 tag + 28 IP and UDP = 1496 bytes, inside an MTU of 1500 with 4 bytes to spare.
 inline constexpr uint32_t kMaxLanes = 360;
-inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes;
+inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes + kTagBytes;
 
 // A slot is 16 bits.
 inline constexpr uint32_t kMaxSlots = 1 << 16;
@@ -42,6 +46,7 @@ inline constexpr uint32_t kMaxWorkers = 64;
 
 // A probe finds out whether a multicast group reaches a host (wire/probe.h).
 enum class PacketType : uint8_t { kContribution = 1, kResult = 2, kProbe = 3 };
+inline constexpr uint8_t kTagged = 0x80;  // beside the type: the packet ends with a tag (wire/packet_key.h)
 
 // How the switch joins two lanes: wrapping 32-bit addition, or the signed maximum.
 enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
@@ -61,7 +66,9 @@ struct Header {
   uint8_t version = 0;  // 0 or 1
   LaneFormat lane_format = LaneFormat::kSumInt32;
   uint16_t element_count = 0;
+  bool tagged = false;
 
+  size_t packet_bytes() const { return kHeaderBytes + size_t{4} * element_count + (tagged ? kTagBytes : 0); }
   friend bool operator==(const Header&, const Header&) = default;
 };
 
@@ -78,7 +85,7 @@ enum class DecodeError : uint8_t {
   kBadVersion,
   kBadLaneFormat,
   kBadElementCount,  // zero, or above kMaxLanes
-  kBadLength,        // the packet's length is not kHeaderBytes + 4 * element_count
+  kBadLength,        // the packet's length is not what its header says
 };
 
 // Writes kHeaderBytes to `out`.
@@ -91,6 +98,12 @@ const char* Name(DecodeError error);
 
 // Serial number arithmetic (RFC 1982) over 32 bits: is `a` before `b`?
 constexpr bool SequenceBefore(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
+
+// The position of this sequence that is nearest to another one (as the extended sequence numbers of RFC 4303 are
+// found).
+constexpr uint64_t PositionNear(uint64_t position, uint32_t sequence) {
+  return position + static_cast<uint64_t>(int64_t{static_cast<int32_t>(sequence - static_cast<uint32_t>(position))});
+}
 
 }  // namespace passing::wire
 

@@ -57,6 +57,7 @@ class EbpfDataPlane:
 
     host = ""
     whole_chunks = False
+    can_tag = False
     worker_limit = WORKERS_MAX
 
     def __init__(

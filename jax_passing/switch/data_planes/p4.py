@@ -37,6 +37,7 @@ class P4DataPlane:
     """A device that runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
 
     whole_chunks = True
+    can_tag = False
     worker_limit = WORKERS_MAX
 
     def __init__(self, device: Device, pipeline: Pipeline):

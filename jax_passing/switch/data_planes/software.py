@@ -13,6 +13,7 @@ class SoftwareDataPlane:
 
     host = ""
     whole_chunks = False
+    can_tag = True
     worker_limit = WORKERS_MAX
 
     def __init__(self, host: str, port: int, *, slot_total: int, lanes_per_chunk: int, multicast: bool = True):
@@ -34,6 +35,7 @@ class SoftwareDataPlane:
             addresses=list(job.addresses),
             group=None if job.group is None else _native_group(job.group),
             parent=None if job.parent is None else _native_parent(job.parent),
+            keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
         )
 
     def group(self, job: int, own_address: str) -> Group | None:
@@ -71,7 +73,12 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
     if parent.socket is None:
         raise ValueError("The software data plane reaches a job's parent through a socket, and was given none.")
     return _native.ParentLink(
-        parent.socket, job=parent.job, epoch=parent.epoch, slot_first=parent.slot_first, worker=parent.worker
+        parent.socket,
+        job=parent.job,
+        epoch=parent.epoch,
+        slot_first=parent.slot_first,
+        worker=parent.worker,
+        keys=parent.keys,
     )
 
 

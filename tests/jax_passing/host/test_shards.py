@@ -148,11 +148,11 @@ def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch
     monkeypatch.setattr(shards, "CONNECTED_S", 0.2)
     connected = []
 
-    def counted(*arguments):
+    def counted(*arguments, **key_of_job):
         connected.append(arguments)
         if len(connected) == 3:
             timer.start()  # not earlier: a busy machine may need long until the others are connected
-        return connect(*arguments)
+        return connect(*arguments, **key_of_job)
 
     monkeypatch.setattr(shards, "connect", counted)
     late = three.each[2]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import Abilities, RefusalError, common_lanes, least, rank_of_host, rank_of_rack
 
-RACK = Abilities("rack", 1024, 360, False, None)
-SPINE = Abilities("spine", 256, 64, True, 100.0)
+RACK = Abilities("rack", 1024, 360, False, False, None)
+SPINE = Abilities("spine", 256, 64, True, False, 100.0)
 FACTS = {"strategy": "flat", "jaxlib": "0.10.0"}
 JOIN = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("x", "y"), 9, "process", 5.0, link_gbit=25.0, alike=FACTS)
 

@@ -43,9 +43,9 @@ def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
     readers = []
     converse = control_server._converse
 
-    async def remember(stream, reader, conversation):
+    async def remember(stream, reader, conversation, server_side):
         readers.append(weakref.ref(reader))
-        await converse(stream, reader, conversation)
+        await converse(stream, reader, conversation, server_side)
 
     monkeypatch.setattr(control_server, "_converse", remember)
     monkeypatch.setattr(control_server, "FLUSH_S", 0.01)

@@ -43,7 +43,10 @@ async def test_epochs_increase(switch):
 def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
     """(the job's number, its epoch's)."""
     host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
-    join, member = rank_of_host(host, "h", Abilities("y", 1, 360, False, None)), Member(None, "x", ("h", 1), 0.0, 0.0)
+    join, member = (
+        rank_of_host(host, "h", Abilities("y", 1, 360, False, False, None)),
+        Member(None, "x", ("h", 1), 0.0, 0.0),
+    )
     epoch = jobs._epoch_to_join(jobs._job(name), join, member)
     return epoch.job.number, epoch.number
 

@@ -50,7 +50,7 @@ def _waiting(jobs, ranks, world_size):
     for rank, connection in zip(ranks, connections, strict=True):
         host = messages.Join(messages.PROTOCOL_VERSION, "a", rank, world_size, ("y",), 1, f"x{rank}", 1.0)
         member = Member(connection, f"x{rank}", ("h", 1), 0.0, 0.0, switches=("y",))
-        jobs.admit("a", rank_of_host(host, "h", Abilities("y", 256, 360, False, None)), member)
+        jobs.admit("a", rank_of_host(host, "h", Abilities("y", 256, 360, False, False, None)), member)
     (epoch,) = jobs.epochs()
     return epoch, connections
 

@@ -51,6 +51,7 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   }
   // The sequence wraps on the way.
   options.first_position = pick(uint64_t{0}, uint64_t{0xFFFFFFFF} - random() % 50);
+  options.tagged = pick(false, true);
   Cluster cluster(seed, options);
   Workload workload(cluster, options.world_size);
   const int sites = 1 + static_cast<int>(random() % 6);

@@ -10,6 +10,7 @@
 
 #include "../tests/xla_ffi/host/tree.h"
 #include "../tests/xla_ffi/net/fake_network.h"
+#include "../tests/xla_ffi/wire/random_key.h"
 #include "host/all_reduce.h"
 #include "switch/slot_pool.h"
 
@@ -25,6 +26,7 @@ struct ClusterOptions {
   Faults faults;
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
+  bool tagged = false;  // packets have tags
 };
 
 class Cluster {
@@ -86,7 +88,14 @@ class Cluster {
             .epoch = static_cast<uint16_t>(kEpoch - shard + 3 * at),
             .slot_first = kSlotFirst + 2 * shard + 3 * at % 7,
             .worker = static_cast<uint16_t>(worker),
-            .whole_lanes = shard < options_.whole_lanes.size() ? options_.whole_lanes[shard] : 0};
+            .whole_lanes = shard < options_.whole_lanes.size() ? options_.whole_lanes[shard] : 0,
+            .keys = KeysAt(shard, at, worker)};
+  }
+
+  std::optional<wire::MemberKeys> KeysAt(uint32_t shard, uint32_t at, uint32_t worker) const {
+    if (!options_.tagged) return std::nullopt;
+    const uint64_t here = uint64_t{shard} << 40 | uint64_t{at} << 20;
+    return wire::MemberKeys{.contribution = wire::RandomKey(here | worker), .result = wire::RandomKey(here | 1 << 19)};
   }
 
   static Address AddressOf(const Member& member) {
@@ -113,10 +122,13 @@ class Cluster {
                      .epoch = place.epoch,
                      .slot_first = place.slot_first,
                      .slot_count = options_.slot_count,
-                     .addresses = {}};
+                     .addresses = {},
+                     .first_position = options_.first_position};
+      if (place.keys) slots.keys = {.contributions = {}, .results = place.keys->result};
       for (uint32_t worker = 0; worker < one.members.size(); ++worker) {
         const Member& member = one.members[worker];
         slots.addresses.push_back(AddressOf(member));
+        if (slots.keys) slots.keys->contributions.push_back(KeysAt(shard, at, worker)->contribution);
         (member.is_switch ? added.switches[member.index].worker : added.worker_of[member.index]) = worker;
       }
       if (at > 0) {
@@ -125,7 +137,8 @@ class Cluster {
                         .epoch = above.epoch,
                         .slot_first = above.slot_first,
                         .worker = above.worker,
-                        .address = AddressOf({true, one.parent})};
+                        .address = AddressOf({true, one.parent}),
+                        .keys = above.keys};
       }
       one.pool = std::make_unique<SlotPool>(place.slot_first + options_.slot_count);
       one.pool->AddJob(slots);
@@ -160,7 +173,8 @@ class Cluster {
 
   void OnSwitch(uint32_t shard, uint32_t at, std::span<const uint8_t> packet, const Member& source) {
     const uint32_t whole_lanes = ShardAt(shard, at, 0).whole_lanes;
-    if (whole_lanes != 0 && packet.size() != wire::kHeaderBytes + 4 * size_t{whole_lanes}) return;
+    const size_t tag_bytes = options_.tagged ? wire::kTagBytes : 0;
+    if (whole_lanes != 0 && packet.size() != wire::kHeaderBytes + 4 * size_t{whole_lanes} + tag_bytes) return;
     const Switch& own = shards_[shard].switches[at];
     const Action action = own.pool->OnPacket(packet, AddressOf(source));
     const std::vector<uint8_t> out(action.packet.begin(), action.packet.end());

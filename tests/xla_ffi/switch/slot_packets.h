@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../tests/xla_ffi/wire/random_key.h"
 #include "switch/slot_pool.h"
 #include "wire/header.h"
 #include "wire/lanes.h"
@@ -129,20 +130,52 @@ inline SendTo ExpectedSendTo(const Step& step) {
   return step.verdict == Verdict::kResend ? SendTo::kWorker : SendTo::kEveryWorker;
 }
 
+// Those of the job and of its parent.
+inline void GiveKeys(JobSlots& job) {
+  job.keys = {.contributions = {}, .results = wire::RandomKey(100)};
+  for (size_t worker = 0; worker < job.addresses.size(); ++worker) {
+    job.keys->contributions.push_back(wire::RandomKey(worker));
+  }
+  if (job.parent) job.parent->keys = {.contribution = wire::RandomKey(200), .result = wire::RandomKey(201)};
+}
+
+// The same packet with a tag.
+inline std::vector<uint8_t> Sealed(std::vector<uint8_t> packet, const wire::PacketKey& key, uint64_t position) {
+  packet[2] |= wire::kTagged;
+  packet.resize(packet.size() + wire::kTagBytes);
+  key.Seal(packet.data(), static_cast<uint32_t>((packet.size() - wire::kHeaderBytes - wire::kTagBytes) / 4), position);
+  return packet;
+}
+
+// What comes in and goes out of a job with keys has tags.
 inline void CheckCases(const std::vector<Case>& cases, const JobSlots& job) {
   for (const Case& test : cases) {
     SlotPool pool(8);
     pool.AddJob(job);
     pool.AddJob(MakeJob(4, 2, 4));
+    uint64_t completed = 0;
     for (size_t i = 0; i < test.steps.size(); ++i) {
       const Step& step = test.steps[i];
       const wire::Header& in = step.in.header;
       const bool from_parent = in.worker == wire::kEveryWorker;
       const Address own = from_parent ? kParentAddress : AddressOf(in.job, in.worker);
-      const Action action = pool.OnPacket(Bytes(step.in), step.source.value_or(own));
+      std::vector<uint8_t> packet = Bytes(step.in), expected = ExpectedPacket(step);
+      if (job.keys && in.job != 4) {
+        const bool up = ExpectedSendTo(step) == SendTo::kParent;
+        const uint64_t position = wire::PositionNear(completed, in.sequence);
+        const bool is_ours = in.worker < job.addresses.size();  // else no tag is looked at
+        const wire::PacketKey& key = from_parent ? (job.parent ? job.parent->keys->result : job.keys->results)
+                                                 : job.keys->contributions[is_ours ? in.worker : 0];
+        packet = Sealed(packet, key, position);
+        if (!expected.empty()) {
+          expected = Sealed(expected, up ? job.parent->keys->contribution : job.keys->results, position);
+        }
+        if (step.verdict == Verdict::kComplete || step.verdict == Verdict::kForwarded) completed = position;
+      }
+      const Action action = pool.OnPacket(packet, step.source.value_or(own));
       EXPECT_STREQ(Name(action.verdict), Name(step.verdict)) << test.description << ", step " << i;
       EXPECT_EQ(action.to, ExpectedSendTo(step)) << test.description << ", step " << i;
-      EXPECT_EQ(std::vector<uint8_t>(action.packet.begin(), action.packet.end()), ExpectedPacket(step))
+      EXPECT_EQ(std::vector<uint8_t>(action.packet.begin(), action.packet.end()), expected)
           << test.description << ", step " << i;
       if (action.to == SendTo::kNobody) continue;
       EXPECT_EQ(action.job, from_parent ? job.job : in.job) << test.description << ", step " << i;

@@ -136,6 +136,29 @@ const std::vector<Case> kChildCases = {
 
 TEST(SlotPool, onPacket_childTable) { CheckCases(kChildCases, MakeChildJob()); }
 
+TEST(SlotPool, onPacket_childTableWithTags) {
+  JobSlots job = MakeChildJob();
+  GiveKeys(job);
+  CheckCases(kChildCases, job);
+}
+
+TEST(SlotPool, forgedResultsOfTheParentChangeNothing) {
+  JobSlots job = MakeChildJob();
+  GiveKeys(job);
+  SlotPool pool(8);
+  pool.AddJob(job);
+  for (const uint16_t worker : {0, 1}) {
+    pool.OnPacket(Sealed(Bytes(From(worker)), job.keys->contributions[worker], 9), AddressOf(3, worker));
+  }
+  const std::vector<uint8_t> result = Bytes(FromParent({60, -50}));
+  for (const wire::PacketKey& key : {job.parent->keys->contribution, job.keys->results, wire::RandomKey(77)}) {
+    EXPECT_EQ(pool.OnPacket(Sealed(result, key, 9), kParentAddress).verdict, Verdict::kForged);
+  }
+  EXPECT_EQ(pool.OnPacket(result, kParentAddress).verdict, Verdict::kForged);
+  EXPECT_FALSE(pool.VersionOf(1, 0).complete);
+  EXPECT_EQ(pool.OnPacket(Sealed(result, job.parent->keys->result, 9), kParentAddress).verdict, Verdict::kAnswered);
+}
+
 TEST(SlotPool, onPacket_childOfOneWorkerPassesOn) {
   SlotPool pool(8);
   JobSlots job = MakeJob(3, 1, 4);

@@ -23,7 +23,7 @@ TEST(Probe, burst_fullPacketsAndAShortOne) {
   EXPECT_LE(burst.bytes.size(), 65'507u);  // one super-packet
   ASSERT_EQ(burst.packet_bytes.size(), kProbePackets);
   for (uint16_t i = 0; i < kProbePackets; ++i) {
-    EXPECT_EQ(burst.packet_bytes[i], i + 1 < kProbePackets ? kMaxPacketBytes : kHeaderBytes + 4);
+    EXPECT_EQ(burst.packet_bytes[i], i + 1 < kProbePackets ? (kHeaderBytes + 4 * kMaxLanes) : kHeaderBytes + 4);
   }
 }
 

@@ -1,0 +1,35 @@
+"""`jax-passing key`: keys for switches and jobs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def key(
+    switch_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Derive the key of a job from the switch's key in this file.",
+            show_default="a new key for a switch",
+        ),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="With --switch-key, the job's name.")] = None,
+) -> None:
+    """Print a new key for a switch, or the key of a job at a switch that has one. Write it to a file that only its
+    owner can read (umask 077)."""
+    from jax_passing import job_names
+    from jax_passing.errors import ConfigError
+    from jax_passing.protocol import keys
+
+    if (switch_key is None) != (job is None):
+        raise ConfigError("--switch-key and --job belong together: a job's key is derived from its switch's.")
+    if switch_key is None or job is None:
+        typer.echo(keys.key_line(keys.SWITCH, keys.new_key()), nl=False)
+        return
+    try:
+        job_names.check(job)
+    except ValueError as error:
+        raise ConfigError(f"--job: {error}.") from error
+    typer.echo(keys.key_line(keys.JOB, keys.job_key(keys.read_key(switch_key, keys.SWITCH), job)), nl=False)

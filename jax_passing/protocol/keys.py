@@ -1,0 +1,83 @@
+"""Keys, and what is derived from them. docs/security.md says who has which and what it protects.
+
+A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that whoever has one
+job's key can join that job, and no other. A key file has one line, the kind and 64 hexadecimal digits:
+
+    switch 1f0e...        job 77ab...
+"""
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from jax_passing.errors import ConfigError
+from jax_passing.protocol.packet import KEY_WORDS
+
+log = logging.getLogger("jax_passing")
+
+KEY_BYTES = 32
+SWITCH, JOB = "switch", "job"  # the kinds of key files
+HOW_TO_GET_A_KEY = (
+    "Who runs the switch prints it by `jax-passing key --switch-key FILE --job NAME`; then set JAX_PASSING_KEY_FILE to "
+    "a file with it on every host (docs/security.md)."
+)
+_LINE = re.compile(rf"(\w+) ([0-9a-f]{{{2 * KEY_BYTES}}})\s*")
+
+
+def _derived(key: bytes, purpose: bytes, content: bytes = b"") -> bytes:
+    """KEY_BYTES, by BLAKE2b with a key (RFC 7693). `purpose`, of at most 16 bytes, keeps uses of a key apart."""
+    return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=purpose).digest()
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def job_key(switch_key: bytes, job: str) -> bytes:
+    return _derived(switch_key, b"passing job", job.encode())
+
+
+def connection_seed(key: bytes) -> bytes:
+    """Of the key pair by which both ends of a connection know each other."""
+    return _derived(key, b"passing tls")
+
+
+def packet_key(secret: bytes) -> bytes:
+    """For packets' tags (xla_ffi/wire/packet_key.h), by SHAKE-256."""
+    return hashlib.shake_256(b"passing packet key" + secret).digest(16 + 2 * 4 * KEY_WORDS)
+
+
+def key_line(kind: str, key: bytes) -> str:
+    """What a key file has."""
+    return f"{kind} {key.hex()}\n"
+
+
+def read_key(path: str | Path, kind: str) -> bytes:
+    """The key in a file of this kind. Warns if others may read it.
+
+    Raises:
+      ConfigError: there is no such file, or it has no such key.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(1024)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"Can't read the key file {path}: {error}.") from error
+    found = _LINE.fullmatch(content)
+    if found is None or found[1] not in (SWITCH, JOB):
+        raise ConfigError(f"{path} is no key file: expected one line, as `jax-passing key` prints it.")
+    if found[1] != kind:
+        hint = (
+            "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it"
+            if kind == JOB
+            else "A switch has a key of its own, which `jax-passing key` makes"
+        )
+        raise ConfigError(f"{path} has the key of a {found[1]}, and a {kind}'s is wanted. {hint} (docs/security.md).")
+    if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        log.warning("the key file %s can be read by others than its owner: chmod 600 it", path)
+    return bytes.fromhex(found[2])
