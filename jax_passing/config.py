@@ -153,6 +153,9 @@ class Settings:
     """Rate of this host's link, for `auto`; None: as the network card says."""
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
     """With the job's key, if the switch wants one (docs/security.md)."""
+    check_sums: Annotated[bool, Meta(description="true or false")] | None = None
+    """Whether hosts check that what comes back is the sum of what all sent; None: where a key is set, and some switch
+    can't check packets' tags."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """Axes of local meshes, pmap or vmap that go on over the hosts."""
 

@@ -51,6 +51,10 @@ class DeadlineExceededError(PassingError):
     """A sum made no progress for `deadline_s`."""
 
 
+class WrongSumError(PassingError):
+    """What came back isn't the sum of what all hosts sent: a switch adds wrongly, or somebody forges packets."""
+
+
 class ProgramMismatchError(PassingError):
     """Hosts run programs whose sums differ, which all of them hear at once; or executions or devices of one host met at
     a sum that don't belong together."""

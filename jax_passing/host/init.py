@@ -30,6 +30,7 @@ def init(
     strategy: str | None = None,
     link_gbit: float | None = None,
     key_file: str | Path | None = None,
+    check_sums: bool | None = None,
     axis_name: str | Sequence[str] | None = None,
     config: str | Path | None = None,
 ) -> Session:
@@ -52,6 +53,8 @@ def init(
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
       link_gbit: rate of this host's link to the switch, for "auto".
       key_file: file with the job's key, if the switch wants one (docs/security.md).
+      check_sums: whether hosts check each sum that comes back (docs/security.md). Default: where there is a key, and a
+        switch that can't tell forged packets.
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
@@ -76,6 +79,7 @@ def init(
         "strategy": strategy,
         "link_gbit": link_gbit,
         "key_file": key_file,
+        "check_sums": check_sums,
         "axis_name": axis_name,
     }
     if _parent_had_sessions:

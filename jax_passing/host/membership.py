@@ -61,9 +61,9 @@ class Membership:
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
         until = time.monotonic() + settings.join_deadline_s
-        key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
+        self._key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
         assert settings.job is not None  # there is a switch
-        self._shards = connect_all(settings.switch, until, key, settings.job)
+        self._shards = connect_all(settings.switch, until, self._key, settings.job)
         try:
             join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()
@@ -116,11 +116,20 @@ class Membership:
                 world_size=settings.world_size,
                 slots_per_shard=slots_per_shard,
                 lanes_per_chunk=lanes,
+                check_key=self._check_key(),
                 warn_s=settings.warn_s,
                 deadline_s=settings.deadline_s,
             )
         except ValueError as error:
             raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
+
+    def _check_key(self) -> bytes | None:
+        """None: sums aren't checked. All hosts decide alike: the welcomes are as one to all of them in this."""
+        welcomes = [shard.welcome for shard in self._shards]
+        wanted = self._settings.check_sums
+        if wanted is None:
+            wanted = self._key is not None and any(welcome.packet_keys is None for welcome in welcomes)
+        return keys.check_key(self._key, [welcome.nonce for welcome in welcomes]) if wanted else None
 
     def start(self) -> None:
         """A thread for each control connection, and one for the transport."""

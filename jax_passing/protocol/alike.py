@@ -16,6 +16,7 @@ _SAME_VERSIONS = "install the same versions on all of them"
 _ADVICE = {
     "axis_name": "declare the same in jax_passing.init(axis_name=…) or JAX_PASSING_AXIS_NAME",
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
+    "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
     HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
@@ -30,6 +31,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
+        "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         DEVICES: str(device_count or ""),
         HASH_SEED: hash_seed(),
         **{name: _version(package) for name, package in _PACKAGES.items()},

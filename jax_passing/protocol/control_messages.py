@@ -203,8 +203,9 @@ class Welcome(Message, frozen=True):
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
     chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
     offered last. `contribution_secret`, `result_secret`: if packets have tags, what their keys are derived from; the
-    former is this worker's alone. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`:
-    the one link behind which the switch stands, None if it has a port for each host.
+    former is this worker's alone. `nonce`: the root's, drawn for this epoch. `link_gbit`: the slowest host's link, of
+    those that are known; `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for
+    each host.
     """
 
     job_id: Id
@@ -219,6 +220,7 @@ class Welcome(Message, frozen=True):
     multicast: bool = False
     contribution_secret: Secret | None = None
     result_secret: Secret | None = None
+    nonce: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
 

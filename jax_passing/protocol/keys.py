@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from jax_passing.errors import ConfigError
@@ -20,6 +21,7 @@ from jax_passing.protocol.packet import KEY_WORDS
 log = logging.getLogger("jax_passing")
 
 KEY_BYTES = 32
+CHECK_KEY_BYTES = 16
 SWITCH, JOB = "switch", "job"  # the kinds of key files
 HOW_TO_GET_A_KEY = (
     "Who runs the switch prints it by `jax-passing key --switch-key FILE --job NAME`; then set JAX_PASSING_KEY_FILE to "
@@ -44,6 +46,13 @@ def job_key(switch_key: bytes, job: str) -> bytes:
 def connection_seed(key: bytes) -> bytes:
     """Of the key pair by which both ends of a connection know each other."""
     return _derived(key, b"passing tls")
+
+
+def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
+    """By which the hosts of an epoch check sums (xla_ffi/host/sum_check.h). `key`: the job's; without one, it is known
+    to whoever sees the nonces. These are of the job's shards."""
+    lengths = b"".join(len(nonce).to_bytes(1) + nonce for nonce in nonces)
+    return _derived(key or bytes(KEY_BYTES), b"passing check", lengths)[:CHECK_KEY_BYTES]
 
 
 def packet_key(secret: bytes) -> bytes:

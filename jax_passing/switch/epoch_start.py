@@ -205,8 +205,10 @@ class EpochStart:
         )
 
     def _new_secrets(self, worker_count: int) -> Secrets:
-        random = [self._outside.random_bits(8 * KEY_BYTES).to_bytes(KEY_BYTES) for _ in range(worker_count + 1)]
-        return Secrets(random[:-1], random[-1])
+        return Secrets([self._random_bytes() for _ in range(worker_count)], self._random_bytes())
+
+    def _random_bytes(self) -> bytes:
+        return self._outside.random_bits(8 * KEY_BYTES).to_bytes(KEY_BYTES)
 
     def _add_job(self, epoch: Epoch, above: messages.Welcome | None, secrets: Secrets | None) -> bool:
         """Whether the data plane has taken it; else all who wait have been sent away."""
@@ -257,6 +259,7 @@ class EpochStart:
         else:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
+        nonce = self._random_bytes() if above is None else above.nonce
         now = self._outside.now()
         for worker, member in enumerate(epoch.workers()):
             member.heard = now
@@ -274,6 +277,7 @@ class EpochStart:
                     multicast=epoch.group is not None,
                     contribution_secret=secrets.contributions[worker] if secrets else None,
                     result_secret=secrets.results if secrets else None,
+                    nonce=nonce,
                     link_gbit=slowest,
                     switch_link_gbit=slowest_switch,
                 )

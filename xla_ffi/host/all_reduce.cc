@@ -15,11 +15,13 @@ constexpr size_t kOrderMessageBytes = 1 << 16;
 // Names of sites, for messages to people: forgetting all of them at once is simplest.
 constexpr size_t kMaxSiteNames = 1 << 14;
 
+// Of one chunk: after so many the switch is taken to have no other.
+constexpr uint32_t kMaxWrongResults = 8;
+
 }  // namespace
 
 AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast)
     : leads_(job.rank == 0),
-      lanes_per_chunk_(job.lanes_per_chunk),
       packets_(job),
       drivers_(std::move(drivers)),
       broadcast_(std::move(broadcast)),
@@ -33,7 +35,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
-  Issue(std::make_unique<ActiveSum>(std::move(sum), lanes_per_chunk_, packets_.sharding().window(),
+  Issue(std::make_unique<ActiveSum>(std::move(sum), packets_.data_lanes_per_chunk(), packets_.sharding().window(),
                                     packets_.headroom_bits(), now_us));
 }
 
@@ -186,13 +188,21 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   }
 
   const bool data = !line.segment().CarriesExponents(chunk);
+  const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
+  const bool known = line.exponents.known();
+  uint8_t room[4 * wire::kMaxLanes];
+  if (!data) lanes = packets_.Maxima(line, chunk, lanes, room);
+  if (lanes == nullptr || (data && !packets_.IsSum(line, chunk, header.flags, lanes))) {
+    // Before the exponents are known, it may be that another rank guessed others: then nobody needs this result.
+    return data && !known ? drop() : OnWrongSum(line, *position);
+  }
+  wrong_results_.erase(*position);
   window_.OnResult(*position, now_us, /*in_order=*/data && !line.segment().guesses());
   dirty_ = true;
   ++line.chunks_done;
-  const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
   if (!data) {
     TakeExponents(line, chunk, lanes);
-  } else if (line.exponents.known()) {
+  } else if (known) {
     TakeData(line, chunk, lanes, header.flags);
   } else {
     line.exponents.Keep(chunk, header.flags, {lanes, 4 * size_t{header.element_count}});
@@ -227,6 +237,20 @@ void AllReduce::TakeData(const Line& line, uint32_t chunk, const uint8_t* lanes,
   stats_.flagged_chunks += flags != 0;
 }
 
+// Somebody may have sent it in the switch's name: then the switch's own result comes as well, sooner or later. But if
+// the switch has this sum, it answers with it again and again.
+void AllReduce::OnWrongSum(const Line& line, uint64_t position) {
+  ++stats_.packets_dropped;
+  ++stats_.sums_wrong;
+  if (++wrong_results_[position] <= kMaxWrongResults) return;
+  failure_ = {
+      "WrongSumError",
+      line.sum->shape().site_name +
+          ": a sum that came back isn't that of what all ranks sent. Somebody sends packets in a rank's name, or "
+          "the switch adds wrongly: look at its counters, and test it by `jax-passing conformance`. Nothing "
+          "wrong was used; start again from the last step."};
+}
+
 // Moves the window past the lines and chunks that are done.
 void AllReduce::Retire() {
   uint64_t low = window_.low();
@@ -243,7 +267,8 @@ void AllReduce::Retire() {
 
 void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
   if (sum->flagged()) {
-    return Issue(ActiveSum::SecondPassOf(std::move(sum), lanes_per_chunk_, packets_.sharding().window()));
+    return Issue(
+        ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(), packets_.sharding().window()));
   }
   sum = ActiveSum::FirstPassOf(std::move(sum));
   ++stats_.sums_completed;

@@ -39,6 +39,7 @@ struct AllReduceStats {
   uint64_t packets_resent = 0;
   uint64_t packets_dropped = 0;  // malformed, forged, of another job or epoch, or not awaited
   uint64_t packets_forged = 0;   // of these: results that we await, but without the switch's tag
+  uint64_t sums_wrong = 0;       // of these: results that aren't the sum of what all ranks sent
   uint64_t order_messages = 0;   // announcements sent (rank 0) or received
   uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
   uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity
@@ -69,7 +70,9 @@ class AllReduce {
 
   void Start(Sum sum, int64_t now_us);
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
-  // Empty if it was understood; else why the job can't go on: nothing is sent or received from then on, call Fail.
+  // Why the job can't go on, if so: nothing is sent or received from then on, call Fail.
+  const std::optional<Failure>& failure() const { return failure_; }
+  // Empty if it was understood; else the failure.
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
   // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);
@@ -100,11 +103,11 @@ class AllReduce {
   // Receiving.
   void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
   void TakeData(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
+  void OnWrongSum(const Line& line, uint64_t position);
   void Retire();
   void Complete(std::unique_ptr<ActiveSum> sum);
 
   const bool leads_;
-  const uint32_t lanes_per_chunk_;
   const ChunkPackets packets_;
   const std::vector<Driver*> drivers_;  // by shard
   const std::function<void(std::string)> broadcast_;
@@ -113,6 +116,7 @@ class AllReduce {
   LastExponents last_exponents_;
   OrderLog log_;
   SlotWindow window_;
+  std::unordered_map<uint64_t, uint32_t> wrong_results_;  // by position, of those in flight: how many
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
   std::string announcement_;
   bool dirty_ = false;  // something happened that OnTimer may act on

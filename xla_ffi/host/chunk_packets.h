@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "host/job_config.h"
 #include "host/order_log.h"
 #include "host/sharding.h"
+#include "host/sum_check.h"
 #include "wire/header.h"
 
 namespace passing {
@@ -20,6 +22,8 @@ class ChunkPackets {
 
   const Sharding& sharding() const { return sharding_; }
   uint32_t headroom_bits() const { return headroom_bits_; }
+  // Of a chunk: those for a check are left out.
+  uint32_t data_lanes_per_chunk() const { return job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0); }
 
   // Of the packet that this rank sends, without its flags, which its elements tell.
   wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
@@ -29,11 +33,20 @@ class ChunkPackets {
   bool IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const;
   // Has this packet, with the header of that result, the tag that only the switch can make, if packets have tags there?
   bool IsGenuine(std::span<const uint8_t> packet, uint64_t position) const;
+  // The lanes of an exponent chunk's result, if they may be the maxima of what all ranks sent, else null. They are no
+  // less than our own. `room`: for wire::kMaxLanes lanes, where they are put if the packet has them in another form.
+  const uint8_t* Maxima(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const;
+  // May these lanes be the sum of what all ranks sent for the chunk? Always, if nobody checks.
+  bool IsSum(const Line& line, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
  private:
+  bool IsChecked(const Line& line, uint32_t chunk) const;
+  SumCheck::Chunk ToCheck(const Line& line, uint32_t chunk) const;
+  uint32_t DataLanesOf(const Line& line, uint32_t chunk) const;
   uint32_t LanesOf(const Line& line, uint32_t chunk) const;
 
   const JobConfig job_;
+  const std::optional<SumCheck> check_;
   const Sharding sharding_;
   const uint32_t headroom_bits_;
 };

@@ -17,8 +17,8 @@ bool IsInRange(const JobConfig& job) {
                      job.slots_per_shard * job.shards.size() <= wire::kMaxSlots && every_shard([&](const Shard& shard) {
                        return uint64_t{shard.slot_first} + job.slots_per_shard <= wire::kMaxSlots;
                      });
-  const bool lanes = job.lanes_per_chunk >= kGuessLanes && job.lanes_per_chunk <= wire::kMaxLanes &&
-                     every_shard([&](const Shard& shard) {
+  const bool lanes = job.lanes_per_chunk >= kGuessLanes + (job.check_key ? SumCheck::kLanes : 0) &&
+                     job.lanes_per_chunk <= wire::kMaxLanes && every_shard([&](const Shard& shard) {
                        return shard.whole_lanes == 0 ||
                               (shard.whole_lanes >= job.lanes_per_chunk && shard.whole_lanes <= wire::kMaxLanes);
                      });

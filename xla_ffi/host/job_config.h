@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "host/sum_check.h"
 #include "wire/header.h"
 #include "wire/packet_key.h"
 
@@ -29,7 +30,8 @@ struct JobConfig {
   std::vector<Shard> shards{};   // in the order that all ranks agreed on
   uint32_t slots_per_shard = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;
-  uint64_t first_position = 0;  // alike on all ranks; tests begin right before the sequence wraps
+  std::optional<SumCheck::Key> check_key{};  // if chunks have the lanes of a check, which only hosts can make
+  uint64_t first_position = 0;               // alike on all ranks; tests begin right before the sequence wraps
 };
 
 // Can there be such a job? Its numbers come from the switches.

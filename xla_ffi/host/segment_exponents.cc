@@ -44,6 +44,19 @@ void SegmentExponents::Write(const ChunkRange& blocks, uint8_t* lanes) const {
   }
 }
 
+bool SegmentExponents::MayBe(const ChunkRange& blocks, const uint8_t* lanes) const {
+  size_t count = 0;
+  const auto is_maximum_with = [&](uint32_t own) {
+    return static_cast<int32_t>(wire::LoadLane(lanes, count++)) >= static_cast<int32_t>(own);
+  };
+  for (uint64_t i = blocks.first; i < blocks.first + blocks.count; ++i) {
+    if (!is_maximum_with(static_cast<uint32_t>(exponents_[i]))) return false;
+    if (guesses_.empty()) continue;
+    if (!is_maximum_with(static_cast<uint32_t>(guesses_[i])) || !is_maximum_with(Negated(guesses_[i]))) return false;
+  }
+  return true;
+}
+
 // The guess was right if it was the same on all ranks, as its maximum and minimum tell, and is the exponent of the sum.
 // A segment that guesses has one exponent chunk, so one result tells it of all blocks.
 void SegmentExponents::Take(const ChunkRange& blocks, const uint8_t* lanes) {

@@ -55,6 +55,8 @@ class SegmentExponents {
 
   // Writes the lanes of the exponent chunk that carries these blocks of the segment.
   void Write(const ChunkRange& blocks, uint8_t* lanes) const;
+  // May this be its result, in which our own are? Before it is taken.
+  bool MayBe(const ChunkRange& blocks, const uint8_t* lanes) const;
   // Takes its result. Each exponent chunk's comes once.
   void Take(const ChunkRange& blocks, const uint8_t* lanes);
 

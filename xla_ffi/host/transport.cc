@@ -191,6 +191,7 @@ void Transport::Receive() {
     const uint64_t results = ReceiveFrom(shard, *own);
     if (sockets_.HasGroup(shard) && watch.OnOwnResults(results)) events_.Push(GroupLost{shard});
   }
+  if (core_.failure()) Fail(*core_.failure());
 }
 
 // One batch. Returns how many results a sum waited for.

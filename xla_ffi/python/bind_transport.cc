@@ -6,8 +6,10 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +42,8 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
 }
 
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, uint16_t rank, uint32_t world_size,
-                   uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s) {
+                   uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s, double deadline_s,
+                   const std::optional<nb::bytes>& check_key) {
   TransportOptions options{.job = {.rank = rank,
                                    .world_size = world_size,
                                    .shards = {},
@@ -48,6 +51,10 @@ void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, u
                                    .lanes_per_chunk = lanes_per_chunk},
                            .warn_s = warn_s,
                            .deadline_s = deadline_s};
+  if (check_key) {
+    if (check_key->size() != SumCheck::kKeyBytes) throw std::invalid_argument("a key of sums has another length");
+    std::memcpy(options.job.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
+  }
   std::vector<UdpSocket> sockets;
   std::vector<std::optional<UdpSocket>> groups;
   for (const ShardLink& link : links) {
@@ -116,7 +123,7 @@ void BindTransport(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
       .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "rank"_a, "world_size"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a)
+           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none())
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self->DeliverOrderMessage(std::string(message.c_str(), message.size()));

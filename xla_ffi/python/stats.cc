@@ -16,6 +16,7 @@ nb::dict StatsDict(const AllReduceStats& stats) {
   dict["packets_resent"] = stats.packets_resent;
   dict["packets_dropped"] = stats.packets_dropped;
   dict["packets_forged"] = stats.packets_forged;
+  dict["sums_wrong"] = stats.sums_wrong;
   dict["order_messages"] = stats.order_messages;
   dict["order_rollbacks"] = stats.order_rollbacks;
   dict["flagged_chunks"] = stats.flagged_chunks;

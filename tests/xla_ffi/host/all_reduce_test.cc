@@ -52,6 +52,7 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   // The sequence wraps on the way.
   options.first_position = pick(uint64_t{0}, uint64_t{0xFFFFFFFF} - random() % 50);
   options.tagged = pick(false, true);
+  if (pick(false, true)) options.check_key = SumCheck::Key{static_cast<uint8_t>(seed)};
   Cluster cluster(seed, options);
   Workload workload(cluster, options.world_size);
   const int sites = 1 + static_cast<int>(random() % 6);
@@ -132,7 +133,8 @@ TEST(AllReduceCluster, theLargestWorld) {
                          .trees = {Tree::Levels(kMaxWorldSize, {16})},
                          .slot_count = 16,
                          .lanes_per_chunk = 360,
-                         .faults = {.loss = 0.001}};
+                         .faults = {.loss = 0.001},
+                         .check_key = SumCheck::Key{1}};
   Cluster cluster(1, options);
   Workload workload(cluster, options.world_size);
   workload.AddSite(DType::kFloat32, {1000}, 1);
@@ -347,6 +349,68 @@ TEST(AllReduceCluster, wrongGuessesUnderLossAndReordering) {
   }
 }
 
+// Adds something to one lane of a packet now and then.
+std::function<void(std::vector<uint8_t>&)> AltersLanes(uint64_t seed, uint64_t one_in) {
+  return [random = std::mt19937_64(seed), one_in](std::vector<uint8_t>& packet) mutable {
+    if (random() % one_in != 0) return;
+    wire::Header header;
+    ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+    uint8_t* lanes = &packet[wire::kHeaderBytes];
+    const size_t at = random() % header.element_count;
+    wire::StoreLane(lanes, at, wire::LoadLane(lanes, at) + static_cast<uint32_t>(random() | 1));
+  };
+}
+
+ClusterOptions CheckedCluster(uint64_t seed) {
+  return {.world_size = 3,
+          .slot_count = 16,
+          .lanes_per_chunk = 64,
+          .faults = {.loss = 0.01},
+          .check_key = SumCheck::Key{static_cast<uint8_t>(seed)}};
+}
+
+// What somebody else sends in the switch's name doesn't hold up anybody: the switch's own results come as well.
+TEST(AllReduceCluster, alteredResultsAreDropped) {
+  uint64_t wrong = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ClusterOptions options = CheckedCluster(seed);
+    options.alter_result = AltersLanes(seed, 20);
+    Cluster cluster(seed, options);
+    Workload workload(cluster, options.world_size);
+    workload.AddSite(DType::kFloat32, {30'000}, 1);
+    workload.AddSite(DType::kFloat32, {100}, 1);
+    for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
+    ASSERT_TRUE(cluster.Run(600'000'000));
+    for (uint32_t rank = 0; rank < options.world_size; ++rank) wrong += cluster.rank(rank).stats().sums_wrong;
+    workload.Check();
+  }
+  EXPECT_GT(wrong, 500u);
+}
+
+TEST(AllReduceCluster, alteredContributionsMakeNoWrongSum) {
+  int failures = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ClusterOptions options = CheckedCluster(seed);
+    options.alter_contribution = AltersLanes(seed, 1000);
+    Cluster cluster(seed, options);
+    Workload workload(cluster, options.world_size);
+    workload.AddSite(DType::kFloat32, {30'000}, 1);
+    workload.AddSite(DType::kFloat32, {100}, 1);
+    for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
+    cluster.Run(100'000'000);
+    for (uint32_t rank = 0; rank < options.world_size; ++rank) {
+      if (!cluster.rank(rank).failure()) continue;
+      EXPECT_EQ(cluster.rank(rank).failure()->kind, "WrongSumError");
+      ++failures;
+    }
+    for (uint32_t rank = 0; rank < options.world_size; ++rank) cluster.rank(rank).Fail({"HostLostError", "told"});
+    workload.Check(/*may_fail=*/true);
+  }
+  EXPECT_GT(failures, 30);
+}
+
 // A host whose program differs: nobody gets a sum, and everybody can say where the others are.
 TEST(AllReduceCluster, differentProgramsStallByName) {
   ClusterOptions options{.world_size = 2, .faults = {}};
@@ -487,8 +551,13 @@ TEST(AllReduce, OnPacket_lanesThatNoHostSends) {
   int64_t now_us = 0;
   const auto foul = [&](const wire::Header& header, std::vector<uint8_t>& packet, std::optional<uint32_t> lane) {
     constexpr uint32_t kLanes[] = {0x80000000, 0x80000001, 0x7FFFFFFF, 0xFFFFFFFF, 0, 1, 0xFFF00000, 0x00100000};
+    uint8_t* lanes = &packet[wire::kHeaderBytes];
     for (uint32_t i = 0; i < header.element_count; ++i) {
-      wire::StoreLane(&packet[wire::kHeaderBytes], i, lane.value_or(kLanes[random() % std::size(kLanes)]));
+      auto fouled = static_cast<int32_t>(lane.value_or(kLanes[random() % std::size(kLanes)]));
+      // A maximum below this host's own exponent is dropped.
+      const auto own = static_cast<int32_t>(wire::LoadLane(lanes, i));
+      if (header.lane_format == wire::LaneFormat::kMaxInt32) fouled = std::max(fouled, own);
+      wire::StoreLane(lanes, i, static_cast<uint32_t>(fouled));
     }
   };
   const auto run = [&]<typename T>(DType dtype, T one) {

@@ -3,6 +3,7 @@
 #define TESTS_XLA_FFI_HOST_CLUSTER_H_
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,10 @@ struct ClusterOptions {
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   bool tagged = false;  // packets have tags
+  std::optional<SumCheck::Key> check_key{};
+  // Alters packets on their way: from hosts to their switch, and from there to hosts.
+  std::function<void(std::vector<uint8_t>& packet)> alter_contribution = [](auto&) {};
+  std::function<void(std::vector<uint8_t>& packet)> alter_result = [](auto&) {};
 };
 
 class Cluster {
@@ -151,10 +156,12 @@ class Cluster {
                   .shards = {},
                   .slots_per_shard = options_.slot_count,
                   .lanes_per_chunk = options_.lanes_per_chunk,
+                  .check_key = options_.check_key,
                   .first_position = options_.first_position};
     std::vector<Driver*> drivers;
     for (uint32_t shard = 0; shard < options_.shard_count; ++shard) {
       drivers_.push_back(std::make_unique<FakeDriver>([this, shard, rank](std::vector<uint8_t> packet) {
+        options_.alter_contribution(packet);
         SendToSwitch(shard, shards_[shard].tree.switch_of[rank], std::move(packet), {false, rank});
       }));
       drivers.push_back(drivers_.back().get());
@@ -187,7 +194,9 @@ class Cluster {
         SendToSwitch(shard, to.index, out, {true, at});
         continue;
       }
-      network_.Send(out, [this, shard, rank = to.index](std::span<const uint8_t> arrived) {
+      std::vector<uint8_t> result = out;
+      options_.alter_result(result);
+      network_.Send(result, [this, shard, rank = to.index](std::span<const uint8_t> arrived) {
         ranks_[rank]->OnPacket(shard, arrived, network_.now_us());
       });
     }

@@ -178,13 +178,14 @@ class Workload {
     }
   }
 
-  // Every call is done, and every device of every host holds the reference's bits.
-  void Check() const {
+  // Every call is done, and every device of every host holds the reference's bits; unless the sum failed, if it may.
+  void Check(bool may_fail = false) const {
     for (const auto& [key, hosts] : calls_) {
       const auto& reference = references_.at(key);
       for (uint32_t rank = 0; rank < world_size_; ++rank) {
         const Call& call = hosts[rank];
         ASSERT_TRUE(call.done) << "site " << key.first << " execution " << key.second << " rank " << rank;
+        if (may_fail && call.failure) continue;
         ASSERT_FALSE(call.failure) << call.failure->message;
         for (size_t i = 0; i < call.buffers.size(); ++i) {
           ASSERT_EQ(call.buffers[i], reference[i % reference.size()])
