@@ -158,6 +158,12 @@ class Settings:
     can't check packets' tags."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """Axes of local meshes, pmap or vmap that go on over the hosts."""
+    world_size_min: Annotated[int, integer(1, RANKS_MAX)] | None = None
+    """The fewest hosts that go on after a failure; None: the session isn't elastic."""
+    rejoin_wait_s: Annotated[float, Meta(ge=0, le=86400, description="seconds, from 0 to 86400")] = 0.0
+    """How long an elastic session's hosts that meet again wait for others in the place of those that are lost."""
+    standby: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] = ()
+    """Switches that take the place of `switch`, each of all of it, where that is lost or has no slots left."""
 
 
 _SOURCES = Sources(
@@ -225,6 +231,18 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
         raise ConfigError(
             f"A world of {settings.world_size} ranks ({sources['world_size']}) needs a switch. Start one with "
             f"`jax-passing switch --listen HOST:PORT` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`."
+        )
+    if settings.world_size_min is not None and settings.world_size_min > settings.world_size:
+        raise ConfigError(
+            f"world_size_min {settings.world_size_min} ({sources['world_size_min']}) is above the world size "
+            f"{settings.world_size} ({sources.get('world_size', 'default')})."
+        )
+    if settings.standby and settings.switch is None:
+        raise ConfigError(f"A standby is given ({sources['standby']}), but no switch in whose place it could be.")
+    if twice := [address for address in settings.standby if address in (settings.switch or ())]:
+        raise ConfigError(
+            f"{address_text(*twice[0])} is a standby ({sources['standby']}), and in the list of switches "
+            f"({sources['switch']}): a standby is another one."
         )
     if settings.world_size > RANKS_MAX:
         raise ConfigError(

@@ -35,6 +35,10 @@ class AuthenticationError(JoinError):
     """A host and a switch don't have the same key: one has none, or another job's."""
 
 
+class NoSlotsError(JoinError):
+    """The switch's slots are all taken. Where there is a standby, sums go there."""
+
+
 class SwitchLostError(PassingError):
     """The switch closed the connection, died, or fell silent."""
 
@@ -45,6 +49,10 @@ class HostLostError(PassingError):
     def __init__(self, message: str, ranks: Sequence[int] = ()):
         super().__init__(message)
         self.ranks = tuple(ranks)
+
+
+class HostJoinedError(PassingError):
+    """A host wants to join an elastic session: all hosts meet again, by `session.rejoin`."""
 
 
 class DeadlineExceededError(PassingError):

@@ -53,14 +53,16 @@ class Extent(NamedTuple):
         return math.prod(named_axes.axis_size(axis) for axis in self.axes)
 
     @property
-    def size(self) -> int:
-        """How many there are on all hosts. Raises NotInitializedError before `init`."""
+    def size(self) -> "int | jax.Array":
+        """How many there are on all hosts: int32[] in an elastic session, as it is known when the program runs.
+
+        Raises NotInitializedError before `init`."""
         if self.over_hosts is None:
             raise NotInitializedError(
                 f"how many devices there are along {self.axes} isn't known without a session: call jax_passing.init() "
                 "before tracing what needs it (pmean, axis_size, psum of a Python number)"
             )
-        return self.mesh_size * (self.scope.world_size if self.over_hosts else 1)
+        return self.mesh_size * (host_count(self.scope) if self.over_hosts else 1)
 
 
 def extent(axis_name: Any) -> Extent:
@@ -79,7 +81,7 @@ def extent(axis_name: Any) -> Extent:
     if not axes:
         return Extent(axes, False, scope)
     over_hosts = bool(declared(axes, scope))
-    if over_hosts and scope.world_size > 1:
+    if over_hosts and not scope.alone:
         bound = [name for name in scope.axis_names if named_axes.axis_exists(name)]
         if len(bound) > 1:
             raise ConfigError(
@@ -87,7 +89,7 @@ def extent(axis_name: Any) -> Extent:
                 "that both continue over the hosts. Only one of them can, or a sum over one and then the other would "
                 "count each host twice. Declare one, or give the axes of one program other names."
             )
-    if not over_hosts and scope.world_size > 1 and not scope.axis_names and jax.process_count() == 1:
+    if not over_hosts and not scope.alone and not scope.axis_names and jax.process_count() == 1:
         raise ConfigError(undeclared(axes))
     return Extent(axes, over_hosts, scope)
 
@@ -112,9 +114,19 @@ class Span(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Of the axes, and the number of hosts in its place."""
+        """Of the axes, and the number of hosts in its place.
+
+        Raises ConfigError in an elastic session, if the hosts are among them: what has the shape of a world of one size
+        doesn't suit another one."""
         sizes = [named_axes.axis_size(axis) for axis in self.along.axes]
         if self.hosts_at is not None:
+            if self.along.scope.world_size is None:
+                raise ConfigError(
+                    f"all_gather and psum_scatter over {self.along.axes} have shapes that depend on the number of "
+                    "hosts, and in an elastic session (init(world_size_min=...)) that is known only when a program "
+                    "runs. Sum what is gathered (jax_passing.psum), gather it over axes inside of the hosts, or leave "
+                    "out world_size_min."
+                )
             sizes.insert(self.hosts_at, self.along.scope.world_size)
         return sizes
 
@@ -122,14 +134,21 @@ class Span(NamedTuple):
     def size(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its size is known only when the program runs."""
+        return self.hosts_at is not None and self.along.scope.world_size is None
+
     def axis_index(self) -> jax.Array:
         """int32[], of this device."""
+        sizes: list[int | jax.Array] = [named_axes.axis_size(axis) for axis in self.along.axes]
         indices = [jax_collectives.axis_index(axis) for axis in self.along.axes]
         if self.hosts_at is not None:
+            sizes.insert(self.hosts_at, host_count(self.along.scope))
             indices.insert(self.hosts_at, rank())
         total = jnp.zeros((), np.int32)
-        for size, index in zip(self.sizes, indices, strict=True):
-            total = total * np.int32(size) + index
+        for size, index in zip(sizes, indices, strict=True):
+            total = total * jnp.asarray(size, np.int32) + index
         return total
 
     def without(self, axis: Any) -> tuple["Span", int]:
@@ -164,8 +183,12 @@ def undeclared(axes: Sequence[Any]) -> str:
     )
 
 
-def axis_size(axis_name: Any) -> int:
-    """Number of devices along the axis (or axes), on all hosts. Raises as `psum` does."""
+def axis_size(axis_name: Any) -> "int | jax.Array":
+    """Number of devices along the axis (or axes), on all hosts. Raises as `psum` does.
+
+    In an elastic session it is an int32[] that the program learns when it runs, if the axis continues over the hosts:
+    to be reckoned with, but no shape can depend on it.
+    """
     return extent(axis_name).size
 
 
@@ -179,9 +202,11 @@ def axis_index(axis_name: Any) -> jax.Array:
     return span(along).axis_index()
 
 
-# The rank is known when the program runs, not when it is traced: so the hosts' programs are alike.
+# The rank is known when the program runs, not when it is traced: so the hosts' programs are alike. In an elastic
+# session the number of hosts is, too: so its programs outlive a change of it.
 
 passing_rank_p = Primitive("passing_rank")
+passing_world_size_p = Primitive("passing_world_size")
 
 
 def rank() -> jax.Array:
@@ -190,23 +215,36 @@ def rank() -> jax.Array:
     return index
 
 
-@functools.cache
-def _jitted_rank() -> Any:
-    return jax.jit(passing_rank_p.bind)
+def host_count(scope: scopes.Scope) -> "int | jax.Array":
+    """The number of hosts: int32[] of the weak type of Python's numbers where only the running program knows it."""
+    if scope.world_size is not None:
+        return scope.world_size
+    count: jax.Array = passing_world_size_p.bind()
+    return count
 
 
-def _lower_rank(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
-    register_ffi()
-    result: Sequence[Any] = jax.ffi.ffi_lowering("passing_rank")(ctx)
-    return result
-
-
-def _lower_rank_elsewhere(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
+def _lower_elsewhere(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
     raise NotImplementedError(f"axis_index runs on CPU devices only so far, not on {ctx.module_context.platforms}")
 
 
-passing_rank_p.def_impl(lambda: _jitted_rank()())
-passing_rank_p.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32)))
-batching.primitive_batchers[passing_rank_p] = lambda operands, dims: (passing_rank_p.bind(), None)
-mlir.register_lowering(passing_rank_p, _lower_rank_elsewhere)
-mlir.register_lowering(passing_rank_p, _lower_rank, platform="cpu")
+def _define(primitive: Primitive, weak_type: bool) -> None:
+    """A number that the session knows: without operands, int32[]."""
+
+    def lower(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
+        register_ffi()
+        result: Sequence[Any] = jax.ffi.ffi_lowering(primitive.name)(ctx)
+        return result
+
+    @functools.cache
+    def jitted() -> Any:
+        return jax.jit(primitive.bind)
+
+    primitive.def_impl(lambda: jitted()())
+    primitive.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32), weak_type=weak_type))
+    batching.primitive_batchers[primitive] = lambda operands, dims: (primitive.bind(), None)
+    mlir.register_lowering(primitive, _lower_elsewhere)
+    mlir.register_lowering(primitive, lower, platform="cpu")
+
+
+_define(passing_rank_p, weak_type=False)
+_define(passing_world_size_p, weak_type=True)

@@ -26,7 +26,7 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
       tree: arrays of any shape and dtype; those of the other devices don't matter. Paths, shapes and dtypes must be the
         same on all hosts.
       axis_name: as for `psum`.
-      root: an index below `axis_size(axis_name)`, the same on all hosts.
+      root: an index below `axis_size(axis_name)`, the same on all hosts; 0 in an elastic session.
 
     Returns: a tree of the same structure, shapes and dtypes; under `shard_map(check_vma=True)`, equal along the axes.
     The gradient arrives at the root, as the sum of the cotangents of all devices; others get zeros.
@@ -41,7 +41,11 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
         return tree
     require_session(along, "broadcast")
     all_devices = span(along)
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < all_devices.size:
+    if isinstance(root, bool) or not isinstance(root, (int, np.integer)):
+        raise ConfigError(f"broadcast from root={root!r}: expected an index.")
+    if all_devices.is_elastic and root != 0:
+        raise ConfigError(f"broadcast from root={root!r}: in an elastic session only device 0 is sure to be there.")
+    if root != 0 and not 0 <= root < all_devices.size:
         raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")
     arrays, treedef = composed.operands(tree, along)
     if not arrays:
@@ -82,9 +86,11 @@ def _batch(
     if axis_data.name not in span.along.axes:
         return passing_broadcast_p.bind(*leaves, span=span, root=root, **params), dims
     rest, at = span.without(axis_data.name)
-    indices = [int(index) for index in np.unravel_index(root, span.sizes)]
-    own = indices.pop(at)
-    root = int(np.ravel_multi_index(indices, rest.sizes)) if indices else 0
+    own = 0
+    if root != 0:  # else it is the first along each axis, and an elastic session's sizes aren't known
+        indices = [int(index) for index in np.unravel_index(root, span.sizes)]
+        own = indices.pop(at)
+        root = int(np.ravel_multi_index(indices, rest.sizes)) if indices else 0
     leaves = [
         leaf if dim is None else jax.lax.index_in_dim(leaf, own, axis=dim, keepdims=False)
         for leaf, dim in zip(leaves, dims, strict=True)

@@ -34,18 +34,18 @@ def check_bucket_bytes(bucket_bytes: Any) -> int:
 
 def check_strategy(strategy: str | None, along: Extent) -> str:
     """The strategy of a call. Raises ConfigError if it is unknown, or can't sum over these axes."""
-    default, world_size = along.scope.strategy, along.scope.world_size
+    default, alone = along.scope.strategy, along.scope.alone
     if strategy is None:
         strategy = default
     if strategy not in STRATEGIES:
         raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
-    if strategy == "native" and along.over_hosts and world_size > 1:
+    if strategy == "native" and along.over_hosts and not alone:
         raise ConfigError(
-            f"strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
-            f"the other {world_size - 1} hosts would be left out. Make one mesh over all of them "
+            "strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
+            "the other hosts would be left out. Make one mesh over all of them "
             "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
         )
-    if strategy == "flat" and default != "flat" and world_size > 1:
+    if strategy == "flat" and default != "flat" and not alone:
         raise ConfigError(
             "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
             "jax_passing.init(strategy='flat') or set JAX_PASSING_STRATEGY=flat on every host. Single sums may then "
@@ -97,7 +97,7 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_cast
 def _choice(along: Extent, operands: list[Any]) -> str:
     """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
     current = session.current()
-    world_size = along.scope.world_size
+    world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
     links = None if current is None else current.links
     if links is None or along.over_hosts is not False or world_size == 1:
         return "passing"

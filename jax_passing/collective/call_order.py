@@ -90,7 +90,7 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
         line: _Line = lowered_modules.of_block(ctx, _Line)
         in_line = meshes.lowering_mesh(ctx).all_manual
         scope = scopes.of_session()
-        if scope is not None and scope.world_size > 1 and not in_control_flow():
+        if scope is not None and not scope.alone and not in_control_flow():
             operands = _visit(ctx, operands, in_line)
         smallest = _smallest(ctx.avals_in)
         if in_line and line.after and smallest is not None:

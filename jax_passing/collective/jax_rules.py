@@ -61,7 +61,7 @@ def transposed_by_shard_map() -> bool:
 def _over_hosts(axes: Sequence[Any]) -> scopes.Scope | None:
     """The scope, if one of `axes` continues over other hosts and their gradients are asked for."""
     session = scopes.of_session()
-    if session is None or session.world_size == 1 or not declared(axes, session):
+    if session is None or session.alone or not declared(axes, session):
         return None  # nothing of ours: other threads may do so as well
     scope = scopes.current()
     return None if scope is None or scope.per_host_gradients else scope

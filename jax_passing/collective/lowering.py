@@ -18,6 +18,7 @@ from jax_passing.collective.sites import Site, canonical, type_text
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
 from jax_passing.host import scope as scopes
 
+_ANY_WORLD_SIZE = 0  # of xla_ffi/ffi/instance.h: an elastic session's
 _INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
 
 
@@ -31,7 +32,7 @@ def lower(
     axes: Axes,
     over_hosts: bool | None,
     vmapped: bool,
-    world_size: int,
+    world_size: int | None,
     device_ranks: int,
     op: str,
     site: Site,
@@ -59,10 +60,10 @@ def lower(
         **_names(ctx, site.only(carried), [type_text(aval) for aval in avals], axes, op, flat),
         **_elements(avals),
         "op": op,
-        "member_count": np.int64(placement.member_count * (world_size if over_hosts else 1)),
+        "member_count": np.int64(placement.member_count * (world_size or 1 if over_hosts else 1)),
         "local_member_count": np.int64(placement.local_member_count),
         "replica_count": np.int64(placement.replica_count),
-        "world_size": np.int64(world_size * device_ranks if flat else world_size),
+        "world_size": np.int64((world_size or _ANY_WORLD_SIZE) * (device_ranks if flat else 1)),
         "flat": np.int64(flat),
         "conditional": np.int64(in_control_flow()),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
@@ -89,7 +90,7 @@ def lower(
     return result
 
 
-def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int, over_hosts: bool) -> Placement:
+def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, over_hosts: bool) -> Placement:
     for axis in axes:
         if axis not in mesh.manual_axes:
             raise NotImplementedError(f"psum over axis {axis!r}, which is no manual axis of the mesh")
@@ -106,13 +107,19 @@ def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int, over_host
             f"process, but this mesh spans {placement.process_count} processes already. Give the axes of meshes that "
             "span the processes other names, or don't declare this one."
         )
+    if not over_hosts and not placement.local and world_size is None:
+        raise ConfigError(
+            f"psum over {axes} of a mesh that spans {placement.process_count} processes: jax.distributed can't change "
+            "their number, as an elastic session does. Give each host a mesh of its own devices and declare the axis "
+            "(init(axis_name=...)), or leave out world_size_min."
+        )
     if not over_hosts and not placement.local and placement.process_count != world_size:
         raise ConfigError(f"the mesh spans {placement.process_count} processes, but the session has {world_size} ranks")
     return placement
 
 
-def _check_stream(site: Site, mesh: meshes.LoweringMesh, world_size: int) -> None:
-    if site.stream and mesh.device_count > 1 and world_size > 1:
+def _check_stream(site: Site, mesh: meshes.LoweringMesh, world_size: int | None) -> None:
+    if site.stream and mesh.device_count > 1 and world_size != 1:
         raise ThreadError(
             f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
             "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
@@ -184,11 +191,16 @@ def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
 
 
 def _lower_local(
-    ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], axes: Axes, placement: Placement, world_size: int, op: str
+    ctx: mlir.LoweringRuleContext,
+    leaves: Sequence[Any],
+    axes: Axes,
+    placement: Placement,
+    world_size: int | None,
+    op: str,
 ) -> Sequence[Any]:
     """An axis of a mesh that lies inside each process: JAX's own sum."""
     scope = scopes.current()
-    if placement.process_count == 1 and world_size > 1 and axes and scope is not None and not scope.axis_names:
+    if placement.process_count == 1 and world_size != 1 and axes and scope is not None and not scope.axis_names:
         raise ConfigError(undeclared(axes))
     if placement.member_count == 1:
         return leaves

@@ -6,8 +6,8 @@ JAX's own `psum` and `psum_invariant`.
 
 Parameters: `axes` (names), `over_hosts` (whether the sum goes over the hosts, which the mesh doesn't know; None: traced
 before `init`), `vmapped` (the axis that continues over the hosts was one of vmap, and is summed already), `world_size`
-(hosts of the session), `device_ranks` (devices of each host that are ranks of their own at the switch; 0: each host is
-one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
+(hosts of the session; None: any number, as it is elastic), `device_ranks` (devices of each host that are ranks of their
+own at the switch; 0: each host is one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
 """
 
 import functools
@@ -66,9 +66,9 @@ def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> t
 # Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
 
 
-def check_not_vmapped(name: str, vmapped: bool, world_size: int) -> None:
+def check_not_vmapped(name: str, vmapped: bool, world_size: int | None) -> None:
     """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host only."""
-    if vmapped and world_size > 1:
+    if vmapped and world_size != 1:
         raise GradientError(
             f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
             "where JAX would sum gradients only over this host's elements. Take the gradient inside the function that "

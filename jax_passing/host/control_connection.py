@@ -149,6 +149,16 @@ def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, u
     return hello
 
 
+def connect_now(
+    address: tuple[str, int], *, key: bytes | None = None, job: str = ""
+) -> tuple[ControlConnection, messages.Hello]:
+    """As `connect`, but tries once. Raises SwitchUnreachableError or AuthenticationError."""
+    try:
+        return _connect_once(address, CONNECT_TIMEOUT_S, key, job)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SwitchUnreachableError(f"No switch answered at {address_text(*address)} ({error}).") from error
+
+
 def connect(
     address: tuple[str, int], deadline_s: float, *, key: bytes | None = None, job: str = ""
 ) -> tuple[ControlConnection, messages.Hello]:

@@ -12,6 +12,11 @@ from jax_passing._compat import process
 POLL_S = 0.005  # between two looks at an array that isn't ready
 
 
+@jax.jit
+def _work(x: jax.Array) -> jax.Array:
+    return x @ x
+
+
 def wait_for_executions(timeout_s: float) -> bool:
     """Waits until what this thread dispatched to local CPU devices is over; False if it isn't after `timeout_s`.
 
@@ -22,8 +27,7 @@ def wait_for_executions(timeout_s: float) -> bool:
     devices = jax.local_devices(backend="cpu")
     ones = np.ones((len(devices), 64, 64), np.float32)
     across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-    work = jax.jit(lambda x: x @ x)
-    last = [work(jax.device_put(ones, place)) for place in (across, *devices)]
+    last = [_work(jax.device_put(ones, place)) for place in (across, *devices)]
     until = time.monotonic() + timeout_s
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
         time.sleep(POLL_S)

@@ -32,6 +32,9 @@ def init(
     key_file: str | Path | None = None,
     check_sums: bool | None = None,
     axis_name: str | Sequence[str] | None = None,
+    world_size_min: int | None = None,
+    rejoin_wait_s: float | None = None,
+    standby: str | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -58,6 +61,10 @@ def init(
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
+      world_size_min: the session is elastic: so many hosts, or more, go on after a failure (docs/elastic.md).
+      rejoin_wait_s: how long hosts that meet again wait for others in the place of those that are lost.
+      standby: "host:port" of a switch that takes the place of `switch`, where that is lost or has no slots left; or
+        several with commas, which are tried in their order. The same on all hosts.
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
@@ -81,6 +88,9 @@ def init(
         "key_file": key_file,
         "check_sums": check_sums,
         "axis_name": axis_name,
+        "world_size_min": world_size_min,
+        "rejoin_wait_s": rejoin_wait_s,
+        "standby": standby,
     }
     if _parent_had_sessions:
         raise PassingError(

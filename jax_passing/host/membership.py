@@ -4,7 +4,6 @@ import ctypes
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +12,7 @@ import msgspec
 from jax_passing import _native, config
 from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.host import programs
+from jax_passing.host.gathering import INSTANCE
 from jax_passing.host.shard import Shard, close_all, connect_all, join_all
 from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import alike, keys
@@ -23,7 +23,6 @@ log = logging.getLogger("jax_passing")
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 TELL_S = 5.0  # for a failure to be told, before we hang up
-_INSTANCE = uuid.uuid4().hex
 
 
 def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
@@ -96,7 +95,7 @@ class Membership:
             world_size=settings.world_size,
             switches=tuple(each.hello.instance for each in self._shards),
             udp_port=shard.udp.port,
-            instance=_INSTANCE,
+            instance=INSTANCE,
             join_deadline_s=max(0.1, until - time.monotonic()),
             link_gbit=settings.link_gbit or link_gbit(shard.control.own_host),
             alike=alike.facts(settings, device_count),

@@ -19,7 +19,7 @@ class Scope(NamedTuple):
     """
     Attributes:
       axis_names: axes of local meshes, pmap and vmap that continue over the hosts.
-      world_size: hosts.
+      world_size: hosts; None in an elastic session, whose programs run in worlds of any size.
       device_ranks: devices of each host that are ranks of their own at the switch; 0 unless the strategy is "flat".
       strategy: of sums that name none.
       stream: name of this thread's order of sums; "" for the thread that called `init`.
@@ -29,13 +29,18 @@ class Scope(NamedTuple):
     """
 
     axis_names: tuple[str, ...] = ()
-    world_size: int = 1
+    world_size: int | None = 1
     device_ranks: int = 0
     strategy: str = "passing"
     stream: str = ""
     same_hashes: bool = False
     per_host_gradients: bool = False
     lax_over_hosts: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether this host is sure to be the only one."""
+        return self.world_size == 1
 
 
 _of_thread: Any = jax.make_user_context(None)
@@ -80,6 +85,11 @@ def of_thread() -> Scope | None:
 def of_session() -> Scope | None:
     """The scope of the thread that called `init`, on any thread; None without a session."""
     return _session
+
+
+def is_thread_of_session() -> bool:
+    """Whether the calling thread began the session."""
+    return _session is not None and threading.get_ident() == _thread
 
 
 def several_threads() -> bool:

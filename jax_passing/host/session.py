@@ -1,12 +1,13 @@
 """The session of this process, which has at most one at a time: how it joins the job, and how it leaves."""
 
 import atexit
+import dataclasses
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,9 +15,23 @@ import jax
 
 from jax_passing import _native, errors
 from jax_passing.config import Settings
-from jax_passing.errors import Failure, HostLostError, JoinError, PassingError, typed
+from jax_passing.errors import (
+    ConfigError,
+    Failure,
+    HostJoinedError,
+    HostLostError,
+    JoinError,
+    NoSlotsError,
+    NotInitializedError,
+    PassingError,
+    SwitchLostError,
+    SwitchUnreachableError,
+    ThreadError,
+    typed,
+)
 from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
+from jax_passing.host.gathering import Gathering
 from jax_passing.host.ranks import Links, Ranks
 from jax_passing.protocol import alike
 
@@ -53,6 +68,9 @@ class Session:
       world_size: number of hosts.
       epoch: incarnation of the job at the switch; 0 without a switch.
       device_ranks: devices of this host that have a rank of their own at the switch, for strategy "flat"; 0: none.
+      step: of an elastic session, the last step that all hosts that had been in it completed, when they met; None: no
+        host has any state.
+      survivors: how many of the ranks, from 0 on, have the state after `step` (or had, and are one step ahead).
       settings: everything that was resolved.
     """
 
@@ -64,27 +82,25 @@ class Session:
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
         self._began = time.monotonic()
-        _await_executions(settings.join_deadline_s)
+        if _begin():
+            _await_executions(settings.join_deadline_s)
         self._ranks: Ranks | None = None
+        self._gathering: Gathering | None = None  # of hosts that meet before they join
         self._local = _native.LocalCollective()  # sums of a host without a switch
         self.device_ranks = 0
         self.epoch = 0
+        self.step: int | None = None
+        self.survivors = 0
         for prepare in _preparations:
             prepare()
         device_ids = [device.id for device in jax.local_devices(backend="cpu")]
-        first_device_id = min(device_ids)  # the others are numbered from it
+        self._device_count, self._first_device_id = len(device_ids), min(device_ids)  # the others are numbered from it
         if settings.switch is None:
-            _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=first_device_id)
+            _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
-            self._ranks = Ranks(settings, len(device_ids))
-            self.device_ranks = len(self._ranks.devices)
-            self.epoch = self._ranks.host.epoch
-            try:
-                self._ranks.attach(settings.deadline_s, first_device_id)
-            except BaseException:
-                self._ranks.close()
-                raise
-            self._ranks.start()
+            if settings.standby or settings.world_size_min is not None:
+                self._gathering = Gathering(settings)
+            self._join(step=None, lost=())
         self._enter_scope()
         atexit.register(self._at_exit)
         _current = self
@@ -95,15 +111,113 @@ class Session:
         who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
         return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
 
+    # Joining.
+
+    def _join(self, step: int | None, lost: Sequence[int]) -> None:
+        """The arguments are those of `Gathering.meet`."""
+        try:
+            ranks = self._meet_and_join(step, lost)
+        except BaseException:
+            if self._gathering is not None:
+                self._gathering.close()
+            raise
+        if self._gathering is not None and self.settings.world_size_min is None:
+            self._gathering.close()  # it meets nobody again
+        self.device_ranks = len(ranks.devices)
+        self.epoch = ranks.host.epoch
+        try:
+            ranks.attach(self.settings.deadline_s, self._first_device_id)
+        except BaseException:
+            ranks.close()
+            raise
+        ranks.start()
+        self._ranks = ranks
+
+    def _meet_and_join(self, step: int | None, lost: Sequence[int]) -> Ranks:
+        """Tries once more if a host or the switch is lost before all have joined."""
+        settings, gathering = self.settings, self._gathering
+        if gathering is None:
+            return Ranks(settings, self._device_count)
+        until = time.monotonic() + settings.join_deadline_s
+        places = list(range(len(gathering.places)))
+        while True:
+            place, gathered = gathering.meet(places, step, lost, until)
+            if self._ranks is not None:
+                self._ranks.close()
+            if settings.world_size_min is not None:
+                self.rank, self.world_size = gathered.rank, gathered.world_size
+                self.step, self.survivors = gathered.step, gathered.survivors
+                if self.rank >= self.survivors:
+                    step = None  # what it has is of another time
+            joined = dataclasses.replace(
+                settings, switch=gathering.places[place], rank=self.rank, world_size=self.world_size
+            )
+            try:
+                return Ranks(joined, self._device_count)
+            except (NoSlotsError, SwitchUnreachableError) as error:
+                if len(places) == 1:
+                    raise
+                log.warning("%s Going to the standby.", error)
+                places.remove(place)
+            except (HostLostError, SwitchLostError) as error:
+                if time.monotonic() >= until:
+                    raise
+                log.warning("%s Meeting the other hosts again.", error)
+
+    def rejoin(self, step: int | None = None) -> int | None:
+        """Of an elastic session, when a sum has failed: meets the other hosts, and joins a new epoch with them.
+
+        Those that are left go on, with newcomers in the place of those that are lost: `rank`, `world_size`, `survivors`
+        and `epoch` are new. Programs that are compiled stay as they are. Waits for at most twice `join_deadline_s`.
+
+        Args:
+          step: the last step that this host completed, if it still has the states after it and after the one before;
+            None if it has none, as a newcomer to whom nobody has given it yet.
+
+        Returns: `step`: the last one that all survivors completed, from which all go on. None: nobody has any state.
+
+        Raises:
+          ConfigError: the session isn't elastic.
+          JoinError: fewer than `world_size_min` hosts came.
+          SwitchUnreachableError: neither the switch nor a standby can be reached.
+          NotInitializedError: the session is shut down.
+          ThreadError: another thread called `init`.
+        """
+        self._check_rejoin(step)
+        ranks = self._ranks
+        if ranks is None:  # nobody can be lost
+            self.step, self.survivors = step, int(step is not None)
+            return step
+        failure = ranks.failure or Failure(
+            HostJoinedError.__name__,
+            f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all.",
+        )
+        ranks.fail(failure)
+        _native.detach()
+        _await_executions(self.settings.join_deadline_s)
+        self._join(step, failure.ranks)
+        return self.step
+
+    def _check_rejoin(self, step: int | None) -> None:
+        if self.settings.world_size_min is None:
+            raise ConfigError("session.rejoin is for elastic sessions: jax_passing.init(world_size_min=...).")
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ConfigError(f"session.rejoin(step={step!r}): expected a number of steps, or None.")
+        if self._is_shut_down:
+            raise NotInitializedError("the session is shut down: call jax_passing.init() instead of session.rejoin()")
+        if not scope.is_thread_of_session():
+            raise ThreadError("Call session.rejoin in the thread that called jax_passing.init.")
+
     def _enter_scope(self) -> None:
         settings = self.settings
+        world_size = None if settings.world_size_min is not None else self.world_size
         scope.begin(
             scope.Scope(
                 settings.axis_name,
-                self.world_size,
+                world_size,
                 self.device_ranks,
                 settings.strategy,
-                same_hashes=self.world_size == 1 or bool(alike.hash_seed()),
+                same_hashes=world_size == 1 or bool(alike.hash_seed()),
             )
         )
 
@@ -174,6 +288,8 @@ class Session:
         _native.detach()
         if self._ranks is not None:
             self._ranks.close()
+        if self._gathering is not None:
+            self._gathering.close()
 
     def _at_exit(self) -> None:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
@@ -215,18 +331,23 @@ class Session:
         atexit.unregister(self._at_exit)
         if self._ranks is not None:
             self._ranks.forget_in_child()
+        if self._gathering is not None:
+            self._gathering.forget_in_child()
+
+
+def _begin() -> bool:
+    """Whether there has been a session before."""
+    global _begun
+    _begun += 1
+    return _begun > 1
 
 
 def _await_executions(timeout_s: float) -> None:
-    """Lets executions that an earlier session left behind run into its end, before they could join this one's sums."""
-    global _begun
-    _begun += 1
-    if _begun == 1:
-        return
+    """Lets executions that an earlier epoch left behind run into its end, before they could join this one's sums."""
     if not wait_for_executions(timeout_s):
         raise JoinError(
-            f"Computations that were dispatched during the last session still run after {timeout_s:g} s. Wait for "
-            "them (jax.block_until_ready), then call jax_passing.init again."
+            f"Computations that were dispatched before still run after {timeout_s:g} s. Wait for them "
+            "(jax.block_until_ready), then try again."
         )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from jax_passing import _native
 from jax_passing.config import address_text
-from jax_passing.errors import ConfigError, Failure, JoinError, SwitchUnreachableError
+from jax_passing.errors import ConfigError, Failure, JoinError, SwitchLostError, SwitchUnreachableError
 from jax_passing.host.control_connection import connect
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
@@ -49,7 +49,7 @@ class Shard:
         self._slot_states: queue.SimpleQueue[messages.SlotState] = queue.SimpleQueue()
 
     def join(self, join: messages.Join) -> None:
-        """Waits for all ranks. Raises JoinError, or what the switch says."""
+        """Waits for all ranks. Raises JoinError, SwitchLostError, or what the switch says."""
         until = time.monotonic() + join.join_deadline_s + JOIN_GRACE_S
         try:
             self.control.send(join)
@@ -60,7 +60,8 @@ class Shard:
                 who = f"rank {join.rank} of job {join.job!r}"
                 text = protocol_difference(self.name, version, who, join.protocol_version, "that host")
                 raise JoinError(text) from error
-            raise JoinError(
+            is_lost = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+            raise (SwitchLostError if is_lost else JoinError)(
                 f"The switch at {self.name} ended the connection while rank {join.rank} waited to join job "
                 f"{join.job!r}: {error}. Look at the switch's log."
             ) from error

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from importlib import metadata
 
-from jax_passing.config import Settings
+from jax_passing.config import Settings, address_text
 from jax_passing.errors import names
 
 DEVICES = "devices"
@@ -15,6 +15,8 @@ _PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
 _SAME_VERSIONS = "install the same versions on all of them"
 _ADVICE = {
     "axis_name": "declare the same in jax_passing.init(axis_name=…) or JAX_PASSING_AXIS_NAME",
+    "world_size_min": "set the same in jax_passing.init(world_size_min=…) or JAX_PASSING_WORLD_SIZE_MIN",
+    "standby": "list the same in jax_passing.init(standby=…) or JAX_PASSING_STANDBY",
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
     "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
     HASH_SEED: "set the same on all of them, or none",
@@ -22,6 +24,7 @@ _ADVICE = {
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
 }
 _SHOWN_MAX = 4  # values of one fact
+_FACT_CHARACTERS_MAX = 256  # of a message's fact
 _TEXT_MAX = 8 * 1024  # less than messages take
 
 
@@ -33,6 +36,8 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "strategy": settings.strategy,
         "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         DEVICES: str(device_count or ""),
+        "world_size_min": str(settings.world_size_min or ""),
+        "standby": ",".join(address_text(*address) for address in settings.standby)[:_FACT_CHARACTERS_MAX],
         HASH_SEED: hash_seed(),
         **{name: _version(package) for name, package in _PACKAGES.items()},
     }

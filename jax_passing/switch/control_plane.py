@@ -15,6 +15,7 @@ from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.meetings import Meetings, Seat
 from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
@@ -52,6 +53,7 @@ class ControlPlane:
         uplink_for = None if parent is None else self._uplink_for
         self._jobs = JobTable(data_plane, outside, lease_s=lease_s, uplink_for=uplink_for)
         self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
+        self._meetings = Meetings(self._jobs, outside, parent)
         self._watch = Watch(data_plane, self._jobs, outside, lease_s)
         self._counts: Counter[str] = Counter()
 
@@ -83,6 +85,10 @@ class ControlPlane:
         self._jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 
+    def seat(self, job: str, connection: Connection) -> Seat:
+        """For a host that is to meet the others of its job before it joins."""
+        return self._meetings.seat(job, connection)
+
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Here. Each shard of a job is one for itself: two of them, of different racks, may have us as their spine."""
         if isinstance(join, messages.RackJoin):
@@ -93,6 +99,7 @@ class ControlPlane:
     def shut_down(self) -> None:
         """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
         self._watch.stop()
+        self._meetings.stop()
         for epoch in self._jobs.epochs():
             text = (
                 f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "

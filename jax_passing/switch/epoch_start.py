@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from jax_passing.errors import NoSlotsError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.switch.admission import RefusalError, least, plan_for
@@ -42,10 +43,10 @@ class EpochStart:
         data_plane: DataPlane,
         lease_s: float,
         counts: Counter[str],
-        refuse: Callable[[Epoch, str], None],
+        refuse: Callable[..., None],
         outside: Outside,
     ):
-        """`refuse`: sends all who wait away."""
+        """`refuse` (epoch, text, kind of error, JoinError if none): sends all who wait away."""
         self._data_plane = data_plane
         self._outside = outside
         self._lease_s = lease_s
@@ -71,8 +72,9 @@ class EpochStart:
             self._refuse(
                 epoch,
                 f"The switch at {epoch.own_name} has no {plan.slot_count} free slots of its "
-                f"{self._data_plane.slot_total}: too many jobs run at once. Wait for one to end, or give the switch "
-                "more slot_total or less slots_per_job.",
+                f"{self._data_plane.slot_total}: too many jobs run at once. Wait for one to end, give the switch more "
+                "slot_total or less slots_per_job, or let sums go elsewhere (standby).",
+                NoSlotsError.__name__,
             )
             return
         for member in epoch.members:

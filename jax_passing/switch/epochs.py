@@ -189,3 +189,4 @@ class Job:
     name: str
     number: int  # on the wire; another one when it has had all epochs
     epoch: Epoch | None = None  # the one that forms or runs
+    lost: set[str] = field(default_factory=set)  # instances of the hosts whose loss ended the last epoch

@@ -49,6 +49,9 @@ class JobTable:
         """Those that form or run."""
         return [job.epoch for job in self._jobs.values() if job.epoch is not None]
 
+    def of(self, name: str) -> Job | None:
+        return self._jobs.get(name)
+
     # Admission.
 
     def _job(self, name: str) -> Job:
@@ -93,6 +96,7 @@ class JobTable:
                 job.number = self._unused_number()
             self._epoch_last[job.number] += 1
             epoch = Epoch(job, self._epoch_last[job.number], join.world_size)
+            job.lost = set()
         elif epoch.state is State.RUNNING:
             raise RefusalError(
                 f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
@@ -193,6 +197,8 @@ class JobTable:
         if epoch.state is State.OVER:
             return
         log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        joined = epoch.joined()
+        epoch.job.lost = {joined[rank].instance for rank in failed.ranks if rank in joined}
         self.counts["epochs_failed"] += 1
         if epoch.uplink is not None and reporter is not epoch.uplink:
             epoch.uplink.send(messages.Fail(failed.kind, failed.message, failed.ranks))

@@ -16,6 +16,7 @@ from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.meetings import Seat
 from jax_passing.switch.outside import Connection, Outside, Timer
 
 log = logging.getLogger("jax_passing.switch")
@@ -30,6 +31,9 @@ class Greeter(Protocol):
 
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
         """Raises RefusalError."""
+
+    def seat(self, job: str, connection: Connection) -> Seat:
+        """For a host that is to meet the others of its job."""
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Its name at this switch."""
@@ -51,6 +55,7 @@ class MemberConversation:
         self._job = ""  # as the member calls it
         self._member: Member | None = None  # once admitted
         self._secured_job: str | None = None  # whose key the other knows, or is about to prove
+        self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
         self._is_over = False
 
@@ -64,7 +69,9 @@ class MemberConversation:
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
         try:
-            if member is None:
+            if self._seat is not None:
+                self._seat.heard(_gather(line))
+            elif member is None:
                 self._on_first(line)
             else:
                 self._dispatcher.dispatch(self._job, member, line)
@@ -122,6 +129,9 @@ class MemberConversation:
         if isinstance(join, messages.Secure):
             self._on_secure(join.job)
             return
+        if isinstance(join, messages.Gather):
+            self._on_gather(join)
+            return
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
@@ -137,6 +147,20 @@ class MemberConversation:
         self._timer.cancel()
         if self._member.rack:
             self._expect_ranks()
+
+    def _on_gather(self, gather: messages.Gather) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        try:
+            self._check_key(gather.job)
+        except RefusalError as refusal:
+            log.warning("refused %s for job %r: %s", self._connection.name, gather.job, refusal)
+            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
+            self._end("was refused")
+            return
+        self._timer.cancel()
+        self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection)
+        self._seat.heard(gather)
 
     def _on_silence(self) -> None:
         self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
@@ -162,6 +186,8 @@ class MemberConversation:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._seat is not None:
+            self._seat.closed()
         member = self._member
         if member is not None:
             for inquiry in list(member.inquiries):
@@ -169,6 +195,13 @@ class MemberConversation:
             if member.epoch is not None:
                 self._jobs.lose(member.epoch, member, reason)
         self._connection.close()
+
+
+def _gather(line: bytes) -> messages.Gather:
+    message = messages.decode_from_member(line)
+    if not isinstance(message, messages.Gather) or len(line) > messages.LINE_BYTES_MAX:
+        raise msgspec.DecodeError(f"{type(message).__name__} from a host that meets others")
+    return message
 
 
 def _is_over(member: Member) -> bool:

@@ -161,10 +161,10 @@ class Host:
         line = await asyncio.wait_for(self.reader.readline(), 10)
         return from_switch(line) if line else None
 
-    async def refusal(self):
+    async def refusal(self, kind="JoinError"):
         refused = await self.receive()
         assert isinstance(refused, messages.Refused), refused
-        assert refused.kind == "JoinError"
+        assert refused.kind == kind
         assert await self.receive() is None
         return refused.message
 

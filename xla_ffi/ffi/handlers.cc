@@ -114,6 +114,13 @@ ffi::Error Rank(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
   return ffi::Error::Success();
 }
 
+ffi::Error WorldSize(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
+  const std::optional<uint32_t> world_size = Rendezvous::Get().world_size();
+  if (!world_size) return ToError(NotInitialized("a program that asks for the number of hosts"));
+  *result->typed_data() = static_cast<int32_t>(*world_size);
+  return ffi::Error::Success();
+}
+
 // The compiler lets operands and results share their buffers, as it is told.
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
@@ -179,6 +186,11 @@ XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(Rank).release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* WorldSizeExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(WorldSize).release();
   return handler->Call(frame);
 }
 

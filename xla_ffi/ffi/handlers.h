@@ -21,6 +21,9 @@ XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame);
 // the hosts' programs are alike.
 XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame);
 
+// "passing_world_size". The same of the number of hosts, for programs that run in worlds of any size.
+XLA_FFI_Error* WorldSizeExecute(XLA_FFI_CallFrame* frame);
+
 // "passing_hold". Operands: any number, and more to wait for; results: the former, in place.
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame);
 

@@ -126,7 +126,7 @@ std::map<uint64_t, std::vector<Instance*>> OpenExecutable::ByHash() const {
 std::vector<Instance*> OpenExecutable::Ambiguous() const {
   if (!fingerprint_.empty()) return {};
   for (const auto& [hash, alike] : ByHash()) {
-    if (alike.size() > 1 && alike.front()->info().world_size > 1) return alike;
+    if (alike.size() > 1 && alike.front()->info().world_size != 1) return alike;
   }
   return {};
 }
@@ -139,7 +139,7 @@ void OpenExecutable::Complete() {
   for (const Instance* instance : instances_) {
     executable_->visits |= instance->is_visit();
     if (instance->is_visit()) continue;
-    if (instance->info().conditional && instance->info().world_size > 1) conditional = instance;
+    if (instance->info().conditional && instance->info().world_size != 1) conditional = instance;
     program.devices = instance->info().devices;
   }
   program.fingerprint = fingerprint_;

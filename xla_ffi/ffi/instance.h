@@ -31,6 +31,9 @@
 
 namespace passing {
 
+// The world size of a program that was compiled in an elastic session: as many as the session has when it runs.
+inline constexpr uint32_t kAnyWorldSize = 0;
+
 // What jax_passing/collective/lowering.py writes into the custom call.
 struct SiteInfo {
   std::string program;    // module name and device count
@@ -41,10 +44,10 @@ struct SiteInfo {
   DType dtype = DType::kFloat32;
   Op op = Op::kSum;
   std::vector<uint64_t> leaf_elements;
-  uint32_t member_count = 1;        // devices that are added up, over all hosts
+  uint32_t member_count = 1;        // devices that are added up, over all hosts; with any world size, of each host
   uint32_t local_member_count = 1;  // of these, in this process
   uint32_t replica_count = 1;       // devices of this process that make the same call for one member
-  uint32_t world_size = 1;          // ranks at the switch that the program was compiled for
+  uint32_t world_size = 1;          // ranks at the switch that the program was compiled for, or kAnyWorldSize
   bool flat = false;                // each device is a rank, not each host
   bool conditional = false;         // in a loop or branch, which not every execution may come to
   std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet

@@ -93,7 +93,7 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
                                       "jax_passing.init(strategy='flat') again, or compile it again in this session"};
   }
   const uint32_t world_size = (site.flat ? attachment_->flat : attachment_->collective)->world_size();
-  if (site.world_size != world_size) {
+  if (site.world_size != kAnyWorldSize && site.world_size != world_size) {
     return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
                                       " ranks, but the session has " + std::to_string(world_size) +
                                       ": compile it again in this session"};
@@ -166,6 +166,11 @@ std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<co
 std::optional<uint32_t> Rendezvous::rank() {
   std::lock_guard lock(mutex_);
   return attachment_ ? std::optional(attachment_->rank) : std::nullopt;
+}
+
+std::optional<uint32_t> Rendezvous::world_size() {
+  std::lock_guard lock(mutex_);
+  return attachment_ ? std::optional(attachment_->collective->world_size()) : std::nullopt;
 }
 
 void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key) {

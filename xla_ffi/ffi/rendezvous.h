@@ -68,6 +68,7 @@ class Rendezvous {
 
   // Of this host in its session, if there is one.
   std::optional<uint32_t> rank();
+  std::optional<uint32_t> world_size();  // hosts of that session
 
  private:
   struct Gathering {

@@ -102,12 +102,15 @@ void BindFfi(nb::module_& m) {
     visit["execute"] = Capsule(VisitExecute);
     nb::dict rank;
     rank["execute"] = Capsule(RankExecute);
+    nb::dict world_size;
+    world_size["execute"] = Capsule(WorldSizeExecute);
     nb::dict hold;
     hold["execute"] = Capsule(HoldExecute);
     nb::dict targets;
     targets["passing_psum"] = psum;
     targets["passing_visit"] = visit;
     targets["passing_rank"] = rank;
+    targets["passing_world_size"] = world_size;
     targets["passing_hold"] = hold;
     return targets;
   });

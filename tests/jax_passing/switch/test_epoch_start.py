@@ -59,7 +59,7 @@ async def test_jobs_get_slots_of_their_own_until_none_are_left(switch):
     assert one.job_id != two.job_id
     waiting = [await switch.join(rank, job="three") for rank in range(2)]
     for host in waiting:
-        assert "no 512 free slots of its 1024" in await host.refusal()
+        assert "no 512 free slots of its 1024" in await host.refusal("NoSlotsError")
     for host in two_hosts:
         host.send(messages.Leave())
     assert await two_hosts[0].receive() == messages.Bye()
@@ -296,7 +296,7 @@ async def test_a_switch_without_free_slots_ends_the_joins_only(tree, root, left,
             assert isinstance(await host.receive(), messages.Welcome)
     waiting = await join_all(left, right, job="three")
     for host in waiting:
-        assert f"switch at {left.name} has no 512 free slots of its 1024" in await host.refusal()
+        assert f"switch at {left.name} has no 512 free slots of its 1024" in await host.refusal("NoSlotsError")
 
 
 @in_tree()

@@ -105,6 +105,11 @@ TEST(Instance, sumsInLoopsAndBranchesNeedAVisit) {
   info.world_size = 1;
   Instance without_others(info);
   EXPECT_FALSE(without_others.SiteOf(0)->executable->refused);
+
+  info.ordinal = 3;
+  info.world_size = kAnyWorldSize;
+  Instance elastic(info);
+  EXPECT_TRUE(elastic.SiteOf(0)->executable->refused);
 }
 
 TEST(Instance, lookAlikesNeedAFingerprint) {

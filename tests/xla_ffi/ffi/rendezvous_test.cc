@@ -326,6 +326,17 @@ TEST_F(RendezvousTest, anotherWorldSize) {
   EXPECT_EQ(session_failure(), "");
 }
 
+TEST_F(RendezvousTest, anyWorldSize) {
+  const auto site = MakeSite(7, 1);
+  site->world_size = kAnyWorldSize;
+  Device a{1};
+  rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  EXPECT_EQ(a.Result(), "");
+  EXPECT_EQ(rendezvous_.world_size(), 2);
+  rendezvous_.Detach();
+  EXPECT_EQ(rendezvous_.world_size(), std::nullopt);
+}
+
 TEST_F(RendezvousTest, detachFailsOpenGatherings_andRefusesTheirExecutions) {
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2}, c{3}, d{4};

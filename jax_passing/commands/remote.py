@@ -1,0 +1,58 @@
+"""What `jax-passing run --hosts a,b` starts on each host, over ssh: one rank, that ends when the connection does.
+
+The first line of its standard input says what to run. After that nothing comes but the end, by which it learns that the
+launcher is gone: ssh sends no signals, and settings in a command line could be read by everybody on the host.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
+FAILED = 254  # the exit code if nothing could be started; 255 is ssh's own
+
+
+def order(arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> bytes:
+    """The line: these arguments of the Python interpreter, in this folder, with these variables beside the host's."""
+    return json.dumps({"arguments": arguments, "environment": environment, "folder": folder}).encode() + b"\n"
+
+
+def main() -> int:
+    wanted = json.loads(sys.stdin.buffer.readline())
+    try:
+        child = subprocess.Popen(
+            [sys.executable, *wanted["arguments"]],
+            cwd=wanted["folder"],
+            env={**os.environ, **wanted["environment"]},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        print(f"Can't start the rank: {error}", file=sys.stderr)
+        return FAILED
+    threading.Thread(target=_end_with_input, args=(child.pid,), daemon=True).start()
+    code = child.wait()
+    _signal(child.pid, signal.SIGKILL)  # what the script has left behind
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_input(group: int) -> None:
+    sys.stdin.buffer.read()
+    _signal(group, signal.SIGTERM)
+    time.sleep(TERMINATE_S)
+    _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Where the hosts of a job meet before they join: who goes on, as which rank, after which step (docs/elastic.md).
+
+A host's connection is its *seat*, which it keeps as long as its session lasts. So whoever has a seat is known to live,
+and is waited for. The root of a tree decides; a switch below it hands on what either side says.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from jax_passing.config import RANKS_MAX, address_text
+from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
+from jax_passing.switch.epoch_states import State
+from jax_passing.switch.epochs import Epoch
+from jax_passing.switch.jobs import JobTable
+from jax_passing.switch.outside import Connection, Outside, Timer
+
+log = logging.getLogger("jax_passing.switch")
+
+LOOK_S = 0.05  # between two looks at hosts that wait
+STANDBY_GRACE_S = 1.0  # for hosts that can meet at the switch before this one to do so
+CONNECT_TIMEOUT_S = 5.0
+SEATS_MAX = 2 * RANKS_MAX  # of a job: as many again may wait for a place
+
+
+class Seat(Protocol):
+    """A host's place at a switch, from its first Gather on."""
+
+    def heard(self, gather: messages.Gather) -> None:
+        """It waits, perhaps once more. Raises msgspec.DecodeError."""
+
+    def closed(self) -> None:
+        """It has given its place up, or is gone."""
+
+
+class Meetings:
+    """Of all jobs of a switch. `parent`: at a switch that has one."""
+
+    def __init__(self, jobs: JobTable, outside: Outside, parent: tuple[str, int] | None):
+        self._jobs = jobs
+        self._outside = outside
+        self._parent = parent
+        self._meetings: dict[str, Meeting] = {}
+
+    def seat(self, job: str, connection: Connection) -> Seat:
+        """For a host that has come."""
+        if self._parent is not None:
+            seat = SeatElsewhere(connection, address_text(*self._parent))
+            self._outside.connect(self._parent, CONNECT_TIMEOUT_S, seat.parent)
+            return seat
+        if job not in self._meetings:
+            self._meetings[job] = Meeting(job, self._jobs, self._outside, self._forget)
+        return HostSeat(connection, self._meetings[job])
+
+    def _forget(self, meeting: "Meeting") -> None:
+        """Hosts that come back know the number of their last meeting."""
+        if self._meetings.get(meeting.job) is meeting:
+            del self._meetings[meeting.job]
+
+    def stop(self) -> None:
+        """Nothing happens by itself any more."""
+        for meeting in self._meetings.values():
+            meeting.stop()
+
+
+class Meeting:
+    """The seats of one job, and who of them meets next."""
+
+    def __init__(self, job: str, jobs: JobTable, outside: Outside, forget: Callable[["Meeting"], None]):
+        """`forget`: called when nobody has a seat any more."""
+        self.job = job
+        self._jobs = jobs
+        self._outside = outside
+        self._forget = forget
+        self._number = 0  # of the last meeting here
+        self._seats: list[HostSeat] = []
+        self._met: set[str] = set()  # instances of those that met last
+        self._is_incomplete = False  # one of these is gone, and the others may be joining already
+        self._timer: Timer | None = None
+
+    # What hosts do.
+
+    def wait(self, seat: "HostSeat", gather: messages.Gather) -> None:
+        if seat not in self._seats:
+            if len(self._seats) >= SEATS_MAX:
+                seat.refuse(f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already.")
+                return
+            self._seats.append(seat)
+        seat.gather, seat.since = gather, self._outside.now()
+        seat.instance, seat.rank = gather.instance, gather.rank
+        for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
+            self._seats.remove(other)  # the same process: it gave an old connection up
+            other.connection.close()
+        self._look()
+
+    def leave(self, seat: "HostSeat") -> None:
+        if seat not in self._seats:
+            return
+        self._seats.remove(seat)
+        self._is_incomplete |= seat.gather is None and seat.instance in self._met
+        if self._seats:
+            self._look()
+        else:
+            self.stop()
+            self._forget(self)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # What comes of it.
+
+    def _look(self) -> None:
+        """Goes on looking while anybody waits, or joins in vain."""
+        self.stop()
+        job = self._jobs.of(self.job)
+        epoch = None if job is None else job.epoch
+        if epoch is not None and epoch.state is not State.OVER:
+            self._look_at(epoch)
+        elif waiting := [seat for seat in self._seats if seat.gather is not None]:
+            self._hold(waiting, set() if job is None else job.lost)
+        self._end_waits()
+        if self._is_incomplete or any(seat.gather is not None for seat in self._seats):
+            self._timer = self._outside.call_later(LOOK_S, self._look)
+
+    def _look_at(self, epoch: Epoch) -> None:
+        """While an epoch forms or runs nobody meets; it may have to end for that."""
+        if epoch.state is not State.RUNNING:
+            back = any(seat.gather is not None and seat.instance in self._met for seat in self._seats)
+            if (self._is_incomplete or back) and self._is_ours(epoch):
+                text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
+                self._jobs.refuse_all(epoch, text, HostLostError.__name__)
+            return
+        self._is_incomplete = False  # whose host it was, its lease says
+        if not self._is_ours(epoch):
+            return
+        inside = {join.instance for join in epoch.joined().values()}
+        for seat in self._seats:
+            if seat.gather is None:
+                continue
+            if seat.instance in inside:
+                text = f"Rank {seat.rank} of {epoch} wants all hosts to meet again."
+            elif epoch.world_size < seat.gather.world_size:
+                text = f"A host at {seat.connection.host} wants to join {epoch}, which has {epoch.world_size} hosts."
+            else:
+                continue  # there is no place for it until a host is lost
+            text += " Call session.rejoin on every host, which costs at most one step."
+            self._jobs.fail(epoch, messages.Failed(HostJoinedError.__name__, text))
+            return
+
+    def _is_ours(self, epoch: Epoch) -> bool:
+        """Whether all who joined it have met here: a stranger to a job that doesn't meet can't end it."""
+        return all(join.instance in self._met for join in epoch.joined().values())
+
+    def _hold(self, waiting: list["HostSeat"], lost: set[str]) -> None:
+        """If all who must be waited for are here, and enough of them."""
+        now = self._outside.now()
+        parties = _parties(waiting, self._number)
+        enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
+        own = [seat for seat in waiting if not seat.asked.aside]
+        calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
+        if not enough or not own or not calm:
+            return
+        absent = self._absent(parties, lost)
+        patient = parties.count < parties.wanted and now < max(
+            seat.since + seat.asked.wait_s for seat in parties.decisive
+        )
+        late = any(now >= seat.since + seat.asked.deadline_s for seat in own)
+        if late or (not absent and not patient):
+            self._close(parties)
+
+    def _absent(self, parties: "Parties", lost: set[str]) -> list[str]:
+        """Who must be waited for, in words for people."""
+        if parties.number == self._number:
+            away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
+            return [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
+        # That meeting was held elsewhere, or before this switch was restarted.
+        hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
+        return [f"{hosts} of the hosts that ran"] if hosts > 0 else []
+
+    def _close(self, parties: "Parties") -> None:
+        self._number = parties.number + 1
+        chosen = [*parties.survivors, *parties.newcomers][: parties.wanted]
+        survivors = min(len(parties.survivors), len(chosen))
+        step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
+        self._met = {seat.instance for seat in chosen}
+        self._is_incomplete = False
+        log.info("job %r: meeting %d of %d hosts, step %s", self.job, self._number, len(chosen), step)
+        for rank, seat in enumerate(chosen):
+            seat.gather, seat.rank = None, rank
+            seat.connection.send(messages.Gathered(self._number, rank, len(chosen), survivors, step))
+
+    def _end_waits(self) -> None:
+        """Of those that have waited in vain."""
+        now = self._outside.now()
+        late = [seat for seat in self._seats if seat.gather and now >= seat.since + seat.gather.deadline_s]
+        if not late:
+            return
+        text = self._why_not()
+        for seat in late:
+            waited = f"within the {seat.asked.deadline_s:.1f} s that rank {seat.rank} waited"
+            self._seats.remove(seat)
+            seat.refuse(f"The hosts of job {self.job!r} didn't meet {waited}. {text}")
+        if not self._seats:
+            self._forget(self)
+
+    def _why_not(self) -> str:
+        job = self._jobs.of(self.job)
+        if job is not None and job.epoch is not None:
+            return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
+        waiting = [seat for seat in self._seats if seat.gather is not None]
+        parties = _parties(waiting, self._number)
+        least = max(parties.least, parties.quorum)
+        here = names(sorted({seat.rank for seat in waiting}))
+        absent = self._absent(parties, set() if job is None else job.lost)
+        missing = f" {' and '.join(absent).capitalize()} didn't come." if absent else ""
+        aside = (
+            " All of them wait at the switch that goes before this one." if all(s.asked.aside for s in waiting) else ""
+        )
+        return (
+            f"Here {'is' if len(waiting) == 1 else 'are'} {here}, and it needs {least} hosts.{missing}{aside} Are the "
+            "others running, with the same job name and switches? Lower world_size_min if fewer may go on."
+        )
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Who waits, as they would meet.
+
+    Attributes:
+      number: of the last meeting that any of them was in.
+      survivors: those that were, and have the state; by their ranks then. They are within one step of each other.
+      newcomers: the others.
+      decisive: those whose number and patience decide: who was in that meeting; if nobody was in any, all.
+    """
+
+    number: int
+    survivors: list["HostSeat"]
+    newcomers: list["HostSeat"]
+    decisive: list["HostSeat"]
+
+    @property
+    def wanted(self) -> int:
+        return max(seat.asked.world_size for seat in (*self.survivors, *self.newcomers))
+
+    @property
+    def least(self) -> int:
+        return max(seat.asked.world_size_min for seat in (*self.survivors, *self.newcomers))
+
+    @property
+    def quorum(self) -> int:
+        return max(seat.asked.quorum for seat in self.decisive)
+
+    @property
+    def count(self) -> int:
+        return min(self.wanted, len(self.survivors) + len(self.newcomers))
+
+
+def _parties(waiting: list["HostSeat"], number: int) -> Parties:
+    number = max(number, max(seat.asked.meeting for seat in waiting))
+    in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
+    back = [seat for seat in in_order if 0 < seat.asked.meeting == number]
+    survivors = [seat for seat in back if seat.asked.step is not None]
+    return Parties(number, survivors, [seat for seat in in_order if seat not in survivors], back or in_order)
+
+
+class HostSeat:
+    """At the switch that decides.
+
+    Attributes:
+      gather: what the host said, while it waits.
+      since: when it began to.
+      rank: as it said, or was told last.
+    """
+
+    def __init__(self, connection: Connection, meeting: Meeting):
+        self.connection = connection
+        self._meeting = meeting
+        self.gather: messages.Gather | None = None
+        self.since = 0.0
+        self.instance = ""
+        self.rank = 0
+
+    @property
+    def asked(self) -> messages.Gather:
+        assert self.gather is not None
+        return self.gather
+
+    def heard(self, gather: messages.Gather) -> None:
+        if gather.job != self._meeting.job:
+            raise msgspec.DecodeError("a seat is of one job")
+        self._meeting.wait(self, gather)
+
+    def closed(self) -> None:
+        self._meeting.leave(self)
+
+    def refuse(self, text: str) -> None:
+        self.connection.send(messages.Refused(JoinError.__name__, text[: messages.TEXT_MAX]))
+        self.connection.close()
+
+
+class SeatElsewhere:
+    """At a switch with a parent: what either side says is told to the other, and the end of either is that of both.
+
+    Attributes:
+      parent: the conversation there.
+    """
+
+    def __init__(self, host: Connection, parent_name: str):
+        self.parent = SeatAtParent(host, parent_name)
+
+    def heard(self, gather: messages.Gather) -> None:
+        self.parent.say(gather)
+
+    def closed(self) -> None:
+        self.parent.end()
+
+
+class SeatAtParent:
+    """A conversation with the parent on behalf of one host."""
+
+    def __init__(self, host: Connection, name: str):
+        self._host = host
+        self._name = name
+        self._connection: Connection | None = None
+        self._unsaid: messages.Gather | None = None  # until we are connected
+        self._is_over = False
+
+    def say(self, gather: messages.Gather) -> None:
+        if self._connection is None:
+            self._unsaid = gather
+        else:
+            self._connection.send(gather)
+
+    def end(self) -> None:
+        self._is_over = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def opened(self, connection: Connection) -> None:
+        self._connection = connection
+        if self._is_over:
+            connection.close()
+        elif self._unsaid is not None:
+            connection.send(self._unsaid)
+
+    def heard(self, line: bytes) -> None:
+        if self._is_over:
+            return
+        try:
+            message = messages.decode_from_switch(line)
+        except msgspec.DecodeError as error:
+            log.warning("the switch at %s, our parent: %s", self._name, error)
+            self._host.close()
+            self.end()
+            return
+        if not isinstance(message, messages.Hello):
+            self._host.send(message)
+        elif message.protocol_version != messages.PROTOCOL_VERSION:
+            text = protocol_difference(
+                self._name, message.protocol_version, "the switch below it", messages.PROTOCOL_VERSION, "that switch"
+            )
+            self._host.send(messages.Refused(JoinError.__name__, text))
+            self._host.close()
+
+    def closed(self, error: Exception | None) -> None:
+        """The host hears that the way is lost, as if we were, and comes again."""
+        if not self._is_over:
+            log.info("seat at %s, our parent: %s", self._name, error or "it closed the connection")
+            self._is_over = True
+            self._host.close()
