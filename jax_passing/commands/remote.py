@@ -24,7 +24,13 @@ def order(arguments: Sequence[str], environment: Mapping[str, str], folder: str)
 
 
 def main() -> int:
-    wanted = json.loads(sys.stdin.buffer.readline())
+    # Unbuffered: a thread that holds the lock of a buffer can't be left behind when the interpreter ends.
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return FAILED  # the launcher is gone
+        line += byte
+    wanted = json.loads(line)
     try:
         child = subprocess.Popen(
             [sys.executable, *wanted["arguments"]],
@@ -43,7 +49,8 @@ def main() -> int:
 
 
 def _end_with_input(group: int) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):
+        pass
     _signal(group, signal.SIGTERM)
     time.sleep(TERMINATE_S)
     _signal(group, signal.SIGKILL)

@@ -41,8 +41,10 @@ class Gathering:
       places: where hosts may meet, in the order in which they would rather do so.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, instance: str = INSTANCE):
+        """`instance`: tells this host from any other."""
         self._settings = settings
+        self._instance = instance
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
         self._last: messages.Gathered | None = None
@@ -97,7 +99,7 @@ class Gathering:
         return messages.Gather(
             protocol_version=messages.PROTOCOL_VERSION,
             job=settings.job,
-            instance=INSTANCE,
+            instance=self._instance,
             rank=last.rank if last is not None else settings.rank,
             world_size=settings.world_size,
             world_size_min=settings.world_size_min or settings.world_size,
@@ -105,7 +107,7 @@ class Gathering:
             wait_s=max(0.1, left_s) if last is None else settings.rejoin_wait_s,
             step=step,
             meeting=0 if last is None else last.meeting,
-            hosts=0 if last is None else size - len(set(lost)),
+            hosts=0 if last is None else size - len(set(lost) - {last.rank}),
             quorum=quorum,
             aside=aside,
         )

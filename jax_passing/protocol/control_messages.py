@@ -39,6 +39,7 @@ Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
+MeetingId = Annotated[int, Meta(ge=0, lt=1 << 62)]  # random: two switches may each hold a meeting of one job
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
@@ -239,8 +240,8 @@ class Gather(Message, frozen=True):
     for. Comes again on it for each meeting; what was said before is then void.
 
     `rank`: the one that it had, or that its launcher gave it. `step`: the last one that it completed, if it has the
-    state after it. `meeting`: the number of the last one that it was in, 0 if none, and `hosts` how many of those that
-    were there it doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
+    state after it. `meeting`: the last one that it was in, 0 if none, and `hosts` how many of those that were there it
+    doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
     `quorum`: how many of that meeting must be here, lest others of them meet somewhere else. `wait_s`: how long it
     waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
     before this one, too, and would rather meet there.
@@ -255,7 +256,7 @@ class Gather(Message, frozen=True):
     deadline_s: Seconds
     wait_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
     step: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
-    meeting: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    meeting: MeetingId = 0
     hosts: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
     quorum: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
     aside: bool = False
@@ -267,7 +268,7 @@ class Gathered(Message, frozen=True):
     `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
     """
 
-    meeting: Annotated[int, Meta(ge=1)]
+    meeting: MeetingId
     rank: Rank
     world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
     survivors: Annotated[int, Meta(ge=0, le=RANKS_MAX)]

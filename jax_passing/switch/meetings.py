@@ -77,7 +77,7 @@ class Meeting:
         self._jobs = jobs
         self._outside = outside
         self._forget = forget
-        self._number = 0  # of the last meeting here
+        self._last = 0  # the last meeting that was held here
         self._seats: list[HostSeat] = []
         self._met: set[str] = set()  # instances of those that met last
         self._is_incomplete = False  # one of these is gone, and the others may be joining already
@@ -161,7 +161,7 @@ class Meeting:
     def _hold(self, waiting: list["HostSeat"], lost: set[str]) -> None:
         """If all who must be waited for are here, and enough of them."""
         now = self._outside.now()
-        parties = _parties(waiting, self._number)
+        parties = _parties(waiting, self._last)
         enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
         own = [seat for seat in waiting if not seat.asked.aside]
         calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
@@ -177,24 +177,24 @@ class Meeting:
 
     def _absent(self, parties: "Parties", lost: set[str]) -> list[str]:
         """Who must be waited for, in words for people."""
-        if parties.number == self._number:
-            away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
-            return [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
-        # That meeting was held elsewhere, or before this switch was restarted.
-        hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
-        return [f"{hosts} of the hosts that ran"] if hosts > 0 else []
+        away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
+        absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
+        if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
+            hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
+            absent += [f"{hosts} of the hosts that ran"] if hosts > 0 else []
+        return absent
 
     def _close(self, parties: "Parties") -> None:
-        self._number = parties.number + 1
+        self._last = self._outside.random_bits(61) + 1
         chosen = [*parties.survivors, *parties.newcomers][: parties.wanted]
         survivors = min(len(parties.survivors), len(chosen))
         step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
         self._met = {seat.instance for seat in chosen}
         self._is_incomplete = False
-        log.info("job %r: meeting %d of %d hosts, step %s", self.job, self._number, len(chosen), step)
+        log.info("job %r: %d hosts have met, %d survivors, step %s", self.job, len(chosen), survivors, step)
         for rank, seat in enumerate(chosen):
             seat.gather, seat.rank = None, rank
-            seat.connection.send(messages.Gathered(self._number, rank, len(chosen), survivors, step))
+            seat.connection.send(messages.Gathered(self._last, rank, len(chosen), survivors, step))
 
     def _end_waits(self) -> None:
         """Of those that have waited in vain."""
@@ -215,7 +215,7 @@ class Meeting:
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
         waiting = [seat for seat in self._seats if seat.gather is not None]
-        parties = _parties(waiting, self._number)
+        parties = _parties(waiting, self._last)
         least = max(parties.least, parties.quorum)
         here = names(sorted({seat.rank for seat in waiting}))
         absent = self._absent(parties, set() if job is None else job.lost)
@@ -234,13 +234,13 @@ class Parties:
     """Who waits, as they would meet.
 
     Attributes:
-      number: of the last meeting that any of them was in.
-      survivors: those that were, and have the state; by their ranks then. They are within one step of each other.
-      newcomers: the others.
+      meeting: the last one of those who have taken the most steps; 0 if nobody was in any.
+      survivors: those that were in it and have the state; by their ranks then. They are within one step of each other.
+      newcomers: the others. What state they may have is of another time, or of hosts that went on elsewhere.
       decisive: those whose number and patience decide: who was in that meeting; if nobody was in any, all.
     """
 
-    number: int
+    meeting: int
     survivors: list["HostSeat"]
     newcomers: list["HostSeat"]
     decisive: list["HostSeat"]
@@ -262,12 +262,16 @@ class Parties:
         return min(self.wanted, len(self.survivors) + len(self.newcomers))
 
 
-def _parties(waiting: list["HostSeat"], number: int) -> Parties:
-    number = max(number, max(seat.asked.meeting for seat in waiting))
+def _parties(waiting: list["HostSeat"], last: int) -> Parties:
+    """`last`: the last meeting that was held here."""
     in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
-    back = [seat for seat in in_order if 0 < seat.asked.meeting == number]
+    returned = [seat.asked for seat in in_order if seat.asked.meeting]
+    steps = [-1 if gather.step is None else gather.step for gather in returned]
+    most = max(zip(steps, returned, strict=True), key=lambda one: (one[0], one[1].meeting == last), default=None)
+    meeting = 0 if most is None else most[1].meeting
+    back = [seat for seat in in_order if seat.asked.meeting == meeting != 0]
     survivors = [seat for seat in back if seat.asked.step is not None]
-    return Parties(number, survivors, [seat for seat in in_order if seat not in survivors], back or in_order)
+    return Parties(meeting, survivors, [seat for seat in in_order if seat not in survivors], back or in_order)
 
 
 class HostSeat:

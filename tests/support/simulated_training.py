@@ -203,7 +203,7 @@ class Host:
                     wait_s=0.0 if self.meeting else left_s,
                     step=self.step,
                     meeting=self.meeting,
-                    hosts=size - len(self.lost) if self.meeting else 0,
+                    hosts=size - len({*self.lost} - {self.rank}) if self.meeting else 0,
                     quorum=quorum,
                     aside=aside,
                 )
@@ -340,4 +340,3 @@ class Training:
 
     def run(self, limit_s):
         return self.world.run(lambda: len(self.hosts) >= self.wanted and not self.alive(), limit_s)
-

@@ -361,3 +361,118 @@ def test_rich_bars_of_rank_0_are_drawn_on_a_terminal(script):
     assert sum("training" in line for line in shown) == 1
     assert any(line.startswith("[rank 0] training") and "100%" in line for line in shown), shown
     assert {"[rank 0] finished", "[rank 1] finished"} <= set(shown)
+
+
+# Ranks that are started again.
+
+
+def test_a_rank_that_dies_is_started_again(script, tmp_path):
+    text = f"""
+tries = os.path.join({str(tmp_path)!r}, f"tries-{{rank}}")
+with open(tries, "a") as file:
+    file.write("x")
+count = os.path.getsize(tries)
+print("try", count)
+if rank == 1 and count < 3:
+    os.kill(os.getpid(), signal.SIGKILL) if count == 1 else sys.exit(5)
+if rank == 0:
+    while not os.path.exists(os.path.join({str(tmp_path)!r}, "over")):
+        time.sleep(0.01)
+elif count == 3:
+    open(os.path.join({str(tmp_path)!r}, "over"), "w").close()
+"""
+    ended = launch(*NO_SWITCH, "-n", "2", "--restarts", "2", script(text))
+    assert ended.returncode == 0, ended
+    lines = ended.stdout.splitlines()
+    assert [line for line in lines if line.startswith("[rank 0] try")] == ["[rank 0] try 1"]
+    assert [line for line in lines if line.startswith("[rank 1] try")] == [f"[rank 1] try {n}" for n in (1, 2, 3)]
+    assert "rank 1 ended (signal SIGKILL): started again, 1 more times" in lines
+    assert "rank 1 ended (exit code 5): started again, 0 more times" in lines
+
+
+def test_no_more_often_than_was_said(script):
+    ended = launch(*NO_SWITCH, "-n", "2", "--restarts", "1", script("sys.exit(3) if rank == 1 else time.sleep(60)"))
+    assert ended.returncode == 3
+    assert "rank 1 failed first (exit code 3)" in ended.stdout
+
+
+# Other machines.
+
+
+@pytest.fixture
+def fake_ssh(tmp_path):
+    """An ssh that runs the command here, unless the machine is called "away". As with the real one, the command isn't
+    among our processes, and learns by the end of its input that the connection is gone."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    ssh = folder / "ssh"
+    ssh.write_text(
+        """#!/bin/bash
+while [ "$1" = -o ]; do shift 2; done
+machine=$1; shift
+if [ "$machine" = away ]; then echo "ssh: connect to host away port 22: No route to host" >&2; exit 255; fi
+setsid --wait env -i PATH="$PATH" FAKE_MACHINE="$machine" sh -c "$*" < <(cat)
+"""
+    )
+    ssh.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_one_rank_on_each_machine(script, fake_ssh):
+    show = script(
+        """
+print(os.environ["FAKE_MACHINE"], sys.argv[1:], os.environ["JAX_PASSING_WORLD_SIZE"], os.environ["JAX_NUM_CPU_DEVICES"])
+print("err", os.environ["JAX_PASSING_WARN_S"], "SECRET" in os.environ, file=sys.stderr)
+"""
+    )
+    ended = launch(
+        *NO_SWITCH,
+        "--hosts",
+        "a,me@b,c",
+        show,
+        "x y",
+        "'",
+        **fake_ssh,
+        JAX_PASSING_WARN_S="7",
+        SECRET="no variable of ours",
+    )
+    assert ended.returncode == 0, ended
+    assert sorted(ended.stdout.splitlines()) == sorted(
+        [f"[rank {rank}] {name} ['x y', \"'\"] 3 1" for rank, name in enumerate(["a", "me@b", "c"])]
+        + [f"[rank {rank}] err 7 False" for rank in range(3)]
+    )
+
+
+def test_a_machine_that_cant_be_reached_is_named(script, fake_ssh):
+    ended = launch(*NO_SWITCH, "--hosts", "a,away", script("time.sleep(60)"), **fake_ssh)
+    assert ended.returncode == 255
+    assert "[rank 1] ssh: connect to host away port 22: No route to host" in ended.stdout
+    assert "rank 1 can't be started: ssh doesn't reach away, or lost it (exit code 255)" in ended.stdout
+
+
+def test_the_exit_code_of_another_machine(script, fake_ssh):
+    ended = launch(*NO_SWITCH, "--hosts", "a,b", script("sys.exit(7) if rank == 1 else time.sleep(60)"), **fake_ssh)
+    assert ended.returncode == 7
+    assert "rank 1 failed first (exit code 7)" in ended.stdout
+
+
+def test_ctrl_c_ends_ranks_on_all_machines(script, fake_ssh):
+    process = subprocess.Popen(
+        [*RUN, *NO_SWITCH, "--hosts", "a,b", script("print('pid', os.getpid(), flush=True); time.sleep(60)")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", **fake_ssh},
+    )
+    pids = [int(process.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
+    assert all(map(alive, pids))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    process.stdout.close()
+    until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize("hosts", ["0", "65", "a,,b", "a,-oProxyCommand=x", "a b"])
+def test_hosts_that_are_none(hosts, script):
+    ended = launch(*NO_SWITCH, "--hosts", hosts, script(""))
+    assert ended.returncode != 0
+    assert "--hosts" in ended.stdout + ended.stderr
