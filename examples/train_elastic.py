@@ -75,7 +75,8 @@ class Training:
         digits = load_digits()
         self.images, self.labels = digits.images.reshape(-1, 64).astype(np.float32) / 16, digits.target.astype(np.int32)
         self.checkpoints = checkpoints
-        self.state = self.before = None
+        self.state: Any = None
+        self.before: Any = None
         # Each is compiled once, for worlds of any size.
         mesh = jax.sharding.Mesh(jax.local_devices()[:1], ("d",))
         mapped = partial(jax.shard_map, mesh=mesh, out_specs=P())
@@ -148,7 +149,7 @@ class Checkpoints:
 
 def train(session, training, steps, step_s):
     """Whatever happens to other hosts and to the switch."""
-    began_at = time.monotonic()
+    began_at: float | None = time.monotonic()
     while True:
         try:
             with translate():

@@ -73,6 +73,9 @@ def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
     Raises PipelineError if a session doesn't suit the mesh.
     """
     stage_job(mesh, stage_axis)  # this process has a part of the mesh
+    open_one = session.current()
+    if open_one is not None and open_one.settings.world_size_min is not None:
+        raise PipelineError("A pipeline's hosts can't come and go: leave out init(world_size_min=...).")
     own = member(data_axis)
     rows = _rows(mesh, stage_axis)
     if {process for row in rows for process in row} == {jax.process_index()}:

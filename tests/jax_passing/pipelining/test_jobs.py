@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jax_passing.pipelining.jobs import Member, stage_job, suit
+from jax_passing.errors import PipelineError
+from jax_passing.pipelining.jobs import Member, check_jobs, stage_job, suit
 
 
 def ranks(*jobs, is_declared=False):
@@ -50,3 +51,12 @@ def test_the_job_of_a_process_is_read_from_the_mesh(monkeypatch):
         monkeypatch.setattr("jax.process_index", lambda process=process: process)
         found[process] = tuple(stage_job(mesh))
     assert found == {0: (1, 0, 2), 1: (1, 1, 2), 2: (0, 0, 2), 3: (0, 1, 2)}
+
+
+def test_an_elastic_session_has_no_pipelines(monkeypatch):
+    mesh = SimpleNamespace(devices=np.array([[SimpleNamespace(process_index=0)]]), axis_names=("data", "stage"))
+    elastic = SimpleNamespace(settings=SimpleNamespace(world_size_min=1))
+    monkeypatch.setattr("jax.process_index", lambda: 0)
+    monkeypatch.setattr("jax_passing.host.session.current", lambda: elastic)
+    with pytest.raises(PipelineError, match="leave out init"):
+        check_jobs(mesh, "stage", "data")

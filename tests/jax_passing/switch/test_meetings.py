@@ -1,0 +1,134 @@
+"""Hosts that meet at a switch, or at several switches of a tree, before they join."""
+
+import asyncio
+
+from control import scenario, until
+from control_trees import in_tree
+
+from jax_passing.protocol import control_messages as messages
+
+
+def gather(rank, world_size=2, least=1, **changes):
+    given = {"instance": f"host {rank}", "deadline_s": 20.0, "wait_s": 20.0, **changes}
+    return messages.Gather(
+        messages.PROTOCOL_VERSION, "a", rank=rank, world_size=world_size, world_size_min=least, **given
+    )
+
+
+async def seat(switch, rank, *args, **changes):
+    host = await switch.connect()
+    host.send(gather(rank, *args, **changes))
+    return host
+
+
+async def gathered(*hosts):
+    heard = [await host.receive() for host in hosts]
+    assert all(isinstance(one, messages.Gathered) for one in heard), heard
+    assert len({one.meeting for one in heard}) == 1
+    assert {one.world_size for one in heard} == {len(heard)}
+    return heard
+
+
+@scenario()
+async def test_ranks_are_the_launchers_at_first(switch):
+    hosts = [await seat(switch, rank, 3, 3) for rank in (2, 0, 1)]
+    heard = await gathered(*hosts)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(2, 0, None), (0, 0, None), (1, 0, None)]
+
+
+@scenario()
+async def test_survivors_come_first_and_agree_on_the_least_step(switch):
+    hosts = [await seat(switch, rank, 4, 1) for rank in range(4)]
+    (first, *_) = await gathered(*hosts)
+    hosts[0].writer.close()
+    newcomer = await seat(switch, 0, 4, 1, instance="newcomer")
+    for rank, step in ((3, 8), (1, 7), (2, 8)):
+        await asyncio.sleep(0.05)
+        assert not hosts[rank].reader._buffer, "the others are waited for"
+        hosts[rank].send(gather(rank, 4, 1, wait_s=0.0, step=step, meeting=first.meeting, hosts=3))
+    heard = await gathered(*hosts[1:], newcomer)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(0, 3, 7), (1, 3, 7), (2, 3, 7), (3, 3, 7)]
+
+
+@scenario()
+async def test_a_state_of_another_time_doesnt_count(switch):
+    """A host that was stopped comes to a switch that was restarted, before the others that went on."""
+    stopped = await seat(switch, 0, 3, 1, wait_s=0.0, step=6, meeting=11, hosts=3, instance="stopped")
+    others = [await seat(switch, rank, 3, 1, wait_s=0.0, step=9, meeting=12, hosts=2) for rank in (0, 1)]
+    heard = await gathered(*others, stopped)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(0, 2, 9), (1, 2, 9), (2, 2, 9)]
+
+
+@scenario()
+async def test_too_few_hear_who_is_here(switch):
+    host = await seat(switch, 1, 3, 2, deadline_s=0.2)
+    refusal = await host.refusal()
+    assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
+    assert not switch.plane._meetings._meetings
+
+
+@scenario()
+async def test_one_that_lives_and_doesnt_come_is_named(switch):
+    hosts = [await seat(switch, rank, 2, 2) for rank in range(2)]
+    (first, _) = await gathered(*hosts)
+    again = gather(1, 2, 2, wait_s=0.0, deadline_s=0.2, step=3, meeting=first.meeting, hosts=2)
+    hosts[1].send(again)
+    assert "Rank 0 didn't come." in await hosts[1].refusal()
+
+
+@scenario()
+async def test_a_standby_waits_for_somebody_who_can_be_nowhere_else(switch):
+    aside = await seat(switch, 0, 2, 2, aside=True)
+    await seat(switch, 1, 2, 2, aside=True, deadline_s=0.2)
+    alone = await seat(switch, 1, 2, 2, instance="host 1")
+    heard = await gathered(aside, alone)
+    assert [one.rank for one in heard] == [0, 1]
+
+
+@scenario()
+async def test_a_newcomer_ends_an_epoch_that_has_room_and_no_other(switch):
+    strangers, _ = await switch.job(2)  # has never met
+    await seat(switch, 5, 8, 1)
+    await asyncio.sleep(0.2)
+    strangers[0].send(messages.Heartbeat())
+    assert await strangers[0].receive() == messages.Heartbeat()
+
+
+@scenario()
+async def test_a_seat_that_is_lost_ends_a_join_that_waits_for_it(switch):
+    seats = [await seat(switch, rank, 2, 1) for rank in range(2)]
+    await gathered(*seats)
+    joining = await switch.join(0, 2, instance="host 0")
+    await switch.has(0)
+    seats[1].writer.close()
+    assert "one of them is gone" in await joining.refusal("HostLostError")
+
+
+@scenario()
+async def test_nonsense_costs_the_seat(switch):
+    for line in (b"{}\n", messages.encode(messages.Heartbeat()), messages.encode(gather(0)).replace(b'"a"', b'"b"')):
+        host = await seat(switch, 0)
+        host.send(line)
+        assert await host.receive() is None
+    await until(lambda: not switch.plane._meetings._meetings)
+
+
+@in_tree()
+async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
+    hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate((left, right, root))]
+    heard = await gathered(*hosts)
+    assert [one.rank for one in heard] == [0, 1, 2]
+    assert not left.plane._meetings._meetings
+    hosts[1].writer.close()
+    for rank in (0, 2):
+        hosts[rank].send(gather(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
+    again = await gathered(hosts[0], hosts[2])
+    assert [(one.rank, one.step) for one in again] == [(0, 4), (1, 4)]
+
+
+@in_tree(racks=1)
+async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
+    host = await seat(rack, 0, 2, 2)
+    await until(lambda: root.plane._meetings._meetings)
+    await root.server.shut_down()
+    assert await host.receive() is None
