@@ -16,6 +16,7 @@ from jax_passing.config import Settings, address_text
 from jax_passing.errors import Failure, JoinError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect_now
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
 from jax_passing.protocol.alike import protocol_difference
 
 log = logging.getLogger("jax_passing")
@@ -43,8 +44,10 @@ class Gathering:
 
     def __init__(self, settings: Settings, instance: str = INSTANCE):
         """`instance`: tells this host from any other."""
-        self._settings = settings
+        assert settings.job is not None  # there is a switch
+        self._settings, self._job = settings, settings.job
         self._instance = instance
+        self._key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
         self._last: messages.Gathered | None = None
@@ -92,13 +95,12 @@ class Gathering:
 
     def gather(self, place: int, step: int | None, lost: Sequence[int], left_s: float, aside: bool) -> messages.Gather:
         settings, last = self._settings, self._last
-        assert settings.job is not None
         size = settings.world_size if last is None else last.world_size
         # Of two places only one can have so many of the hosts: half of them are enough where they are to meet first.
         quorum = 0 if len(self.places) == 1 else (size + 1) // 2 if place == 0 else size // 2 + 1
         return messages.Gather(
             protocol_version=messages.PROTOCOL_VERSION,
-            job=settings.job,
+            job=self._job,
             instance=self._instance,
             rank=last.rank if last is not None else settings.rank,
             world_size=settings.world_size,

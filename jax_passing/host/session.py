@@ -196,6 +196,7 @@ class Session:
         _native.detach()
         _await_executions(self.settings.join_deadline_s)
         self._join(step, failure.ranks)
+        self._began = time.monotonic()
         return self.step
 
     def _check_rejoin(self, step: int | None) -> None:
@@ -317,7 +318,7 @@ class Session:
             raise ours from error
 
     def stats(self) -> dict[str, float]:
-        """Counters of this host since `init`.
+        """Counters of this host since `init`, or the last `rejoin`.
 
         `tensor_bytes` / `session_s` is the goodput; `bytes_sent`, `bytes_received` count UDP payload, headers and
         resends included; `datagrams_unsent` counts what the kernel didn't take, `errors_reported` ICMP errors; times

@@ -383,12 +383,34 @@ class Failed(Message, frozen=True):
 
 
 FromHost = (
-    Secure | Join | Gather | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+    Secure
+    | Join
+    | Gather
+    | GroupReady
+    | GroupHeard
+    | GroupLost
+    | Relay
+    | Query
+    | CountersQuery
+    | Heartbeat
+    | Leave
+    | Fail
 )
 FromRack = RackJoin | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
 FromSwitch = (
-    Hello | Secured | Gathered | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
+    Hello
+    | Secured
+    | Gathered
+    | GroupOffer
+    | Welcome
+    | Refused
+    | Relay
+    | SlotState
+    | Counters
+    | Heartbeat
+    | Bye
+    | Failed
 )
 FromParent = FromSwitch | Prepare | Left | Ask | Answer
 

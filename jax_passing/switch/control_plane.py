@@ -53,7 +53,7 @@ class ControlPlane:
         uplink_for = None if parent is None else self._uplink_for
         self._jobs = JobTable(data_plane, outside, lease_s=lease_s, uplink_for=uplink_for)
         self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
-        self._meetings = Meetings(self._jobs, outside, parent)
+        self._meetings = Meetings(self._jobs, outside, parent, self.key_of)
         self._watch = Watch(data_plane, self._jobs, outside, lease_s)
         self._counts: Counter[str] = Counter()
 

@@ -41,16 +41,24 @@ class Seat(Protocol):
 class Meetings:
     """Of all jobs of a switch. `parent`: at a switch that has one."""
 
-    def __init__(self, jobs: JobTable, outside: Outside, parent: tuple[str, int] | None):
+    def __init__(
+        self,
+        jobs: JobTable,
+        outside: Outside,
+        parent: tuple[str, int] | None,
+        key_of: Callable[[str], bytes | None],
+    ):
+        """`key_of`: a job's, if this switch has one."""
         self._jobs = jobs
         self._outside = outside
         self._parent = parent
+        self._key_of = key_of
         self._meetings: dict[str, Meeting] = {}
 
     def seat(self, job: str, connection: Connection) -> Seat:
         """For a host that has come."""
         if self._parent is not None:
-            seat = SeatElsewhere(connection, address_text(*self._parent))
+            seat = SeatElsewhere(SeatAtParent(connection, address_text(*self._parent), job, self._key_of(job)))
             self._outside.connect(self._parent, CONNECT_TIMEOUT_S, seat.parent)
             return seat
         if job not in self._meetings:
@@ -316,8 +324,8 @@ class SeatElsewhere:
       parent: the conversation there.
     """
 
-    def __init__(self, host: Connection, parent_name: str):
-        self.parent = SeatAtParent(host, parent_name)
+    def __init__(self, parent: "SeatAtParent"):
+        self.parent = parent
 
     def heard(self, gather: messages.Gather) -> None:
         self.parent.say(gather)
@@ -329,17 +337,16 @@ class SeatElsewhere:
 class SeatAtParent:
     """A conversation with the parent on behalf of one host."""
 
-    def __init__(self, host: Connection, name: str):
+    def __init__(self, host: Connection, name: str, job: str, key: bytes | None):
         self._host = host
-        self._name = name
+        self._name, self._job, self._key = name, job, key
         self._connection: Connection | None = None
-        self._unsaid: messages.Gather | None = None  # until we are connected
-        self._is_over = False
+        self._gather: messages.Gather | None = None  # what the host said last
+        self._is_secured = self._is_greeted = self._is_over = False
 
     def say(self, gather: messages.Gather) -> None:
-        if self._connection is None:
-            self._unsaid = gather
-        else:
+        self._gather = gather
+        if self._connection is not None and self._is_greeted:
             self._connection.send(gather)
 
     def end(self) -> None:
@@ -351,27 +358,48 @@ class SeatAtParent:
         self._connection = connection
         if self._is_over:
             connection.close()
-        elif self._unsaid is not None:
-            connection.send(self._unsaid)
+
+    def secured(self) -> None:
+        self._is_secured = True
 
     def heard(self, line: bytes) -> None:
         if self._is_over:
             return
         try:
-            message = messages.decode_from_switch(line)
+            self._on_message(messages.decode_from_switch(line))
         except msgspec.DecodeError as error:
             log.warning("the switch at %s, our parent: %s", self._name, error)
             self._host.close()
             self.end()
-            return
-        if not isinstance(message, messages.Hello):
-            self._host.send(message)
-        elif message.protocol_version != messages.PROTOCOL_VERSION:
-            text = protocol_difference(
-                self._name, message.protocol_version, "the switch below it", messages.PROTOCOL_VERSION, "that switch"
-            )
-            self._host.send(messages.Refused(JoinError.__name__, text))
-            self._host.close()
+
+    def _on_message(self, message: messages.FromSwitch) -> None:
+        """The greeting as `ParentConversation` takes it, then what is for the host."""
+        assert self._connection is not None
+        match message:
+            case messages.Secured() if self._key is not None and not self._is_secured:
+                self._connection.secure(self._key)
+            case messages.Hello(version) if version != messages.PROTOCOL_VERSION:
+                versions = version, "the switch below it", messages.PROTOCOL_VERSION
+                self._refuse(protocol_difference(self._name, *versions, "that switch"))
+            case messages.Hello(secured=secured) if secured != (self._key is not None):
+                self._refuse(
+                    f"Of the switch at {self._name} and the one below it, one has a key, and the other has none: start "
+                    "both with the same --key-file."
+                )
+            case messages.Hello() if self._key is not None and not self._is_secured:
+                self._connection.send(messages.Secure(self._job))
+            case messages.Hello():
+                self._is_greeted = True
+                if self._gather is not None:
+                    self._connection.send(self._gather)
+            case messages.Gathered() | messages.Refused():
+                self._host.send(message)
+            case _:
+                raise msgspec.DecodeError(f"{type(message).__name__} for a host that meets others")
+
+    def _refuse(self, text: str) -> None:
+        self._host.send(messages.Refused(JoinError.__name__, text))
+        self._host.close()
 
     def closed(self, error: Exception | None) -> None:
         """The host hears that the way is lost, as if we were, and comes again."""

@@ -11,6 +11,7 @@ from in_process import JOB, SwitchThread, members, settings_of, until
 from jax_passing.config import parse_address, parse_switches
 from jax_passing.errors import AuthenticationError, JoinError, PassingError
 from jax_passing.host.control_connection import ControlConnection
+from jax_passing.host.gathering import Gathering
 from jax_passing.host.membership import Membership
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
@@ -230,3 +231,37 @@ def test_tls_for_one_that_receives_and_several_that_send():
     theirs.close()
     assert mine.recv(1) == b""
     mine.close()
+
+
+def meet(switch, rank, key_file, world_size=2):
+    settings = settings_of(switch, rank, world_size, key_file=key_file, world_size_min=world_size)
+    gathering = Gathering(settings, f"host {rank}")
+    try:
+        return gathering.meet([0], None, (), time.monotonic() + 20)[1]
+    finally:
+        gathering.close()
+
+
+def test_hosts_meet_by_the_jobs_key_through_all_switches_of_a_tree(secured, files):
+    rack = SwitchThread(key_file=files.switch, parent=parse_address(secured.address))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            met = list(pool.map(meet, (secured, rack), range(2), [files.job()] * 2))
+        assert [one.rank for one in met] == [0, 1]
+    finally:
+        rack.stop()
+
+
+def test_nobody_meets_without_the_jobs_key(secured, files):
+    with pytest.raises(AuthenticationError, match="wants the key"):
+        meet(secured, 0, None, 1)
+    with pytest.raises(AuthenticationError, match="doesn't have the key"):
+        meet(secured, 0, files.job("another"), 1)
+    stranger = socket.create_connection(parse_address(secured.address), timeout=10)
+    with stranger, stranger.makefile("rb") as lines:
+        lines.readline()
+        gather = messages.Gather(messages.PROTOCOL_VERSION, JOB, "i", 0, 1, 1, 10.0)
+        stranger.sendall(messages.encode(gather))
+        refused = messages.decode_from_switch(lines.readline())
+    assert isinstance(refused, messages.Refused)
+    assert "wants the key" in refused.message
