@@ -331,6 +331,7 @@ TEST_F(RendezvousTest, anyWorldSize) {
   site->world_size = kAnyWorldSize;
   Device a{1};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  collective_->Complete(0);
   EXPECT_EQ(a.Result(), "");
   EXPECT_EQ(rendezvous_.world_size(), 2);
   rendezvous_.Detach();
