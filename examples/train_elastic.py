@@ -55,7 +55,7 @@ def initial_state():
     keys = jax.random.split(jax.random.key(0), len(shapes))
     parameters = {name: jax.random.normal(key, shapes[name]) / 8 for name, key in zip(shapes, keys, strict=True)}
     momentum = jax.tree.map(jnp.zeros_like, parameters)
-    return State(np.int32(0), np.zeros(STEPS_MAX, np.int32), parameters, momentum)
+    return State(np.zeros((), np.int32), np.zeros(STEPS_MAX, np.int32), parameters, momentum)
 
 
 def loss_of(parameters, images, labels):
@@ -119,7 +119,7 @@ class Training:
         jax.block_until_ready(results)
         hosts = np.array(self.state.hosts)
         hosts[number] = session.world_size
-        self.before, self.state = self.state, State(np.int32(number + 1), hosts, *results)
+        self.before, self.state = self.state, State(np.array(number + 1, np.int32), hosts, *results)
         if self.checkpoints is not None and session.rank == 0:
             self.checkpoints.keep(self.state)
 
@@ -139,6 +139,7 @@ class Checkpoints:
     def keep(self, state):
         if int(state.step) % self.every == 0:
             self.manager.save(int(state.step), args=self.args.StandardSave(state._asdict()))
+            self.manager.wait_until_finished()
 
     def last(self, otherwise):
         step = self.manager.latest_step()

@@ -41,11 +41,11 @@ def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
         return tree
     require_session(along, "broadcast")
     all_devices = span(along)
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)):
-        raise ConfigError(f"broadcast from root={root!r}: expected an index.")
-    if all_devices.is_elastic and root != 0:
-        raise ConfigError(f"broadcast from root={root!r}: in an elastic session only device 0 is sure to be there.")
-    if root != 0 and not 0 <= root < all_devices.size:
+    is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    if all_devices.is_elastic:
+        if not is_index or root != 0:
+            raise ConfigError(f"broadcast from root={root!r}: in an elastic session only device 0 is sure to be there.")
+    elif not is_index or not 0 <= root < all_devices.size:
         raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")
     arrays, treedef = composed.operands(tree, along)
     if not arrays:

@@ -40,9 +40,11 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     if strategy not in STRATEGIES:
         raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
     if strategy == "native" and along.over_hosts and not alone:
+        world_size = along.scope.world_size
+        others = "other hosts" if world_size is None else f"other {world_size - 1} hosts"
         raise ConfigError(
             "strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
-            "the other hosts would be left out. Make one mesh over all of them "
+            f"the {others} would be left out. Make one mesh over all of them "
             "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
         )
     if strategy == "flat" and default != "flat" and not alone:
