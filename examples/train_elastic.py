@@ -52,9 +52,9 @@ class State(NamedTuple):
 
 def initial_state():
     shapes = {"first": (64, HIDDEN), "bias": (HIDDEN,), "second": (HIDDEN, 10)}
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    parameters = {name: jax.random.normal(key, shapes[name]) / 8 for name, key in zip(shapes, keys, strict=True)}
-    momentum = jax.tree.map(jnp.zeros_like, parameters)
+    drawn = np.random.default_rng(0)
+    parameters = {name: drawn.normal(size=shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    momentum = jax.tree.map(np.zeros_like, parameters)
     return State(np.zeros((), np.int32), np.zeros(STEPS_MAX, np.int32), parameters, momentum)
 
 
@@ -189,10 +189,10 @@ def report(training, rank):
     """Returns (schedule, digest)."""
     hosts = np.array(training.state.hosts)[: training.completed]
     schedule = ",".join(f"{count}x{len(list(steps))}" for count, steps in itertools.groupby(hosts.tolist()))
-    parameters = jax.tree.leaves(training.state.parameters)
-    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in parameters)).hexdigest()[:16]
-    hidden = jnp.tanh(training.images @ training.state.parameters["first"] + training.state.parameters["bias"])
-    right = jnp.argmax(hidden @ training.state.parameters["second"], axis=1) == training.labels
+    parameters = jax.tree.map(np.asarray, training.state.parameters)
+    digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(parameters))).hexdigest()[:16]
+    hidden = np.tanh(training.images @ parameters["first"] + parameters["bias"])
+    right = np.argmax(hidden @ parameters["second"], axis=1) == training.labels
     print(f"rank {rank}: accuracy {right.mean():.1%}, schedule {schedule}, digest {digest}", flush=True)
     return schedule, digest
 

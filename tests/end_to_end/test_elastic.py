@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .conftest import Process, host_settings
+from .conftest import LIMIT_S, Process, host_settings
 
 if TYPE_CHECKING:
     from .conftest import Cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_elastic.py"
 HOSTS = int(os.environ.get("ELASTIC_HOSTS", "3"))  # by hand with four: docs/elastic.md has the figures
-RECOVERY_S = float(os.environ.get("ELASTIC_RECOVERY_S", "10"))  # of a machine that may be busy
+RECOVERY_S = float(os.environ.get("ELASTIC_RECOVERY_S", "20"))  # of a machine that may be busy
 
 
 def went_on(processes: "list[Process]", nth: int) -> float:
     """All of them have taken a step after they met for the nth time: the seconds that they needed."""
     pattern = r"hosts go on from step \w+, the next one done after ([\d.]+) s"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while True:
         found = [re.findall(pattern, process.text) for process in processes]
         if all(len(times) >= nth for times in found):
