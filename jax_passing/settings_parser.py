@@ -74,7 +74,7 @@ def read_toml(path: str | Path, source: str) -> dict[str, Any]:
     """Reads a TOML file. Raises ConfigError that names `source`, where the path came from."""
     try:
         return tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last of arrays in arrays, a thousand of them
         raise ConfigError(f"Can't read the settings file {path} ({source}): {error}.") from error
 
 

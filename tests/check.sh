@@ -15,7 +15,7 @@ case "${1:-}" in
   --fast) fast=true ;;
   "")
     stages+=(
-      documentation end_to_end randomised_search address_sanitizer thread_sanitizer bazel newest_jaxlib
+      documentation end_to_end randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jaxlib
       python_3_12 python_3_12_with_the_newest_jax quickstart
     )
     ;;
@@ -39,7 +39,7 @@ export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDI
 debian_packages() {
   local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev spin)
   local missing=() package
-  $fast || wanted+=(iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  $fast || wanted+=(libclang-rt-14-dev iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
@@ -121,6 +121,16 @@ address_sanitizer() {
 }
 thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
 
+# Ten million inputs, the same ones in every run; others by hand, for hours. An input that fails is kept, and the command
+# that tries it again is printed. libFuzzer is clang's, of the version whose runtime is installed.
+fuzzing() {
+  "$oldest/bin/pip" install --quiet $(requirements "['project']['optional-dependencies']['fuzz']")
+  CXX=clang++-14 cmake -S xla_ffi -B "$work/fuzzers" -G Ninja -DPASSING_BUILD_FUZZERS=ON \
+    -DPython_EXECUTABLE="$work/wheel-environment/bin/python" >/dev/null
+  cmake --build "$work/fuzzers" --target passing_fuzzers
+  timeout 900 "$oldest/bin/python" tests/fuzz/run.py "$work/fuzzers"
+}
+
 # Every order of events of tests/model/slots.pml, with macros $2...: this many errors are found, 0 or 1, where it stops.
 # All that spin and its program write, a trail of the error among it, stays in build/check/model.
 explore() {
@@ -153,7 +163,7 @@ pytest_in() {
 }
 
 # By a third worker, too, as many of these tests wait.
-python_tests() { pytest_in "$oldest" --numprocesses=3 tests/test_*.py tests/jax_passing tests/conformance; }
+python_tests() { pytest_in "$oldest" --numprocesses=3 tests/test_*.py tests/jax_passing tests/conformance tests/fuzz; }
 
 p4() { pytest_in "$oldest" tests/p4; }
 

@@ -178,6 +178,8 @@ def test_bad_files(toml, tmp_path):
         resolve(file=toml("rank = "))
     with pytest.raises(ConfigError, match="JAX_PASSING_CONFIG"):
         resolve(environment={"JAX_PASSING_CONFIG": str(tmp_path / "missing.toml")})
+    with pytest.raises(ConfigError, match=r"Can't read the settings file .*passing\.toml"):
+        resolve(file=toml("axis_name = " + "[" * 1000))  # found by tests/fuzz
 
 
 @pytest.mark.parametrize(

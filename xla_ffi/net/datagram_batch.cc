@@ -41,7 +41,8 @@ void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun
   size_t segments = 0;
   bool open = false;  // may the last run grow?
   for (const uint16_t bytes : datagram_bytes) {
-    if (open && segments < kMaxSegments && bytes <= runs.back().segment_bytes &&
+    // An empty datagram stands alone: nothing would be left to cut it from.
+    if (open && bytes > 0 && segments < kMaxSegments && bytes <= runs.back().segment_bytes &&
         runs.back().bytes + bytes <= kMaxUdpBytes) {
       runs.back().bytes += bytes;
       ++segments;

@@ -1,11 +1,11 @@
 // The slot pool beside a plain model of it, and beside packets that claim anything.
+#include "../tests/xla_ffi/switch/slot_pool_model.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/switch/slot_packets.h"
@@ -14,58 +14,14 @@
 namespace passing {
 namespace {
 
-// The rules once more, in the plainest way: every contribution is kept, and the result computed from all.
-class Model {
- public:
-  explicit Model(size_t workers) : workers_(workers) {}
-
-  Verdict OnPacket(const Packet& packet, std::vector<uint8_t>& out) {
-    const wire::Header& in = packet.header;
-    Held& held = held_[{in.slot, in.version}];
-    if (held.workers.empty() || wire::SequenceBefore(held.sequence, in.sequence)) {
-      held = {in.sequence, {}};
-    } else if (in.sequence != held.sequence) {
-      return Verdict::kStale;
-    }
-    if (!held.workers.empty()) {
-      const Packet& first = held.workers.begin()->second;
-      if (first.lanes.size() != packet.lanes.size() || first.header.lane_format != in.lane_format) {
-        return Verdict::kMismatch;
-      }
-    }
-    const bool again = !held.workers.emplace(in.worker, packet).second;
-    if (held.workers.size() < workers_) return again ? Verdict::kDuplicate : Verdict::kAdded;
-    wire::Header header = in;
-    header.flags = 0;
-    Lanes lanes(packet.lanes.size(), in.lane_format == LaneFormat::kSumInt32 ? 0 : kMin);
-    for (const auto& [worker, from] : held.workers) {
-      header.flags |= from.header.flags;
-      for (size_t i = 0; i < lanes.size(); ++i) {
-        lanes[i] = in.lane_format == LaneFormat::kMaxInt32
-                       ? std::max(lanes[i], from.lanes[i])
-                       : static_cast<int32_t>(static_cast<uint32_t>(lanes[i]) + static_cast<uint32_t>(from.lanes[i]));
-      }
-    }
-    out = Result(header, lanes);
-    return again ? Verdict::kResend : Verdict::kComplete;
-  }
-
- private:
-  struct Held {
-    uint32_t sequence = 0;
-    std::map<uint16_t, Packet> workers;
-  };
-  size_t workers_;
-  std::map<std::pair<uint16_t, uint8_t>, Held> held_;
-};
-
 TEST(SlotPool, onPacket_agreesWithModel) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
     const uint32_t workers = 1 + random() % (seed % 3 == 0 ? 64 : 4);
     SlotPool pool(8);
+    SlotPoolModel model(8);
     pool.AddJob(MakeJob(3, workers, 4, 4));
-    Model model(workers);
+    ASSERT_TRUE(model.AddJob(MakeJob(3, workers, 4, 4)));
     const uint32_t base = static_cast<uint32_t>(random());  // often close to the wrap
     for (int i = 0; i < 400; ++i) {
       const auto worker = static_cast<uint16_t>(random() % workers);
@@ -78,11 +34,10 @@ TEST(SlotPool, onPacket_agreesWithModel) {
       if (seed % 2) packet.header.lane_format = LaneFormat::kMaxInt32;
       packet.header.sequence = base + static_cast<uint32_t>(i / 50) + static_cast<uint32_t>(random() % 8 == 0) -
                                static_cast<uint32_t>(random() % 8 == 0);
-      std::vector<uint8_t> expected;
-      const Verdict verdict = model.OnPacket(packet, expected);
+      const SlotPoolModel::Answer expected = model.OnPacket(packet, AddressOf(3, worker));
       const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, worker));
-      ASSERT_STREQ(Name(action.verdict), Name(verdict)) << "seed " << seed << ", packet " << i;
-      ASSERT_TRUE(std::ranges::equal(action.packet, expected)) << "seed " << seed << ", packet " << i;
+      ASSERT_STREQ(Name(action.verdict), Name(expected.verdict)) << "seed " << seed << ", packet " << i;
+      ASSERT_TRUE(std::ranges::equal(action.packet, expected.packet)) << "seed " << seed << ", packet " << i;
     }
   }
 }

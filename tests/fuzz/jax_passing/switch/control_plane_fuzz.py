@@ -1,0 +1,166 @@
+"""A switch whose members say anything at any time: whoever understands the protocol is told what he can read, and once
+all of them are gone nothing of theirs is left.
+
+The input is operations of a few bytes each: somebody connects, says something, goes away; time passes.
+"""
+
+import logging
+
+from simulated_control import SimulatedSwitch
+from simulated_network import SimulatedWorld
+
+from jax_passing.protocol import control_messages as messages
+
+PEERS_MAX = 12
+RAW = (b"\n", b"{}\n", b"\xff\n", b'{"type":"heartbeat"}\n', b'{"type":"join"}\n', b"[" * 100 + b"\n")
+
+
+class Input:
+    def __init__(self, data: bytes):
+        self._rest = memoryview(data)
+
+    def __bool__(self) -> bool:
+        return len(self._rest) > 0
+
+    def below(self, bound: int) -> int:
+        if not self:
+            return 0
+        byte, self._rest = self._rest[0], self._rest[1:]
+        return byte % bound
+
+    def one_of(self, choices):
+        return choices[self.below(len(choices))]
+
+    def bytes(self, count: int) -> bytes:
+        taken, self._rest = bytes(self._rest[:count]), self._rest[count:]
+        return taken
+
+
+class Peer:
+    """Whoever connects: a host, a rack's switch or a stranger."""
+
+    def __init__(self):
+        self.stream = None
+        self.instance = ""  # of the switch
+        self.is_rack = False
+
+    def opened(self, stream):
+        self.stream = stream
+
+    def heard(self, line):
+        message = messages.decode_from_parent(line) if self.is_rack else messages.decode_from_switch(line)
+        if isinstance(message, messages.Hello):
+            self.instance = message.instance
+
+    def closed(self, error):
+        self.stream = None
+
+    def say(self, message):
+        if self.stream is not None:
+            self.is_rack |= isinstance(message, messages.RackJoin)
+            self.stream.send(message)
+
+
+def _join(input, peer):
+    world_size = input.one_of([1, 2, 2, 3, 70])
+    return messages.Join(
+        protocol_version=input.one_of([messages.PROTOCOL_VERSION] * 7 + [9]),
+        job=input.one_of(["a", "a", "b", "a#1"]),
+        rank=input.below(4),
+        world_size=world_size,
+        switches=input.one_of([(peer.instance or "x",)] * 3 + [("x",), ("x", peer.instance or "y")]),
+        udp_port=1000 + input.below(4),
+        instance=f"process {input.below(6)}",
+        join_deadline_s=input.one_of([5.0, 1.0]),
+        alike=input.one_of([{}, {}, {"jax": "1"}, {"jax": "2", "strategy": "flat"}]),
+    )
+
+
+def _rack_join(input, peer):
+    data_host = input.one_of(["", "", "10.2.0.1", "224.0.0.1", "::1", "no address"])
+    job = input.one_of(["a", "b"])
+    return messages.RackJoin(messages.PROTOCOL_VERSION, job, f"rack {input.below(3)}", "10.2.0.1:1", 1000, data_host)
+
+
+def _rank_join(input, peer):
+    return messages.RankJoin(
+        rank=input.below(4),
+        world_size=input.one_of([1, 2, 3]),
+        instance=f"process {input.below(6)}",
+        host="10.3.0.1",
+        shards=1 + input.below(2),
+        alike={},
+        join_deadline_s=5.0,
+        wait_s=input.one_of([5.0, 0.5]),
+        slot_count=input.one_of([64, 256, 3, 1 << 16]),
+        lanes_per_chunk=input.one_of([360, 3, 400]),
+        whole_chunks=bool(input.below(2)),
+        path=input.one_of([("rack 0",), (peer.instance or "x",), tuple("abcdefgh")]),
+    )
+
+
+SAYINGS = (
+    _join,
+    _join,
+    _join,
+    _rack_join,
+    _rank_join,
+    _rank_join,
+    lambda input, peer: messages.RankGone(input.below(4)),
+    lambda input, peer: messages.Prepared(input.below(4)),
+    lambda input, peer: messages.GroupReady(input.below(4), input.one_of(["", "no device"])),
+    lambda input, peer: messages.GroupHeard(input.below(4)),
+    lambda input, peer: messages.GroupLost(),
+    lambda input, peer: messages.Relay(input.bytes(input.below(8))),
+    lambda input, peer: messages.Query(input.one_of([None, 0, 1, 255, 256, 1 << 20]), input.below(2)),
+    lambda input, peer: messages.CountersQuery(),
+    lambda input, peer: messages.Heartbeat(),
+    lambda input, peer: messages.Leave(),
+    lambda input, peer: messages.Left(tuple(range(input.below(4)))),
+    lambda input, peer: messages.Fail(input.one_of(["HostLostError", "x"]), "a text", (input.below(4),)),
+    lambda input, peer: messages.Refused(input.one_of(["JoinError", "x"]), "a text", input.one_of([None, 0, 1])),
+    lambda input, peer: messages.Ask(input.below(3), input.below(8), input.below(2), input.below(8), 0.5),
+    lambda input, peer: messages.Answer(input.below(3), tuple(range(input.below(3))), True, bool(input.below(2))),
+    lambda input, peer: input.one_of(RAW),
+    lambda input, peer: input.bytes(input.below(64)) + b"\n",
+)
+
+
+logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)  # what it logs would take most of the time
+
+
+def test_one_input(data: bytes) -> None:
+    input = Input(data)
+    world = SimulatedWorld(seed=input.below(8))
+    switch = SimulatedSwitch(world, 1, None)
+    peers: list[Peer] = []
+    while input:
+        operation = input.below(8)
+        if operation == 0 or not peers:
+            if len(peers) < PEERS_MAX:
+                peers.append(Peer())
+                world.connect(f"10.1.0.{1 + len(peers) % 3}", switch.address, peers[-1])
+                _pass(world, 0.5)
+        elif operation == 1:
+            peer = input.one_of(peers)
+            if peer.stream is not None and input.below(2):
+                peer.stream.give_up()
+            elif peer.stream is not None:
+                peer.stream.close()
+        elif operation == 2:
+            _pass(world, input.one_of([0.05, 0.3, 2.0, 6.0]))
+        else:
+            peer = input.one_of(peers)
+            peer.say(input.one_of(SAYINGS)(input, peer))
+    for peer in peers:
+        if peer.stream is not None:
+            peer.stream.give_up()
+    _pass(world, 60.0)
+    assert switch.data_plane.running == {}, switch.data_plane.running
+    assert not list(switch.plane._jobs.epochs()), list(switch.plane._jobs.epochs())
+
+
+def _pass(world: SimulatedWorld, time_s: float) -> None:
+    until = world.now() + time_s
+    world.call_later(time_s, lambda: None)
+    world.run(lambda: world.now() >= until, time_s)

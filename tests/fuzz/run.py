@@ -1,0 +1,166 @@
+"""Fuzzes: `python tests/fuzz/run.py BUILD [TARGET…]`, in the virtual environment that has jax_passing[fuzz].
+
+BUILD is a build folder of xla_ffi, made with -DPASSING_BUILD_FUZZERS=ON by clang; without TARGET all are run, two at a
+time. They begin with the inputs that are kept in tests/fuzz/corpus, and with the conformance suite's golden packets.
+
+    python tests/fuzz/run.py BUILD                  as many inputs as the check tries, the same ones in each run
+    python tests/fuzz/run.py BUILD --minutes 120    so long for each target, and others in each run
+    python tests/fuzz/run.py BUILD --minutes 1 --keep   then keeps what reached new code in tests/fuzz/corpus
+
+An input that fails is kept in BUILD/failures, and the command that tries it again is printed. Mend what it found, write
+a test that says what was wrong, and move the input to tests/fuzz/corpus: the ordinary tests try all that is there.
+"""
+
+import argparse
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax_passing.conformance import golden
+
+HERE = Path(__file__).parent
+JOBS = 2
+INPUT_S_MAX = 20  # one that takes longer has failed
+MEMORY_MIB_MAX = 2048
+INPUT_BYTES_MAX = 1024
+# What the check tries, the slowest first. Those that take lists of operations run some twenty operations an input.
+INPUTS = {
+    "control_plane_fuzz": 3_000,
+    "all_reduce_fuzz": 40_000,
+    "slot_pool_fuzz": 150_000,
+    "order_fuzz": 80_000,
+    "datagram_batch_fuzz": 100_000,
+    "probe_fuzz": 50_000,
+    "config_fuzz": 20_000,
+    "device_fuzz": 20_000,
+    "programs_fuzz": 100_000,
+    "control_messages_fuzz": 500_000,
+    "header_fuzz": 9_100_000,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    command: Path  # libFuzzer's arguments follow
+
+    @property
+    def kept(self) -> Path:
+        return HERE / "corpus" / self.name
+
+
+def all_targets(build: Path) -> dict[str, Target]:
+    found = {source.stem for source in HERE.glob("xla_ffi/**/*_fuzz.cc")}
+    for source in HERE.glob("jax_passing/**/*_fuzz.py"):
+        write_command(source, build / source.stem)
+        found.add(source.stem)
+    assert found == INPUTS.keys(), found ^ INPUTS.keys()
+    return {name: Target(name, build / name) for name in INPUTS}
+
+
+def write_command(source: Path, path: Path) -> None:
+    """A target in Python is started as those in C++ are: by libFuzzer itself, too, when it minimises a corpus."""
+    python = shlex.join([sys.executable, "-P", str(HERE / "fuzz_python.py"), str(source)])
+    path.write_text(f'#!/bin/sh\nexec {python} "$0" "$@"\n')
+    path.chmod(0o755)
+
+
+class Run:
+    """Of one target."""
+
+    def __init__(self, target: Target, build: Path, minutes: float | None, seed: int):
+        self.target = target
+        self._failures = build / "failures" / target.name
+        self._found = build / "found" / target.name
+        self._golden = build / "golden"
+        if minutes is None:
+            shutil.rmtree(self._found, ignore_errors=True)  # so that all runs are alike
+        for folder in (self._failures, self._found, self.target.kept):
+            folder.mkdir(parents=True, exist_ok=True)
+        much = f"-runs={INPUTS[target.name]}" if minutes is None else f"-max_total_time={round(60 * minutes)}"
+        self._limits = (f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={MEMORY_MIB_MAX}", f"-max_len={INPUT_BYTES_MAX}")
+        self._arguments = (much, f"-seed={seed}", f"-artifact_prefix={self._failures}/")
+
+    def __call__(self) -> bool:
+        folders = [str(self._found), str(self.target.kept)]
+        if self.target.name == "header_fuzz":
+            folders.append(str(self._golden))
+        began = time.monotonic()
+        self._command = (str(self.target.command), *self._limits, *self._arguments, "-print_final_stats=1", *folders)
+        done = subprocess.run(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        self.lines = done.stdout.splitlines()
+        self.time_s = time.monotonic() - began
+        self.inputs = self._last(r"stat::number_of_executed_units: (\d+)")
+        self.places = self._last(r"\bcov: (\d+)")
+        return done.returncode == 0
+
+    def keep(self) -> None:
+        """Of what was found, the fewest and shortest inputs that reach all places."""
+        smaller = self._found.with_suffix(".merged")
+        shutil.rmtree(smaller, ignore_errors=True)
+        smaller.mkdir()
+        # How often a place is reached doesn't count: there would be ten times as many.
+        merge = (str(self.target.command), *self._limits, "-merge=1", "-use_counters=0", str(smaller))
+        folders = (str(self.target.kept), str(self._found))
+        subprocess.run([*merge, *folders], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        assert any(smaller.iterdir())
+        shutil.rmtree(self.target.kept)
+        shutil.copytree(smaller, self.target.kept)
+
+    def failure(self) -> str:
+        inputs = sorted(self._failures.iterdir(), key=lambda path: path.stat().st_mtime)
+        again = shlex.join([str(self.target.command), str(inputs[-1])] if inputs else self._command)
+        return "\n".join([*self.lines[-60:], f"{self.target.name} FAILED. Once more: {again}"])
+
+    def _last(self, pattern: str) -> int:
+        numbers = [int(match[1]) for line in self.lines if (match := re.search(pattern, line))]
+        return numbers[-1] if numbers else 0
+
+
+def write_golden_packets(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    packets = {packet for case in golden.read() for step in case.steps for packet in (step.packet, step.out)}
+    for number, packet in enumerate(sorted(packets)):
+        (folder / str(number)).write_bytes(packet)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzzes what takes input from the network, and from files.")
+    parser.add_argument("build", type=Path)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(INPUTS))
+    parser.add_argument("--minutes", type=float, help="for each target, in place of a number of inputs")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--keep", action="store_true", help="adds to the corpus what reached new code")
+    given = parser.parse_args()
+    build = given.build.resolve()
+    known = all_targets(build)
+    write_golden_packets(build / "golden")
+    seed = given.seed if given.seed is not None else 1 if given.minutes is None else 1 + secrets.randbelow(1 << 31)
+    print(f"seed {seed}")
+    runs = [Run(known[name], build, given.minutes, seed) for name in given.targets or known]
+    total, failed = 0, []
+    print(f"{'target':24}{'inputs':>12}{'seconds':>10}{'places reached':>16}", flush=True)
+    with ThreadPoolExecutor(JOBS) as pool:
+        for run, passed in zip(runs, pool.map(lambda run: run(), runs), strict=True):
+            print(f"{run.target.name:24}{run.inputs:12}{run.time_s:10.1f}{run.places:16}", flush=True)
+            total += run.inputs
+            failed += [] if passed else [run]
+    for run in failed:
+        print(run.failure())
+    if given.keep:
+        list(map(Run.keep, (run for run in runs if run not in failed)))
+    print(f"{total} inputs, {len(failed)} failures")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
