@@ -38,6 +38,12 @@ def add(star: StarNetwork, probability: float) -> None:
     run("unshare", "--mount", sys.executable, __file__, str(probability), *(f"{n}:{d}" for n, d in star.devices()))
 
 
+def remove(star: StarNetwork) -> None:
+    """Nothing is lost any more."""
+    for namespace, device in star.devices():
+        run("tc", "-n", namespace, "qdisc", "delete", "dev", device, "clsact")
+
+
 def count(star: StarNetwork) -> Lost:
     packets = super_packets = 0
     for namespace, device in star.devices():

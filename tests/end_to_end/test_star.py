@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 STAR = Path(__file__).parents[2] / "benchmarks" / "star.py"
+LOSSES = STAR.with_name("star_losses.py")
 # Its modules stand beside it, where a safe path doesn't look.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
@@ -63,6 +64,25 @@ def test_small_star_sums_right_and_leaves_nothing(tmp_path: Path) -> None:
     (row,) = json.loads(report.read_text())["rows"]
     assert (row["hosts"], row["size_bytes"], row["wrong"], len(row["times_s"])) == (2, 2**18, 0, 2)
     assert _remains(star.pid) == []
+
+
+def test_sums_are_right_whatever_a_star_loses() -> None:
+    rates = ["--rates", "0,0.01,0.2", "--mebibytes", "0.25", "--packets", "4000"]
+    losses = subprocess.Popen(
+        [sys.executable, str(LOSSES), *rates],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    output, _ = losses.communicate(timeout=120)
+    assert losses.returncode == 0, output
+    # The rate, how many sums, packets, and lost ones, the goodput, its share, the slowest sum, and wrong elements.
+    rows = [line.split() for line in output.splitlines() if " % " in line]
+    assert [(row[0], row[-1]) for row in rows] == [("0", "0"), ("1", "0"), ("20", "0")], output
+    assert rows[0][4] == "0", output
+    assert int(rows[2][4]) > 0.1 * int(rows[2][3]), output
+    assert _remains(losses.pid) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -26,9 +26,17 @@ std::vector<Driver*> ShardSockets::drivers() {
 }
 
 UdpSocketStats ShardSockets::stats() const {
-  UdpSocketStats sum;
+  UdpSocketStats sum = of_closed_;
   for (const UdpSocket& socket : sockets_) sum += socket.stats();
   return sum;
+}
+
+void ShardSockets::Close() {
+  of_closed_ = stats();
+  watched_.clear();
+  drivers_.clear();
+  groups_.clear();
+  sockets_.clear();
 }
 
 bool ShardSockets::Sleep(int64_t due_us) {

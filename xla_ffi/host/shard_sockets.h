@@ -26,6 +26,8 @@ class ShardSockets {
   uint32_t shard_count() const { return static_cast<uint32_t>(sockets_.size()); }
   std::vector<Driver*> drivers();
   UdpSocketStats stats() const;
+  // Frees the descriptors. Nothing is sent or received any more; the drivers are gone.
+  void Close();
 
   // Until a packet comes (then true), `wake_fd` is readable, or it is `due_us`; INT64_MAX: never.
   bool Sleep(int64_t due_us);
@@ -41,6 +43,7 @@ class ShardSockets {
   std::vector<std::optional<UdpSocket>> groups_;
   std::vector<UdpDriver> drivers_;
   std::vector<pollfd> watched_;  // the sockets, the groups, then wake_fd
+  UdpSocketStats of_closed_;
 };
 
 }  // namespace passing

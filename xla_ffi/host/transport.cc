@@ -122,8 +122,15 @@ void Transport::Close() {
     wake_up_.Wake();
     events_.Close();
   }
-  std::lock_guard lock(close_mutex_);
-  if (thread_.joinable()) thread_.join();
+  std::lock_guard closing(close_mutex_);
+  if (!thread_.joinable()) return;
+  thread_.join();
+  // Who keeps a session that is over keeps none of its descriptors. A caller may still be in Start, with the core's
+  // lock.
+  std::lock_guard core(core_mutex_);
+  sockets_.Close();
+  std::lock_guard lock(mutex_);
+  wake_up_.Close();
 }
 
 // ---------------------------------------------------------------- what the thread does

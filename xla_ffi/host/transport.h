@@ -55,7 +55,7 @@ class Transport : public Collective {
   bool Drain(double timeout_s);
   AllReduceStats stats() const;
   UdpSocketStats socket_stats() const;
-  // Idempotent. Pending sums fail; WaitEvent returns.
+  // Idempotent. Pending sums fail; WaitEvent returns. The sockets are closed.
   void Close();
 
  private:

@@ -20,7 +20,11 @@ class WakeUp {
   }
   WakeUp(const WakeUp&) = delete;
   WakeUp& operator=(const WakeUp&) = delete;
-  ~WakeUp() { close(fd_); }
+  ~WakeUp() { Close(); }
+  // The thread has ended: it never sleeps again.
+  void Close() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
 
   // Readable once the thread is to wake up.
   int fd() const { return fd_; }
@@ -52,7 +56,7 @@ class WakeUp {
   }
 
  private:
-  const int fd_;
+  int fd_;
   bool asleep_ = false;  // the thread is, or is about to be
   bool called_ = false;  // fd_ is readable
   int64_t until_us_ = 0;

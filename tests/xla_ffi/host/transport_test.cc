@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -453,6 +455,20 @@ TEST(Transport, close_failsPendingAndLaterSums) {
   while (cluster.host(0).WaitEvent(0).has_value()) {
   }
   EXPECT_FALSE(cluster.host(0).WaitEvent(100).has_value());  // at once
+}
+
+// Who keeps it, as Python does until its garbage is collected, keeps no descriptors.
+TEST(Transport, close_freesItsDescriptors) {
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  Cluster cluster(2);
+  const auto before = descriptors();
+  cluster.host(0).Close();
+  EXPECT_EQ(descriptors(), before - 2);  // its socket, and what wakes its thread
+  cluster.host(0).Fail({"ClosedError", "late"});
+  EXPECT_EQ(cluster.host(0).socket_stats().datagrams_unsent, 0u);
 }
 
 TEST(Transport, close_whileOthersStart) {

@@ -96,7 +96,9 @@ class Target {
     Placed& placed = placed_[site];
     const SumPlan plan(*kShapes[site], job_.lanes_per_chunk, window_, HeadroomBits(job_.world_size));
     const SegmentId id{.site = site, .execution = placed.execution, .segment = placed.segment};
-    rank_0_.Append(id, plan.segment(id.segment).chunk_count(), plan.segment_count(), "a name", pending_);
+    const uint8_t how = input.Byte();  // now and then its program is another one
+    const uint32_t chunk_count = how < 240 ? plan.segment(id.segment).chunk_count() : 1 + how % 16;
+    rank_0_.Append(id, chunk_count, plan.segment_count(), "a name", pending_);
     if (++placed.segment == plan.segment_count()) placed = {.execution = placed.execution + 1};
   }
 
@@ -129,7 +131,11 @@ class Target {
     if (how % 8 == 5) packet[input.Byte() % packet.size()] ^= input.Byte();
     if (how % 8 == 6) packet.resize(packet.size() - 1);
     if (how % 8 == 7) shard = (shard + 1) % job_.shards.size();
+    // Of another job or epoch, cut short, or from another shard.
+    const bool is_foreign = how % 8 == 3 || how % 8 == 4 || how % 8 == 6 || (how % 8 == 7 && job_.shards.size() > 1);
+    const uint64_t dropped = rank_->stats().packets_dropped;
     rank_->OnPacket(shard, packet, now_us_);
+    EXPECT_ALWAYS(!is_foreign || rank_->stats().packets_dropped == dropped + 1);
   }
 
   // Of the last things that it sent, all.

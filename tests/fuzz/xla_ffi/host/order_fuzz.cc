@@ -49,12 +49,17 @@ class Target {
 
   // All that rank 0 has announced.
   void Deliver() {
-    const std::string message = std::exchange(pending_, {});
-    for (auto rest = Span(message); !rest.empty();) {
+    if (pending_.empty()) return;
+    delivered_ = std::exchange(pending_, {});
+    for (auto rest = Span(delivered_); !rest.empty();) {
       const auto change = follower_.Read(rest);
       EXPECT_ALWAYS(change);
       Take(*change);
     }
+    // Once more it would void what is certain.
+    Order copy = follower_;
+    auto rest = Span(delivered_);
+    EXPECT_ALWAYS(!copy.Read(rest));
   }
 
   // Lines that have all results: rank 0 took part in them.
@@ -71,11 +76,11 @@ class Target {
 
   // To a copy of the follower, as a job ends with what makes no sense. It begins as what rank 0 has announced, if so.
   void DeliverNonsense(Operations& input, bool begins_well) {
-    std::string message = begins_well ? pending_ : "";
+    std::string message = !begins_well ? "" : pending_.empty() ? delivered_ : pending_;
     if (!message.empty()) {
       for (uint32_t changes = 1 + input.Below(3); changes > 0; --changes) {
         const uint8_t at = input.Byte();
-        message[at % message.size()] = static_cast<char>(input.Byte());
+        message[at < 64 ? 7 : at % message.size()] = static_cast<char>(input.Byte());  // 7: the index of its line
       }
     }
     const auto more = input.Bytes(input.Below(128));
@@ -122,7 +127,8 @@ class Target {
 
   Order leader_;
   Order follower_;
-  std::string pending_;
+  std::string pending_;    // order messages
+  std::string delivered_;  // the last of them
   std::vector<Place> truth_;
   std::vector<Place> log_;
   size_t certain_ = 0;  // lines of the log before this one were announced
