@@ -33,7 +33,7 @@ HUNG_S = 20.0  # after that
 START_S = 100.0  # a busy machine imports JAX
 SLOTS = 1024
 THREADS_MORE = 4  # of the pools of XLA and of ours, which grow while their workers are busy
-LOADS = {"1 KiB": (256, "int32"), "4 MiB": (1 << 20, "float32")}
+LOADS = {"1 KiB": {"elements": 256, "dtype": "int32"}, "4 MiB": {"elements": 1 << 20, "dtype": "float32"}}
 
 
 @dataclass
@@ -71,11 +71,27 @@ def _ending(host: Follower, until: float) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class Plan:
+    """`program`: of the hosts. `loads`: what they are told to sum, by name. `deadlines_s`: of sessions. `lull_s`: how
+    long they sum before a fault, at most. `victims`: ranks that are killed and stopped."""
+
+    program: str
+    loads: dict[str, dict[str, Any]]
+    deadlines_s: tuple[float, ...]
+    lull_s: float
+    victims: tuple[int, ...]
+
+
+PLAN = Plan("survivor.py", LOADS, (SHORT_DEADLINE_S, LONG_DEADLINE_S), 0.2, tuple(range(HOSTS)))
+
+
 class Campaign:
     """A switch, hosts, and one that stands by."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, plan: Plan = PLAN) -> None:
         self._random = random.Random(seed)
+        self._plan = plan
         self._jobs = 0
         self.rows: dict[tuple[str, str], Row] = {}
         self.switch = self._start_switch("127.0.0.1:0")
@@ -90,31 +106,28 @@ class Campaign:
         return Switch(listen, "--lease-s", str(LEASE_S), *slots)
 
     def _start_host(self) -> Follower:
-        return Follower(PROGRAMS / "survivor.py", [], {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
+        return Follower(PROGRAMS / self._plan.program, [], {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
 
     def run(self, fault: str, load: str) -> None:
         """One round: a job, a fault, the errors. `fault`: "host SIGKILL", "switch SIGSTOP" and so on."""
         row = self.rows.setdefault((fault, load), Row())
         whom, what = fault.split()[:2]
-        deadline_s = self._random.choice([SHORT_DEADLINE_S, LONG_DEADLINE_S])
+        deadline_s = self._random.choice(self._plan.deadlines_s)
         row.faults += 1
         row.joins_s.append(self._join(deadline_s))
-        elements, dtype = LOADS[load]
-        ask(
-            [*self.hosts, self._spare], {"do": "stand by"}, START_S
-        )  # so that its start takes no time from what follows
-        ask(self.hosts, {"do": "sum", "elements": elements, "dtype": dtype}, START_S)
-        victim = self._random.randrange(HOSTS) if whom == "host" else None
+        ask([self._spare], {"do": "stand by"}, START_S)  # so that its start takes no time from what follows
+        ask(self.hosts, {"do": "sum", **self._plan.loads[load]}, START_S)
+        victim = self._random.choice(self._plan.victims) if whom == "host" else None
         process = self.switch.popen if victim is None else self.hosts[victim].popen
-        time.sleep(self._random.uniform(0.0, 0.2))
+        time.sleep(self._random.uniform(0.0, self._plan.lull_s))
         fault_s = time.monotonic()
         process.send_signal(signal.Signals[what])
-        # A host that is killed is missed at once, whoever stops at the lease or the deadline, whichever is first.
-        promised_s = fault_s + (0.0 if what == "SIGKILL" else deadline_s)
+        # Who is killed is missed at once, who is stopped at the deadline or the lease, whichever is first.
+        promised_s = fault_s + (0.0 if what == "SIGKILL" else min(deadline_s, LEASE_S))
         for rank in range(HOSTS):
             if rank != victim:
                 self._check(row, fault, rank, victim, fault_s, promised_s, deadline_s)
-        self._mend(row, fault, victim)
+        self._mend(row, fault, victim, deadline_s)
         self._check_switch(row, fault)
 
     def _join(self, deadline_s: float) -> float:
@@ -174,7 +187,7 @@ class Campaign:
             row.leaked += 1
             print(f"{fault}: a host has {counts} descriptors and threads, after its first job {known}")
 
-    def _mend(self, row: Row, fault: str, victim: int | None) -> None:
+    def _mend(self, row: Row, fault: str, victim: int | None, deadline_s: float) -> None:
         """Everybody is there again."""
         if "SIGKILL" in fault:
             if victim is None:
@@ -190,14 +203,14 @@ class Campaign:
         else:  # it finds that the others went on without it
             self.hosts[victim].popen.send_signal(signal.SIGCONT)
             try:
-                answer = _ending(self.hosts[victim], began_s + LONG_DEADLINE_S + HUNG_S)
+                answer = _ending(self.hosts[victim], began_s + deadline_s + HUNG_S)
             except NoAnswerError as error:
                 row.stuck += 1
                 print(f"{fault}: rank {victim}, which goes on: {error}")
                 self._replace(victim)
                 return
             row.wrong += answer["wrong"]
-            row.late += answer["at"] - began_s > LONG_DEADLINE_S + IN_TIME_S
+            row.late += answer["at"] - began_s > deadline_s + IN_TIME_S
             self._check_counts(row, fault, self.hosts[victim], answer)
 
     def _replace(self, rank: int) -> None:

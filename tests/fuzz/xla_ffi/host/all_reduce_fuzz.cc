@@ -102,7 +102,7 @@ class Target {
     if (++placed.segment == plan.segment_count()) placed = {.execution = placed.execution + 1};
   }
 
-  void DeliverOrder() { rank_->OnOrderMessage(Span(std::exchange(pending_, {}))); }
+  void DeliverOrder() { Deliver(std::exchange(pending_, {})); }
 
   void DeliverNonsense(Operations& input) {
     std::string message = pending_;
@@ -110,7 +110,7 @@ class Target {
     if (!message.empty()) message[at % message.size()] = static_cast<char>(input.Byte());
     const auto more = input.Bytes(input.Below(64));
     message.append(more.begin(), more.end());
-    rank_->OnOrderMessage(Span(message));
+    Deliver(message);
   }
 
   // Of something that this rank sent, with lanes that others might have made.
@@ -166,6 +166,14 @@ class Target {
   }
 
  private:
+  // A rank that couldn't follow says so once, and does nothing any more.
+  void Deliver(const std::string& message) {
+    const bool has_failed = rank_->OnOrderMessage(Span(message)).has_value();
+    EXPECT_ALWAYS(!has_failed || !has_failed_);
+    has_failed_ = has_failed_ || has_failed;
+    EXPECT_ALWAYS(!has_failed_ || rank_->next_timer_us() == INT64_MAX);
+  }
+
   struct Call {
     std::shared_ptr<const SumShape> shape;
     SumKey key;
@@ -186,6 +194,7 @@ class Target {
   uint32_t executions_[kSites] = {};
   Placed placed_[kSites];
   int64_t now_us_ = 0;
+  bool has_failed_ = false;
   std::vector<std::unique_ptr<FakeDriver>> drivers_;
   std::unique_ptr<AllReduce> rank_;
 };
