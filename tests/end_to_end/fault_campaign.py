@@ -244,6 +244,8 @@ def campaign(kills: int, stops: int, switch_faults: int, seed: int) -> dict[tupl
     running = Campaign(seed)
     try:
         for number, (fault, load) in enumerate(rounds):
+            if number % 20 == 0:
+                print(f"{number} of {len(rounds)} faults", flush=True)
             try:
                 running.run(fault, load)
             except AssertionError as error:
