@@ -34,7 +34,7 @@ TEST(SlotPool, onPacket_agreesWithModel) {
       if (seed % 2) packet.header.lane_format = LaneFormat::kMaxInt32;
       packet.header.sequence = base + static_cast<uint32_t>(i / 50) + static_cast<uint32_t>(random() % 8 == 0) -
                                static_cast<uint32_t>(random() % 8 == 0);
-      const SlotPoolModel::Answer expected = model.OnPacket(packet, AddressOf(3, worker));
+      const SlotPoolModel::Answer expected = model.OnPacket(packet, Bytes(packet), AddressOf(3, worker));
       const Action action = pool.OnPacket(Bytes(packet), AddressOf(3, worker));
       ASSERT_STREQ(Name(action.verdict), Name(expected.verdict)) << "seed " << seed << ", packet " << i;
       ASSERT_TRUE(std::ranges::equal(action.packet, expected.packet)) << "seed " << seed << ", packet " << i;

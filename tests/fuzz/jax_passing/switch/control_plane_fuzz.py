@@ -106,6 +106,7 @@ SAYINGS = (
     _rack_join,
     _rank_join,
     _rank_join,
+    lambda input, peer: messages.Secure("a"),
     lambda input, peer: messages.RankGone(input.below(4)),
     lambda input, peer: messages.Prepared(input.below(4)),
     lambda input, peer: messages.GroupReady(input.below(4), input.one_of(["", "no device"])),

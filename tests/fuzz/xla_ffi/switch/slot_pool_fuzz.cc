@@ -9,6 +9,7 @@
 #include "../tests/xla_ffi/switch/slot_pool_model.h"
 #include "switch/slot_pool.h"
 #include "wire/lanes.h"
+#include "wire/packet_key.h"
 
 namespace passing {
 namespace {
@@ -16,6 +17,17 @@ namespace {
 constexpr uint32_t kSlots = 8;
 constexpr uint32_t kJobs = 4;        // 0 to 3; their parents are jobs 2 to 5, so that numbers of both kinds meet
 constexpr uint32_t kBase = 1 << 31;  // sequences lie around it, or around the wrap
+
+// Of workers, then of results, then of the way to the parent and back.
+const std::vector<wire::PacketKey>& Keys() {
+  static const std::vector<wire::PacketKey> keys = [] {
+    std::vector<wire::PacketKey> made;
+    for (uint64_t i = 0; i < 71; ++i) made.push_back(wire::RandomKey(i));
+    return made;
+  }();
+  return keys;
+}
+constexpr size_t kOfResults = 68, kToParent = 69, kOfParent = 70;
 
 class Target {
  public:
@@ -31,6 +43,13 @@ class Target {
                              .slot_first = parent >= 248 ? 65530 + parent % 8 : input.Below(4),
                              .worker = static_cast<uint16_t>(input.Below(66)),
                              .address = kParentAddress};
+      if (parent / 16 % 2 == 1) job.parent->keys = {.contribution = Keys()[kToParent], .result = Keys()[kOfParent]};
+    }
+    const uint8_t keys = input.Byte();
+    if (keys >= 128) {
+      const size_t count = job.addresses.size() + (keys == 255);  // one key too many
+      job.keys = {.contributions = {Keys().begin(), Keys().begin() + static_cast<ptrdiff_t>(count)},
+                  .results = Keys()[kOfResults]};
     }
     const bool is_possible = model_.AddJob(job);
     bool was_added = true;
@@ -67,11 +86,19 @@ class Target {
     const uint8_t count = input.Byte();
     packet.lanes.resize(count < 240 ? 1 + count % 3 : 1 + (count - 240) * 23);
     for (size_t i = 0; i < packet.lanes.size() && i < 2; ++i) packet.lanes[i] = static_cast<int8_t>(input.Byte()) << 24;
+    // With the right tag, with another worker's, or with none.
+    const uint8_t seal = input.Byte();
+    const size_t key = from_parent ? kOfParent : header.worker;
+    std::vector<uint8_t> bytes = Bytes(packet);
+    if (seal >= 128) {
+      const uint64_t position = model_.PositionOf(header);
+      bytes = Sealed(bytes, Keys()[seal == 255 ? 0 : key], position + (seal == 254 ? uint64_t{1} << 32 : 0));
+    }
     const bool is_stranger = kind == 255;
     const Address source = is_stranger   ? AddressOf(9, 9)
                            : from_parent ? kParentAddress
                                          : AddressOf(header.job, header.worker);
-    Send(Bytes(packet), source);
+    Send(bytes, source);
   }
 
   void Raw(Operations& input) {
@@ -100,7 +127,7 @@ class Target {
       for (size_t i = 0; i < packet.header.element_count; ++i) {
         packet.lanes.push_back(static_cast<int32_t>(wire::LoadLane(&bytes[wire::kHeaderBytes], i)));
       }
-      expected = model_.OnPacket(packet, source);
+      expected = model_.OnPacket(packet, bytes, source);
     }
     const uint64_t count = pool_.Count(expected.verdict);
     const Action action = pool_.OnPacket(bytes, source);

@@ -19,7 +19,8 @@ wire::Header AnyHeader(Operations& input) {
           .sequence = input.Number32(),
           .version = static_cast<uint8_t>(input.Below(2)),
           .lane_format = input.Below(2) == 0 ? wire::LaneFormat::kSumInt32 : wire::LaneFormat::kMaxInt32,
-          .element_count = static_cast<uint16_t>(1 + input.Number16() % wire::kMaxLanes)};
+          .element_count = static_cast<uint16_t>(1 + input.Number16() % wire::kMaxLanes),
+          .tagged = input.Below(2) == 1};
 }
 
 }  // namespace
@@ -34,12 +35,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     uint8_t again[wire::kHeaderBytes];
     wire::Encode(header, again);
     EXPECT_ALWAYS(std::equal(again, again + sizeof again, data));
-    EXPECT_ALWAYS(size == wire::kHeaderBytes + size_t{4} * header.element_count);
+    EXPECT_ALWAYS(size == header.packet_bytes());
   }
 
   Operations input(data, size);
   const wire::Header sent = AnyHeader(input);
-  std::vector<uint8_t> packet(wire::kHeaderBytes + size_t{4} * sent.element_count);
+  std::vector<uint8_t> packet(sent.packet_bytes());
   wire::Encode(sent, packet.data());
   EXPECT_ALWAYS(wire::Decode(packet, header) == wire::DecodeError::kNone && header == sent);
   packet.pop_back();
