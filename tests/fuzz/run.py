@@ -34,7 +34,7 @@ INPUT_BYTES_MAX = 1024
 INPUTS = {
     "control_plane_fuzz": 3_000,
     "all_reduce_fuzz": 40_000,
-    "slot_pool_fuzz": 150_000,
+    "slot_pool_fuzz": 100_000,
     "order_fuzz": 80_000,
     "datagram_batch_fuzz": 100_000,
     "probe_fuzz": 50_000,
@@ -42,7 +42,7 @@ INPUTS = {
     "device_fuzz": 20_000,
     "programs_fuzz": 100_000,
     "control_messages_fuzz": 500_000,
-    "header_fuzz": 9_100_000,
+    "header_fuzz": 9_150_000,
 }
 
 
