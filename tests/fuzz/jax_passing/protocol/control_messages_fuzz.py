@@ -28,7 +28,7 @@ EXAMPLES = (
     messages.GroupReady(5, "no such device"),
     messages.GroupHeard(5),
     messages.GroupLost(),
-    messages.Welcome(1, 1, 0, 256, 0, 360, 30.0, False, 64, True, bytes(32), bytes(32), 1.0, 2.0),
+    messages.Welcome(1, 1, 0, 256, 0, 360, 30.0, contribution_secret=bytes(32), result_secret=bytes(32), link_gbit=1.0),
     messages.Secure("job"),
     messages.Secured(),
     messages.Refused("JoinError", "a text", 1),
