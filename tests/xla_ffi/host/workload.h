@@ -4,27 +4,18 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/host/cluster.h"
-#include "host/element_classes.h"
-#include "host/fixed_point.h"
-#include "wire/lanes.h"
+#include "../tests/xla_ffi/host/reference.h"
 
 namespace passing {
-
-using Bytes = std::vector<uint8_t>;
 
 // One site of a program, and the buffers of one call of it on one host.
 struct Site {
@@ -32,107 +23,11 @@ struct Site {
   std::shared_ptr<const SumShape> shape;
 };
 struct Call {
-  std::vector<Bytes> buffers;  // device-major; results overwrite the input
+  HostBuffers buffers;  // results overwrite the input
   bool done = false;
   int64_t done_us = 0;
   std::optional<Failure> failure;
 };
-
-inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, FakeNetwork& network, double special) {
-  Bytes bytes(elements * SizeOf(shape.dtype));
-  auto& random = network.random();
-  for (uint64_t i = 0; i < elements; ++i) {
-    uint8_t* at = &bytes[i * SizeOf(shape.dtype)];
-    const double scale = std::ldexp(1.0, static_cast<int>(network.Below(20)) - 10);
-    double value = std::normal_distribution<>(0, scale)(random);
-    if (network.Chance(special)) {
-      constexpr double kInf = std::numeric_limits<double>::infinity();
-      const double specials[] = {kInf, -kInf, std::numeric_limits<double>::quiet_NaN()};
-      value = specials[network.Below(3)];
-    }
-    if (shape.dtype == DType::kFloat32) {
-      const float f = static_cast<float>(value);
-      std::memcpy(at, &f, 4);
-    } else if (shape.dtype == DType::kFloat64) {
-      std::memcpy(at, &value, 8);
-    } else if (shape.dtype == DType::kBFloat16) {
-      const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16;
-      std::memcpy(at, &bits, 2);
-    } else {
-      const uint64_t bits = random();
-      std::memcpy(at, &bits, SizeOf(shape.dtype));
-    }
-  }
-  return bytes;
-}
-
-inline Bytes MaximaOf(const SumShape& shape, const std::vector<Call>& hosts, size_t leaf) {
-  std::vector<int32_t> maxima(shape.leaf_elements[leaf], std::numeric_limits<int32_t>::min());
-  for (const Call& host : hosts) {
-    for (uint32_t device = 0; device < shape.device_count; ++device) {
-      const Bytes& buffer = host.buffers[device * shape.leaf_elements.size() + leaf];
-      for (size_t i = 0; i < maxima.size(); ++i) {
-        int32_t element;
-        std::memcpy(&element, &buffer[4 * i], 4);
-        maxima[i] = std::max(maxima[i], element);
-      }
-    }
-  }
-  Bytes bytes(4 * maxima.size());
-  std::memcpy(bytes.data(), maxima.data(), bytes.size());
-  return bytes;
-}
-
-// What every host must get, from the inputs alone: leaf by leaf and block by block, without a protocol.
-inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Call>& hosts) {
-  const auto world_size = static_cast<uint32_t>(hosts.size());
-  const uint32_t headroom = HeadroomBits(world_size);
-  std::vector<Bytes> leaves;
-  for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
-    const uint64_t elements = shape.leaf_elements[leaf];
-    if (shape.op == Op::kMax) {
-      leaves.push_back(MaximaOf(shape, hosts, leaf));
-      continue;
-    }
-    Bytes out(elements * SizeOf(shape.dtype));
-    for (uint64_t first = 0; first < elements; first += kBlockElements) {
-      const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
-      const auto inputs = [&](const Call& host) {
-        std::vector<const void*> pointers;
-        for (uint32_t device = 0; device < shape.device_count; ++device) {
-          const Bytes& buffer = host.buffers[device * shape.leaf_elements.size() + leaf];
-          pointers.push_back(buffer.data() + first * SizeOf(shape.dtype));
-        }
-        return pointers;
-      };
-      int32_t exponent = kNoExponent;
-      for (const Call& host : hosts) {
-        if (!IsFloat(shape.dtype)) break;
-        exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
-      }
-      const size_t lane_count = LaneCount(shape.dtype, count, headroom);
-      std::vector<uint32_t> lanes(lane_count);
-      std::vector<uint32_t> classes(count);
-      uint8_t flags = 0;
-      for (const Call& host : hosts) {
-        Bytes encoded(4 * lane_count);
-        flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
-        for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(encoded.data(), i);
-        if (!IsFloat(shape.dtype)) continue;
-        std::vector<uint32_t> own(count);
-        ClassifyElements(shape.dtype, inputs(host), count, own.data());
-        for (size_t i = 0; i < count; ++i) classes[i] += own[i];
-      }
-      Bytes summed(4 * lane_count);
-      for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(summed.data(), i, lanes[i]);
-      void* output = out.data() + first * SizeOf(shape.dtype);
-      DecodeLanes(shape.dtype, summed.data(), count, exponent, headroom, {&output, 1});
-      if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});
-    }
-    leaves.push_back(std::move(out));
-  }
-  return leaves;
-}
 
 class Workload {
  public:
@@ -162,12 +57,14 @@ class Workload {
       for (Call& host : hosts) {
         for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
           for (uint64_t elements : sites_[site].shape->leaf_elements) {
-            host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network(), special));
+            host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network().random(), special));
             for (uint64_t i = 0; value && i < elements; ++i) std::memcpy(&host.buffers.back()[4 * i], &*value, 4);
           }
         }
       }
-      references_[{site, execution}] = Reference(*sites_[site].shape, hosts);
+      std::vector<HostBuffers> inputs;
+      for (const Call& host : hosts) inputs.push_back(host.buffers);
+      references_[{site, execution}] = Reference(*sites_[site].shape, inputs);
     }
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       for (const auto& [site, execution] : calls) {

@@ -20,6 +20,9 @@ struct Faults {
   double reorder = 0;      // share of packets that are late
   int64_t delay_us = 20;   // of every packet
   int64_t reorder_us = 0;  // at most this much later
+  double flip = 0;         // share of packets of which up to eight bits change on the way
+  double stale = 0;        // share of packets that come once more, up to `stale_us` later
+  int64_t stale_us = 0;
 };
 
 class FakeNetwork {
@@ -33,35 +36,82 @@ class FakeNetwork {
     events_.emplace(std::pair{now_us_ + delay_us, ++event_number_}, std::move(event));
   }
 
+  using Deliver = std::function<void(std::span<const uint8_t>)>;
+  void Send(std::vector<uint8_t> packet, Deliver deliver) { Send(std::move(packet), faults_, std::move(deliver)); }
+
   // Brings the packet to `deliver`: once, late, twice or never.
-  void Send(std::vector<uint8_t> packet, std::function<void(std::span<const uint8_t>)> deliver) {
-    const int copies = (Chance(faults_.loss) ? 0 : 1) + (Chance(faults_.duplicate) ? 1 : 0);
+  void Send(std::vector<uint8_t> packet, const Faults& faults, Deliver deliver) {
+    if (Chance(faults.stale)) Bring(packet, faults.delay_us + Below(faults.stale_us + 1), deliver);
+    if (Chance(faults.flip) && !Flip(packet)) return;
+    const int copies = (Chance(faults.loss) ? 0 : 1) + (Chance(faults.duplicate) ? 1 : 0);
     for (int copy = 0; copy < copies; ++copy) {
-      const int64_t late_us = Chance(faults_.reorder) ? Below(faults_.reorder_us + 1) : 0;
-      After(faults_.delay_us + late_us, [packet, deliver] { deliver(packet); });
+      const int64_t late_us = Chance(faults.reorder) ? Below(faults.reorder_us + 1) : 0;
+      Bring(packet, faults.delay_us + late_us, deliver);
     }
   }
+  uint64_t flipped() const { return flipped_; }
+  uint64_t unnoticed() const { return unnoticed_; }  // of these: changes that a UDP checksum doesn't show
+  // What is under way now never arrives.
+  void LoseAll() { ++generation_; }
 
   // When the next event is due; INT64_MAX if there is none.
   int64_t next_us() const { return events_.empty() ? INT64_MAX : events_.begin()->first.first; }
+  // Runs the next event if it is due by `until_us`; else sets the clock to that, and returns false.
+  bool Step(int64_t until_us) {
+    if (next_us() > until_us) {
+      now_us_ = until_us;
+      return false;
+    }
+    auto event = events_.extract(events_.begin());
+    now_us_ = event.key().first;
+    event.mapped()();
+    return true;
+  }
   // Runs all events until `until_us` and sets the clock to it.
   void RunUntil(int64_t until_us) {
-    while (next_us() <= until_us) {
-      auto event = events_.extract(events_.begin());
-      now_us_ = event.key().first;
-      event.mapped()();
+    while (Step(until_us)) {
     }
-    now_us_ = until_us;
   }
 
-  bool Chance(double probability) { return std::uniform_real_distribution<>(0, 1)(random_) < probability; }
+  bool Chance(double probability) {
+    return probability > 0 && std::uniform_real_distribution<>(0, 1)(random_) < probability;
+  }
   int64_t Below(int64_t bound) {
     return bound <= 1 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(bound));
   }
 
  private:
+  void Bring(const std::vector<uint8_t>& packet, int64_t delay_us, const Deliver& deliver) {
+    After(delay_us, [this, packet, deliver, generation = generation_] {
+      if (generation == generation_) deliver(packet);
+    });
+  }
+
+  // The sum of 16-bit words that UDP sends along with a packet.
+  static uint32_t ChecksumOf(std::span<const uint8_t> packet) {
+    uint32_t sum = 0;
+    for (size_t i = 0; i < packet.size(); ++i) sum += i % 2 == 0 ? uint32_t{packet[i]} << 8 : packet[i];
+    while (sum > 0xFFFF) sum = (sum & 0xFFFF) + (sum >> 16);
+    return sum;
+  }
+
+  // False if the receiver's kernel drops it. It is lost as well if the checksum doesn't show the change: packets
+  // without tags can't be told from true ones then, whatever a protocol does.
+  bool Flip(std::vector<uint8_t>& packet) {
+    const uint32_t checksum = ChecksumOf(packet);
+    for (int64_t bits = 1 + Below(8); bits > 0; --bits) {
+      packet[static_cast<size_t>(Below(static_cast<int64_t>(packet.size())))] ^= uint8_t(1u << Below(8));
+    }
+    ++flipped_;
+    unnoticed_ += ChecksumOf(packet) == checksum;
+    return false;
+  }
+
   std::mt19937_64 random_;
   const Faults faults_;
+  uint64_t generation_ = 0;
+  uint64_t flipped_ = 0;
+  uint64_t unnoticed_ = 0;
   int64_t now_us_ = 0;
   uint64_t event_number_ = 0;
   std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;

@@ -1,0 +1,144 @@
+"""A cluster of a plan: made, run to its end, and judged."""
+
+import itertools
+import logging
+from collections import Counter
+
+import msgspec
+from simulation.hosts import DEADLINE_S, JOIN_DEADLINE_S, HostMachine
+from simulation.plan import LIFE_S, Plan
+from simulation.switches import LEASE_S, SwitchMachine
+from simulation.world import Violation, World
+
+from jax_passing import errors
+
+logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
+
+# Of a session that waits for others in vain, or sums until its deadline, and of all faults one after the other.
+SESSION_MAX_S = JOIN_DEADLINE_S + 2 * DEADLINE_S + 2 * LEASE_S + 30.0
+SETTLE_S = 60.0
+ENDS_WELL = {"Bye", "crashed", "left before the others"}
+
+
+class Cluster:
+    """
+    Attributes:
+      plan: what it is made of.
+      world: its clock, and what has happened.
+      switches, hosts: its machines, by number.
+    """
+
+    def __init__(self, plan: Plan, *, is_traced: bool = False):
+        self.plan = plan
+        self.world = World(plan, is_traced=is_traced)
+        self._incarnations = itertools.count(1)
+        self.switches = {}
+        for one in plan.switches:
+            self.switches[one.number] = SwitchMachine(self, one, plan.refuses)
+        jobs = {job.name: job for job in plan.jobs}
+        self._add_sites()
+        self.hosts = {one.number: HostMachine(self, one, self._jobs[one.job]) for one in plan.hosts}
+        del jobs
+        self._hosts_left = len(self.hosts)
+        for fault in plan.faults:
+            self.world.call_later(fault.at_s, lambda fault=fault: self._befall(fault))
+
+    def _add_sites(self):
+        """Programs name sites of their jobs; from here on they name those of the packets."""
+        self._jobs = {}
+        for job in self.plan.jobs:
+            numbers = [
+                self.world.packets.add_site(site.dtype, list(site.leaves), site.device_count, site.maxima)
+                for site in job.sites
+            ]
+            programs = tuple(tuple(numbers[index] for index in program) for program in job.programs)
+            self._jobs[job.name] = msgspec.structs.replace(job, programs=programs)
+
+    # What machines ask.
+
+    def on_done(self):
+        self._hosts_left -= 1
+
+    def incarnation(self, parent) -> int:
+        """Of a job that a data plane begins: its parent's, or a new one at the root."""
+        if parent is None:
+            return next(self._incarnations)
+        for machine in self.switches.values():
+            if machine.process is not None and machine.host == parent.address[0]:
+                found = machine.process.data_plane.incarnation_of.get((parent.job, parent.epoch))
+                if found is not None:
+                    return found
+        return next(self._incarnations)  # the parent is gone: these sums have no results
+
+    def incarnation_at(self, switch: int, welcome) -> int:
+        process = self.switches[switch].process
+        found = None
+        if process is not None:
+            found = process.data_plane.incarnation_of.get((welcome.job_id, welcome.epoch))
+        return next(self._incarnations) if found is None else found
+
+    # Faults.
+
+    def _befall(self, fault):
+        kind, _, number = fault.machine.partition(" ")
+        machine = (self.switches if kind == "switch" else self.hosts).get(int(number))
+        if machine is None:  # of a plan that parts were taken away of
+            return
+        match fault.kind:
+            case "crash":
+                machine.crash(fault)
+            case "pause":
+                machine.pause(fault.for_s)
+            case "device":
+                machine.forget_all()
+            case "partition":
+                for other in (*self.switches.values(), *self.hosts.values()):
+                    if other is not machine and fault.way in ("both", "out"):
+                        machine.block(other, fault.for_s)
+                    if other is not machine and fault.way in ("both", "in"):
+                        other.block(machine, fault.for_s)
+
+    # Its course.
+
+    def run(self) -> None:
+        """Raises Violation, or whatever the product raises that it shouldn't."""
+        tries = max((host.sessions + host.tries for host in self.plan.hosts), default=0)
+        limit_s = 2 * LIFE_S + tries * SESSION_MAX_S
+        if not self.world.run(lambda: self._hosts_left == 0, limit_s):
+            waiting = [number for number, host in self.hosts.items() if not host.is_done]
+            raise Violation(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
+        self._judge_ends()
+        self._settle()
+
+    def _judge_ends(self):
+        for number, host in self.hosts.items():
+            for kind, text in host.ends:
+                if kind not in ENDS_WELL and not errors.is_kind(kind):
+                    raise Violation(f"host {number} ends with {kind}, which is no error of ours")
+                if kind == "ProtocolError":
+                    raise Violation(f"host {number}: {kind}: {text}")
+                if self.plan.is_gentle and kind != "Bye":
+                    raise Violation(f"host {number} ends with {kind} though nothing has failed: {text}")
+
+    def _settle(self):
+        until_s = self.world.now() + SETTLE_S
+        while left := self._leftovers():
+            if self.world.now() >= until_s:
+                raise Violation(f"left {SETTLE_S:g} s after the last session: {', '.join(left)}")
+            self.world.run(lambda: False, self.world.now() + 0.5)
+        for machine in self.switches.values():
+            counts = machine.process.plane.stats()
+            if counts.get("watches_failed"):
+                raise Violation(f"{machine.host}: the watch over a job failed")
+
+    def _leftovers(self):
+        left = []
+        for machine in self.switches.values():
+            left += [f"{machine.host} is down"] if machine.process is None else machine.process.leftovers()
+        packets = self.world.packets
+        if packets.host_count:
+            left.append(f"{packets.host_count} hosts with packets")
+        return left
+
+    def ends(self) -> Counter:
+        return Counter(kind for host in self.hosts.values() for kind, _ in host.ends)

@@ -1,0 +1,277 @@
+"""What a simulated cluster consists of, what its hosts do, and what goes wrong: data, drawn from a seed.
+
+A plan says nothing of the product, and parts of it can be taken away (shrink.py). Switches and hosts are known by their
+numbers, which stay when others are taken away; all of chance that a plan doesn't settle is drawn from its seed as well.
+"""
+
+from random import Random
+
+import msgspec
+
+LIFE_S = 3.0  # most of what happens does so by then
+RTO_US = 10_000  # the first one
+STALE_US = 5_000_000
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class Link(Struct):
+    """What happens to packets of one direction; shares of them, and times."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0  # share that is late, by up to `reorder_us`
+    reorder_us: int = 0
+    delay_us: int = 20
+    flip: float = 0.0
+    stale: float = 0.0  # share that comes once more, up to STALE_US later
+
+
+class Switch(Struct):
+    number: int
+    parent: int | None = None
+    slots_per_job: int = 16
+    slot_total: int = 256
+    lanes_per_chunk: int = 64
+    whole_chunks: bool = False
+    multicast: bool = True
+
+
+class Site(Struct):
+    dtype: str
+    leaves: tuple[int, ...]
+    device_count: int = 1
+    maxima: bool = False
+
+
+class Job(Struct):
+    """`programs`: sums of each execution, as indices of `sites`, one of which hosts run again and again in turn.
+
+    `ahead`: how many executions a host begins before the first of them is done.
+    """
+
+    name: str
+    world_size: int
+    sites: tuple[Site, ...]
+    programs: tuple[tuple[int, ...], ...]
+    executions: int
+    ahead: int = 1
+    spread_us: int = 200
+    first_position: int = 0
+
+
+class Host(Struct):
+    """A machine with one process at a time, which holds `sessions` sessions one after the other, and as many more as
+    fail, up to `tries`.
+
+    `switches`: by shard. `does`: what nobody should do, if anything (hosts.py).
+    """
+
+    number: int
+    job: str
+    rank: int
+    switches: tuple[int, ...]
+    starts_s: float = 0.0
+    sessions: int = 1
+    tries: int = 3
+    does: str = ""
+
+
+class Fault(Struct):
+    """`kind`: "crash", of the process (others hear it at once) or of the machine (`silent`), which begins anew after
+    `for_s`, a host without `for_s` never; "pause"; "partition", from and to the rest of the world, or one way only;
+    "device": a switch's data plane forgets all."""
+
+    kind: str
+    at_s: float
+    machine: str  # "host 3" or "switch 0"
+    for_s: float = 0.0
+    silent: bool = False
+    way: str = "both"  # "in", "out"
+
+    @property
+    def is_gentle(self) -> bool:
+        """Nobody may fail because of it."""
+        return self.kind in ("pause", "partition") and self.for_s <= 0.1
+
+
+class Plan(Struct):
+    seed: int
+    up: Link
+    down: Link
+    switches: tuple[Switch, ...]
+    jobs: tuple[Job, ...]
+    hosts: tuple[Host, ...]
+    faults: tuple[Fault, ...] = ()
+    stuck: float = 0.0  # share of lines on a control connection that take seconds
+    refuses: float = 0.0  # share of jobs that a data plane refuses
+
+    @property
+    def is_gentle(self) -> bool:
+        """Every session ends well."""
+        alone = all(fault.is_gentle for fault in self.faults) and not any(host.does for host in self.hosts)
+        return alone and not self.stuck and not self.refuses
+
+
+def encode(plan: Plan) -> str:
+    return msgspec.json.encode(plan).decode()
+
+
+def decode(text: str) -> Plan:
+    return msgspec.json.decode(text, type=Plan)
+
+
+def from_seed(seed: int) -> Plan:
+    random = Random(seed)
+    is_gentle = random.random() < 0.3
+    up, down = (_link(random) for _ in range(2))
+    switches = _switches(random)
+    jobs, hosts = [], []
+    for index in range(random.choice([1, 1, 2, 3])):
+        job = _job(random, f"job {index}")
+        jobs.append(job)
+        hosts += _hosts(random, job, switches, len(hosts), is_gentle)
+    machines = [f"switch {one.number}" for one in switches] + [f"host {one.number}" for one in hosts]
+    faults = tuple(_fault(random, machines, is_gentle) for _ in range(random.choice([0, 1, 1, 2, 3, 5])))
+    rare = not is_gentle and random.random() < 0.1
+    return Plan(
+        seed=seed,
+        up=up,
+        down=down,
+        switches=tuple(switches),
+        jobs=tuple(jobs),
+        hosts=tuple(hosts),
+        faults=faults,
+        stuck=random.choice([0.002, 0.02]) if rare else 0.0,
+        refuses=random.choice([0.0, 0.2]) if rare else 0.0,
+    )
+
+
+def _link(random: Random) -> Link:
+    return Link(
+        loss=random.choice([0.0, 0.0, 0.01, 0.05, 0.2]),
+        duplicate=random.choice([0.0, 0.05, 0.2]),
+        reorder=random.choice([0.0, 0.1, 0.5]),
+        reorder_us=random.choice([10, 1000, RTO_US, 5 * RTO_US]),
+        delay_us=random.choice([5, 20, 200]),
+        flip=random.choice([0.0, 0.0, 0.02]),
+        stale=random.choice([0.0, 0.02, 0.1]),
+    )
+
+
+def _switches(random: Random) -> list[Switch]:
+    # Two trees, or one. All have room for three jobs: a job that is refused for want of slots shows little.
+    lanes, slots = random.choice([64, 63, 256, 360]), random.choice([4, 8, 16, 64])
+    whole = random.random() < 0.2
+    switches: list[Switch] = []
+    for number in range(random.choice([1, 1, 2, 3, 4, 5])):
+        parent = random.choice([None, *range(number), *range(number)]) if number else None
+        switches.append(
+            Switch(
+                number=number,
+                parent=parent,
+                slots_per_job=slots if whole else random.choice([slots, slots, 2 * slots]),
+                slot_total=random.choice([8, 32]) * slots,
+                lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
+                whole_chunks=whole,
+                multicast=random.random() < 0.6,
+            )
+        )
+    return switches
+
+
+def _job(random: Random, name: str) -> Job:
+    sites = tuple(_site(random) for _ in range(random.randint(1, 4)))
+    programs = tuple(
+        tuple(random.randrange(len(sites)) for _ in range(random.randint(1, 4))) for _ in range(random.choice([1, 2]))
+    )
+    return Job(
+        name=name,
+        world_size=random.choice([1, 2, 2, 3, 4, 6]),
+        sites=sites,
+        programs=programs,
+        executions=random.choice([1, 3, 6]),
+        ahead=random.choice([1, 1, 3]),
+        spread_us=random.choice([1, 200, 3000]),
+        first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
+    )
+
+
+def _site(random: Random) -> Site:
+    dtype = random.choice(["float32", "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
+    return Site(
+        dtype=dtype,
+        leaves=tuple(1 + random.randrange(random.choice([3, 100, 1000])) for _ in range(random.choice([1, 1, 2, 4]))),
+        device_count=random.choice([1, 1, 2]),
+        maxima=dtype == "int32" and random.random() < 0.5,
+    )
+
+
+def _hosts(random: Random, job: Job, switches: list[Switch], first: int, is_gentle: bool) -> list[Host]:
+    groups = _groups(random, switches)
+    sessions = random.choice([1, 1, 2])
+    hosts = []
+    for rank in range(job.world_size):
+        does = "" if is_gentle or random.random() > 0.06 else random.choice(["fails", "garbage", "leaves", "skips"])
+        if not is_gentle and random.random() < 0.02:
+            does = "miscounts"
+        hosts.append(
+            Host(
+                number=first + rank,
+                job=job.name,
+                rank=rank,
+                switches=random.choice(groups),
+                starts_s=round(random.uniform(0, random.choice([0.01, 0.5, LIFE_S / 2])), 4),
+                sessions=sessions,
+                does=does,
+            )
+        )
+    if not is_gentle and random.random() < 0.15:  # somebody else takes it for a rank of the job
+        twin = random.choice(hosts)
+        starts_s = round(random.uniform(0, LIFE_S), 4)
+        twin = msgspec.structs.replace(twin, number=first + len(hosts), starts_s=starts_s, does="intrudes")
+        hosts.append(twin)
+    return hosts
+
+
+def _groups(random: Random, switches: list[Switch]) -> list[tuple[int, ...]]:
+    """Of the hosts of a job: each lists a switch for each shard, and those at one switch list the same."""
+
+    def root_of(number: int) -> int:
+        parent = switches[number].parent
+        return number if parent is None else root_of(parent)
+
+    shards = random.choice([1, 1, 1, 2]) if len(switches) > 1 else 1
+    numbers = list(range(len(switches)))
+    random.shuffle(numbers)
+    groups = [tuple(numbers[:shards])]
+    roots, rest = [root_of(number) for number in groups[0]], numbers[shards:]
+    while random.random() < 0.7:
+        more = []
+        for root in roots:
+            fitting = [number for number in rest if root_of(number) == root]
+            if not fitting:
+                return groups
+            rest.remove(fitting[0])
+            more.append(fitting[0])
+        groups.append(tuple(more))
+    return groups
+
+
+def _fault(random: Random, machines: list[str], is_gentle: bool) -> Fault:
+    machine = random.choice(machines)
+    kinds = ["pause", "partition"] if is_gentle else ["crash", "crash", "pause", "partition", "partition", "device"]
+    kind = random.choice(kinds)
+    if kind == "device" and machine.startswith("host"):
+        kind = "crash"
+    lengths_s = [0.1] if is_gentle else [0.1, 1.0, 10.0]
+    return Fault(
+        kind=kind,
+        at_s=round(random.uniform(0, random.choice([0.05, 0.5, LIFE_S])), 4),
+        machine=machine,
+        for_s=random.choice([0.1, 0.5, 3.0, 0.0] if kind == "crash" else lengths_s),
+        silent=kind == "crash" and random.random() < 0.4,
+        way=random.choice(["both", "in", "out"]) if kind == "partition" else "both",
+    )

@@ -1,0 +1,211 @@
+"""Switches: the shipped control plane in front of the shipped slot pool, in a simulated world."""
+
+from ipaddress import IPv4Address
+
+from simulation.plan import Switch
+from simulation.world import Machine, Process, World
+
+from jax_passing.protocol.packet import WORKERS_MAX
+from jax_passing.switch.control_plane import ControlPlane
+from jax_passing.switch.data_plane import DataPlaneError, SlotVersion
+from jax_passing.switch.data_planes.multicast_group import group_of
+
+PORT = 7171  # for connections and packets
+LEASE_S = 1.5
+
+
+def place(address: tuple[str, int]) -> tuple[int, int]:
+    """As _simulation has it."""
+    return int(IPv4Address(address[0])), address[1]
+
+
+class SimulatedSocket:
+    """A UDP socket that is connected to a switch's data port, as _native.UdpSocket."""
+
+    def __init__(self, process: Process, address: tuple[str, int]):
+        self._machine = process.machine
+        self._packets = process.world.packets
+        self.port = self._machine.take_port()
+        self.number = self._packets.open((self._machine.number, self.port), place(address))
+
+    def join_group(self, address, port, *, job, epoch, nonce):
+        self._packets.join_group(self.number, place((address, port)), job=job, epoch=epoch, nonce=nonce)
+
+    def hears_group(self):
+        return self._packets.hears_group(self.number)
+
+    def leave_group(self):
+        self._packets.leave_group(self.number)
+
+    def close(self):
+        self._packets.close(self.number)
+        self._machine.free_port(self.port)
+
+
+class SimulatedDataPlane:
+    """As SoftwareDataPlane.
+
+    Attributes:
+      running: the jobs, by number.
+      incarnation_of: of each of them, and of those that were: hosts of one incarnation add up with each other.
+    """
+
+    host, port, worker_limit = "", PORT, WORKERS_MAX
+
+    def __init__(self, process: "SimulatedSwitch", plan: Switch, refuses: float):
+        self._process = process
+        self._world = process.world
+        self._packets = process.world.packets
+        self._multicast = plan.multicast
+        self._refuses = refuses
+        self.slot_total, self.lanes_per_chunk = plan.slot_total, plan.lanes_per_chunk
+        self.whole_chunks = plan.whole_chunks
+        self.number = self._packets.add_switch(
+            (process.machine.number, PORT),
+            slot_count=plan.slot_total,
+            whole_lanes=plan.lanes_per_chunk if plan.whole_chunks else 0,
+        )
+        self.running = {}
+        self.incarnation_of = {}
+        self._sockets = []
+        self.lost = ""
+
+    def group(self, job, own_address):
+        return group_of(job, own_address, PORT) if self._multicast else None
+
+    def socket_to(self, host, port):
+        self._sockets.append(SimulatedSocket(self._process, (host, port)))
+        return self._sockets[-1]
+
+    def probe(self, group, job, epoch, nonce):
+        lanes = self.lanes_per_chunk
+        self._packets.probe(
+            self.number, place((group.address, group.port)), job=job, epoch=epoch, nonce=nonce, lanes=lanes
+        )
+
+    def add_job(self, job):
+        if self._world.happens(self._refuses):
+            raise DataPlaneError("no table space")
+        parent = job.parent
+        above = None
+        if parent is not None:
+            above = parent.job, parent.epoch, parent.slot_first, parent.worker, parent.socket.number
+        self._packets.add_job(
+            self.number,
+            job=job.job,
+            epoch=job.epoch,
+            slot_first=job.slot_first,
+            slot_count=job.slot_count,
+            workers=[place(address) for address in job.addresses],
+            group=None if job.group is None else place((job.group.address, job.group.port)),
+            parent=above,
+        )
+        self.running[job.job] = job
+        self.incarnation_of[job.job, job.epoch] = self._process.cluster.incarnation(parent)
+
+    def remove_job(self, job):
+        if job not in self.running:  # the device has lost it
+            return
+        slots = self.running.pop(job)
+        self._packets.remove_job(self.number, job)
+        if slots.parent is not None:
+            self._sockets.remove(slots.parent.socket)
+            slots.parent.socket.close()
+
+    def stop_multicast(self, job):
+        self._packets.stop_multicast(self.number, job)
+
+    def hears_parents_group(self, job):
+        return self._packets.hears_parents_group(self.number, job)
+
+    def slot_version(self, slot, version):
+        return SlotVersion(*self._packets.slot_version(self.number, slot, version))
+
+    def check(self):
+        lost, self.lost = self.lost, ""
+        return lost
+
+    def forget_all(self):
+        """As a device that is restarted."""
+        for job in list(self.running):
+            self.remove_job(job)
+        self.lost = "its tables are empty"
+
+    def stats(self):
+        return {}
+
+    def close(self):
+        self._packets.remove_switch(self.number)
+        for socket in self._sockets:
+            socket.close()
+
+
+class SimulatedSwitch(Process):
+    """One life of a switch's process; what the control plane needs of the world (`outside`)."""
+
+    def __init__(self, cluster, machine: Machine, plan: Switch, refuses: float, parent: tuple[str, int] | None):
+        super().__init__(cluster.world, machine)
+        self.cluster = cluster
+        self.address = (machine.host, PORT)
+        self.data_plane = SimulatedDataPlane(self, plan, refuses)
+        self.plane = ControlPlane(
+            self.data_plane, self, lease_s=LEASE_S, slots_per_job=plan.slots_per_job, parent=parent
+        )
+        self.world.listeners[self.address] = self
+
+    def random_bits(self, count):
+        return self.world.random.getrandbits(count)
+
+    def connect(self, address, timeout_s, conversation):
+        self.world.connect(self, address, timeout_s, conversation)
+
+    def end(self, *, is_noticed=True):
+        del self.world.listeners[self.address]
+        self.data_plane.close()
+        super().end(is_noticed=is_noticed)
+
+    def leftovers(self) -> list[str]:
+        """What it still holds; nothing once all jobs are over."""
+        plane = self.plane
+        left = {
+            "epochs": len(plane._jobs.epochs()),
+            "jobs of the data plane": len(self.data_plane.running),
+            "jobs of the slot pool": self.world.packets.job_count(self.data_plane.number),
+            "reserved slots": len(plane._jobs.starts._partition._count_of),
+            "questions": len(plane._questions.pending),
+            "connections": len(self.streams),
+            "timers beside the watch": len(self.timers) - 1,
+        }
+        return [f"{self.machine.host}: {count} {what}" for what, count in left.items() if count]
+
+
+class SwitchMachine(Machine):
+    """It may crash, and begin anew at the same address, with nothing in it."""
+
+    def __init__(self, cluster, plan: Switch, refuses: float):
+        super().__init__(cluster.world, f"10.0.0.{plan.number + 1}")
+        self._cluster, self._plan, self._refuses = cluster, plan, refuses
+        self._parent = None if plan.parent is None else (f"10.0.0.{plan.parent + 1}", PORT)
+        self._dead = None
+        self.process = None
+        self.begin()
+
+    def begin(self):
+        if self.process is not None:
+            return
+        if self._dead is not None:
+            self._dead.reset()
+            # Jobs and epochs are counted from 1 in each life of a switch, so that a packet of an earlier one can look
+            # like this one's. By the time that a process takes to start, the networks that we serve have lost it.
+            self.world.packets.lose_all()
+        self.process = SimulatedSwitch(self._cluster, self, self._plan, self._refuses, self._parent)
+
+    def crash(self, fault):
+        if self.process is not None:
+            self._dead, self.process = self.process, None
+            self._dead.end(is_noticed=not fault.silent)
+            self.world.call_later(fault.for_s or 0.1, self.begin)
+
+    def forget_all(self):
+        if self.process is not None:
+            self.process.data_plane.forget_all()

@@ -1,0 +1,204 @@
+// The Python module _simulation: the packets of a simulated cluster, for tests/simulation.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "../tests/xla_ffi/simulation/packets.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace passing::simulation {
+namespace {
+
+using Place = std::pair<uint32_t, uint16_t>;  // machine, port
+
+Endpoint EndpointOf(const Place& place) { return {place.first, place.second}; }
+std::optional<Endpoint> EndpointOf(const std::optional<Place>& place) {
+  return place ? std::optional(EndpointOf(*place)) : std::nullopt;
+}
+
+Faults FaultsOf(double loss, double duplicate, double reorder, int64_t delay_us, int64_t reorder_us, double flip,
+                double stale, int64_t stale_us) {
+  return {.loss = loss,
+          .duplicate = duplicate,
+          .reorder = reorder,
+          .delay_us = delay_us,
+          .reorder_us = reorder_us,
+          .flip = flip,
+          .stale = stale,
+          .stale_us = stale_us};
+}
+
+nb::object EventTuple(const Event& event) {
+  const Stall& stall = event.stall;
+  switch (event.kind) {
+    case Event::kOrderMessage:
+      return nb::make_tuple("order", event.who, nb::bytes(event.text.data(), event.text.size()));
+    case Event::kStalled:
+      return nb::make_tuple("stalled", event.who, event.stalled_s,
+                            nb::make_tuple(stall.site_name, stall.key.execution, stall.key.step, stall.waits_for_order,
+                                           stall.shard, stall.slot, stall.version, stall.sequence));
+    case Event::kGroupLost:
+      return nb::make_tuple("group_lost", event.who, event.number);
+    case Event::kFailed:
+      return nb::make_tuple("failed", event.who, event.kind_of_failure, event.text);
+    case Event::kHeard:
+      return nb::make_tuple("heard", event.who);
+    case Event::kExecuted:
+      return nb::make_tuple("executed", event.who, event.number);
+    case Event::kViolation:
+      return nb::make_tuple("violation", event.who, event.text);
+  }
+  return nb::none();
+}
+
+void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+            const std::vector<Place>& workers, const std::optional<Place>& group,
+            const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t>>& parent) {
+  JobSlots slots{.job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+  uint32_t uplink = 0;
+  if (parent) {
+    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket] = *parent;
+    slots.parent = {
+        .job = parent_job, .epoch = parent_epoch, .slot_first = parent_slot_first, .worker = worker, .address = {}};
+    uplink = socket;
+  }
+  std::vector<Endpoint> endpoints;
+  for (const Place& worker : workers) endpoints.push_back(EndpointOf(worker));
+  self.AddJob(number, std::move(slots), endpoints, EndpointOf(group), uplink);
+}
+
+// `shards`: socket, job, epoch, first slot, worker and whole lanes at each switch.
+uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
+                 const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t>>& shards,
+                 uint32_t slots_per_shard, uint32_t lanes_per_chunk, uint64_t first_position, uint32_t incarnation,
+                 double warn_s, double deadline_s) {
+  JobConfig config{.rank = rank,
+                   .world_size = world_size,
+                   .shards = {},
+                   .slots_per_shard = slots_per_shard,
+                   .lanes_per_chunk = lanes_per_chunk,
+                   .first_position = first_position};
+  std::vector<uint32_t> sockets;
+  for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes] : shards) {
+    sockets.push_back(socket);
+    config.shards.push_back({.job = job,
+                             .epoch = epoch,
+                             .slot_first = slot_first,
+                             .worker = worker,
+                             .whole_lanes = whole_lanes,
+                             .name = "switch " + std::to_string(sockets.size())});
+  }
+  if (!IsInRange(config)) throw std::invalid_argument(NoJob(config));
+  return self.AddHost(config, sockets, incarnation, warn_s, deadline_s);
+}
+
+}  // namespace
+
+NB_MODULE(_simulation, m) {
+  nb::class_<Faults>(m, "Faults")
+      .def(
+          "__init__",
+          [](Faults* self, double loss, double duplicate, double reorder, int64_t delay_us, int64_t reorder_us,
+             double flip, double stale, int64_t stale_us) {
+            new (self) Faults(FaultsOf(loss, duplicate, reorder, delay_us, reorder_us, flip, stale, stale_us));
+          },
+          nb::kw_only(), "loss"_a, "duplicate"_a, "reorder"_a, "delay_us"_a, "reorder_us"_a, "flip"_a, "stale"_a,
+          "stale_us"_a);
+  nb::class_<Packets>(m, "Packets")
+      .def(nb::init<uint64_t, const Faults&, const Faults&>(), "seed"_a, "up"_a, "down"_a)
+      .def_prop_ro("now_us", &Packets::now_us)
+      .def(
+          "run",
+          [](Packets& self, int64_t until_us) {
+            self.Run(until_us);
+            nb::list events;
+            for (const Event& event : self.Take()) events.append(EventTuple(event));
+            return events;
+          },
+          "until_us"_a)
+      .def("pause", &Packets::Pause, "machine"_a, "until_us"_a)
+      .def("block", &Packets::Block, "from_machine"_a, "to_machine"_a, "until_us"_a)
+      .def("lose_all", &Packets::LoseAll)
+      .def(
+          "open",
+          [](Packets& self, const Place& own, const Place& peer) {
+            return self.Open(EndpointOf(own), EndpointOf(peer));
+          },
+          "own"_a, "peer"_a)
+      .def("close", &Packets::Close, "socket"_a)
+      .def(
+          "join_group",
+          [](Packets& self, uint32_t socket, const Place& group, uint16_t job, uint16_t epoch, uint32_t nonce) {
+            self.JoinGroup(socket, EndpointOf(group), {.job = job, .epoch = epoch, .nonce = nonce});
+          },
+          "socket"_a, "group"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)
+      .def("hears_group", &Packets::HearsGroup, "socket"_a)
+      .def("leave_group", &Packets::LeaveGroup, "socket"_a)
+      .def(
+          "add_switch",
+          [](Packets& self, const Place& own, uint32_t slot_count, uint32_t whole_lanes) {
+            return self.AddSwitch(EndpointOf(own), slot_count, whole_lanes);
+          },
+          "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a)
+      .def("remove_switch", &Packets::RemoveSwitch, "switch"_a)
+      .def("add_job", &AddJob, "switch"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a,
+           "workers"_a, "group"_a.none(), "parent"_a.none())
+      .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
+      .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
+      .def("hears_parents_group", &Packets::HearsParentsGroup, "switch"_a, "job"_a)
+      .def(
+          "probe",
+          [](Packets& self, uint32_t number, const Place& group, uint16_t job, uint16_t epoch, uint32_t nonce,
+             uint16_t lanes) {
+            self.Probe(number, EndpointOf(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
+          },
+          "switch"_a, "group"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a, "lanes"_a)
+      .def(
+          "slot_version",
+          [](const Packets& self, uint32_t number, uint32_t slot, uint8_t version) {
+            const SlotVersion held = self.VersionOf(number, slot, version);
+            return nb::make_tuple(held.empty, held.sequence, held.bitmap, held.complete);
+          },
+          "switch"_a, "slot"_a, "version"_a)
+      .def("job_count", &Packets::job_count, "switch"_a)
+      .def(
+          "add_site",
+          [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count,
+             bool maxima) {
+            return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum);
+          },
+          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a)
+      .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
+           "lanes_per_chunk"_a, "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a)
+      .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
+      .def(
+          "order_message",
+          [](Packets& self, uint32_t host, const nb::bytes& message) {
+            const auto failure =
+                self.OnOrderMessage(host, {static_cast<const uint8_t*>(message.data()), message.size()});
+            return failure ? std::optional(std::pair(failure->kind, failure->message)) : std::nullopt;
+          },
+          "host"_a, "message"_a)
+      .def("note_stall", &Packets::NoteStall, "host"_a, "note"_a)
+      .def(
+          "fail",
+          [](Packets& self, uint32_t host, std::string kind, std::string message) {
+            self.Fail(host, {std::move(kind), std::move(message)});
+          },
+          "host"_a, "kind"_a, "message"_a)
+      .def("remove_host", &Packets::RemoveHost, "host"_a)
+      .def_prop_ro("socket_count", &Packets::socket_count)
+      .def_prop_ro("host_count", &Packets::host_count)
+      .def_prop_ro("packets", &Packets::packets)
+      .def_prop_ro("flipped", &Packets::flipped)
+      .def_prop_ro("sums_right", &Packets::sums_right)
+      .def_prop_ro("sums_failed", &Packets::sums_failed)
+      .def("count", [](const Packets& self, int verdict) { return self.Count(static_cast<Verdict>(verdict)); });
+}
+
+}  // namespace passing::simulation
