@@ -221,6 +221,9 @@ class Session:
         while self._begun < min(job.executions, self._done + job.ahead) and not self.is_over:
             execution, self._begun = self._begun, self._begun + 1
             sites = job.programs[execution % len(job.programs)]
+            if does == "skips" and execution == 0:
+                self._done += 1
+                continue
             is_last = self._begun == job.executions
             if does == "fails" and is_last:
                 self.fail("DeadlineExceededError", "it has waited long enough")
@@ -228,8 +231,6 @@ class Session:
                 self._shards[0].send(b"garbage\n")
             elif does == "leaves" and is_last:
                 self._leave()
-                return
-            elif does == "skips" and is_last:
                 return
             else:
                 self._packets.execute(self._host, execution, list(sites), job.spread_us)

@@ -199,7 +199,7 @@ class Process:
         self.world = world
         self.machine = machine
         self.timers = set()
-        self.streams = set()
+        self.streams = {}  # in the order in which they were opened
 
     def now(self):
         return self.world.now()
@@ -245,7 +245,7 @@ class Stream:
         self.own_name = f"{address[0]}:{address[1]}"
         self._arrival_us = 0  # of what was sent last
         self._is_closed = self.has_ended = False
-        process.streams.add(self)
+        process.streams[self] = None
 
     @property
     def host(self):
@@ -296,5 +296,5 @@ class Stream:
     def end(self, error):
         if not self.has_ended:
             self.has_ended = self._is_closed = True
-            self.process.streams.discard(self)
+            self.process.streams.pop(self, None)
             self.listener.closed(error)

@@ -1,0 +1,108 @@
+"""Whole clusters on a virtual clock, each from a seed: python tests/simulate.py --seeds 1000
+
+The control planes, slot pools and hosts' cores are those that are shipped; tests/simulation has the rest. What fails is
+printed with the command that replays it, and shrunk. `--build` is where CMake has built _simulation.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from simulation import plants, runner  # noqa: E402
+from simulation.plan import decode, encode, from_seed  # noqa: E402
+from simulation.shrink import shrink  # noqa: E402
+
+SHRUNK_MAX = 3  # findings
+REPLAYED = 20  # seeds
+
+
+def replay(plan, verbose: bool) -> bool:
+    """Whether it went well."""
+    from simulation.cluster import Cluster
+
+    cluster = Cluster(plan, is_traced=verbose)
+    print(encode(plan), flush=True)
+    try:
+        cluster.run()
+    finally:
+        for moment, *what in cluster.world.trace:
+            print(f"{moment:.6f}", *what)
+        for number, host in cluster.hosts.items():
+            print(f"host {number}:", ", ".join(": ".join(filter(None, end)) for end in host.ends))
+    return True
+
+
+def replays_exactly(seed: int) -> bool:
+    from simulation.cluster import Cluster
+
+    traces = []
+    for _ in range(2):
+        cluster = Cluster(from_seed(seed), is_traced=True)
+        cluster.run()
+        traces.append(cluster.world.trace)
+    return traces[0] == traces[1]
+
+
+def report(outcome: runner.Outcome, processes: int, shrinks: bool) -> None:
+    counts, seconds = outcome.counts, outcome.seconds
+    ends = ", ".join(f"{kind[5:]} {count}" for kind, count in sorted(counts.items()) if kind.startswith("end: "))
+    print(f"sessions that ended: {ends}")
+    print(f"{counts['sums']} sums right, {counts['sums that failed']} failed by name")
+    print(
+        f"{outcome.seeds} seeds, {counts['packets']} packets and {counts['lines']} control messages in {seconds:.0f} s "
+        f"({processes} processes): {outcome.seeds / seconds:.0f} seeds and {counts['packets'] / seconds:.0f} packets/s"
+    )
+    for index, (seed, wrong) in enumerate(sorted(outcome.wrong.items())):
+        print(f"FAILED: seed {seed}: {wrong}\n  replay: python tests/simulate.py --seed {seed}")
+        if shrinks and index < SHRUNK_MAX:
+            plan = shrink(from_seed(seed), lambda plan: bool(runner.what_is_wrong(plan)))
+            print(f"  shrunk: {runner.what_is_wrong(plan)}\n  replay: python tests/simulate.py --plan '{encode(plan)}'")
+
+
+def find_plants(build: Path, seeds: int, processes: int) -> list[str]:
+    """Prints in how many seeds each is found; returns those that aren't found."""
+    missed = []
+    for name, plant in plants.all_of(build).items():
+        outcome = runner.run_all(range(seeds), processes, plant)
+        first = min(outcome.wrong, default=None)
+        how = "" if first is None else f", first in seed {first}: {outcome.wrong[first].splitlines()[0][:100]}"
+        print(f"planted: {name}: found in {len(outcome.wrong)} of {outcome.seeds} seeds{how}", flush=True)
+        missed += [name] if first is None else []
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=0, help="how many, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="this one alone, in this process")
+    parser.add_argument("--plan", help="a plan as it was printed, in this process")
+    parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
+    parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="look for each planted bug in so many")
+    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
+    args = parser.parse_args()
+    sys.path.append(str(args.build))
+    if args.seed is not None or args.plan is not None:
+        return not replay(from_seed(args.seed) if args.plan is None else decode(args.plan), args.verbose)
+    failed = False
+    if args.plants:
+        missed = find_plants(args.build, args.plants, args.processes)
+        failed |= bool(missed)
+    if args.seeds:
+        outcome = runner.run_all(range(args.first, args.first + args.seeds), args.processes)
+        report(outcome, args.processes, not args.no_shrink)
+        unlike = [seed for seed in range(args.first, args.first + REPLAYED) if not replays_exactly(seed)]
+        if unlike:
+            print(f"FAILED: seeds {unlike} don't replay exactly")
+        failed |= bool(outcome.wrong or unlike)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

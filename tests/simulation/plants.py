@@ -1,0 +1,104 @@
+"""Bugs that the simulator must find: here those of the control plane; plants.cmake has those of the C++ core."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _never_counts_epochs() -> None:
+    from jax_passing.switch.jobs import JobTable
+
+    true = JobTable._epoch_to_join
+
+    def patched(self, *arguments):
+        self._epoch_last = Counter()
+        return true(self, *arguments)
+
+    JobTable._epoch_to_join = patched
+
+
+def _loses_leaves() -> None:
+    from jax_passing.protocol import control_messages as messages
+    from jax_passing.switch.uplink import Uplink
+
+    true = Uplink.send
+    Uplink.send = lambda self, message: isinstance(message, messages.Left) or true(self, message)
+
+
+def _keeps_slots() -> None:
+    from jax_passing.switch.epoch_start import EpochStart
+
+    def patched(self, epoch):
+        epoch.slot_first = None
+
+    EpochStart.release = patched
+
+
+def _keeps_jobs() -> None:
+    from simulation.switches import SimulatedDataPlane
+
+    SimulatedDataPlane.remove_job = lambda self, job: None
+
+
+def _tells_all_but_one() -> None:
+    from jax_passing.switch.jobs import JobTable
+
+    true = JobTable.fail
+
+    def patched(self, epoch, failed, *, reporter=None):
+        if len(epoch.members) > 1:
+            epoch.members.pop()
+        true(self, epoch, failed, reporter=reporter)
+
+    JobTable.fail = patched
+
+
+def _has_no_leases() -> None:
+    from jax_passing.switch.watch import Watch
+
+    true = Watch.__init__
+
+    def patched(self, data_plane, jobs, outside, lease_s):
+        true(self, data_plane, jobs, outside, lease_s)
+        self._lease_s = float("inf")
+
+    Watch.__init__ = patched
+
+
+def _waits_for_ever() -> None:
+    from jax_passing.switch import watch
+
+    watch.end_waits = lambda jobs, epoch, now: None
+
+
+def _starts_without_asking_all() -> None:
+    from jax_passing.switch.jobs import JobTable
+
+    def patched(self, epoch):
+        if epoch.announced is not None and epoch.state.value == "forming":
+            announced, epoch.announced = epoch.announced, None
+            self.starts.prepare(epoch, announced)
+
+    JobTable._prepare_announced = patched
+
+
+IN_PYTHON: dict[str, Callable[[], None]] = {
+    "an epoch's number twice": _never_counts_epochs,
+    "a rack's leave is lost": _loses_leaves,
+    "slots stay reserved": _keeps_slots,
+    "the slot pool keeps jobs that are over": _keeps_jobs,
+    "a member isn't told of a failure": _tells_all_but_one,
+    "leases aren't checked": _has_no_leases,
+    "join deadlines aren't checked": _waits_for_ever,
+    "a rack prepares without the ranks that its parent counts on": _starts_without_asking_all,
+}
+
+
+def all_of(build: Path) -> dict[str, Callable[[], None]]:
+    """What makes each of them in a process that hasn't imported anything of the product yet."""
+    plants = dict(IN_PYTHON)
+    for module in sorted(build.glob("plants/*/_simulation*.so")):
+        folder = str(module.parent)
+        plants[module.parent.name.replace("_", " ")] = lambda folder=folder: sys.path.insert(0, folder)
+    return plants

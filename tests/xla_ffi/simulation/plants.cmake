@@ -1,0 +1,66 @@
+# Variants of _simulation with a bug each, which the simulator must find (tests/simulation/plants.py). They are made of
+# copies of the sources, so that these have no switches; a pattern that a source no longer has is an error.
+
+# In the copy of xla_ffi/`file`, `pattern` (which it has once) becomes `replacement`. What follows: the sources that are
+# compiled anew, if not that file alone.
+function(add_plant name file pattern replacement)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/plants/${name})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  file(READ ${file} text)
+  string(FIND "${text}" "${pattern}" first)
+  string(FIND "${text}" "${pattern}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "plant ${name}: ${file} has this not exactly once: ${pattern}")
+  endif()
+  string(REPLACE "${pattern}" "${replacement}" text "${text}")
+  file(CONFIGURE OUTPUT ${folder}/${file} CONTENT "${text}" @ONLY)
+  set(sources ${ARGN})
+  if(NOT sources)
+    set(sources ${folder}/${file})
+  endif()
+  # Symbols of these sources come before those of the libraries, which then aren't asked for them.
+  add_library(plant_${name} MODULE ${sources} $<TARGET_OBJECTS:_simulation>)
+  target_include_directories(plant_${name} BEFORE PRIVATE ${folder})
+  get_target_property(libraries _simulation LINK_LIBRARIES)
+  target_link_libraries(plant_${name} PRIVATE ${libraries})
+  get_target_property(suffix _simulation SUFFIX)
+  set_target_properties(plant_${name} PROPERTIES PREFIX "" SUFFIX ${suffix} OUTPUT_NAME _simulation
+    LIBRARY_OUTPUT_DIRECTORY ${folder})
+endfunction()
+
+add_plant(one_bit_instead_of_the_sequence switch/slot_pool.cc
+  "if (held.empty || wire::SequenceBefore(held.sequence, header.sequence)) {"
+  "if (held.empty || header.sequence != held.sequence) {")
+add_plant(no_check_of_the_epoch switch/slot_pool.cc
+  "if (header.epoch != job.epoch) return drop(Verdict::kForeignEpoch);"
+  "")
+add_plant(no_check_of_the_source switch/slot_pool.cc
+  "if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);"
+  "(void)source;")
+add_plant(a_result_before_all_bits_are_set switch/slot_pool.cc
+  "if (held.bitmap != all) return drop(Verdict::kAdded);"
+  "if (std::popcount(held.bitmap) + 1 < std::popcount(all)) return drop(Verdict::kAdded);")
+add_plant(a_contribution_counts_twice switch/slot_pool.cc
+  "} else if ((held.bitmap & Bit(header.worker)) != 0) {"
+  "} else if ((held.bitmap & Bit(header.worker)) != 0 && held.bitmap == all) {")
+add_plant(slots_keep_what_an_earlier_job_left switch/slot_pool.cc
+  "for (Version& version : slots_[job.slot_first + i].versions) version.empty = true;"
+  "(void)i;")
+add_plant(a_resend_from_the_other_version switch/slot_pool.cc
+  "if (held.complete) return send(Verdict::kResend, SendTo::kWorker);"
+  "if (held.complete) {
+      const Version& other = slots_[header.slot].versions[1 - header.version];
+      return Action{.verdict = Verdict::kResend, .to = SendTo::kWorker, .job = job.job, .worker = header.worker,
+                    .packet = other.Packet()};
+    }")
+add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
+  "if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);"
+  "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
+add_plant(a_host_takes_results_of_any_epoch host/chunk_packets.cc
+  "expected.flags = header.flags;"
+  "expected.flags = header.flags, expected.epoch = header.epoch;")
+# Of the window's end, so of whoever asks for it.
+add_plant(a_window_one_too_wide host/slot_window.h
+  "return low_ + sharding_.window(); }"
+  "return low_ + sharding_.window() + 1; }"
+  host/slot_window.cc host/all_reduce.cc)
