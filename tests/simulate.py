@@ -31,8 +31,8 @@ def replay(plan, verbose: bool) -> bool:
     finally:
         for moment, *what in cluster.world.trace:
             print(f"{moment:.6f}", *what)
-        for number, host in cluster.hosts.items():
-            print(f"host {number}:", ", ".join(": ".join(filter(None, end)) for end in host.ends))
+        for session in cluster.sessions():
+            print(session)
     return True
 
 

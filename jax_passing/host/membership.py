@@ -148,7 +148,7 @@ class Membership:
                     case messages.SlotState() as state:
                         shard.on_answer(state)
                     case messages.Failed(kind, message, ranks):
-                        self.fail(Failure(kind, message, ranks), tell=False)
+                        self.fail(Failure(kind, message, ranks), source=shard)
                         return
                     case messages.Bye():
                         self._on_bye(shard)
@@ -226,15 +226,20 @@ class Membership:
         for shard in self._shards:
             shard.send(message)
 
-    def fail(self, failure: Failure, *, tell: bool = True) -> None:
-        """Fails all sums; the first failure wins. Tells the switches, which tell the other hosts."""
+    def fail(self, failure: Failure, *, tell: bool = True, source: Shard | None = None) -> None:
+        """Fails all sums; the first failure wins. Tells the switches, which tell the other hosts.
+
+        `source`: the switch that said so. The others are told as well: they see us hang up, and would name us.
+        """
         with self._fail_lock:
             if self._failure is not None:
                 return
             self._failure = failure
         # Not under the lock: a switch that doesn't read holds up nobody but us.
         if tell:  # before anybody here learns of it, and hangs up: else the others would only hear of a lost host
-            self._tell_all(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
+            for shard in self._shards:
+                if shard is not source:
+                    shard.send(messages.Fail(failure.kind, failure.message[: 8 * 1024], failure.ranks))
         self._told.set()
         self.transport.fail(failure.kind, failure.message)
         self._over.set()

@@ -2,22 +2,19 @@
 
 import itertools
 import logging
-from collections import Counter
 
 import msgspec
-from simulation.hosts import DEADLINE_S, JOIN_DEADLINE_S, HostMachine
+from simulation import judge
+from simulation.hosts import HostMachine
 from simulation.plan import LIFE_S, Plan
 from simulation.switches import LEASE_S, SwitchMachine
 from simulation.world import Violation, World
 
-from jax_passing import errors
-
 logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
 
 # Of a session that waits for others in vain, or sums until its deadline, and of all faults one after the other.
-SESSION_MAX_S = JOIN_DEADLINE_S + 2 * DEADLINE_S + 2 * LEASE_S + 30.0
+SESSION_MAX_S = judge.JOIN_DEADLINE_S + 2 * judge.DEADLINE_S + 2 * LEASE_S + 30.0
 SETTLE_S = 60.0
-ENDS_WELL = {"Bye", "crashed", "left before the others"}
 
 
 class Cluster:
@@ -35,10 +32,8 @@ class Cluster:
         self.switches = {}
         for one in plan.switches:
             self.switches[one.number] = SwitchMachine(self, one, plan.refuses)
-        jobs = {job.name: job for job in plan.jobs}
         self._add_sites()
         self.hosts = {one.number: HostMachine(self, one, self._jobs[one.job]) for one in plan.hosts}
-        del jobs
         self._hosts_left = len(self.hosts)
         for fault in plan.faults:
             self.world.call_later(fault.at_s, lambda fault=fault: self._befall(fault))
@@ -107,18 +102,9 @@ class Cluster:
         if not self.world.run(lambda: self._hosts_left == 0, limit_s):
             waiting = [number for number, host in self.hosts.items() if not host.is_done]
             raise Violation(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
-        self._judge_ends()
+        for fault in judge.faults(self.plan, self.sessions()):
+            raise Violation(fault)
         self._settle()
-
-    def _judge_ends(self):
-        for number, host in self.hosts.items():
-            for kind, text in host.ends:
-                if kind not in ENDS_WELL and not errors.is_kind(kind):
-                    raise Violation(f"host {number} ends with {kind}, which is no error of ours")
-                if kind == "ProtocolError":
-                    raise Violation(f"host {number}: {kind}: {text}")
-                if self.plan.is_gentle and kind != "Bye":
-                    raise Violation(f"host {number} ends with {kind} though nothing has failed: {text}")
 
     def _settle(self):
         until_s = self.world.now() + SETTLE_S
@@ -140,5 +126,5 @@ class Cluster:
             left.append(f"{packets.host_count} hosts with packets")
         return left
 
-    def ends(self) -> Counter:
-        return Counter(kind for host in self.hosts.values() for kind, _ in host.ends)
+    def sessions(self) -> list[judge.SessionRecord]:
+        return [record for host in self.hosts.values() for record in host.records]

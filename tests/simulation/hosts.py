@@ -8,18 +8,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import msgspec
+from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
 from simulation.plan import Host, Job
 from simulation.switches import LEASE_S, PORT, SimulatedSocket
 from simulation.world import Deaf, Machine, Process
 
-from jax_passing import errors
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S, RETRY_S
 from jax_passing.host.shard import ANSWER_S, JOIN_GRACE_S
 from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import control_messages as messages
 
-JOIN_DEADLINE_S = 4.0
-DEADLINE_S = 3.0
 WARN_S = 1.0
 STALL_FIELDS = "site_name execution step waits_for_order shard slot version sequence".split()
 
@@ -79,8 +77,10 @@ class Shard:
                 if not message.multicast:
                     self.socket.leave_group()
                 self._session.welcomed()
-            case messages.Refused(kind, text) | messages.Failed(kind, text):
+            case messages.Refused(kind, text):
                 self._session.fail(kind, text, tell=False)
+            case messages.Failed(kind, text, ranks):
+                self._session.fail(kind, text, ranks, source=self)
             case _:
                 self._session.heard(self, self._number, message)
 
@@ -125,14 +125,15 @@ class Shard:
 
 
 class Session:
-    """From `init` to its end, of which `over` hears the kind of error, or "Bye"."""
+    """From `init` to its end, when `over` is called."""
 
-    def __init__(self, process: "HostProcess", over: Callable[[str, str], None]):
+    def __init__(self, process: "HostProcess", over: Callable[[SessionRecord], None]):
         self.process = process
         self.plan, self.job = process.plan, process.job
+        plan = self.plan
+        self.record = SessionRecord(host=plan.number, rank=plan.rank, does=plan.does, began_s=process.now())
         self._packets = process.world.packets
         self._over = over
-        self._began = process.now()
         self._shards = [
             Shard(self, number, (f"10.0.0.{switch + 1}", PORT)) for number, switch in enumerate(self.plan.switches)
         ]
@@ -151,7 +152,7 @@ class Session:
     # Joining.
 
     def not_connected(self, shard):
-        if self.process.now() - self._began >= JOIN_DEADLINE_S:
+        if self.process.now() - self.record.began_s >= JOIN_DEADLINE_S:
             self.fail("SwitchUnreachableError", "No switch answered", tell=False)
         else:
             self.process.call_later(RETRY_S, lambda: self.is_over or shard.connect())
@@ -169,7 +170,7 @@ class Session:
             switches=tuple(each.hello.instance for each in self._shards),
             udp_port=1,
             instance=self.process.instance,
-            join_deadline_s=max(0.1, self._began + JOIN_DEADLINE_S - self.process.now()),
+            join_deadline_s=max(0.1, self.record.began_s + JOIN_DEADLINE_S - self.process.now()),
         )
         for each in self._shards:
             each.join(msgspec.structs.replace(join, udp_port=each.socket.port))
@@ -179,6 +180,8 @@ class Session:
         if not all(welcomes):
             return
         slots = min(welcome.slot_count for welcome in welcomes)
+        self.record.welcomed_s = self.process.now()
+        self.record.incarnation = self.process.cluster.incarnation_at(self.plan.switches[0], welcomes[0])
         self._host = self._packets.add_host(
             rank=self.plan.rank,
             world_size=self.job.world_size,
@@ -196,7 +199,7 @@ class Session:
             slots_per_shard=1 << max(0, (slots // len(welcomes)).bit_length() - 1),
             lanes_per_chunk=min(welcome.lanes_per_chunk for welcome in welcomes),
             first_position=self.job.first_position,
-            incarnation=self.process.cluster.incarnation_at(self.plan.switches[0], welcomes[0]),
+            incarnation=self.record.incarnation,
             warn_s=WARN_S,
             deadline_s=DEADLINE_S,
         )
@@ -217,6 +220,8 @@ class Session:
 
     def _go_on(self):
         """Begins executions, and leaves after the last of them."""
+        if self.is_over:
+            return
         job, does = self.job, self.plan.does
         while self._begun < min(job.executions, self._done + job.ahead) and not self.is_over:
             execution, self._begun = self._begun, self._begun + 1
@@ -234,12 +239,13 @@ class Session:
                 return
             else:
                 self._packets.execute(self._host, execution, list(sites), job.spread_us)
-        if self._done == job.executions:
+        if self._done == job.executions and self.record.left_s is None and not self.is_over:
             self._leave()
 
     def _leave(self):
+        self.record.left_s = self.process.now()
         self._tell_all(messages.Leave())
-        self.process.call_later(DEADLINE_S, lambda: self._end("left before the others"))
+        self.process.call_later(DEADLINE_S, lambda: self._end("left alone"))
 
     def _beat(self):
         if not self.is_over:
@@ -252,7 +258,7 @@ class Session:
                 self._shards[0].send(messages.Relay(messages.RELAYED_ORDER + payload))
             case "executed", (_,):
                 self._done += 1
-                self._go_on()
+                self.process.call_later(self.process.world.random.uniform(0, self.job.thinks_s), self._go_on)
             case "group_lost", (shard,):
                 self._shards[shard].send(messages.GroupLost())
             case "failed", (name, text):
@@ -275,7 +281,7 @@ class Session:
         note, failure = self._stalls.report(stall, stalled_s)
         self._packets.note_stall(self._host, note)
         if failure is not None:
-            self.fail(failure.kind, failure.message)
+            self.fail(failure.kind, failure.message, failure.ranks)
 
     def heard(self, shard, number, message):
         match message:
@@ -298,27 +304,31 @@ class Session:
             kind = "SwitchLostError" if self._host is not None else "JoinError"
             self.fail(kind, f"lost the switch at {shard.address[0]}: {reason}", tell=self._host is not None)
 
-    def fail(self, kind, text, *, tell=True):
+    def fail(self, kind, text, ranks=(), *, source=None, tell=True):
+        """`source`: the switch that said so."""
         if self.is_over:
             return
-        if tell:
-            self._tell_all(messages.Fail(kind, text[: 8 * 1024]))
+        for shard in self._shards if tell and self.has_begun else ():
+            if shard is not source:
+                shard.send(messages.Fail(kind, text[: 8 * 1024], ranks))
         if self._host is not None:
             self._packets.fail(self._host, kind, text)
-        self._end(kind, text)
+        self._end(kind, text, ranks)
 
     def _tell_all(self, message):
         for shard in self._shards:
             shard.send(message)
 
-    def _end(self, kind, text=""):
+    def _end(self, kind, text="", ranks=()):
         if not self.is_over:
-            self.close()
-            self._over(kind, text)
+            self.close(kind, text, ranks)
+            self._over(self.record)
 
-    def close(self):
+    def close(self, kind, text="", ranks=()):
         """Also of a process that has ended."""
         self.is_over = True
+        record = self.record
+        record.kind, record.text, record.ranks, record.ended_s = kind, text, ranks, self.process.now()
         if self._host is not None:
             del self.process.world.on_event[self._host]
             self._packets.remove_host(self._host)
@@ -337,7 +347,8 @@ class HostProcess(Process):
     def end(self, *, is_noticed=True):
         super().end(is_noticed=is_noticed)
         if self.session is not None:
-            self.session.close()
+            self.session.record.is_silent = not is_noticed
+            self.session.close("crashed")
             self.session = None
 
 
@@ -345,14 +356,14 @@ class HostMachine(Machine):
     """Its process, and the one after a crash, hold sessions until there are enough of them.
 
     Attributes:
-      ends: of all sessions, (kind, text).
+      records: of all sessions.
       is_done: there will be no more of them.
     """
 
     def __init__(self, cluster, plan: Host, job: Job):
         super().__init__(cluster.world, f"10.1.{plan.number // 250}.{plan.number % 250 + 1}")
         self.plan, self._job, self._cluster = plan, job, cluster
-        self.ends = []
+        self.records: list[SessionRecord] = []
         self.is_done = False
         self._sessions_left, self._tries_left = plan.sessions, plan.tries
         self.process = None
@@ -369,14 +380,14 @@ class HostMachine(Machine):
         self._tries_left -= 1
         self.process.session = Session(self.process, self._on_end)
 
-    def _on_end(self, kind, text):
+    def _on_end(self, record):
         self.process.session = None
-        self.ends.append((kind, text))
-        self._sessions_left -= kind == "Bye"
+        self.records.append(record)
+        self._sessions_left -= record.kind == "Bye"
         if self._sessions_left == 0 or self._tries_left <= 0 or self.plan.does:
             self.finish()
         else:
-            self.process.call_later(self.world.random.uniform(0, 0.3), self._init)
+            self.process.call_later(self.world.random.choice([0.0, 0.3]), self._init)
 
     def finish(self):
         self.is_done = True
@@ -386,7 +397,7 @@ class HostMachine(Machine):
     def crash(self, fault):
         if self.process is None or self.process.session is None or self.is_done:
             return
-        self.ends.append(("crashed", ""))
+        self.records.append(self.process.session.record)
         self._dead, self.process = self.process, None
         self._dead.end(is_noticed=not fault.silent)
         if fault.for_s and self._tries_left > 0:

@@ -10,7 +10,6 @@ import msgspec
 
 LIFE_S = 3.0  # most of what happens does so by then
 RTO_US = 10_000  # the first one
-STALE_US = 5_000_000
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,7 +25,8 @@ class Link(Struct):
     reorder_us: int = 0
     delay_us: int = 20
     flip: float = 0.0
-    stale: float = 0.0  # share that comes once more, up to STALE_US later
+    stale: float = 0.0  # share that comes once more, up to `stale_us` later
+    stale_us: int = 0
 
 
 class Switch(Struct):
@@ -49,7 +49,8 @@ class Site(Struct):
 class Job(Struct):
     """`programs`: sums of each execution, as indices of `sites`, one of which hosts run again and again in turn.
 
-    `ahead`: how many executions a host begins before the first of them is done.
+    `ahead`: how many executions a host begins before the first of them is done. `thinks_s`: how long it computes before
+    the next one, at most.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Job(Struct):
     executions: int
     ahead: int = 1
     spread_us: int = 200
+    thinks_s: float = 0.0
     first_position: int = 0
 
 
@@ -114,6 +116,12 @@ class Plan(Struct):
         alone = all(fault.is_gentle for fault in self.faults) and not any(host.does for host in self.hosts)
         return alone and not self.stuck and not self.refuses
 
+    @property
+    def only_hosts_fail(self) -> bool:
+        """Switches, and all connections, are sound."""
+        crashes = all(fault.kind == "crash" and fault.machine.startswith("host") for fault in self.faults)
+        return crashes and not self.stuck and not self.refuses
+
 
 def encode(plan: Plan) -> str:
     return msgspec.json.encode(plan).decode()
@@ -133,8 +141,13 @@ def from_seed(seed: int) -> Plan:
         job = _job(random, f"job {index}")
         jobs.append(job)
         hosts += _hosts(random, job, switches, len(hosts), is_gentle)
-    machines = [f"switch {one.number}" for one in switches] + [f"host {one.number}" for one in hosts]
-    faults = tuple(_fault(random, machines, is_gentle) for _ in range(random.choice([0, 1, 1, 2, 3, 5])))
+    machines = [f"host {one.number}" for one in hosts]
+    kinds = ["pause", "partition"] if is_gentle else ["crash"]
+    if not is_gentle and random.random() < 0.7:  # else hosts alone fail, of which more is expected
+        machines += [f"switch {one.number}" for one in switches] * 2
+        kinds += ["crash", "pause", "partition", "partition", "device"]
+    runs_s = max(host.starts_s for host in hosts)
+    faults = tuple(_fault(random, machines, kinds, is_gentle, runs_s) for _ in range(random.choice([0, 1, 1, 2, 3])))
     rare = not is_gentle and random.random() < 0.1
     return Plan(
         seed=seed,
@@ -157,13 +170,14 @@ def _link(random: Random) -> Link:
         reorder_us=random.choice([10, 1000, RTO_US, 5 * RTO_US]),
         delay_us=random.choice([5, 20, 200]),
         flip=random.choice([0.0, 0.0, 0.02]),
-        stale=random.choice([0.0, 0.02, 0.1]),
+        stale=random.choice([0.0, 0.02, 0.3]),
+        stale_us=random.choice([50_000, 500_000, 5_000_000]),
     )
 
 
 def _switches(random: Random) -> list[Switch]:
     # Two trees, or one. All have room for three jobs: a job that is refused for want of slots shows little.
-    lanes, slots = random.choice([64, 63, 256, 360]), random.choice([4, 8, 16, 64])
+    lanes, slots = random.choice([64, 63, 256, 360]), random.choice([4, 4, 8, 16, 64])
     whole = random.random() < 0.2
     switches: list[Switch] = []
     for number in range(random.choice([1, 1, 2, 3, 4, 5])):
@@ -173,7 +187,7 @@ def _switches(random: Random) -> list[Switch]:
                 number=number,
                 parent=parent,
                 slots_per_job=slots if whole else random.choice([slots, slots, 2 * slots]),
-                slot_total=random.choice([8, 32]) * slots,
+                slot_total=max(512, 8 * slots) if random.random() < 0.3 else 8 * slots,
                 lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
                 whole_chunks=whole,
                 multicast=random.random() < 0.6,
@@ -192,9 +206,10 @@ def _job(random: Random, name: str) -> Job:
         world_size=random.choice([1, 2, 2, 3, 4, 6]),
         sites=sites,
         programs=programs,
-        executions=random.choice([1, 3, 6]),
+        executions=random.choice([1, 4, 8]),
         ahead=random.choice([1, 1, 3]),
         spread_us=random.choice([1, 200, 3000]),
+        thinks_s=random.choice([0.0, 0.05, 0.5]),
         first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
     )
 
@@ -211,7 +226,7 @@ def _site(random: Random) -> Site:
 
 def _hosts(random: Random, job: Job, switches: list[Switch], first: int, is_gentle: bool) -> list[Host]:
     groups = _groups(random, switches)
-    sessions = random.choice([1, 1, 2])
+    sessions = random.choice([1, 2, 3])
     hosts = []
     for rank in range(job.world_size):
         does = "" if is_gentle or random.random() > 0.06 else random.choice(["fails", "garbage", "leaves", "skips"])
@@ -260,18 +275,17 @@ def _groups(random: Random, switches: list[Switch]) -> list[tuple[int, ...]]:
     return groups
 
 
-def _fault(random: Random, machines: list[str], is_gentle: bool) -> Fault:
-    machine = random.choice(machines)
-    kinds = ["pause", "partition"] if is_gentle else ["crash", "crash", "pause", "partition", "partition", "device"]
-    kind = random.choice(kinds)
+def _fault(random: Random, machines: list[str], kinds: list[str], is_gentle: bool, runs_s: float) -> Fault:
+    """`runs_s`: when jobs begin to run, if nothing goes wrong."""
+    machine, kind = random.choice(machines), random.choice(kinds)
     if kind == "device" and machine.startswith("host"):
         kind = "crash"
     lengths_s = [0.1] if is_gentle else [0.1, 1.0, 10.0]
     return Fault(
         kind=kind,
-        at_s=round(random.uniform(0, random.choice([0.05, 0.5, LIFE_S])), 4),
+        at_s=round(random.choice([0.0, runs_s]) + random.uniform(0, random.choice([0.05, 0.5, LIFE_S])), 4),
         machine=machine,
-        for_s=random.choice([0.1, 0.5, 3.0, 0.0] if kind == "crash" else lengths_s),
-        silent=kind == "crash" and random.random() < 0.4,
+        for_s=random.choice([0.1, 1.0, 5.0, 0.0] if kind == "crash" else lengths_s),
+        silent=kind == "crash" and random.random() < 0.5,
         way=random.choice(["both", "in", "out"]) if kind == "partition" else "both",
     )

@@ -28,7 +28,8 @@ def attempt(plan: Plan) -> tuple[str, dict]:
         wrong = f"{type(error).__name__}: {error}\n{text}".strip()
     packets = cluster.world.packets
     counts = {"packets": packets.packets, "sums": packets.sums_right, "sums that failed": packets.sums_failed}
-    return wrong, {**counts, "lines": cluster.world.lines, **{f"end: {kind}": n for kind, n in cluster.ends().items()}}
+    ends = Counter(f"end: {session.kind}" for session in cluster.sessions())
+    return wrong, {**counts, "lines": cluster.world.lines, **ends}
 
 
 @dataclass

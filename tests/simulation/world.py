@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
 
-from simulation.plan import Link, Plan, STALE_US
+from simulation.plan import Link, Plan
 
 from _simulation import Faults, Packets
 from jax_passing.protocol import control_messages as messages
@@ -25,7 +25,7 @@ def _faults_of(link: Link) -> Faults:
         delay_us=link.delay_us,
         flip=link.flip,
         stale=link.stale,
-        stale_us=STALE_US,
+        stale_us=link.stale_us,
     )
 
 

@@ -34,9 +34,6 @@ add_plant(one_bit_instead_of_the_sequence switch/slot_pool.cc
 add_plant(no_check_of_the_epoch switch/slot_pool.cc
   "if (header.epoch != job.epoch) return drop(Verdict::kForeignEpoch);"
   "")
-add_plant(no_check_of_the_source switch/slot_pool.cc
-  "if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);"
-  "(void)source;")
 add_plant(a_result_before_all_bits_are_set switch/slot_pool.cc
   "if (held.bitmap != all) return drop(Verdict::kAdded);"
   "if (std::popcount(held.bitmap) + 1 < std::popcount(all)) return drop(Verdict::kAdded);")

@@ -1,0 +1,77 @@
+"""What must hold of the sessions of a cluster, whatever has happened; the sums themselves are judged with the packets."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simulation.plan import Plan
+from simulation.switches import LEASE_S
+
+from jax_passing import errors
+from jax_passing.switch.waits import PARENT_GRACE_S
+
+JOIN_DEADLINE_S = 4.0
+DEADLINE_S = 3.0
+NOTICED_S = 0.5  # for messages through a tree, and for those who look now and then
+
+
+@dataclass(kw_only=True)
+class SessionRecord:
+    """
+    Attributes:
+      kind: of error; or "Bye", "crashed", or "left alone" by the others, for whom it has waited long enough.
+      ranks: that the error names.
+      incarnation: whose sums it took part in; None before it was welcomed.
+      left_s: when it had no more sums.
+    """
+
+    host: int
+    rank: int
+    does: str
+    began_s: float
+    kind: str = ""
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    incarnation: int | None = None
+    welcomed_s: float | None = None
+    left_s: float | None = None
+    ended_s: float = 0.0
+    is_silent: bool = False  # it crashed, and nobody was told
+
+    def __str__(self) -> str:
+        return f"host {self.host}, rank {self.rank}, {self.began_s:.3f} to {self.ended_s:.3f} s: {self.kind} {self.text}"
+
+
+def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
+    """What doesn't hold."""
+    for one in sessions:
+        if one.kind not in ("Bye", "crashed", "left alone") and not errors.is_kind(one.kind):
+            yield f"no error of ours: {one}"
+        if one.kind == "ProtocolError":
+            yield f"a defect of ours: {one}"
+        if plan.is_gentle and one.kind != "Bye":
+            yield f"nothing has failed, and yet: {one}"
+    if plan.only_hosts_fail:
+        yield from _faults_beside_hosts(sessions)
+
+
+def _faults_beside_hosts(sessions: list[SessionRecord]) -> Iterator[str]:
+    """Where switches and the network are sound."""
+    # A process that begins anew may come before the news of why its last session ended.
+    suspects = {one.rank for one in sessions if one.kind == "crashed" or one.does}
+    for one in sessions:
+        if not one.does and one.kind in ("SwitchLostError", "SwitchUnreachableError"):
+            yield f"no switch has failed: {one}"
+        if one.kind == "HostLostError" and not suspects.issuperset(one.ranks) and "joined anew" not in one.text:
+            yield f"these ranks have not failed: {one.ranks}: {one}"
+        joined_s = one.ended_s if one.welcomed_s is None else one.welcomed_s
+        if joined_s > one.began_s + JOIN_DEADLINE_S + PARENT_GRACE_S + NOTICED_S:
+            yield f"it waited too long for others: {one}"
+        if one.kind == "crashed" and one.incarnation is not None and one.left_s is None:
+            yield from _told_late(one, sessions)
+
+
+def _told_late(crashed: SessionRecord, sessions: list[SessionRecord]) -> Iterator[str]:
+    until_s = crashed.ended_s + NOTICED_S + (LEASE_S if crashed.is_silent else 0.0)
+    for one in sessions:
+        if one.incarnation == crashed.incarnation and one.ended_s > until_s and not one.does:
+            yield f"it hears too late that rank {crashed.rank} crashed at {crashed.ended_s:.3f} s: {one}"
