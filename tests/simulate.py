@@ -16,7 +16,8 @@ from simulation import plants, runner  # noqa: E402
 from simulation.plan import decode, encode, from_seed  # noqa: E402
 from simulation.shrink import shrink  # noqa: E402
 
-SHRUNK_MAX = 3  # findings
+FOUND_MAX = 20  # of them; no more seeds then
+SHRUNK_MAX = 3
 REPLAYED = 20  # seeds
 
 
@@ -95,7 +96,7 @@ def main() -> int:
         missed = find_plants(args.build, args.plants, args.processes)
         failed |= bool(missed)
     if args.seeds:
-        outcome = runner.run_all(range(args.first, args.first + args.seeds), args.processes)
+        outcome = runner.run_all(range(args.first, args.first + args.seeds), args.processes, stop_after=FOUND_MAX)
         report(outcome, args.processes, not args.no_shrink)
         unlike = [seed for seed in range(args.first, args.first + REPLAYED) if not replays_exactly(seed)]
         if unlike:

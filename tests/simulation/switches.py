@@ -50,7 +50,7 @@ class SimulatedDataPlane:
       incarnation_of: of each of them, and of those that were: hosts of one incarnation add up with each other.
     """
 
-    host, port, worker_limit = "", PORT, WORKERS_MAX
+    host, port, worker_limit, can_tag = "", PORT, WORKERS_MAX, False
 
     def __init__(self, process: "SimulatedSwitch", plan: Switch, refuses: float):
         self._process = process

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from types import SimpleNamespace
 
 import msgspec
 
@@ -81,6 +82,16 @@ class RecordingDataPlane:
 
     def close(self):
         pass
+
+
+class StillOutside:
+    """An outside without connections, in which no time passes (`outside.py`)."""
+
+    def now(self):
+        return 1000.0
+
+    def call_later(self, delay_s, callback):
+        return SimpleNamespace(cancel=lambda: None)
 
 
 class Switch:

@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-from control import RecordingDataPlane, scenario, until
+from control import RecordingDataPlane, StillOutside, scenario, until
 from control_trees import in_tree, job, kill
-from simulated_network import SimulatedWorld
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
@@ -52,7 +51,7 @@ def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
 
 
 def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
-    jobs = JobTable(RecordingDataPlane(), SimulatedWorld(1), lease_s=1)
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
     jobs._number_last = 65534
     assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
     jobs._number_last = 65534
@@ -60,7 +59,7 @@ def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
 
 
 def test_no_pair_of_job_and_epoch_comes_back():
-    jobs = JobTable(RecordingDataPlane(), SimulatedWorld(1), lease_s=1)
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
     jobs._epoch_last[1] = 65533
     assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
     # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.

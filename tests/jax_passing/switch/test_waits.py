@@ -1,7 +1,6 @@
 """What ranks hear that have waited for the others in vain."""
 
-from control import RecordingDataPlane, scenario
-from simulated_network import SimulatedWorld
+from control import RecordingDataPlane, StillOutside, scenario
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import waits
@@ -56,10 +55,10 @@ def _waiting(jobs, ranks, world_size):
 
 
 def test_all_who_wait_equally_long_hear_of_the_same_missing_ranks():
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
     epoch, connections = _waiting(jobs, range(5), 6)
-    end_waits(jobs, epoch, world.now() + 1.0)
+    end_waits(jobs, epoch, outside.now() + 1.0)
     for rank, connection in enumerate(connections):
         (refused,) = connection.heard
         waited = f"within the 1.0 s that rank {rank} waited"
@@ -70,22 +69,22 @@ def test_all_who_wait_equally_long_hear_of_the_same_missing_ranks():
 def test_hosts_facts_are_compared_once_for_all_who_wait(monkeypatch):
     compared = []
     monkeypatch.setattr(waits, "differences", lambda epoch: compared.append(epoch) or "They differ.")
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
     epoch, connections = _waiting(jobs, range(5), 6)
-    end_waits(jobs, epoch, world.now() + 0.5)
+    end_waits(jobs, epoch, outside.now() + 0.5)
     assert not compared
-    end_waits(jobs, epoch, world.now() + 1.0)
+    end_waits(jobs, epoch, outside.now() + 1.0)
     assert compared == [epoch]
     assert all("Besides: They differ." in connection.heard[0].message for connection in connections)
 
 
 def test_what_others_say_never_makes_a_text_too_long_to_be_read():
-    world = SimulatedWorld(1)
-    jobs = JobTable(RecordingDataPlane(), world, lease_s=1)
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
     epoch, (connection,) = _waiting(jobs, [0], 2)
     jobs.refused("a", "x" * messages.TEXT_MAX)
-    end_waits(jobs, epoch, world.now() + 1.0)
+    end_waits(jobs, epoch, outside.now() + 1.0)
     epoch, (other,) = _waiting(jobs, [0], 2)
     jobs.refuse_all(epoch, "x" * (messages.TEXT_MAX + 1))
     for (refused,) in (connection.heard, other.heard):
