@@ -15,7 +15,7 @@ case "${1:-}" in
   --fast) fast=true ;;
   "")
     stages+=(
-      documentation end_to_end randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jaxlib
+      documentation simulation end_to_end randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jaxlib
       python_3_12 python_3_12_with_the_newest_jax quickstart
     )
     ;;
@@ -166,6 +166,9 @@ pytest_in() {
 python_tests() { pytest_in "$oldest" --numprocesses=3 tests/test_*.py tests/jax_passing tests/conformance tests/fuzz; }
 
 p4() { pytest_in "$oldest" tests/p4; }
+
+# Whole clusters from seeds, with what cpp_tests has built, and the planted bugs that they must find.
+simulation() { timeout 600 "$oldest/bin/python" tests/simulate.py --seeds 10000 --plants 150 --processes 2; }
 
 end_to_end() { pytest_in "$oldest" tests/end_to_end; }
 

@@ -4,11 +4,12 @@ import itertools
 import logging
 
 import msgspec
+
 from simulation import judge
 from simulation.hosts import HostMachine
 from simulation.plan import LIFE_S, Plan
 from simulation.switches import LEASE_S, SwitchMachine
-from simulation.world import Violation, World
+from simulation.world import ViolationError, World
 
 logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
 
@@ -96,26 +97,26 @@ class Cluster:
     # Its course.
 
     def run(self) -> None:
-        """Raises Violation, or whatever the product raises that it shouldn't."""
+        """Raises ViolationError, or whatever the product raises that it shouldn't."""
         tries = max((host.sessions + host.tries for host in self.plan.hosts), default=0)
         limit_s = 2 * LIFE_S + tries * SESSION_MAX_S
         if not self.world.run(lambda: self._hosts_left == 0, limit_s):
             waiting = [number for number, host in self.hosts.items() if not host.is_done]
-            raise Violation(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
+            raise ViolationError(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
         for fault in judge.faults(self.plan, self.sessions()):
-            raise Violation(fault)
+            raise ViolationError(fault)
         self._settle()
 
     def _settle(self):
         until_s = self.world.now() + SETTLE_S
         while left := self._leftovers():
             if self.world.now() >= until_s:
-                raise Violation(f"left {SETTLE_S:g} s after the last session: {', '.join(left)}")
+                raise ViolationError(f"left {SETTLE_S:g} s after the last session: {', '.join(left)}")
             self.world.run(lambda: False, self.world.now() + 0.5)
         for machine in self.switches.values():
             counts = machine.process.plane.stats()
             if counts.get("watches_failed"):
-                raise Violation(f"{machine.host}: the watch over a job failed")
+                raise ViolationError(f"{machine.host}: the watch over a job failed")
 
     def _leftovers(self):
         left = []

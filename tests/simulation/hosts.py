@@ -8,18 +8,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import msgspec
-from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
-from simulation.plan import Host, Job
-from simulation.switches import LEASE_S, PORT, SimulatedSocket
-from simulation.world import Deaf, Machine, Process
 
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S, RETRY_S
 from jax_passing.host.shard import ANSWER_S, JOIN_GRACE_S
 from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import control_messages as messages
+from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
+from simulation.plan import Host, Job
+from simulation.switches import LEASE_S, PORT, SimulatedSocket
+from simulation.world import Deaf, Machine, Process
 
 WARN_S = 1.0
-STALL_FIELDS = "site_name execution step waits_for_order shard slot version sequence".split()
+STALL_FIELDS = ["site_name", "execution", "step", "waits_for_order", "shard", "slot", "version", "sequence"]
 
 
 class Shard:

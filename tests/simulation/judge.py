@@ -1,13 +1,12 @@
-"""What must hold of the sessions of a cluster, whatever has happened; the sums themselves are judged with the packets."""
+"""What must hold of the sessions of a cluster, whatever has happened. Sums are judged with the packets (packets.h)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulation.plan import Plan
-from simulation.switches import LEASE_S
-
 from jax_passing import errors
 from jax_passing.switch.waits import PARENT_GRACE_S
+from simulation.plan import Plan
+from simulation.switches import LEASE_S
 
 JOIN_DEADLINE_S = 4.0
 DEADLINE_S = 3.0
@@ -38,7 +37,9 @@ class SessionRecord:
     is_silent: bool = False  # it crashed, and nobody was told
 
     def __str__(self) -> str:
-        return f"host {self.host}, rank {self.rank}, {self.began_s:.3f} to {self.ended_s:.3f} s: {self.kind} {self.text}"
+        return (
+            f"host {self.host}, rank {self.rank}, {self.began_s:.3f} to {self.ended_s:.3f} s: {self.kind} {self.text}"
+        )
 
 
 def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:

@@ -17,14 +17,14 @@ SEED_MAX_S = 60  # of a processor; most take some milliseconds
 
 def attempt(plan: Plan) -> tuple[str, dict]:
     """What is wrong, if anything, and what was counted."""
-    from simulation.cluster import Cluster  # loads _simulation: a planted one, perhaps
+    from simulation.cluster import Cluster, ViolationError  # loads _simulation: a planted one, perhaps
 
     cluster = Cluster(plan)
     wrong = ""
     try:
         cluster.run()
     except Exception as error:
-        text = "".join(traceback.format_exception(error)[-4:]) if type(error).__name__ != "Violation" else ""
+        text = "".join(traceback.format_exception(error)[-4:]) if not isinstance(error, ViolationError) else ""
         wrong = f"{type(error).__name__}: {error}\n{text}".strip()
     packets = cluster.world.packets
     counts = {"packets": packets.packets, "sums": packets.sums_right, "sums that failed": packets.sums_failed}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
+
 from simulation.plan import Link, Plan
 
 
@@ -44,7 +45,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, hosts=_without(plan.hosts, index))
         for name, least in changes.items():
             if getattr(host, name) != least and not (name == "does" and host.does == "intrudes"):
-                yield replace(plan, hosts=(*plan.hosts[:index], replace(host, **{name: least}), *plan.hosts[index + 1 :]))
+                yield replace(
+                    plan, hosts=(*plan.hosts[:index], replace(host, **{name: least}), *plan.hosts[index + 1 :])
+                )
     needed = {number for host in plan.hosts for number in host.switches} | {one.parent for one in plan.switches}
     for index, switch in enumerate(plan.switches):
         if switch.number not in needed:

@@ -2,13 +2,12 @@
 
 from ipaddress import IPv4Address
 
-from simulation.plan import Switch
-from simulation.world import Machine, Process, World
-
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlaneError, SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
+from simulation.plan import Switch
+from simulation.world import Machine, Process
 
 PORT = 7171  # for connections and packets
 LEASE_S = 1.5

@@ -1,4 +1,4 @@
-"""The clock, chance, machines with processes on them, and the connections between these; packets are C++ (_simulation)."""
+"""The clock, chance, machines with processes, and connections between these; packets are C++ (_simulation)."""
 
 import heapq
 import itertools
@@ -6,14 +6,15 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
 
-from simulation.plan import Link, Plan
-
 from _simulation import Faults, Packets
+
 from jax_passing.protocol import control_messages as messages
+from simulation.plan import Link, Plan
 
 LINE_DELAY_S = 0.002  # of a line on a connection, at most
 STUCK_S = 5.0
 EPHEMERAL_PORTS = range(40_000, 60_000)
+CONNECTIONS_FROM = 30_000  # their ports
 
 
 def _faults_of(link: Link) -> Faults:
@@ -29,7 +30,7 @@ def _faults_of(link: Link) -> Faults:
     )
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """Of what must hold whatever happens."""
 
 
@@ -97,7 +98,7 @@ class World:
         if self.is_traced:
             self.note(f"host or socket {who}", kind, what)
         if kind == "violation":
-            raise Violation(f"host {who}: {what[0]}")
+            raise ViolationError(f"host {who}: {what[0]}")
         if who in self.on_event:
             self.on_event[who](kind, *what)
 
@@ -122,7 +123,8 @@ class World:
             if switch is None:
                 conversation.closed(ConnectionRefusedError(f"nobody listens on {address}"))
                 return
-            own, other = Stream(self, caller, (caller.machine.host, 30_000 + self.lines % 999)), Stream(self, switch, address)
+            own = Stream(self, caller, (caller.machine.host, CONNECTIONS_FROM + next(self._numbers) % 10_000))
+            other = Stream(self, switch, address)
             own.other, other.other = other, own
             own.listener, other.listener = conversation, switch.plane.accept()
             other.listener.opened(other)
