@@ -57,11 +57,14 @@ def report(outcome: runner.Outcome, processes: int, shrinks: bool) -> None:
         f"{outcome.seeds} seeds, {counts['packets']} packets and {counts['lines']} control messages in {seconds:.0f} s "
         f"({processes} processes): {outcome.seeds / seconds:.0f} seeds and {counts['packets'] / seconds:.0f} packets/s"
     )
-    for index, (seed, wrong) in enumerate(sorted(outcome.wrong.items())):
-        print(f"FAILED: seed {seed}: {wrong}\n  replay: python tests/simulate.py --seed {seed}")
-        if shrinks and index < SHRUNK_MAX:
-            plan = shrink(from_seed(seed), lambda plan: bool(runner.what_is_wrong(plan)))
-            print(f"  shrunk: {runner.what_is_wrong(plan)}\n  replay: python tests/simulate.py --plan '{encode(plan)}'")
+    for seed in sorted(outcome.wrong)[: SHRUNK_MAX if shrinks else 0]:
+        plan = shrink(from_seed(seed), lambda plan: bool(runner.what_is_wrong(plan)))
+        print(f"seed {seed}, shrunk: {runner.what_is_wrong(plan)}")
+        print(f"  replay: python tests/simulate.py --plan '{encode(plan)}'")
+
+
+def tell(seed: int, wrong: str) -> None:
+    print(f"FAILED: seed {seed}: {wrong}\n  replay: python tests/simulate.py --seed {seed}", flush=True)
 
 
 def find_plants(build: Path, seeds: int, processes: int) -> list[str]:
@@ -96,7 +99,8 @@ def main() -> int:
         missed = find_plants(args.build, args.plants, args.processes)
         failed |= bool(missed)
     if args.seeds:
-        outcome = runner.run_all(range(args.first, args.first + args.seeds), args.processes, stop_after=FOUND_MAX)
+        seeds = range(args.first, args.first + args.seeds)
+        outcome = runner.run_all(seeds, args.processes, on_wrong=tell, stop_after=FOUND_MAX)
         report(outcome, args.processes, not args.no_shrink)
         unlike = [seed for seed in range(args.first, args.first + REPLAYED) if not replays_exactly(seed)]
         if unlike:

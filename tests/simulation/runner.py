@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -43,7 +44,11 @@ class Outcome:
 
 
 def run_all(
-    seeds: Iterable[int], processes: int = 1, prepare: Callable[[], None] = lambda: None, stop_after: int | None = None
+    seeds: Iterable[int],
+    processes: int = 1,
+    prepare: Callable[[], None] = lambda: None,
+    on_wrong: Callable[[int, str], None] = lambda seed, wrong: None,
+    stop_after: int | None = None,
 ) -> Outcome:
     """`prepare` is called first in each process. After `stop_after` findings no more is begun."""
     began = time.monotonic()
@@ -66,14 +71,13 @@ def run_all(
             outcome.counts.update(counts)
             if wrong:
                 outcome.wrong[seed] = wrong
+                on_wrong(seed, wrong)
             workers.append(worker if worker.is_alive else _Worker(prepare))
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
 def _readable(descriptors):
-    import select
-
     return select.select(descriptors, [], [])[0] if descriptors else []
 
 

@@ -208,6 +208,23 @@ def test_a_failure_ends_the_job_at_every_switch(three):
         member.close()
 
 
+def test_a_host_tells_the_other_switches_why_it_hangs_up(three, monkeypatch):
+    """Else their hosts would name that host, which only heard that the job is over. (Seed 495 of the simulator.)"""
+    first, second = members(three)
+    told = []
+    for shard in first._shards:
+        monkeypatch.setattr(shard, "send", lambda message, name=shard.name: told.append((name, message)))
+    middle = second._shards[1]
+    middle.send(messages.Fail("DeadlineExceededError", "60 s", (1,)))
+    until(lambda: first.failure is not None)
+    until(lambda: sum(isinstance(message, messages.Fail) for _, message in told) == 2)
+    fails = {name: message for name, message in told if isinstance(message, messages.Fail)}
+    assert fails.keys() == {shard.name for shard in first._shards} - {middle.name}
+    assert all(message.kind == "DeadlineExceededError" and message.ranks == (1,) for message in fails.values())
+    for member in (first, second):
+        member.close()
+
+
 def test_a_stall_names_the_switch_of_its_slot(three, caplog):
     session, other = init_beside(three, warn_s=0.3, deadline_s=3.0)
     with pytest.raises(DeadlineExceededError) as caught, session:
