@@ -116,7 +116,7 @@ class Shard:
 
     def close(self):
         self._stop_waiting()
-        if self._stream is not None:
+        if self._stream is not None and self._session.process.is_alive:
             self._stream.listener = Deaf()
             self._stream.close()
         if self.socket is not None:

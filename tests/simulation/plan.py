@@ -176,7 +176,7 @@ def _link(random: Random) -> Link:
 
 
 def _switches(random: Random) -> list[Switch]:
-    # Two trees, or one. All have room for three jobs: a job that is refused for want of slots shows little.
+    # Trees, mostly one. All have room for three jobs of two shards: one that is refused for want of slots shows little.
     lanes, slots = random.choice([64, 63, 256, 360]), random.choice([4, 4, 8, 16, 64])
     whole = random.random() < 0.2
     switches: list[Switch] = []
@@ -187,7 +187,7 @@ def _switches(random: Random) -> list[Switch]:
                 number=number,
                 parent=parent,
                 slots_per_job=slots if whole else random.choice([slots, slots, 2 * slots]),
-                slot_total=max(512, 8 * slots) if random.random() < 0.3 else 8 * slots,
+                slot_total=16 * slots,
                 lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
                 whole_chunks=whole,
                 multicast=random.random() < 0.6,

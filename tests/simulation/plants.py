@@ -72,17 +72,6 @@ def _waits_for_ever() -> None:
     watch.end_waits = lambda jobs, epoch, now: None
 
 
-def _starts_without_asking_all() -> None:
-    from jax_passing.switch.jobs import JobTable
-
-    def patched(self, epoch):
-        if epoch.announced is not None and epoch.state.value == "forming":
-            announced, epoch.announced = epoch.announced, None
-            self.starts.prepare(epoch, announced)
-
-    JobTable._prepare_announced = patched
-
-
 IN_PYTHON: dict[str, Callable[[], None]] = {
     "an epoch's number twice": _never_counts_epochs,
     "a rack's leave is lost": _loses_leaves,
@@ -91,7 +80,6 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "a member isn't told of a failure": _tells_all_but_one,
     "leases aren't checked": _has_no_leases,
     "join deadlines aren't checked": _waits_for_ever,
-    "a rack prepares without the ranks that its parent counts on": _starts_without_asking_all,
 }
 
 

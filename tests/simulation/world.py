@@ -201,6 +201,7 @@ class Process:
         self.world = world
         self.machine = machine
         self.timers = set()
+        self.is_alive = True
         self.streams = {}  # in the order in which they were opened
 
     def now(self):
@@ -211,6 +212,7 @@ class Process:
 
     def end(self, *, is_noticed=True):
         """`is_noticed`: whoever spoke to it hears of it at once; else when `reset` is called."""
+        self.is_alive = False
         for timer in list(self.timers):
             timer.cancel()
         for stream in self.streams:
