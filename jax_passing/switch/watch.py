@@ -52,6 +52,7 @@ class Watch:
                 "host."
             )
             self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
+            return
         end_waits(self._jobs, epoch, now)
         if epoch.uplink is not None and epoch.state is State.RUNNING:
             epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))

@@ -28,6 +28,18 @@ async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
 
 
 @scenario()
+async def test_a_device_that_loses_its_state_after_the_join_deadline(switch):
+    """Of ranks that run, nobody waits to join any more. (Seed 4982 of the simulator.)"""
+    hosts, _ = await switch.job(join_deadline_s=0.2)
+    await asyncio.sleep(0.3)
+    switch.data_plane.lost = "its tables are empty"
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Failed)
+        assert await host.receive() is None
+    assert not switch.plane.stats().get("watches_failed")
+
+
+@scenario()
 async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
     def check():
         raise RuntimeError("an answer without a number")
