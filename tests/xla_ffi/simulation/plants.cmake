@@ -53,9 +53,6 @@ add_plant(a_resend_from_the_other_version switch/slot_pool.cc
 add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
   "if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);"
   "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
-add_plant(a_host_takes_results_of_any_epoch host/chunk_packets.cc
-  "expected.flags = header.flags;"
-  "expected.flags = header.flags, expected.epoch = header.epoch;")
 # Of the window's end, so of whoever asks for it.
 add_plant(a_window_one_too_wide host/slot_window.h
   "return low_ + sharding_.window(); }"
