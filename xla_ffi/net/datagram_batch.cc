@@ -21,7 +21,6 @@ namespace passing {
 namespace {
 
 constexpr size_t kMaxSegments = 64;  // UDP_MAX_SEGMENTS of the kernel
-constexpr int kSendWaitMs = 20;      // a 64 KB super-packet leaves a 100 Mbit/s link in 5 ms
 
 // A pending error of an earlier packet (ICMP), not of this call.
 bool ReportsEarlierPacket(int error) {
@@ -75,12 +74,13 @@ void BatchReceiver::Prepare() {
   }
 }
 
-size_t BatchReceiver::Receive(const OnDatagram& on_datagram) {
+size_t BatchReceiver::Receive(const OnDatagram& on_datagram, unsigned messages_max) {
   Prepare();
-  int count = recvmmsg(fd_, messages_.data(), kBatch, MSG_DONTWAIT, nullptr);
+  const unsigned room = std::min(messages_max, kBatch);
+  int count = recvmmsg(fd_, messages_.data(), room, MSG_DONTWAIT, nullptr);
   if (count < 0 && ReportsEarlierPacket(errno)) {
     ++stats_.errors_reported;  // reading it cleared it, so this time we get what has arrived
-    count = recvmmsg(fd_, messages_.data(), kBatch, MSG_DONTWAIT, nullptr);
+    count = recvmmsg(fd_, messages_.data(), room, MSG_DONTWAIT, nullptr);
   }
   size_t datagrams = 0;
   for (int i = 0; i < count; ++i) {
@@ -108,8 +108,9 @@ size_t BatchReceiver::Receive(const OnDatagram& on_datagram) {
 }
 
 void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
-                       std::span<const Address> destinations) {
+                       std::span<const Address> destinations, int wait_ms) {
   if (datagram_bytes.empty()) return;
+  wait_ms_ = wait_ms;
   if (segmentation_) {
     GroupRuns(datagram_bytes, runs_);
     SendRuns(bytes, destinations);
@@ -187,7 +188,7 @@ int BatchSender::SendMessages(unsigned first, unsigned count) {
     if (error == EINTR) continue;
     if (error == EAGAIN || error == ENOBUFS) {
       pollfd writable{.fd = fd_, .events = POLLOUT, .revents = 0};
-      if (waited || poll(&writable, 1, kSendWaitMs) == 0) return drop(count);
+      if (waited || poll(&writable, 1, wait_ms_) == 0) return drop(count);
       waited = true;
     } else if (ReportsEarlierPacket(error) && !cleared_error) {
       ++stats_.errors_reported;  // reading it cleared it

@@ -68,6 +68,20 @@ UdpSocket UdpSocket::BoundTo(const std::string& host, uint16_t port) {
   return UdpSocket(std::move(impl));
 }
 
+UdpSocket UdpSocket::Beside() const {
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  if (getsockname(impl_->fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) ThrowErrno("getsockname");
+  auto impl = std::make_unique<Impl>(OpenSocket(impl_->family));
+  // Not before the first was bound: it was to find the port free.
+  const int on = 1;
+  for (const int fd : {impl_->fd, impl->fd}) {
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ThrowErrno("SO_REUSEPORT");
+  }
+  if (bind(impl->fd, reinterpret_cast<const sockaddr*>(&own), size) != 0) ThrowErrno("bind beside");
+  return UdpSocket(std::move(impl));
+}
+
 UdpSocket UdpSocket::ConnectedTo(const std::string& host, uint16_t port) {
   const Address address = ResolveAddress(host, port);
   auto impl = std::make_unique<Impl>(OpenSocket(Family(address)));
@@ -134,11 +148,13 @@ bool UdpSocket::MulticastFrom(const Address& own) {
   return true;
 }
 
-size_t UdpSocket::Receive(const OnDatagram& on_datagram) { return impl_->receiver.Receive(on_datagram); }
+size_t UdpSocket::Receive(const OnDatagram& on_datagram, unsigned messages_max) {
+  return impl_->receiver.Receive(on_datagram, messages_max);
+}
 
 void UdpSocket::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
-                     std::span<const Address> destinations) {
-  impl_->sender.Send(bytes, datagram_bytes, destinations);
+                     std::span<const Address> destinations, int wait_ms) {
+  impl_->sender.Send(bytes, datagram_bytes, destinations, wait_ms);
 }
 
 }  // namespace passing

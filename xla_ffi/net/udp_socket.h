@@ -18,6 +18,9 @@ class UdpSocket {
   // Nonblocking, with buffers as large as the system allows. All throw std::system_error.
   static UdpSocket BoundTo(const std::string& host, uint16_t port);      // port 0: any
   static UdpSocket ConnectedTo(const std::string& host, uint16_t port);  // from any port
+  // Another socket at the address and port of this bound one. The kernel gives each datagram that arrives to one of
+  // them, and a datagram that leaves looks the same from all. A program of the same user may take part as well.
+  UdpSocket Beside() const;
   // What the peer of this connected socket sends to an IPv4 multicast group, on the interface that leads to the peer.
   // Others may join the group in other processes of this machine. To receive from only.
   UdpSocket JoinGroup(const Address& group) const;
@@ -33,12 +36,13 @@ class UdpSocket {
   Address Native(const Address& address) const;
 
   // Hands over what has arrived, at most one batch of datagrams, each valid during its call. Never waits.
-  // Returns how many there were; 0 if none.
-  size_t Receive(const OnDatagram& on_datagram);
+  // Returns how many there were; 0 if none. `messages_max`: how many super-packets make a batch.
+  size_t Receive(const OnDatagram& on_datagram, unsigned messages_max = BatchReceiver::kBatch);
 
   // Sends datagrams that lie side by side in `bytes` to each destination; without one, to the connected peer.
-  // Waits up to 20 ms while the send buffer is full, then drops the rest, as any network may.
-  void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {});
+  // Waits while the send buffer is full, for so long, then drops the rest, as any network may.
+  void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {},
+            int wait_ms = BatchSender::kWaitMs);
 
   // From which of our IPv4 addresses, and so through which interface, datagrams to multicast groups leave. They reach
   // no further than the next router. False if we have no such address.

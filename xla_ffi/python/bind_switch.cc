@@ -1,5 +1,6 @@
 // The software data plane, for the control plane in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -111,6 +112,7 @@ void BindSwitch(nb::module_& m) {
           },
           "slot"_a, "version"_a)
       .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
+      .def("overflows", &UdpSwitch::Overflows)
       .def("close", &UdpSwitch::Close, release_gil);
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,8 @@ class UdpSwitch {
   bool HearsParentsGroup(uint16_t job) const;
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
   UdpSwitchStats stats() const;
+  // As JobQueues::Overflows.
+  std::map<uint16_t, uint64_t> Overflows() const;
   void Close();
 
  private:

@@ -5,10 +5,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <deque>
 #include <system_error>
+#include <thread>
 
 #include "../tests/xla_ffi/net/loopback_group.h"
 #include "net/clock.h"
@@ -121,6 +123,37 @@ TEST_P(UdpSwitchOn, sumsForAllRanks) {
   EXPECT_EQ(stats.bytes_sent, (5 * kSlotCount + 1) * (wire::kHeaderBytes + 4 * wire::kMaxLanes));
   EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kComplete)], kSlotCount);
   EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kResend)], 1u);
+}
+
+TEST(UdpSwitch, aFloodOfOneJobLeavesAnotherItsSums) {
+  UdpSwitch udp_switch("127.0.0.1", 0, 2 * kSlotCount);
+  std::deque<Rank> loud, quiet;
+  for (uint16_t i = 0; i < 2; ++i) {
+    loud.emplace_back("127.0.0.1", udp_switch.port(), i);
+    quiet.emplace_back("127.0.0.1", udp_switch.port(), i);
+  }
+  udp_switch.AddJob(MakeJob("127.0.0.1", quiet));
+  JobSlots other = MakeJob("127.0.0.1", loud);
+  other.job = 2;
+  other.slot_first = kSlotCount;
+  udp_switch.AddJob(other);
+  std::atomic<bool> stop = false;
+  std::thread flood([&] {
+    while (!stop) {
+      for (int i = 0; i < 1000; ++i) loud[0].Contribute(kSlotCount, 1, 360, 2);
+      loud[0].Flush();
+    }
+  });
+  for (uint32_t round = 0; round < 50; ++round) {
+    for (Rank& rank : quiet) {
+      for (uint32_t i = 0; i < kSlotCount; ++i) rank.Contribute(round * kSlotCount + i, 3);
+      rank.Flush();
+    }
+    for (Rank& rank : quiet) ASSERT_EQ(rank.Expect(kSlotCount, 6), kSlotCount) << round;
+  }
+  stop = true;
+  flood.join();
+  EXPECT_EQ(udp_switch.Overflows().at(1), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, UdpSwitchOn,
