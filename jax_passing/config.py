@@ -18,6 +18,7 @@ PREFIX = "JAX_PASSING_"
 SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # of a switch's variables: hosts on its machine pass over them
 SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a host's, mistyped
     "config",
+    "connections_per_address",
     "data_plane",
     "device",
     "key_file",
@@ -28,6 +29,7 @@ SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a ho
     "multicast",
     "parent",
     "slot_total",
+    "slots_per_address",
     "slots_per_job",
 )
 RANKS_MAX = 1024  # of a job, over all switches of a tree

@@ -43,6 +43,13 @@ def switch(
     lease_s: Annotated[
         float | None, typer.Option(help="A host that is silent for so long is lost.", show_default="30")
     ] = None,
+    slots_per_address: Annotated[
+        int | None,
+        typer.Option(help="The jobs with hosts at one address get so many slots together.", show_default="half of all"),
+    ] = None,
+    connections_per_address: Annotated[
+        int | None, typer.Option(help="One address may have so many connections.", show_default="256")
+    ] = None,
     link_gbit: Annotated[
         float | None,
         typer.Option(help="The switch stands behind one link of this rate.", show_default="a port for each host"),
@@ -92,6 +99,8 @@ def switch(
             "slots_per_job": slots_per_job,
             "lanes_per_chunk": lanes_per_chunk,
             "lease_s": lease_s,
+            "slots_per_address": slots_per_address,
+            "connections_per_address": connections_per_address,
             "link_gbit": link_gbit,
             "multicast": multicast,
             "data_plane": data_plane,

@@ -11,10 +11,11 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.errors import AuthenticationError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, JoinError, SwitchUnreachableError
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import secure_channel
+from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
 
 log = logging.getLogger("jax_passing")
@@ -173,6 +174,7 @@ def connect(
     Raises:
       SwitchUnreachableError: nobody answered, or not a switch of ours.
       AuthenticationError: only one of the two has a key, or they have different ones.
+      JoinError: a switch of another version, whose greeting says too little.
     """
     until = time.monotonic() + deadline_s
     text = address_text(*address)
@@ -181,6 +183,9 @@ def connect(
         left_s = until - time.monotonic()
         try:
             return _connect_once(address, max(0.01, min(CONNECT_TIMEOUT_S, left_s)), key, job)
+        except messages.ForeignVersionError as error:
+            versions = error.version, "this host", messages.PROTOCOL_VERSION
+            raise JoinError(protocol_difference(text, *versions, "this host")) from error
         except msgspec.DecodeError as error:
             raise SwitchUnreachableError(
                 f"Something answers at {text}, but it is no jax_passing switch ({error}). Check the address, and that "

@@ -53,9 +53,23 @@ class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unkno
     pass
 
 
-class Hello(Message, frozen=True):
+class ForeignVersionError(msgspec.DecodeError):
+    """A first message that can't be understood, of another version."""
+
+    def __init__(self, version: int):
+        super().__init__(f"it speaks protocol version {version}, we speak {PROTOCOL_VERSION}")
+        self.version = version
+
+
+class _Versioned(Struct, frozen=True):
+    """What may be read of a first message of any version."""
+
+    protocol_version: Version
+
+
+class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """Switch, first: who it is, and where packets go. `secured`: whoever joins must have a key and say Secure; then
-    Hello comes again, and what it says now is the switch's own word."""
+    Hello comes again, and what it says now is the switch's own word. Another version's may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
@@ -101,15 +115,21 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     alike: Facts = {}
 
 
-class RackJoin(Message, frozen=True):
-    """A rack's switch, first. `name`: its address, for people. `data_host`: the IP address that its packets come from;
-    empty: that of this connection. `instance` is as a host's, not the one of its Hello, which anybody may read."""
+class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_fields=False):
+    """What a rack's switch of any version says first, as ForeignJoin. `name`: its address, for people. `instance` is as
+    a host's, not the one of its Hello, which anybody may read."""
 
     protocol_version: Version
     job: Name
     instance: Name
     name: Name
     udp_port: Port
+
+
+class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
+    """A rack's switch, first. `data_host`: the IP address that its packets come from; empty: that of this
+    connection."""
+
     data_host: Annotated[str, Meta(max_length=160)] = ""
 
 
@@ -275,8 +295,9 @@ class Gathered(Message, frozen=True):
     step: Annotated[int, Meta(ge=0)] | None = None
 
 
-class Refused(Message, frozen=True):
-    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: only of this one."""
+class Refused(Message, frozen=True, forbid_unknown_fields=False):
+    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: only of this one. Another
+    version's may say more."""
 
     kind: Name
     message: Text
@@ -416,7 +437,8 @@ FromParent = FromSwitch | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_member = msgspec.json.Decoder(FromMember)
-_foreign_join = msgspec.json.Decoder(ForeignJoin)
+_foreign_first = msgspec.json.Decoder(ForeignJoin | ForeignRackJoin)
+_versioned = msgspec.json.Decoder(_Versioned)
 _from_switch = msgspec.json.Decoder(FromSwitch)
 _from_parent = msgspec.json.Decoder(FromParent)
 
@@ -441,22 +463,42 @@ def decode_from_member(line: bytes) -> FromMember:
 
 
 def decode_first(line: bytes) -> FromMember:
-    """The same for the first message, which may be the Join of another version's host."""
+    """The same for the first message, which may be of another version. Raises ForeignVersionError if it is, and isn't
+    understood."""
     try:
         return decode_from_member(line)
     except msgspec.ValidationError:
         with suppress(msgspec.DecodeError):
-            join = decode(_foreign_join, line)
+            join = decode(_foreign_first, line)
             if join.protocol_version != PROTOCOL_VERSION:
-                return Join(**msgspec.structs.asdict(join))
+                ours = Join if isinstance(join, ForeignJoin) else RackJoin
+                return ours(**msgspec.structs.asdict(join))
+        _raise_if_foreign(line)
         raise
 
 
 def decode_from_switch(line: bytes) -> FromSwitch:
-    """What a host hears. Raises msgspec.DecodeError."""
-    return decode(_from_switch, line)
+    """What a host hears. Raises msgspec.DecodeError; ForeignVersionError if it is another version's greeting."""
+    try:
+        return decode(_from_switch, line)
+    except msgspec.ValidationError:
+        _raise_if_foreign(line)
+        raise
 
 
 def decode_from_parent(line: bytes) -> FromParent:
-    """What a rack's switch hears. Raises msgspec.DecodeError."""
-    return decode(_from_parent, line)
+    """What a rack's switch hears. Raises as decode_from_switch."""
+    try:
+        return decode(_from_parent, line)
+    except msgspec.ValidationError:
+        _raise_if_foreign(line)
+        raise
+
+
+def _raise_if_foreign(line: bytes) -> None:
+    try:
+        version = decode(_versioned, line).protocol_version
+    except msgspec.DecodeError:
+        return
+    if version != PROTOCOL_VERSION:
+        raise ForeignVersionError(version)

@@ -19,6 +19,7 @@ from jax_passing.switch.meetings import Meetings, Seat
 from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
+from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, ConnectionQuota
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
 
@@ -36,11 +37,15 @@ class ControlPlane:
         *,
         lease_s: float,
         slots_per_job: int,
+        slots_per_address: int | None = None,
+        connections_per_address: int = CONNECTIONS_PER_ADDRESS,
+        connections_max: int = CONNECTIONS_MAX,
         link_gbit: float | None = None,
         parent: tuple[str, int] | None = None,
         switch_key: bytes | None = None,
     ):
-        """`switch_key`: whoever joins must have the key of the job, which is derived from it."""
+        """`slots_per_address`: without it half of all slots, so that no machine takes them all. `switch_key`: whoever joins
+        must have the key of the job, which is derived from it."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
@@ -51,7 +56,12 @@ class ControlPlane:
         self._link_gbit = link_gbit
         self._questions = Questions(data_plane, outside)
         uplink_for = None if parent is None else self._uplink_for
-        self._jobs = JobTable(data_plane, outside, lease_s=lease_s, uplink_for=uplink_for)
+        if slots_per_address is None:
+            slots_per_address = max(data_plane.slot_total // 2, slots_per_job)
+        self._jobs = JobTable(
+            data_plane, outside, lease_s=lease_s, slots_per_address=slots_per_address, uplink_for=uplink_for
+        )
+        self._quota = ConnectionQuota(connections_max, connections_per_address)
         self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
         self._meetings = Meetings(self._jobs, outside, parent, self.key_of)
         self._watch = Watch(data_plane, self._jobs, outside, lease_s)
@@ -59,7 +69,7 @@ class ControlPlane:
 
     def accept(self) -> MemberConversation:
         """With whoever connects."""
-        return MemberConversation(self, self._jobs, self._dispatcher, self._outside, self._counts)
+        return MemberConversation(self, self._jobs, self._dispatcher, self._quota, self._outside, self._counts)
 
     def hello(self) -> messages.Hello:
         return messages.Hello(
@@ -109,7 +119,7 @@ class ControlPlane:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start."""
-        return dict(self._counts + self._jobs.counts + self._watch.counts)
+        return dict(self._counts + self._jobs.counts + self._quota.counts + self._watch.counts)
 
     def _abilities(self) -> Abilities:
         data_plane = self._data_plane

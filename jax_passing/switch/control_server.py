@@ -1,12 +1,14 @@
 """The control plane in an event loop, with real streams and timers (see `outside.py`). One thread, no locks."""
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -16,15 +18,20 @@ from jax_passing.protocol import secure_channel
 from jax_passing.protocol.link_rate import link_gbit
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane
-from jax_passing.switch.outside import Conversation, Timer
+from jax_passing.switch.outside import Conversation, Timer, UnreadError
+from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
 
 log = logging.getLogger("jax_passing.switch")
 
-CONNECTIONS_MAX = 4096
 FAREWELL_S = 1.0
 HANDSHAKE_S = 5.0
 FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
-UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX  # to a peer that doesn't read: they pile up in our memory
+# To a peer that doesn't read: they pile up in our memory. All together: of the longest messages three for each of the
+# 63 others of a job, though the network were to stand still; then whoever has most of it unread is given up.
+UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
+UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
 
 
 def _plain(host: str) -> str:
@@ -35,10 +42,17 @@ def _plain(host: str) -> str:
 
 
 class Stream:
-    """A Connection of the control plane's."""
+    """A Connection of the control plane's.
 
-    def __init__(self, writer: asyncio.StreamWriter):
+    Attributes:
+      problem: why we gave it up, for the conversation.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, on_stalled: Callable[[], None]):
+        """`on_stalled`: called when much of what was sent is unread."""
         self.writer = writer
+        self._on_stalled = on_stalled
+        self.problem: UnreadError | None = None
         # No name: gone before we looked.
         peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
         own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
@@ -54,7 +68,19 @@ class Stream:
         if self.writer.is_closing():
             return True
         self.writer.write(messages.encode(message))
-        return self.writer.transport.get_write_buffer_size() <= UNSENT_BYTES_MAX
+        if self.unsent_bytes > UNSENT_BYTES_MAX:
+            self.give_up_unread()
+        elif self.unsent_bytes > STALLED_BYTES:
+            self._on_stalled()
+        return self.problem is None
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.writer.transport.get_write_buffer_size()
+
+    def give_up_unread(self) -> None:
+        self.problem = UnreadError()
+        self.give_up()
 
     def secure(self, key: bytes) -> None:
         self._key = key
@@ -80,16 +106,28 @@ class Stream:
             asyncio.get_running_loop().call_later(FLUSH_S, self.give_up)
 
 
-async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
-    """None at the end. Raises msgspec.DecodeError."""
-    try:
-        return await reader.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        if not error.partial:
-            return None
-        problem = "the connection ended inside a line"
-    except asyncio.LimitOverrunError:
-        problem = "a line is too long"
+async def _read_line(reader: asyncio.StreamReader, conversation: Conversation) -> bytes | None:
+    """None at the end. Raises msgspec.DecodeError.
+
+    The reader has room for the lines that strangers may send. A longer one is taken from it in pieces.
+    """
+    pieces = bytearray()
+    while True:
+        try:
+            line = await reader.readuntil(b"\n")
+            return bytes(pieces + line) if pieces else line
+        except asyncio.IncompleteReadError as error:
+            if not error.partial and not pieces:
+                return None
+            problem = "the connection ended inside a line"
+            break
+        except asyncio.LimitOverrunError as error:
+            room_bytes = conversation.line_bytes_max - len(pieces)
+            piece_bytes = error.consumed
+        if piece_bytes > room_bytes:
+            problem = "a line is too long"
+            break
+        pieces += await reader.readexactly(piece_bytes)
     raise msgspec.DecodeError(problem)  # without the other error as its context, which holds what was read
 
 
@@ -101,7 +139,7 @@ async def _converse(
     error: Exception | None = None
     try:
         conversation.opened(stream)
-        while not stream.writer.is_closing() and (line := await _read_line(reader)) is not None:
+        while not stream.writer.is_closing() and (line := await _read_line(reader, conversation)) is not None:
             conversation.heard(line)
             if await stream.secure_as_asked(server_side):
                 conversation.secured()
@@ -110,7 +148,7 @@ async def _converse(
         error = caught.with_traceback(None)
     finally:
         stream.close()
-        conversation.closed(error)
+        conversation.closed(stream.problem or error)
     try:
         await stream.writer.wait_closed()
     except OSError as caught:
@@ -129,6 +167,9 @@ class ControlServer:
         *,
         lease_s: float,
         slots_per_job: int,
+        slots_per_address: int | None = None,
+        connections_per_address: int = CONNECTIONS_PER_ADDRESS,
+        connections_max: int = CONNECTIONS_MAX,
         link_gbit: float | None = None,
         parent: tuple[str, int] | None = None,
         switch_key: bytes | None = None,
@@ -137,13 +178,16 @@ class ControlServer:
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._streams: set[Stream] = set()
-        self._refused_count = 0
+        self._accepts_failed = 0
         self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
         self.plane = ControlPlane(
             data_plane,
             self,
             lease_s=lease_s,
             slots_per_job=slots_per_job,
+            slots_per_address=slots_per_address,
+            connections_per_address=connections_per_address,
+            connections_max=connections_max,
             link_gbit=link_gbit,
             parent=parent,
             switch_key=switch_key,
@@ -151,7 +195,8 @@ class ControlServer:
 
     async def listen(self, listener: socket.socket) -> None:
         """From now on hosts may come."""
-        self._server = await asyncio.start_server(self._accept, sock=listener, limit=messages.RELAY_LINE_BYTES_MAX)
+        self._loop.set_exception_handler(self._on_loop_error)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=messages.LINE_BYTES_MAX)
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""
@@ -172,15 +217,11 @@ class ControlServer:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start."""
-        refused = {"connections_refused": self._refused_count} if self._refused_count else {}
-        return {**self.plane.stats(), **refused}
+        failed = {"accepts_failed": self._accepts_failed} if self._accepts_failed else {}
+        return {**self.plane.stats(), **failed}
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._streams) < CONNECTIONS_MAX:
-            await self._hold(reader, writer, self.plane.accept(), server_side=True)
-        else:
-            self._refused_count += 1
-            writer.close()
+        await self._hold(reader, writer, self.plane.accept(), server_side=True)
 
     async def _hold(
         self,
@@ -190,12 +231,24 @@ class ControlServer:
         *,
         server_side: bool,
     ) -> None:
-        stream = Stream(writer)
+        stream = Stream(writer, self._on_stalled)
         self._streams.add(stream)
         try:
             await _converse(stream, reader, conversation, server_side)
         finally:
             self._streams.discard(stream)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context:
+            self._accepts_failed += 1
+            log.error("no connection can be accepted: %s", error)  # it is tried again after a second
+        else:
+            loop.default_exception_handler(context)
+
+    def _on_stalled(self) -> None:
+        if sum(stream.unsent_bytes for stream in self._streams) > UNSENT_TOTAL_BYTES_MAX:
+            max(self._streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
 
     # What the control plane needs of the world (`outside.Outside`).
 
@@ -214,7 +267,7 @@ class ControlServer:
         call.add_done_callback(self._calls.discard)
 
     async def _call(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
-        opening = asyncio.open_connection(*address, limit=messages.RELAY_LINE_BYTES_MAX)
+        opening = asyncio.open_connection(*address, limit=messages.LINE_BYTES_MAX)
         try:
             reader, writer = await asyncio.wait_for(opening, timeout_s)
         except (OSError, ValueError) as error:

@@ -147,6 +147,12 @@ class DataPlane(Protocol):
         Whatever it raises counts as such a reason.
         """
 
+    def overflows(self) -> Mapping[int, int]:
+        """How many packets of each job were lost since it was added, because they came faster than they were handled.
+
+        Under 0: of no job, since the start. Empty if nobody can tell.
+        """
+
     def stats(self) -> Mapping[str, int]:
         """Counters for the log."""
 

@@ -42,6 +42,7 @@ class EpochStart:
         self,
         data_plane: DataPlane,
         lease_s: float,
+        slots_per_address: int | None,
         counts: Counter[str],
         refuse: Callable[..., None],
         outside: Outside,
@@ -52,7 +53,7 @@ class EpochStart:
         self._lease_s = lease_s
         self._counts = counts
         self._refuse = refuse
-        self._partition = SlotPartition(data_plane.slot_total)
+        self._partition = SlotPartition(data_plane.slot_total, slots_per_address)
 
     # Preparing.
 
@@ -62,12 +63,21 @@ class EpochStart:
             self.step_back(epoch)
         epoch.on(Event.ALL_HERE)
         epoch.attempt += 1
+        epoch.preparing_since = self._outside.now()
         try:
             epoch.plan = plan = above or plan_for(epoch, epoch.attempt)
         except RefusalError as error:
             self._refuse(epoch, str(error))
             return
-        epoch.slot_first = self._partition.allocate(plan.slot_count)
+        addresses = {member.connection.host for member in epoch.members}
+        if (owner := self._partition.who_has_enough(plan.slot_count, addresses)) is not None:
+            self._refuse(
+                epoch,
+                f"Jobs with hosts or racks at {owner} hold as many slots of the switch at {epoch.own_name} as one "
+                "address may (slots_per_address). Wait for one to end, or let the switch's operator allow more.",
+            )
+            return
+        epoch.slot_first = self._partition.allocate(plan.slot_count, addresses)
         if epoch.slot_first is None:
             self._refuse(
                 epoch,

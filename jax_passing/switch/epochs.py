@@ -108,6 +108,10 @@ class Member:
         """Its lowest, which gives it its place among the workers."""
         return min(self.ranks)
 
+    @property
+    def has_started(self) -> bool:
+        return self.epoch is not None and self.epoch.state in (State.RUNNING, State.OVER)
+
     def remaining(self) -> list[int]:
         """Its ranks that haven't left."""
         assert self.epoch is not None
@@ -141,6 +145,7 @@ class Epoch:
     members: list[Member] = field(default_factory=list)
     uplink: ParentConnection | None = None  # to the parent, if the switch has one
     attempt: int = 0  # how often it was PREPARING
+    preparing_since: float = 0.0  # the last time
     announced: messages.Prepare | None = None  # by the parent, while it counts on other ranks than those that are here
     plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
     slot_first: int | None = None  # while slots are reserved

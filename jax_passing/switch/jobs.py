@@ -30,6 +30,7 @@ class JobTable:
         outside: Outside,
         *,
         lease_s: float,
+        slots_per_address: int | None = None,
         uplink_for: Callable[[Epoch], ParentConnection] | None = None,
     ):
         """`uplink_for`: of a switch with a parent."""
@@ -43,7 +44,7 @@ class JobTable:
         # and a slot that nobody clears, are known as an earlier epoch's.
         self._epoch_last: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
-        self.starts = EpochStart(data_plane, lease_s, self.counts, self.refuse_all, outside)
+        self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
         """Those that form or run."""
@@ -168,6 +169,8 @@ class JobTable:
         if epoch.state is State.OVER:
             return
         message = message[: messages.TEXT_MAX]
+        log.warning("refused %s: %s", epoch, message)
+        self.counts["joins_refused"] += len(epoch.joined())
         for member in epoch.members:
             member.connection.send(messages.Refused(kind, message))
             member.connection.close()

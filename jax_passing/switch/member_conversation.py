@@ -10,6 +10,7 @@ import msgspec
 from jax_passing import job_names
 from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
 from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.dispatch import Dispatcher
@@ -17,7 +18,8 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.meetings import Seat
-from jax_passing.switch.outside import Connection, Outside, Timer
+from jax_passing.switch.outside import Connection, Outside, Timer, UnreadError
+from jax_passing.switch.quotas import ConnectionQuota
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -44,11 +46,18 @@ class Greeter(Protocol):
 
 class MemberConversation:
     def __init__(
-        self, greeter: Greeter, jobs: JobTable, dispatcher: Dispatcher, outside: Outside, counts: Counter[str]
+        self,
+        greeter: Greeter,
+        jobs: JobTable,
+        dispatcher: Dispatcher,
+        quota: ConnectionQuota,
+        outside: Outside,
+        counts: Counter[str],
     ):
         self._greeter = greeter
         self._jobs = jobs
         self._dispatcher = dispatcher
+        self._quota = quota
         self._outside = outside
         self._counts = counts
         self._connection: Connection | None = None
@@ -57,12 +66,33 @@ class MemberConversation:
         self._secured_job: str | None = None  # whose key the other knows, or is about to prove
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
+        self._has_entered = False
         self._is_over = False
+
+    @property
+    def line_bytes_max(self) -> int:
+        """A long line is room that others can't have: only what rank 0 tells a running job may need it."""
+        member = self._member
+        relays = member is not None and 0 in member.ranks and member.has_started
+        return messages.RELAY_LINE_BYTES_MAX if relays else messages.LINE_BYTES_MAX
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
         connection.send(self._greeter.hello())
+        if problem := self._quota.enter(self, connection.host):
+            self._turn_away(problem)
+            return
+        self._has_entered = True
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
+
+    def make_room(self, why: str) -> None:
+        self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
+
+    def _turn_away(self, why: str) -> None:
+        assert self._connection is not None
+        log.warning("refused the connection of %s: %s", self._connection.name, why)
+        self._connection.send(messages.Refused(JoinError.__name__, why))
+        self._end("was refused")
 
     def heard(self, line: bytes) -> None:
         member = self._member
@@ -95,8 +125,13 @@ class MemberConversation:
             )
         elif error is not None:
             log.info("connection of %s: %s", self._connection.name, error)
-        deaf = self._member is not None and self._member.gave_up
-        self._end("asks and doesn't read the answers" if deaf else "closed its connection")
+        if self._member is not None and self._member.gave_up:
+            reason = "asks and doesn't read the answers"
+        elif isinstance(error, UnreadError):
+            reason = "stopped reading what the switch tells it"
+        else:
+            reason = "closed its connection"
+        self._end(reason)
 
     def secured(self) -> None:
         assert self._connection is not None
@@ -125,7 +160,12 @@ class MemberConversation:
         assert self._timer is not None
         if len(line) > messages.LINE_BYTES_MAX:
             raise msgspec.DecodeError("the first line is too long")
-        join = messages.decode_first(line)
+        try:
+            join = messages.decode_first(line)
+        except messages.ForeignVersionError as error:
+            versions = messages.PROTOCOL_VERSION, "what joins there", error.version
+            self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
+            return
         if isinstance(join, messages.Secure):
             self._on_secure(join.job)
             return
@@ -144,6 +184,7 @@ class MemberConversation:
             self._end("was refused")
             return
         self._job = join.job
+        self._quota.joined(self, self._connection.host)
         self._timer.cancel()
         if self._member.rack:
             self._expect_ranks()
@@ -184,6 +225,8 @@ class MemberConversation:
     def _end(self, reason: str) -> None:
         assert self._connection is not None
         self._is_over = True
+        if self._has_entered:
+            self._quota.leave(self, self._connection.host)
         if self._timer is not None:
             self._timer.cancel()
         if self._seat is not None:

@@ -10,6 +10,13 @@ from typing import Protocol
 from jax_passing.protocol import control_messages as messages
 
 
+class UnreadError(OSError):
+    """The other doesn't read what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped reading")
+
+
 class Connection(Protocol):
     """Our end of a stream to a host or to another switch."""
 
@@ -34,7 +41,7 @@ class Connection(Protocol):
         """Rate of our network card; None if it isn't known."""
 
     def send(self, message: messages.Message) -> bool:
-        """Never waits. False if the other has stopped reading."""
+        """Never waits. False if the other has stopped reading: then the connection is given up."""
 
     def secure(self, key: bytes) -> None:
         """From the next line that is heard on, what goes either way is encrypted, and both have proved that they know
@@ -50,6 +57,10 @@ class Connection(Protocol):
 class Conversation(Protocol):
     """Our part in what is said over one connection."""
 
+    @property
+    def line_bytes_max(self) -> int:
+        """How long a line may be by now; a longer one ends the connection."""
+
     def opened(self, connection: Connection) -> None:
         """Called first, unless the other couldn't be reached."""
 
@@ -63,7 +74,8 @@ class Conversation(Protocol):
         """Called once and last, whoever closed the connection.
 
         `error` is None if it ended well, a msgspec.DecodeError if what came was no line, an OSError (a TimeoutError
-        among them) if the connection broke or was never there, and a ValueError if there can't be such an address.
+        among them) if the connection broke or was never there, UnreadError if too much of what we sent was unread,
+        and a ValueError if there can't be such an address.
         """
 
 

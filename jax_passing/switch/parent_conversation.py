@@ -69,6 +69,8 @@ class ParentConversation:
         self._is_multicast = False  # how results of a running epoch come
         self._inquiries: set[Inquiry] = set()
 
+    line_bytes_max = messages.RELAY_LINE_BYTES_MAX
+
     # Its course.
 
     def opened(self, connection: Connection) -> None:
@@ -88,6 +90,8 @@ class ParentConversation:
                 self._on_message(message)
             else:
                 self._on_greeting(message)
+        except messages.ForeignVersionError as error:
+            self._refuse_version(error.version)
         except (OSError, ValueError, msgspec.DecodeError) as error:
             self._lose(str(error))
 
@@ -138,11 +142,8 @@ class ParentConversation:
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("what answers there is no jax_passing switch")
         assert self._connection is not None
-        epoch, name = self._epoch, self._uplink.name
         if hello.protocol_version != messages.PROTOCOL_VERSION:
-            own = f"the switch at {epoch.own_name}"
-            versions = hello.protocol_version, own, messages.PROTOCOL_VERSION
-            self._listener.refuse_all(epoch, protocol_difference(name, *versions, "that switch"))
+            self._refuse_version(hello.protocol_version)
             return
         if (self._key is not None) != hello.secured:
             one, other = (name, f"the one at {epoch.own_name}")[:: 1 if hello.secured else -1]
@@ -157,22 +158,35 @@ class ParentConversation:
         self.socket = self._data_plane.socket_to(*self.data_address)
         self.link_gbit = self._connection.link_gbit
         own_plane = self._data_plane
-        self._connection.send(
-            messages.RackJoin(
-                protocol_version=messages.PROTOCOL_VERSION,
-                job=epoch.job.name,
-                instance=self._secret,
-                name=epoch.own_name,
-                udp_port=own_plane.port if self.socket is None else self.socket.port,
-                data_host=own_plane.host if self.socket is None else "",
-            )
-        )
+        if self.socket is None:
+            self._say_who_joins(own_plane.port, own_plane.host)
+        else:
+            self._say_who_joins(self.socket.port, "")
         self.is_joined = True
         self._patience_s = None  # until all ranks are here, it may have nothing to say
         self._expect_more()
-        for member in epoch.members:
+        for member in self._epoch.members:
             for rank in member.ranks:
                 self._uplink.tell_of(member, rank)
+
+    def _refuse_version(self, version: int) -> None:
+        self._say_who_joins(self._data_plane.port, "")  # so that its log has it, too
+        own = f"the switch at {self._epoch.own_name}"
+        text = protocol_difference(self._uplink.name, version, own, messages.PROTOCOL_VERSION, "that switch")
+        self._listener.refuse_all(self._epoch, text)
+
+    def _say_who_joins(self, udp_port: int, data_host: str) -> None:
+        assert self._connection is not None
+        self._connection.send(
+            messages.RackJoin(
+                protocol_version=messages.PROTOCOL_VERSION,
+                job=self._epoch.job.name,
+                instance=self._secret,
+                name=self._epoch.own_name,
+                udp_port=udp_port,
+                data_host=data_host,
+            )
+        )
 
     def _on_message(self, message: messages.FromParent) -> None:
         epoch, listener, is_running = self._epoch, self._listener, self._epoch.state is State.RUNNING

@@ -5,6 +5,7 @@ import errno
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,11 +21,14 @@ from jax_passing.switch.data_planes.pipeline import PipelineError
 from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from jax_passing.switch.data_planes.tofino import TofinoDataPlane
+from jax_passing.switch.descriptors import connections_that_fit
+from jax_passing.switch.log_limit import LogLimit
 from jax_passing.switch.settings import SwitchSettings
 
 log = logging.getLogger("jax_passing.switch")
 
 BACKLOG = 256
+LOG_PERIOD_S = 1.0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -89,6 +93,7 @@ async def serve(
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
     switch_key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.SWITCH)
+    connections_max = connections_that_fit(has_parent=settings.parent is not None)
     with _listen(*settings.listen) as listener:
         host, port = listener.getsockname()[:2]
         data_plane = _make_data_plane(host, port, settings)
@@ -97,6 +102,9 @@ async def serve(
                 data_plane,
                 lease_s=settings.lease_s,
                 slots_per_job=settings.slots_per_job,
+                slots_per_address=settings.slots_per_address,
+                connections_per_address=settings.connections_per_address,
+                connections_max=connections_max,
                 link_gbit=settings.link_gbit,
                 parent=settings.parent,
                 switch_key=switch_key,
@@ -113,13 +121,24 @@ async def serve(
 def run(settings: SwitchSettings) -> None:
     """Serves until SIGTERM or SIGINT. Prints where it listens first, and counters last."""
 
+    limit = LogLimit()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(limit)
+
     async def until_signal() -> dict[str, int]:
-        stop = asyncio.Event()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.set)
+
+        def tell_of_left_out() -> None:
+            limit.tell(time.time())
+            loop.call_later(LOG_PERIOD_S, tell_of_left_out)
+
+        tell_of_left_out()
         return await serve(settings, stop, lambda address: print(f"listening on {address}", flush=True))
 
     counters = asyncio.run(until_signal())
+    limit.tell_all()
     print(
         "shut down: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"),
         flush=True,

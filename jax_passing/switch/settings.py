@@ -12,6 +12,7 @@ from jax_passing.config import SWITCH_PREFIX, Address, Gbit, Peer
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
 from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
+from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
 from jax_passing.switch.slot_partition import is_power_of_two
 
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
@@ -31,9 +32,10 @@ def _power_of_two(value: Any) -> int:
 
 @dataclass(frozen=True)
 class SwitchSettings:
-    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `link_gbit`: rate of
-    the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that way
-    where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the network devices
+    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `slots_per_address`: of
+    all jobs with a member at one address; None: half of the switch's. `connections_per_address`: at once. `link_gbit`:
+    rate of the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that
+    way where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the network devices
     behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
     `parent`: the switch one level up, where the sums of this one are added to others'; None at the root.
     `key_file`: whoever joins must have its job's key, which is derived from the key in this file; the same in all
@@ -44,6 +46,8 @@ class SwitchSettings:
     slots_per_job: Annotated[int, parsed(_power_of_two, "a power of two")] = 1024
     lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
     lease_s: Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")] = 30.0
+    slots_per_address: Annotated[int, integer(1, 1 << 16)] | None = None
+    connections_per_address: Annotated[int, integer(1, CONNECTIONS_MAX)] = CONNECTIONS_PER_ADDRESS
     link_gbit: Gbit | None = None
     multicast: Annotated[bool, Meta(description="true or false")] = True
     data_plane: Annotated[str, one_of(DATA_PLANES)] = "software"
@@ -68,6 +72,11 @@ def resolve(
             for key, value in (("slots_per_job", settings.slots_per_job), ("slot_total", settings.slot_total))
         )
         raise ConfigError(f"{per_job} is above {total}.")
+    if settings.slots_per_address is not None and settings.slots_per_address < settings.slots_per_job:
+        raise ConfigError(
+            f"slots_per_address ({settings.slots_per_address}, {sources['slots_per_address']}) is below slots_per_job "
+            f"({settings.slots_per_job}, {sources.get('slots_per_job', 'default')}): no job could start."
+        )
     return settings
 
 

@@ -9,6 +9,9 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
 
+# A group is probed for 4.2 s at most, at all levels of a tree at the same time. Whoever takes longer is stuck, and the
+# others' slots with it.
+PREPARE_S = 30.0
 PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
 
 
@@ -18,19 +21,21 @@ def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
         return
     uplink = epoch.uplink
     grace_s = PARENT_GRACE_S if uplink is not None and uplink.is_connected else 0.0
+    stuck = epoch.state is State.PREPARING and uplink is None and now >= epoch.preparing_since + PREPARE_S
     late = [
-        member.ranks[rank]
+        (member.ranks[rank], until)
         for member in epoch.members
         for rank, until in member.join_until.items()
-        if now >= until + grace_s
+        if now >= until + grace_s or (stuck and not member.prepared)
     ]
     # Asked once, before the first of them is sent away: to the next one that one isn't absent.
     if not late or (why := _why_not_started(epoch)) is None:
         return
     unreachable = uplink is not None and not uplink.is_connected
     kind = (SwitchUnreachableError if unreachable else JoinError).__name__
-    for join in late:
-        text = why(f"within the {join.join_deadline_s:.1f} s that rank {join.rank} waited")
+    for join, until in late:
+        waited = f"the {join.join_deadline_s:.1f} s that rank {join.rank} waited"
+        text = why(f"within {waited if now >= until else f'{PREPARE_S:g} s'}")
         jobs.refuse(epoch, messages.Refused(kind, text[: messages.TEXT_MAX], join.rank))
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 
 from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
@@ -15,6 +16,7 @@ from jax_passing.switch.waits import end_waits
 log = logging.getLogger("jax_passing.switch")
 
 PERIOD_MAX_S = 0.1
+OVERFLOWS_S = 5.0  # how often it looks at who sends too much
 
 
 class Watch:
@@ -26,6 +28,8 @@ class Watch:
         self._outside = outside
         self._lease_s = lease_s
         self._check_raised = ""
+        self._overflows: Mapping[int, int] = {}  # by the job's number, the last time
+        self._overflows_next = 0.0
         self.counts: Counter[str] = Counter()
         self._timer: Timer = self._look_later()
 
@@ -39,6 +43,9 @@ class Watch:
         """The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other."""
         self._timer = self._look_later()
         lost, now = self._check_data_plane(), self._outside.now()
+        if now >= self._overflows_next:
+            self._overflows_next = now + OVERFLOWS_S
+            self._tell_overflows()
         for epoch in self._jobs.epochs():
             try:
                 self._look_at(epoch, now, lost)
@@ -59,6 +66,27 @@ class Watch:
         for member in list(epoch.members):
             if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
                 self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
+
+    def _tell_overflows(self) -> None:
+        """Whose packets come faster than they are handled. A job that isn't heard by a new one of its number."""
+        try:
+            before, self._overflows = self._overflows, self._data_plane.overflows()
+        except Exception:  # whatever the device's driver raises
+            log.exception("the data plane can't tell whose packets it has lost")
+            return
+        names = {epoch.job.number: str(epoch) for epoch in self._jobs.epochs()}
+        for number, count in self._overflows.items():
+            lost = count - before.get(number, 0)
+            if lost > 0:
+                self.counts["overflows_noticed"] += 1
+                who = names.get(number, f"job number {number}") if number else "who is in no job, or in one that ended,"
+                log.warning(
+                    "%s sends more than this switch can take: %d packets were dropped in the last %g s. Others' "
+                    "packets have a queue of their own.",
+                    who,
+                    lost,
+                    OVERFLOWS_S,
+                )
 
     def _end_faulty(self, epoch: Epoch, error: Exception) -> None:
         """Ends an epoch that can't be watched. All of its hosts hear why, and those of no other."""

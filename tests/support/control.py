@@ -38,6 +38,7 @@ class RecordingDataPlane:
         self.offered = None  # the group
         self.probes = []
         self.stopped = []
+        self.overflowed = {}
 
     def group(self, job, own_address):
         assert own_address == "127.0.0.1"
@@ -77,6 +78,9 @@ class RecordingDataPlane:
         lost, self.lost = self.lost, ""
         return lost
 
+    def overflows(self):
+        return dict(self.overflowed)
+
     def stats(self):
         return {"added": 7}
 
@@ -99,7 +103,8 @@ class Switch:
 
     def __init__(self, listen=("127.0.0.1", 0), **changes):
         self.data_plane = RecordingDataPlane()
-        self.server = ControlServer(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        settings = {"lease_s": 30.0, "slots_per_job": 256, "slots_per_address": 1 << 16, **changes}
+        self.server = ControlServer(self.data_plane, **settings)
         self.plane = self.server.plane
         self.instance = self.plane.instance
         self._listen = listen

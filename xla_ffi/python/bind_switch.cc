@@ -31,6 +31,7 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   dict["bytes_received"] = stats.bytes_received;
   dict["packets_sent"] = stats.packets_sent;
   dict["bytes_sent"] = stats.bytes_sent;
+  dict["packets_overflowed"] = stats.packets_overflowed;
   dict["results_multicast"] = stats.results_multicast;
   AddSocketStats(dict, stats.socket);
   for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];

@@ -39,8 +39,9 @@ class JobQueues {
   size_t size() const { return sockets_.size(); }
   bool is_shared() const { return jobs_.size() > 1; }  // by several jobs
 
-  // Packets of each job that were lost since it took its queue, because they came faster than they were handled; under
-  // number 0, of no job since the start.
+  // Packets that a queue has lost since the start, because they came faster than they were handled.
+  uint32_t Drops(size_t queue) const;
+  // The same of each job since it took its queue; under number 0, of no job.
   std::map<uint16_t, uint64_t> Overflows() const;
 
  private:
@@ -52,7 +53,6 @@ class JobQueues {
 
   std::optional<size_t> OpenAnother();
   void Steer();
-  uint32_t Drops(size_t queue) const;
 
   const OnOpened on_opened_;
   std::vector<UdpSocket> sockets_;  // in the order in which the kernel counts them

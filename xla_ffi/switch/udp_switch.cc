@@ -135,7 +135,10 @@ class UdpSwitch::Impl {
   UdpSwitchStats stats() const {
     std::lock_guard lock(mutex_);
     UdpSwitchStats stats = stats_;
-    for (size_t queue = 0; queue < queues_.size(); ++queue) stats.socket += queues_.socket(queue).stats();
+    for (size_t queue = 0; queue < queues_.size(); ++queue) {
+      stats.socket += queues_.socket(queue).stats();
+      stats.packets_overflowed += queues_.Drops(queue);
+    }
     for (const auto& [job, route] : routes_) {
       if (route.uplink) stats.socket += route.uplink->socket.stats();
     }

@@ -21,7 +21,8 @@ struct UdpSwitchStats {
   uint64_t bytes_received = 0;
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
-  uint64_t results_multicast = 0;  // results sent once for all workers
+  uint64_t packets_overflowed = 0;  // lost because they came faster than they were handled
+  uint64_t results_multicast = 0;   // results sent once for all workers
   UdpSocketStats socket;
 };
 

@@ -197,6 +197,9 @@ class EbpfDataPlane:
                 log.warning("packets are taken from the network device %s again", name)
         return ", and ".join(lost)
 
+    def overflows(self) -> Mapping[int, int]:
+        return {}
+
     def stats(self) -> Mapping[str, int]:
         assert self._program is not None
         copies = self._program.processors

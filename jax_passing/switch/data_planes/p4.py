@@ -250,6 +250,9 @@ class P4DataPlane:
             log.warning("the device at %s is served again after this: %s", self._device.runtime, problem)
         return problem if lost else ""
 
+    def overflows(self) -> Mapping[int, int]:
+        return {}
+
     def stats(self) -> Mapping[str, int]:
         """By verdict; the last known if the device doesn't answer, or counts another control plane's packets."""
         try:

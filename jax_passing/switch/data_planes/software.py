@@ -62,6 +62,9 @@ class SoftwareDataPlane:
     def check(self) -> str:
         return ""
 
+    def overflows(self) -> Mapping[int, int]:
+        return self._native.overflows()
+
     def stats(self) -> Mapping[str, int]:
         return self._native.stats()
 

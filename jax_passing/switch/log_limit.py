@@ -1,0 +1,67 @@
+"""Bounds what the log says: whoever can make the switch write lines, strangers among them, doesn't fill a disk."""
+
+import logging
+from dataclasses import dataclass
+
+LINES = 20  # at once: enough for the ranks of a job that go together
+LINES_PER_S = 1.0  # from then on: 20 MB a day of the longest lines that are usual, of each kind
+
+
+@dataclass
+class _Kind:
+    tokens: float
+    then: float  # when it had so many
+    left_out: int = 0
+    last: logging.LogRecord | None = None  # of those
+
+
+class LogLimit(logging.Filter):
+    """Of a handler. Lines are of one kind if one statement writes them. Of each kind some pass at once, then one a
+    second, which says how many were left out before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[str, int], _Kind] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = record.created
+        kind = self._kinds.setdefault((record.pathname, record.lineno), _Kind(LINES, now))
+        if record is kind.last:  # we have told it ourselves
+            kind.last = None
+            return True
+        kind.tokens = min(LINES, kind.tokens + LINES_PER_S * max(0.0, now - kind.then))
+        kind.then = now
+        if kind.tokens < 1:
+            kind.left_out += 1
+            kind.last = record
+            return False
+        kind.tokens -= 1
+        if kind.left_out:
+            _add(record, kind.left_out)
+            kind.left_out, kind.last = 0, None
+        return True
+
+    def tell(self, now: float) -> None:
+        """Of each kind the last line that was left out, if it may come by now (seconds since 1970). Call this now and
+        then, so that those are told of which nothing follows."""
+        for kind in self._kinds.values():
+            if kind.last is not None and kind.tokens + LINES_PER_S * (now - kind.then) >= 1:
+                self._tell(kind)
+
+    def tell_all(self) -> None:
+        """At the end."""
+        for kind in self._kinds.values():
+            if kind.last is not None:
+                self._tell(kind)
+
+    def _tell(self, kind: _Kind) -> None:
+        assert kind.last is not None
+        if kind.left_out > 1:
+            _add(kind.last, kind.left_out - 1)
+        kind.tokens, kind.left_out = 0, 0
+        logging.getLogger(kind.last.name).handle(kind.last)
+
+
+def _add(record: logging.LogRecord, left_out: int) -> None:
+    lines = "line" if left_out == 1 else "lines"
+    record.msg, record.args = f"{record.getMessage()} ({left_out} {lines} like this were left out.)", ()

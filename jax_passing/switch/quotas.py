@@ -1,0 +1,79 @@
+"""How many connections one address may have, so that nobody takes them all.
+
+An address stands for a machine. Who can send from many addresses has as many shares: only keys tell such a stranger
+from a host.
+"""
+
+from collections import Counter
+from typing import Protocol
+
+CONNECTIONS_MAX = 4096  # of all addresses, if there are descriptors for them
+# A machine with 64 ranks, whose devices have jobs of their own (strategy flat), twice.
+CONNECTIONS_PER_ADDRESS = 256
+# 1,024 ranks that are started at once through one switch. Hosts join within milliseconds, or 5 s where a job is spread
+# over several switches and one of these is late.
+UNJOINED_MAX = 1024
+
+
+class Guest(Protocol):
+    """A connection that hasn't joined yet."""
+
+    def make_room(self, why: str) -> None:
+        """Hears why, and leaves."""
+
+
+class ConnectionQuota:
+    """Counts connections from when they are opened until they are closed.
+
+    Those that haven't joined make room for new ones: of the same address, if that has as many as it may, otherwise of
+    the address that has most of them. So a host that has just connected is the last to go.
+    """
+
+    def __init__(self, connections_max: int, per_address: int):
+        self._connections_max = connections_max
+        self._per_address = per_address
+        self._unjoined: dict[str, dict[Guest, None]] = {}  # by address, the oldest first
+        self._count: Counter[str] = Counter()  # of all, by address
+        self.counts: Counter[str] = Counter()
+
+    def enter(self, guest: Guest, address: str) -> str:
+        """Why there is no room; else empty, and somebody may have made some."""
+        oldest, why = self._who_goes(address)
+        if why and oldest is None:
+            self.counts["connections_refused"] += 1
+            return why
+        if oldest is not None:
+            self.counts["connections_displaced"] += 1
+            oldest.make_room(why)
+        self._count[address] += 1
+        self._unjoined.setdefault(address, {})[guest] = None
+        return ""
+
+    def _who_goes(self, address: str) -> tuple[Guest | None, str]:
+        """For one more of this address, and why. Without a guest that could, nobody goes."""
+        if self._count[address] >= self._per_address:
+            ours = self._unjoined.get(address, {})
+            return next(iter(ours), None), (
+                f"{address} has {self._count[address]} connections to this switch, as many as one address may "
+                "(connections_per_address)."
+            )
+        is_full = self._count.total() >= self._connections_max
+        if is_full or sum(map(len, self._unjoined.values())) >= UNJOINED_MAX:
+            most = max(self._unjoined.values(), key=len, default={})
+            what = f"{self._connections_max} connections" if is_full else f"{UNJOINED_MAX} that haven't joined a job"
+            return next(iter(most), None), f"This switch has {what}, as many as it may."
+        return None, ""
+
+    def joined(self, guest: Guest, address: str) -> None:
+        """It is none of those any more that make room."""
+        ours = self._unjoined.get(address, {})
+        ours.pop(guest, None)
+        if not ours:
+            self._unjoined.pop(address, None)
+
+    def leave(self, guest: Guest, address: str) -> None:
+        """One that has entered."""
+        self.joined(guest, address)
+        self._count[address] -= 1
+        if not self._count[address]:
+            del self._count[address]
