@@ -115,18 +115,19 @@ class StarNetwork:
         serving.stdout.readline()
         return address
 
-    def shape(self, gbit: float) -> None:
-        """Gives every link another rate in each direction, above 0."""
-        self.gbit = gbit
+    def shape(self, gbit: float, host: int | None = None) -> None:
+        """Gives every link, or one host's, another rate in each direction, above 0."""
+        if host is None:
+            self.gbit = gbit
         rate = f"tbf rate {round(gbit * 1e9)}bit burst {BURST} limit {LIMIT}"
-        for namespace, device in self.devices():
+        for namespace, device in self.devices(host):
             run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *rate.split())
 
-    def devices(self) -> list[tuple[str, str]]:
-        """Namespace and device of both ends of every link."""
+    def devices(self, host: int | None = None) -> list[tuple[str, str]]:
+        """Namespace and device of both ends of every link, or of one host's."""
         return [
             end
-            for h in range(self.hosts)
+            for h in (range(self.hosts) if host is None else [host])
             for end in ((self.namespace(h), "eth0"), (self.namespace(SWITCH), f"port{h}"))
         ]
 

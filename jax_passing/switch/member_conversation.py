@@ -163,6 +163,7 @@ class MemberConversation:
         try:
             join = messages.decode_first(line)
         except messages.ForeignVersionError as error:
+            self._counts["joins_refused"] += 1
             versions = messages.PROTOCOL_VERSION, "what joins there", error.version
             self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
             return

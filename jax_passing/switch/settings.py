@@ -32,14 +32,14 @@ def _power_of_two(value: Any) -> int:
 
 @dataclass(frozen=True)
 class SwitchSettings:
-    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `slots_per_address`: of
-    all jobs with a member at one address; None: half of the switch's. `connections_per_address`: at once. `link_gbit`:
-    rate of the one link that this switch stands behind; None: it has a port for each host. `multicast`: results go that
-    way where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the network devices
-    behind which the hosts are, comma-separated, else the file that describes the device (docs/data_planes.md).
-    `parent`: the switch one level up, where the sums of this one are added to others'; None at the root.
-    `key_file`: whoever joins must have its job's key, which is derived from the key in this file; the same in all
-    switches of a tree. None: anybody may join."""
+    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `slots_per_address`:
+    in all for the jobs that have a member there; None: half of the switch's. `connections_per_address`: at once.
+    `link_gbit`: rate of the one link that this switch stands behind; None: it has a port for each host. `multicast`:
+    results go that way where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the
+    network devices behind which the hosts are, comma-separated, else the file that describes the device
+    (docs/data_planes.md). `parent`: the switch one level up, where the sums of this one are added to others'; None at
+    the root. `key_file`: whoever joins must have its job's key, which is derived from the key in this file; the same in
+    all switches of a tree. None: anybody may join."""
 
     listen: Address = ("0.0.0.0", PORT)
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire

@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import msgspec
 import pytest
 
 from jax_passing.errors import JoinError, SwitchUnreachableError
@@ -74,3 +75,41 @@ def test_messages_that_are_here_already_move_no_deadline():
         with pytest.raises(TimeoutError):
             connection.receive(until)
         connection.close()
+
+
+HELLO = {"type": "hello", "protocol_version": 99, "data_host": "", "data_port": 7171, "instance": "s"}
+
+
+@pytest.mark.parametrize("more", [{"instance": 7}, {"data_port": {"first": 7171}, "color": "red"}], ids=str)
+def test_a_switch_of_a_newer_version_is_named_whatever_it_says(more):
+    greeting = msgspec.json.encode(HELLO | more) + b"\n"
+    with speaking(greeting, b"") as address, pytest.raises(JoinError, match="version 99, this host version .*Upgrade"):
+        control_connection.connect(address, 5)
+
+
+def test_a_switch_of_a_newer_version_may_say_more_and_is_understood_as_far_as_that_goes():
+    """It refuses the join by name, or doesn't, in words of its own."""
+    refused = {"type": "refused", "kind": "JoinError", "message": "Upgrade jax_passing on that host.", "color": "red"}
+    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 5.0)
+    greeting = msgspec.json.encode(HELLO | {"color": "red"}) + b"\n"
+    for answer, text in ((refused, "Upgrade jax_passing on that host"), ({"type": "thanks"}, "version 99, rank 0 of")):
+        with speaking(greeting, msgspec.json.encode(answer) + b"\n") as address:
+            joining = shard.Shard(address, time.monotonic() + 5)
+            with pytest.raises(JoinError, match=text):
+                joining.join(join)
+            joining.close()
+
+
+def test_a_switch_that_has_refused_already_is_heard_though_nothing_can_be_sent(monkeypatch):
+    def raises(message):
+        raise BrokenPipeError
+
+    greeting = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
+    refused = messages.encode(messages.Refused("JoinError", "too many connections"))
+    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 5.0)
+    with speaking(greeting + refused, b"") as address:
+        joining = shard.Shard(address, time.monotonic() + 5)
+        monkeypatch.setattr(joining.control, "send", raises)
+        with pytest.raises(JoinError, match="too many connections"):
+            joining.join(join)
+        joining.close()

@@ -267,6 +267,18 @@ async def test_a_rack_of_another_protocol_version(tree, root, left, right):
     assert "the switch at far:1 version 1. Upgrade jax_passing on that switch" in await rack.refusal()
 
 
+@pytest.mark.parametrize("more", [{"color": "red"}, {"data_host": 7}, {"udp_port": "many"}], ids=str)
+def test_a_rack_of_a_newer_version_is_named_whatever_else_it_says(more):
+    @in_tree(racks=0)
+    async def run(tree, root):
+        rack = await root.connect()
+        join = {"type": "rackjoin", "protocol_version": 9, "job": "a", "instance": "r", "name": "far:1", "udp_port": 7}
+        rack.send(msgspec.json.encode(join | more) + b"\n")
+        assert " version 9. Upgrade jax_passing on the switch" in await rack.refusal()
+
+    run()
+
+
 @in_tree(racks=1)
 async def test_a_job_named_like_a_shard_is_refused(tree, root, rack):
     for switch in (root, rack):

@@ -1,6 +1,7 @@
 """The control plane in its event loop: those who don't read, those who say much, the end."""
 
 import asyncio
+import errno
 import gc
 import socket
 import struct
@@ -101,6 +102,46 @@ async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
             break
     assert (relayed.kind, relayed.ranks) == ("HostLostError", (1,))
     assert "stopped reading" in relayed.message
+
+
+def test_what_all_have_unread_is_bounded(monkeypatch):
+    """Whoever has most goes, though it has less than one alone may have."""
+    monkeypatch.setattr(control_server, "UNSENT_TOTAL_BYTES_MAX", 3 * messages.RELAY_BYTES_MAX)
+
+    @scenario()
+    async def run(switch):
+        quiet, _ = await switch.job(job="quiet")
+        hosts, _ = await switch.job(3)
+        for _ in range(64):
+            hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+            await hosts[0].writer.drain()
+            relayed = await hosts[2].receive()
+            if isinstance(relayed, messages.Failed):
+                break
+        assert (relayed.kind, relayed.ranks) == ("HostLostError", (1,))
+        assert "stopped reading" in relayed.message
+        assert sum(stream.unsent_bytes for stream in switch.server._streams) <= 3 * messages.RELAY_BYTES_MAX
+        quiet[0].send(messages.Heartbeat())
+        assert await quiet[0].receive() == messages.Heartbeat()
+
+    run()
+
+
+def test_running_out_of_descriptors_is_a_line_and_a_count(caplog):
+    @scenario()
+    async def run(switch):
+        loop = asyncio.get_running_loop()
+        error = OSError(errno.EMFILE, "Too many open files")
+        loop.call_exception_handler(
+            {"message": "socket.accept() out of system resource", "exception": error, "socket": 1}
+        )
+        (record,) = [record for record in caplog.records if "accepted" in record.message]
+        assert record.getMessage() == "no connection can be accepted: [Errno 24] Too many open files"
+        assert record.exc_info is None
+        assert switch.server.stats()["accepts_failed"] == 1
+
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    run()
 
 
 def test_shutting_down_doesnt_wait_for_who_doesnt_read():

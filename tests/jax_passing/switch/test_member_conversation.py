@@ -21,6 +21,28 @@ async def test_a_join_of_our_version_with_unknown_fields_is_malformed(switch):
     assert switch.plane.stats()["messages_malformed"] == 1
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"color": "red"}, {"udp_port": None}, {"switches": ["x"] * 100}, {"world_size": {"number": 1}}],
+    ids=["more", "less", "too many", "otherwise"],
+)
+def test_a_first_message_of_another_version_is_named_whatever_else_it_says(caplog, more):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @scenario()
+    async def run(switch):
+        version = messages.PROTOCOL_VERSION + 1
+        host = await switch.connect()
+        host.send(join_of_version(version, switch, 0, **{"world_size": 1, **more}))
+        refusal = await host.refusal()
+        assert f"speaks protocol version {messages.PROTOCOL_VERSION}, " in refusal
+        assert f" version {version}. Upgrade jax_passing on the switch" in refusal
+        assert refusal in caplog.text
+        assert switch.plane.stats()["joins_refused"] == 1
+
+    run()
+
+
 BAD_LINES = [
     b"\n",
     b"GET / HTTP/1.1\r\n",

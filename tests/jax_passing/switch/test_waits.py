@@ -1,6 +1,7 @@
 """What ranks hear that have waited for the others in vain."""
 
 from control import RecordingDataPlane, StillOutside, scenario
+from control_trees import in_tree, rack_says
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import waits
@@ -26,6 +27,27 @@ async def test_missing_ranks_are_named_at_the_join_deadline(switch):
         assert "didn't join" in message
         assert "anks 1, 3" in message or "anks 0, 1, 3" in message
     assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+
+
+def test_a_rack_that_never_prepares_is_refused_by_name_and_holds_no_slots(monkeypatch):
+    monkeypatch.setattr(waits, "PREPARE_S", 0.3)
+
+    @in_tree(racks=0)
+    async def run(tree, root):
+        host = await root.join(0, 2)
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), rack_says(1))
+        assert isinstance(messages.decode_from_parent(await rack.reader.readline()), messages.Prepare)
+        assert root.plane._jobs.starts._partition._ranges
+        refused = await rack.receive()
+        assert (refused.kind, refused.rank) == ("JoinError", 1)
+        assert "No answer from the switch at far:1 (rank 1)" in refused.message
+        assert "didn't start within 0.3 s" in refused.message
+        assert not root.plane._jobs.starts._partition._ranges
+        await root.has(0)  # it waits for another one
+        host.writer.close()
+
+    run()
 
 
 class _Listening:

@@ -58,6 +58,38 @@ async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
     assert isinstance(await switch.hosts[-1].receive(), messages.Failed)
 
 
+def test_who_sends_too_much_is_named(caplog, monkeypatch):
+    monkeypatch.setattr(watch, "OVERFLOWS_S", 0.05)
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @scenario()
+    async def run(switch):
+        _, loud = await switch.job(job="loud")
+        _, quiet = await switch.job(job="quiet")
+        switch.data_plane.overflowed = {0: 0, loud.job_id: 100, quiet.job_id: 0}
+        await until(lambda: caplog.records)
+        switch.data_plane.overflowed = {0: 7, loud.job_id: 103, quiet.job_id: 0}
+        await until(lambda: len(caplog.records) == 3)
+        said = sorted(record.getMessage() for record in caplog.records)
+        assert said[0].startswith("job 'loud', epoch 1 sends more than this switch can take: 100 packets were dropped")
+        assert "take: 3 packets" in said[1]
+        assert said[2].startswith("who is in no job")
+        assert switch.plane.stats()["overflows_noticed"] == 3
+
+    run()
+
+
+@scenario()
+async def test_a_data_plane_that_cant_tell_who_sends_too_much_does_no_harm(switch):
+    def overflows():
+        raise RuntimeError("no answer")
+
+    switch.data_plane.overflows = overflows
+    await asyncio.sleep(0.15)
+    await switch.job()
+    assert switch.is_watched
+
+
 @scenario(lease_s=1.5)  # this process stands for all hosts, and may be stopped for a while
 async def test_a_silent_host_is_lost_when_its_lease_ends(switch):
     hosts, _ = await switch.job()
