@@ -75,9 +75,11 @@ class Neighbour:
         return 1 / statistics.mean([took for when, took in self.sums if when - took >= since_s and when <= until_s])
 
 
-def resident_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
+    """Of resident memory since the last call."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def child_of(pid: int) -> int:
@@ -131,10 +133,11 @@ def main() -> None:
         neighbour.await_sums(5)
         shares: dict[str, list[float]] = {kind: [] for kind in arguments.kinds}
         memory: dict[str, float] = dict.fromkeys(arguments.kinds, 0.0)
-        idle_mib = resident_mib(pid)
+        idle_mib = peak_mib(pid)
 
         def turn(kind: str | None) -> float:
             offender = None
+            peak_mib(pid)
             if kind is not None:
                 script = [sys.executable, str(Path(__file__).with_name("tenants_offending.py")), kind, address]
                 where = SWITCH if KINDS[kind].from_many_addresses else OFFENDER
@@ -146,7 +149,7 @@ def main() -> None:
             time.sleep(arguments.seconds)
             until_s = time.monotonic()
             if offender is not None and kind is not None:
-                memory[kind] = max(memory[kind], resident_mib(pid))
+                memory[kind] = max(memory[kind], peak_mib(pid))
                 assert offender.poll() is None, f"{kind} ended"
                 os.killpg(offender.pid, 9)
                 offender.wait()

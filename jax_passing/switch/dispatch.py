@@ -81,7 +81,7 @@ class Dispatcher:
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
             case messages.Query(slot, version) if epoch.state is State.RUNNING:
-                if slot is None:
+                if slot is None or epoch.slot_first is None:
                     member.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
                 else:
                     if not epoch.has_slot(slot):

@@ -181,7 +181,7 @@ class EpochStart:
 
     def group_lost(self, epoch: Epoch, member: Member) -> None:
         """For all members: one that asks again for each result slows all of them down."""
-        if epoch.group is None:
+        if epoch.group is None or epoch.slot_first is None:
             return
         log.warning(
             "%s: %s no longer hears the multicast group: each member is sent its own results from now on. Do the "

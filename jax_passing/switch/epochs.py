@@ -148,10 +148,11 @@ class Epoch:
     preparing_since: float = 0.0  # the last time
     announced: messages.Prepare | None = None  # by the parent, while it counts on other ranks than those that are here
     plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
-    slot_first: int | None = None  # while slots are reserved
+    slot_first: int | None = None  # while slots are reserved: from PREPARING on, until nobody can need them any more
     probe: GroupProbe | None = None  # while members are asked
     group: Group | None = None  # where results go; None: to each member
     left: set[int] = field(default_factory=set)  # of all ranks of the job
+    left_since: float = 0.0  # when the first of them did
     refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
 
     def on(self, event: Event) -> None:
@@ -175,7 +176,7 @@ class Epoch:
         return sorted(self.members, key=lambda member: member.rank)
 
     def has_slot(self, slot: int) -> bool:
-        """While RUNNING."""
+        """While RUNNING, and slots are reserved."""
         assert self.slot_first is not None
         assert self.plan is not None
         return self.slot_first <= slot < self.slot_first + self.plan.slot_count

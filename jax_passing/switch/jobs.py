@@ -18,6 +18,9 @@ from jax_passing.switch.outside import Outside
 log = logging.getLogger("jax_passing.switch")
 
 JOBS_MAX = 4096  # remembered ones, for their numbers
+# Of racks' switches there. What a rank says takes up to 20 KB, so these take 160 MB. 16 jobs of 512 ranks in a rack's
+# subtree.
+RANKS_PER_ADDRESS = 8192
 ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
 
 
@@ -115,6 +118,14 @@ class JobTable:
         check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
         return epoch
 
+    def _check_room(self, rack: Member) -> None:
+        """A rack's switch has many ranks for each connection, and each of them takes memory."""
+        host = rack.connection.host
+        members = [member for epoch in self.epochs() for member in epoch.members]
+        count = sum(len(member.ranks) for member in members if member.connection.host == host)
+        if count >= RANKS_PER_ADDRESS:
+            raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.")
+
     def _shards(self, name: str) -> list[Epoch]:
         """Of the job that this one is or has a shard of, all that are here."""
         whole = name.partition(job_names.SHARD_MARK)[0]
@@ -123,6 +134,8 @@ class JobTable:
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
         """Raises RefusalError. At the root the last rank to join starts the epoch."""
+        if member.rack:
+            self._check_room(member)
         job = self._job(name)
         epoch = self._epoch_to_join(job, join, member)
         if job.epoch is not epoch:
@@ -186,14 +199,25 @@ class JobTable:
         epoch.on(event)
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
-        if was is State.RUNNING:
-            try:
-                self._data_plane.remove_job(epoch.job.number)
-            except Exception as error:  # whatever the device's driver raises; other jobs go on
-                log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
+        if was is State.RUNNING and epoch.slot_first is not None:
+            self._remove_from_data_plane(epoch)
         self.starts.release(epoch)
         if epoch.uplink is not None:
             epoch.uplink.close()
+
+    def _remove_from_data_plane(self, epoch: Epoch) -> None:
+        try:
+            self._data_plane.remove_job(epoch.job.number)
+        except Exception as error:  # whatever the device's driver raises; other jobs go on
+            log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
+
+    def free_slots(self, epoch: Epoch) -> None:
+        """Of a running epoch in which there can be no more sums, as a rank has left. It ends when all have."""
+        stay = names(sorted(set(range(epoch.world_size)) - epoch.left))
+        log.warning("%s: %s left, %s stay: its slots are free again", epoch, names(sorted(epoch.left)), stay)
+        self.counts["slots_freed_early"] += 1
+        self._remove_from_data_plane(epoch)
+        self.starts.release(epoch)
 
     def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
         """Ends the epoch and tells all members, and the parent, but not the one that said so."""
@@ -254,6 +278,8 @@ class JobTable:
 
     def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
         """A barrier: the epoch ends well when all ranks of the job have left."""
+        if not epoch.left:
+            epoch.left_since = self._outside.now()
         epoch.left.update(ranks)
         log.info("%s: %s left", epoch, names(sorted(ranks)))
         left = messages.Left(tuple(ranks))

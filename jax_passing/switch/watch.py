@@ -16,6 +16,9 @@ from jax_passing.switch.waits import end_waits
 log = logging.getLogger("jax_passing.switch")
 
 PERIOD_MAX_S = 0.1
+# There is no sum without a rank that has left. Whoever lacks a result of the last one asks for it all the time, unless
+# it is stopped, and lost after one lease.
+LEAVE_LEASES = 10
 OVERFLOWS_S = 5.0  # how often it looks at who sends too much
 
 
@@ -63,6 +66,9 @@ class Watch:
         end_waits(self._jobs, epoch, now)
         if epoch.uplink is not None and epoch.state is State.RUNNING:
             epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
+        is_left = epoch.state is State.RUNNING and epoch.slot_first is not None and epoch.left
+        if is_left and now - epoch.left_since > LEAVE_LEASES * self._lease_s:
+            self._jobs.free_slots(epoch)
         for member in list(epoch.members):
             if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
                 self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")

@@ -67,6 +67,7 @@ class UdpSwitch::Impl {
       : readable_(Opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         stop_(Opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
         queues_(host, port, [this](const UdpSocket& socket, size_t queue) { Watch(socket.fd(), kOwnSocket | queue); }),
+        port_(queues_.socket(JobQueues::kOther).port()),
         pool_(slot_count) {
     Watch(stop_.get(), kStop);
     thread_ = std::thread([this] { Serve(); });
@@ -75,7 +76,7 @@ class UdpSwitch::Impl {
 
   ~Impl() { Close(); }
 
-  uint16_t port() const { return queues_.socket(JobQueues::kOther).port(); }
+  uint16_t port() const { return port_; }
 
   void AddJob(const JobSlots& job, std::optional<MulticastGroup> group, std::optional<Uplink> uplink) {
     if (job.parent.has_value() != uplink.has_value()) {
@@ -307,6 +308,7 @@ class UdpSwitch::Impl {
   const Descriptor stop_;
   mutable std::mutex mutex_;  // the thread holds it for one batch of packets
   JobQueues queues_;
+  const uint16_t port_;
   FairTurns turns_;  // by queue
   SlotPool pool_;
   std::unordered_map<uint16_t, Route> routes_;  // by job

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 from control import RecordingDataPlane, StillOutside, scenario, until
-from control_trees import in_tree, job, kill
+from control_trees import in_tree, job, kill, rack_says
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import jobs as jobs_module
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
@@ -139,6 +140,28 @@ async def test_the_same_process_may_come_back_before_its_old_connection_is_gone(
     again.append(await switch.join(1, instance="p1"))
     assert (await again[0].receive()).epoch == 2
     assert (await again[1].receive()).epoch == 2
+
+
+def test_ranks_of_one_address_have_so_much_room_and_no_more(monkeypatch):
+    monkeypatch.setattr(jobs_module, "RANKS_PER_ADDRESS", 5)
+
+    @in_tree(racks=0)
+    async def run(tree, root):
+        for name in "ab":
+            rack = await root.connect()
+            rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, name, "r", "far:1", 4242))
+            for rank in range(3):
+                rack.send(rack_says(rank, 9))
+            await root.has(*range(3 if name == "a" else 2), job=name)
+        refused = await rack.receive()
+        assert (refused.rank, refused.message) == (
+            2,
+            "5 ranks are here through switches at 127.0.0.1, as many as may be.",
+        )
+        await root.join(8, 9, job="c")  # a host has one connection for each rank: they are counted
+        await root.has(8, job="c")
+
+    run()
 
 
 @in_tree()

@@ -58,6 +58,49 @@ async def test_a_check_that_raises_ends_running_jobs_and_is_tried_again(switch):
     assert isinstance(await switch.hosts[-1].receive(), messages.Failed)
 
 
+def test_a_rank_that_never_leaves_holds_no_slots(monkeypatch, caplog):
+    monkeypatch.setattr(watch, "LEAVE_LEASES", 0.01)
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @scenario()
+    async def run(switch):
+        hosts, welcome = await switch.job(3)
+        hosts[0].send(messages.Leave())
+        await until(lambda: not switch.data_plane.running)
+        assert not switch.plane._jobs.starts._partition._ranges
+        assert "job 'a', epoch 1: rank 0 left, ranks 1, 2 stay: its slots are free again" in caplog.text
+        assert switch.plane.stats()["slots_freed_early"] == 1
+
+        hosts[1].send(messages.Query(welcome.slot_first, 0), messages.GroupLost())  # as when its next sum stalls
+        assert await hosts[1].receive() == messages.SlotState(left=(0,))
+        others, other = await switch.job(job="b")
+        assert other.slot_first == welcome.slot_first
+        for host in hosts[1:]:
+            host.send(messages.Leave())
+        for host in hosts:
+            assert await host.receive() == messages.Bye()
+        assert len(switch.data_plane.removed) == 1
+        others[0].send(messages.Heartbeat())
+        assert await others[0].receive() == messages.Heartbeat()
+
+    run()
+
+
+@in_tree()
+async def test_a_rank_that_never_leaves_holds_no_slots_in_a_tree(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    hosts[3].send(messages.Leave())
+    await until(lambda: all(epoch.left for switch in (root, left, right) for epoch in switch.plane._jobs.epochs()))
+    for switch in (root, left, right):
+        (epoch,) = switch.plane._jobs.epochs()
+        epoch.left_since -= watch.LEAVE_LEASES * 30.0
+    await until(lambda: not any(switch.data_plane.running for switch in (root, left, right)))
+    for host in hosts[:3]:
+        host.send(messages.Leave())
+    for host in hosts:
+        assert await host.receive() == messages.Bye()
+
+
 def test_who_sends_too_much_is_named(caplog, monkeypatch):
     monkeypatch.setattr(watch, "OVERFLOWS_S", 0.05)
     caplog.set_level("WARNING", logger="jax_passing.switch")
