@@ -19,7 +19,7 @@ from jax_passing.switch.meetings import Meetings, Seat
 from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
-from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, ConnectionQuota
+from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, JOBS_PER_ADDRESS_MIN, ConnectionQuota
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
 
@@ -44,7 +44,7 @@ class ControlPlane:
         parent: tuple[str, int] | None = None,
         switch_key: bytes | None = None,
     ):
-        """`slots_per_address`: without it half of all slots, so that no machine takes them all. `switch_key`: whoever joins
+        """`slots_per_address`: without it half of all, but room for some jobs in any case. `switch_key`: whoever joins
         must have the key of the job, which is derived from it."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
@@ -57,7 +57,7 @@ class ControlPlane:
         self._questions = Questions(data_plane, outside)
         uplink_for = None if parent is None else self._uplink_for
         if slots_per_address is None:
-            slots_per_address = max(data_plane.slot_total // 2, slots_per_job)
+            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * slots_per_job)
         self._jobs = JobTable(
             data_plane, outside, lease_s=lease_s, slots_per_address=slots_per_address, uplink_for=uplink_for
         )

@@ -1,4 +1,4 @@
-"""How many connections one address may have, so that nobody takes them all.
+"""How much of a switch one address may have, so that nobody takes it all.
 
 An address stands for a machine. Who can send from many addresses has as many shares: only keys tell such a stranger
 from a host.
@@ -10,6 +10,8 @@ from typing import Protocol
 CONNECTIONS_MAX = 4096  # of all addresses, if there are descriptors for them
 # A machine with 64 ranks, whose devices have jobs of their own (strategy flat), twice.
 CONNECTIONS_PER_ADDRESS = 256
+# Two programs, and the jobs of their devices; the conformance test has three at once.
+JOBS_PER_ADDRESS_MIN = 4
 # 1,024 ranks that are started at once through one switch. Hosts join within milliseconds, or 5 s where a job is spread
 # over several switches and one of these is late.
 UNJOINED_MAX = 1024

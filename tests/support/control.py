@@ -103,8 +103,7 @@ class Switch:
 
     def __init__(self, listen=("127.0.0.1", 0), **changes):
         self.data_plane = RecordingDataPlane()
-        settings = {"lease_s": 30.0, "slots_per_job": 256, "slots_per_address": 1 << 16, **changes}
-        self.server = ControlServer(self.data_plane, **settings)
+        self.server = ControlServer(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
         self.plane = self.server.plane
         self.instance = self.plane.instance
         self._listen = listen
