@@ -146,10 +146,15 @@ class MemberConversation:
         self._connection.send(messages.Secured())
         self._connection.secure(key)
 
-    def _check_key(self, job: str) -> None:
-        """Raises RefusalError."""
+    def _check_key(self, join: messages.Join | messages.RackJoin) -> None:
+        """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
+        assert self._connection is not None
+        job = join.job
         if self._greeter.key_of(job) is None:
             return
+        if join.protocol_version != messages.PROTOCOL_VERSION:
+            versions = messages.PROTOCOL_VERSION, "what joins there", join.protocol_version
+            raise RefusalError(protocol_difference(self._connection.own_name, *versions, "it"))
         if self._secured_job is None:
             raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
         if job_names.base(self._secured_job) != job_names.base(job):
@@ -176,7 +181,7 @@ class MemberConversation:
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
-            self._check_key(join.job)
+            self._check_key(join)
             self._member = self._greeter.admit(join, self._connection)
         except RefusalError as refusal:
             log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)

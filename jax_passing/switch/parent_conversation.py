@@ -142,6 +142,7 @@ class ParentConversation:
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("what answers there is no jax_passing switch")
         assert self._connection is not None
+        epoch, name = self._epoch, self._uplink.name
         if hello.protocol_version != messages.PROTOCOL_VERSION:
             self._refuse_version(hello.protocol_version)
             return
@@ -165,7 +166,7 @@ class ParentConversation:
         self.is_joined = True
         self._patience_s = None  # until all ranks are here, it may have nothing to say
         self._expect_more()
-        for member in self._epoch.members:
+        for member in epoch.members:
             for rank in member.ranks:
                 self._uplink.tell_of(member, rank)
 
