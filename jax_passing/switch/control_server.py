@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
 UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Asyncio sets as much aside for each connection by TLS, strangers' too, who have proved nothing: 256 KB by itself.
+sslproto.SSLProtocol.max_size = 16 * 1024  # one record
 STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
 
 
@@ -59,6 +62,7 @@ class Stream:
         self.host, self.own_host = _plain(peer[0]), _plain(own[0])
         self.name, self.own_name = address_text(self.host, peer[1]), address_text(self.own_host, own[1])
         self._key: bytes | None = None  # by which the connection is to be secured
+        self._is_halfway = False  # in a handshake, or after one that failed
 
     @property
     def link_gbit(self) -> float | None:
@@ -91,11 +95,18 @@ class Stream:
         if key is None:
             return False
         context = secure_channel.context(key, server_side=server_side)
+        self._is_halfway = True
         try:
             await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
         except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
             raise ssl.SSLError(f"the other end hung up in the handshake: {error}") from None
+        self._is_halfway = False
         return True
+
+    async def wait_closed(self) -> None:
+        """Raises OSError. Asyncio never says so of a connection whose handshake failed, or was broken off."""
+        if not self._is_halfway:
+            await self.writer.wait_closed()
 
     def give_up(self) -> None:
         self.writer.transport.abort()
@@ -150,7 +161,7 @@ async def _converse(
         stream.close()
         conversation.closed(stream.problem or error)
     try:
-        await stream.writer.wait_closed()
+        await stream.wait_closed()
     except OSError as caught:
         caught.with_traceback(None)
 
@@ -207,7 +218,7 @@ class ControlServer:
         for stream in streams:
             stream.close()
         if streams:
-            waits = [asyncio.ensure_future(stream.writer.wait_closed()) for stream in streams]
+            waits = [asyncio.ensure_future(stream.wait_closed()) for stream in streams]
             _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
             for stream in streams if late else []:
                 stream.give_up()

@@ -104,6 +104,40 @@ async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
     assert "stopped reading" in relayed.message
 
 
+@pytest.mark.parametrize("end", ["silence", "hanging up", "no TLS"])
+def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
+    monkeypatch.setattr(control_server, "HANDSHAKE_S", 0.1)
+
+    @scenario(switch_key=b"k" * 32)
+    async def run(switch):
+        reader, writer = await asyncio.open_connection(*switch.address)
+        await reader.readline()
+        writer.write(messages.encode(messages.Secure("a")))
+        await reader.readline()
+        if end == "no TLS":
+            writer.write(b"x" * 1000)
+        elif end == "hanging up":
+            writer.close()
+        await until(lambda: not switch.server._streams)
+        assert not switch.plane._quota._count
+        writer.close()
+
+    run()
+
+
+def test_shutting_down_doesnt_wait_for_a_handshake():
+    async def run():
+        async with Switch(switch_key=b"k" * 32) as switch:
+            reader, writer = await asyncio.open_connection(*switch.address)
+            await reader.readline()
+            writer.write(messages.encode(messages.Secure("a")))
+            await reader.readline()
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 4))
+
+
 def test_what_all_have_unread_is_bounded(monkeypatch):
     """Whoever has most goes, though it has less than one alone may have."""
     monkeypatch.setattr(control_server, "UNSENT_TOTAL_BYTES_MAX", 3 * messages.RELAY_BYTES_MAX)
