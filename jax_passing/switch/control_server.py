@@ -96,10 +96,14 @@ class Stream:
             return False
         context = secure_channel.context(key, server_side=server_side)
         self._is_halfway = True
+        transport = self.writer.transport
         try:
             await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
         except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
             raise ssl.SSLError(f"the other end hung up in the handshake: {error}") from None
+        if getattr(self.writer, "_transport", None) is None:  # so asyncio leaves it if the other hangs up just then
+            vars(self.writer)["_transport"] = transport
+            raise ssl.SSLError("the other end hung up after the handshake")
         self._is_halfway = False
         return True
 
