@@ -101,9 +101,9 @@ class Stream:
             await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
         except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
             raise ssl.SSLError(f"the other end hung up in the handshake: {error}") from None
-        if getattr(self.writer, "_transport", None) is None:  # so asyncio leaves it if the other hangs up just then
+        except AttributeError:  # so asyncio fails if the other hangs up right after it: the writer has no transport
             vars(self.writer)["_transport"] = transport
-            raise ssl.SSLError("the other end hung up after the handshake")
+            raise ssl.SSLError("the other end hung up after the handshake") from None
         self._is_halfway = False
         return True
 
