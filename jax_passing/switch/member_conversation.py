@@ -146,7 +146,7 @@ class MemberConversation:
         self._connection.send(messages.Secured())
         self._connection.secure(key)
 
-    def _check_key(self, join: messages.Join | messages.RackJoin) -> None:
+    def _check_key(self, join: messages.Join | messages.RackJoin | messages.Gather) -> None:
         """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
         assert self._connection is not None
         job = join.job
@@ -199,13 +199,14 @@ class MemberConversation:
         assert self._connection is not None
         assert self._timer is not None
         try:
-            self._check_key(gather.job)
+            self._check_key(gather)
         except RefusalError as refusal:
             log.warning("refused %s for job %r: %s", self._connection.name, gather.job, refusal)
             self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
             self._end("was refused")
             return
         self._timer.cancel()
+        self._quota.joined(self, self._connection.host)
         self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection)
         self._seat.heard(gather)
 
