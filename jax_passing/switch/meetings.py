@@ -337,6 +337,8 @@ class SeatElsewhere:
 class SeatAtParent:
     """A conversation with the parent on behalf of one host."""
 
+    line_bytes_max = messages.LINE_BYTES_MAX
+
     def __init__(self, host: Connection, name: str, job: str, key: bytes | None):
         self._host = host
         self._name, self._job, self._key = name, job, key
