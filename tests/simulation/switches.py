@@ -170,7 +170,7 @@ class SimulatedSwitch(Process):
             "epochs": len(plane._jobs.epochs()),
             "jobs of the data plane": len(self.data_plane.running),
             "jobs of the slot pool": self.world.packets.job_count(self.data_plane.number),
-            "reserved slots": len(plane._jobs.starts._partition._count_of),
+            "reserved slots": len(plane._jobs.starts._partition._ranges),
             "questions": len(plane._questions.pending),
             "connections": len(self.streams),
             "timers beside the watch": len(self.timers) - 1,
