@@ -42,10 +42,12 @@ class JobTable:
         self._lease_s = lease_s
         self._uplink_for = uplink_for
         self._jobs: dict[str, Job] = {}
-        self._number_last = 0
-        # By the job's number. No pair of the two comes back in a switch's life: by that pair alone a packet on its way,
-        # and a slot that nobody clears, are known as an earlier epoch's.
-        self._epoch_last: Counter[int] = Counter()
+        # Jobs' numbers, and the epochs of each, begin anywhere: who isn't in a job can't guess them, and a packet that
+        # was on its way when the switch was restarted has others. No pair of the two comes back in a switch's life: by that
+        # pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's.
+        self._number_last = outside.random_bits(16)
+        self._epoch_first: dict[int, int] = {}  # by the job's number, counted from 0
+        self._epoch_count: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
         self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
 
@@ -74,9 +76,17 @@ class JobTable:
         taken = {known.number for known in self._jobs.values()}
         for _ in range(ID_MAX):
             self._number_last = self._number_last % ID_MAX + 1
-            if self._number_last not in taken and self._epoch_last[self._number_last] < ID_MAX:
+            if self._number_last not in taken and self._epoch_count[self._number_last] < ID_MAX:
                 return self._number_last
         raise RefusalError("This switch has used all numbers of jobs and epochs, four thousand million: restart it.")
+
+    def _new_epoch(self, job: Job, world_size: int) -> Epoch:
+        if self._epoch_count[job.number] == ID_MAX:
+            job.number = self._unused_number()
+        first = self._epoch_first.setdefault(job.number, self._outside.random_bits(16))
+        number = (first + self._epoch_count[job.number]) % ID_MAX + 1
+        self._epoch_count[job.number] += 1
+        return Epoch(job, number, world_size)
 
     def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
         """The same process again: it gave an old connection up, though that news may not have arrived."""
@@ -96,10 +106,7 @@ class JobTable:
         self._give_up_old(job, join, member)
         epoch = job.epoch
         if epoch is None:
-            if self._epoch_last[job.number] == ID_MAX:
-                job.number = self._unused_number()
-            self._epoch_last[job.number] += 1
-            epoch = Epoch(job, self._epoch_last[job.number], join.world_size)
+            epoch = self._new_epoch(job, join.world_size)
             job.lost = set()
         elif epoch.state is State.RUNNING:
             raise RefusalError(

@@ -32,9 +32,11 @@ def test_a_world_of_one_needs_no_switch():
 
 
 def test_a_process_may_join_again_and_again(running):
-    for epoch in (1, 2, 3):
+    last = None
+    for _ in range(3):
         with jax_passing.init(running.address, rank=0, world_size=1) as session:
-            assert session.epoch == epoch
+            assert last is None or session.epoch == last % 65535 + 1
+            last = session.epoch
             assert (total(ONES) == 2).all()
             stats = session.stats()
             assert stats["bytes_sent"] > 0

@@ -19,8 +19,12 @@ async def test_a_job_starts_when_all_ranks_are_here(switch):
     await switch.has(1, 2)
     assert not switch.data_plane.running
     third = await switch.join(0, 3)
+    nonces = set()
     for worker, host in enumerate((third, first, second)):
-        assert await host.receive() == messages.Welcome(1, 1, 0, 256, worker, 360, 30.0)
+        welcome = await host.receive()
+        assert welcome == messages.Welcome(1, 1, 0, 256, worker, 360, 30.0, nonce=welcome.nonce)
+        nonces.add(welcome.nonce)
+    assert [len(nonce) for nonce in nonces] == [32]
     assert [port for _, port in switch.data_plane.running[1].addresses] == [1000, 1001, 1002]
     assert {ip for ip, _ in switch.data_plane.running[1].addresses} == {"127.0.0.1"}
 

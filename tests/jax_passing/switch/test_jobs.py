@@ -61,14 +61,20 @@ def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
 
 def test_no_pair_of_job_and_epoch_comes_back():
     jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    jobs._epoch_last[1] = 65533
+    jobs._epoch_count[1] = 65533
     assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
     # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
-    jobs._number_last, jobs._epoch_last[3] = 65535, 40
+    jobs._number_last, jobs._epoch_count[3] = 65535, 40
     assert _next_epoch(jobs, "b") == (3, 41)
-    jobs._epoch_last.update(dict.fromkeys(range(1, 65536), 65535))
+    jobs._epoch_count.update(dict.fromkeys(range(1, 65536), 65535))
     with pytest.raises(RefusalError, match="restart it"):
         jobs._job("c")
+
+
+def test_numbers_begin_anywhere(monkeypatch):
+    monkeypatch.setattr(StillOutside, "random_bits", lambda self, count: 65534)
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
+    assert [_next_epoch(jobs, name) for name in "aaabb"] == [(65535, 65535), (65535, 1), (65535, 2), (1, 65535), (1, 1)]
 
 
 @scenario()
