@@ -43,8 +43,8 @@ class JobTable:
         self._uplink_for = uplink_for
         self._jobs: dict[str, Job] = {}
         # Jobs' numbers, and the epochs of each, begin anywhere: who isn't in a job can't guess them, and a packet that
-        # was on its way when the switch was restarted has others. No pair of the two comes back in a switch's life: by that
-        # pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's.
+        # was on its way when the switch was restarted has others. No pair of the two comes back in a switch's life: by
+        # that pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's.
         self._number_last = outside.random_bits(16)
         self._epoch_first: dict[int, int] = {}  # by the job's number, counted from 0
         self._epoch_count: Counter[int] = Counter()
