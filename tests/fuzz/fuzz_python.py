@@ -9,11 +9,11 @@ from pathlib import Path
 
 import atheris
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 
 
 def main(target: str, *command: str) -> None:
-    sys.path.append(str(SUPPORT))
+    sys.path += [str(TESTS / "support"), str(TESTS)]
     spec = importlib.util.spec_from_file_location("target", target)
     assert spec is not None
     assert spec.loader is not None

@@ -4,11 +4,12 @@ import itertools
 import logging
 
 import msgspec
+from _simulation import Faults, Packets
 
 from simulation import judge
 from simulation.hosts import HostMachine
-from simulation.plan import LIFE_S, Plan
-from simulation.switches import LEASE_S, SwitchMachine
+from simulation.plan import LIFE_S, Link, Plan
+from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine
 from simulation.world import ViolationError, World
 
 logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
@@ -16,6 +17,19 @@ logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
 # Of a session that waits for others in vain, or sums until its deadline, and of all faults one after the other.
 SESSION_MAX_S = judge.JOIN_DEADLINE_S + 2 * judge.DEADLINE_S + 2 * LEASE_S + 30.0
 SETTLE_S = 60.0
+
+
+def _faults_of(link: Link) -> Faults:
+    return Faults(
+        loss=link.loss,
+        duplicate=link.duplicate,
+        reorder=link.reorder,
+        reorder_us=link.reorder_us,
+        delay_us=link.delay_us,
+        flip=link.flip,
+        stale=link.stale,
+        stale_us=link.stale_us,
+    )
 
 
 class Cluster:
@@ -28,16 +42,25 @@ class Cluster:
 
     def __init__(self, plan: Plan, *, is_traced: bool = False):
         self.plan = plan
-        self.world = World(plan, is_traced=is_traced)
+        packets = Packets(plan.seed, _faults_of(plan.up), _faults_of(plan.down))
+        self.world = World(plan.seed, packets, stuck=plan.stuck, is_traced=is_traced)
         self._incarnations = itertools.count(1)
         self.switches = {}
         for one in plan.switches:
-            self.switches[one.number] = SwitchMachine(self, one, plan.refuses)
+            self.switches[one.number] = self._switch_of(one)
         self._add_sites()
         self.hosts = {one.number: HostMachine(self, one, self._jobs[one.job]) for one in plan.hosts}
         self._hosts_left = len(self.hosts)
         for fault in plan.faults:
             self.world.call_later(fault.at_s, lambda fault=fault: self._befall(fault))
+
+    def _switch_of(self, one):
+        def make_data_plane(process):
+            return SimulatedDataPlane(process, one, self.plan.refuses, self.incarnation)
+
+        return SwitchMachine(
+            self.world, one.number, make_data_plane, slots_per_job=one.slots_per_job, parent=one.parent
+        )
 
     def _add_sites(self):
         """Programs name sites of their jobs; from here on they name those of the packets."""

@@ -15,7 +15,7 @@ from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import control_messages as messages
 from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
 from simulation.plan import Host, Job
-from simulation.switches import LEASE_S, PORT, SimulatedSocket
+from simulation.switches import LEASE_S, SimulatedSocket, address_of
 from simulation.world import Deaf, Machine, Process
 
 WARN_S = 1.0
@@ -134,9 +134,7 @@ class Session:
         self.record = SessionRecord(host=plan.number, rank=plan.rank, does=plan.does, began_s=process.now())
         self._packets = process.world.packets
         self._over = over
-        self._shards = [
-            Shard(self, number, (f"10.0.0.{switch + 1}", PORT)) for number, switch in enumerate(self.plan.switches)
-        ]
+        self._shards = [Shard(self, number, address_of(switch)) for number, switch in enumerate(self.plan.switches)]
         self._host = None  # its number among the packets, once welcomed
         self.is_over = False
         self._begun = self._done = 0  # executions

@@ -1,13 +1,14 @@
 """Switches: the shipped control plane in front of the shipped slot pool, in a simulated world."""
 
+from collections.abc import Callable
 from ipaddress import IPv4Address
 
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.control_plane import ControlPlane
-from jax_passing.switch.data_plane import DataPlaneError, SlotVersion
+from jax_passing.switch.data_plane import DataPlane, DataPlaneError, SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
 from simulation.plan import Switch
-from simulation.world import Machine, Process
+from simulation.world import Machine, Process, World
 
 PORT = 7171  # for connections and packets
 LEASE_S = 1.5
@@ -16,6 +17,10 @@ LEASE_S = 1.5
 def place(address: tuple[str, int]) -> tuple[int, int]:
     """As _simulation has it."""
     return int(IPv4Address(address[0])), address[1]
+
+
+def address_of(switch: int) -> tuple[str, int]:
+    return f"10.0.0.{switch + 1}", PORT
 
 
 class SimulatedSocket:
@@ -51,8 +56,9 @@ class SimulatedDataPlane:
 
     host, port, worker_limit, can_tag = "", PORT, WORKERS_MAX, False
 
-    def __init__(self, process: "SimulatedSwitch", plan: Switch, refuses: float):
+    def __init__(self, process: "SimulatedSwitch", plan: Switch, refuses: float, incarnation: Callable):
         self._process = process
+        self._incarnation = incarnation
         self._world = process.world
         self._packets = process.world.packets
         self._multicast = plan.multicast
@@ -100,7 +106,7 @@ class SimulatedDataPlane:
             parent=above,
         )
         self.running[job.job] = job
-        self.incarnation_of[job.job, job.epoch] = self._process.cluster.incarnation(parent)
+        self.incarnation_of[job.job, job.epoch] = self._incarnation(parent)
 
     def remove_job(self, job):
         if job not in self.running:  # the device has lost it
@@ -142,13 +148,12 @@ class SimulatedDataPlane:
 class SimulatedSwitch(Process):
     """One life of a switch's process; what the control plane needs of the world (`outside`)."""
 
-    def __init__(self, cluster, machine: Machine, plan: Switch, refuses: float, parent: tuple[str, int] | None):
-        super().__init__(cluster.world, machine)
-        self.cluster = cluster
-        self.address = (machine.host, PORT)
-        self.data_plane = SimulatedDataPlane(self, plan, refuses)
+    def __init__(self, machine: "SwitchMachine"):
+        super().__init__(machine.world, machine)
+        self.address = machine.address
+        self.data_plane = machine.make_data_plane(self)
         self.plane = ControlPlane(
-            self.data_plane, self, lease_s=LEASE_S, slots_per_job=plan.slots_per_job, parent=parent
+            self.data_plane, self, lease_s=LEASE_S, slots_per_job=machine.slots_per_job, parent=machine.parent
         )
         self.world.listeners[self.address] = self
 
@@ -179,12 +184,21 @@ class SimulatedSwitch(Process):
 
 
 class SwitchMachine(Machine):
-    """It may crash, and begin anew at the same address, with nothing in it."""
+    """It may crash, and begin anew at the same address, with nothing in it. `parent`: its number."""
 
-    def __init__(self, cluster, plan: Switch, refuses: float):
-        super().__init__(cluster.world, f"10.0.0.{plan.number + 1}")
-        self._cluster, self._plan, self._refuses = cluster, plan, refuses
-        self._parent = None if plan.parent is None else (f"10.0.0.{plan.parent + 1}", PORT)
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        make_data_plane: Callable[[SimulatedSwitch], DataPlane],
+        *,
+        slots_per_job: int,
+        parent: int | None = None,
+    ):
+        self.address = address_of(number)
+        super().__init__(world, self.address[0])
+        self.make_data_plane, self.slots_per_job = make_data_plane, slots_per_job
+        self.parent = None if parent is None else address_of(parent)
         self._dead = None
         self.process = None
         self.begin()
@@ -197,12 +211,16 @@ class SwitchMachine(Machine):
             # Jobs and epochs are counted from 1 in each life of a switch, so that a packet of an earlier one can look
             # like this one's. By the time that a process takes to start, the networks that we serve have lost it.
             self.world.packets.lose_all()
-        self.process = SimulatedSwitch(self._cluster, self, self._plan, self._refuses, self._parent)
+        self.process = SimulatedSwitch(self)
+
+    def go_down(self, *, is_noticed=True):
+        if self.process is not None:
+            self._dead, self.process = self.process, None
+            self._dead.end(is_noticed=is_noticed)
 
     def crash(self, fault):
         if self.process is not None:
-            self._dead, self.process = self.process, None
-            self._dead.end(is_noticed=not fault.silent)
+            self.go_down(is_noticed=not fault.silent)
             self.world.call_later(fault.for_s or 0.1, self.begin)
 
     def forget_all(self):

@@ -6,51 +6,57 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
 
-from _simulation import Faults, Packets
-
 from jax_passing.protocol import control_messages as messages
-from simulation.plan import Link, Plan
 
-LINE_DELAY_S = 0.002  # of a line on a connection, at most
+LINE_DELAY_S = 0.002
 STUCK_S = 5.0
 EPHEMERAL_PORTS = range(40_000, 60_000)
 CONNECTIONS_FROM = 30_000  # their ports
-
-
-def _faults_of(link: Link) -> Faults:
-    return Faults(
-        loss=link.loss,
-        duplicate=link.duplicate,
-        reorder=link.reorder,
-        reorder_us=link.reorder_us,
-        delay_us=link.delay_us,
-        flip=link.flip,
-        stale=link.stale,
-        stale_us=link.stale_us,
-    )
 
 
 class ViolationError(AssertionError):
     """Of what must hold whatever happens."""
 
 
+class NoPackets:
+    """A clock, in place of the packets, where control planes and hosts alone are simulated."""
+
+    def __init__(self):
+        self.now_us = 0
+
+    def run(self, until_us):
+        self.now_us = until_us
+        return []
+
+    def pause(self, machine, until_us): ...
+
+    def block(self, from_machine, to_machine, until_us): ...
+
+    def lose_all(self): ...
+
+
 class World:
-    """
+    """`packets`: also the clock. `line_delay_s`: of a line on a connection, at most. `stuck`: share of lines that take
+    seconds.
+
     Attributes:
       packets: of the data planes and hosts.
       listeners: by address, the switch that takes connections there.
       trace: what was said on connections, if anybody wants to know.
     """
 
-    def __init__(self, plan: Plan, *, is_traced: bool = False):
-        self.random = Random(f"world {plan.seed}")
-        self.packets = Packets(plan.seed, _faults_of(plan.up), _faults_of(plan.down))
+    def __init__(
+        self, seed: int, packets, *, line_delay_s: float = LINE_DELAY_S, stuck: float = 0.0, is_traced: bool = False
+    ):
+        self.random = Random(f"world {seed}")
+        self.packets = packets
+        self.line_delay_s = line_delay_s
         self.listeners = {}
         self.trace = []
         self.is_traced = is_traced
         self.on_event: dict[int, Callable] = {}  # by host or socket of `packets`: who hears what happens there
         self.lines = 0
-        self._stuck = plan.stuck
+        self.stuck = stuck
         self._numbers = itertools.count()
         self._queue = []
 
@@ -108,7 +114,7 @@ class World:
     def connect(self, caller: "Process", address: tuple[str, int], timeout_s: float, conversation) -> None:
         switch = self.listeners.get(address)
         callee = None if switch is None else switch.machine
-        delay_s = self.random.uniform(0, LINE_DELAY_S)
+        delay_s = self.random.uniform(0, self.line_delay_s)
         if callee is not None:
             blocked_us = max(caller.machine.blocked_us(callee), callee.blocked_us(caller.machine))
             blocked_us = max(blocked_us, callee.paused_until_us)
@@ -261,11 +267,11 @@ class Stream:
 
     def _deliver(self, callback):
         world, source, destination = self._world, self.process.machine, self.other.process.machine
-        delay_us = int(world.random.random() * LINE_DELAY_S * 1e6)
+        delay_us = int(world.random.random() * world.line_delay_s * 1e6)
         blocked_us = source.blocked_us(destination) - world.now_us
         if blocked_us > 0:  # what was lost is sent again after a while
             delay_us += blocked_us + round(world.random.uniform(0, blocked_us))
-        if world.happens(world._stuck):
+        if world.happens(world.stuck):
             delay_us += round(world.random.uniform(0, STUCK_S) * 1e6)
         self._arrival_us = max(self._arrival_us, world.now_us + delay_us)
         world.call_later((self._arrival_us - world.now_us) / 1e6, callback, self.other.process)
@@ -287,7 +293,7 @@ class Stream:
         if not self._is_closed:
             self._is_closed = True
             self._deliver(lambda: self.other.end(None))
-            self._world.call_later(LINE_DELAY_S, lambda: self.end(None), self.process)
+            self._world.call_later(self._world.line_delay_s, lambda: self.end(None), self.process)
 
     def give_up(self):
         self.break_off()

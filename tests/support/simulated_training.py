@@ -4,9 +4,11 @@ A sum is complete when all members of an epoch have given their part; each of th
 failure before. What a host has computed is a chain of hashes: equal only if the same steps were taken by as many hosts.
 """
 
-from simulated_control import LEASE_S, Deaf, SimulatedSwitch
-from simulated_network import SimulatedWorld
+from packetless_switch import packetless_switch, packetless_world
+from simulation.switches import LEASE_S
+from simulation.world import Deaf, Machine, Process
 
+from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
 
 STEPS = 12
@@ -20,7 +22,7 @@ class Conversation:
 
     def __init__(self, host, place):
         self.host, self.place, self.stream, self.is_open = host, place, None, True
-        host.world.connect(host.address, host.training.switches[place].address, self)
+        host.world.connect(host.process, host.training.switches[place].address, CONNECT_TIMEOUT_S, self)
 
     def opened(self, stream):
         self.stream = stream
@@ -37,21 +39,16 @@ class Conversation:
 
     def drop(self):
         """Its end, however: the switch sees that the connection is closed."""
-        if self.is_open:
-            self.is_open = False
+        self.is_open = False
         if self.stream is not None:
             self.stream.listener = Deaf()
             self.stream.give_up()
 
     def heard(self, line):
         if self.is_open:
-            self.host.when_awake(lambda: self.is_open and self.on(messages.decode_from_switch(line)))
+            self.on(messages.decode_from_switch(line))
 
     def closed(self, error):
-        if self.is_open:
-            self.host.when_awake(self._lost)
-
-    def _lost(self):
         if self.is_open:
             self.is_open = False
             self.on_lost()
@@ -87,6 +84,7 @@ class Control(Conversation):
         host = self.host
         match message:
             case messages.Hello(instance=instance):
+                self.switch = instance
                 self.send(
                     messages.Join(
                         protocol_version=messages.PROTOCOL_VERSION,
@@ -122,31 +120,20 @@ class Host:
 
     def __init__(self, training, number, rank):
         self.training, self.world, self.number, self.rank = training, training.world, number, rank
-        self.address, self.name = f"10.1.0.{number}", f"process {number}"
+        self.process, self.name = Process(self.world, Machine(self.world, f"10.1.0.{number}")), f"process {number}"
         self.world_size, self.meeting, self.survivors, self.lost = training.wanted, 0, 0, ()
         self.step, self.value, self.before = None, None, None
         self.seats, self.reached, self.control = {}, {}, None
         self.phase, self.end, self.epoch = "new", None, None
-        self.asleep, self.woken = False, []
         self.meet()
 
     # Time.
 
     def later(self, delay_s, callback):
-        self.world.call_later(delay_s, lambda: self.when_awake(callback))
-
-    def when_awake(self, callback):
-        if self.end is None:
-            (self.woken.append if self.asleep else lambda call: call())(callback)
+        self.process.call_later(delay_s, callback)
 
     def stop(self, for_s):
-        self.asleep = True
-        self.world.call_later(for_s, self._wake)
-
-    def _wake(self):
-        self.asleep, woken, self.woken = False, self.woken, []
-        for callback in woken:
-            self.when_awake(callback)
+        self.process.machine.pause(for_s)
 
     def die(self):
         if self.end is None:
@@ -158,6 +145,7 @@ class Host:
             if conversation is not None:
                 conversation.drop()
         self.seats, self.control, self.phase = {}, None, "over"
+        self.process.end()
 
     def is_cut_from(self, place):
         return place in self.training.cuts.get(self.number, ())
@@ -241,8 +229,7 @@ class Host:
         self.phase = "running"
         if self.step is not None and self.step != self.agreed:
             self.step, self.value = self.before  # it was one step ahead
-        switch = self.training.switches[control.place]
-        self.epoch = (switch.address, len(switch.data_planes), number)
+        self.epoch = (control.switch, number)
         self.beat(control)
         if self.survivors < self.world_size:
             state = (0, 0) if self.step is None else (self.step, self.value)
@@ -300,9 +287,9 @@ class Training:
 
     def __init__(self, seed, *, hosts, least=1, standby=False, straggling=0.0):
         """`straggling`: how often a host computes for up to 30 s."""
-        self.world = SimulatedWorld(seed)
+        self.world = packetless_world(seed)
         self.wanted, self.least, self.straggling = hosts, least, straggling
-        self.switches = [SimulatedSwitch(self.world, number, None) for number in range(1, 3 if standby else 2)]
+        self.switches = [packetless_switch(self.world, number) for number in range(2 if standby else 1)]
         self.streams, self.cuts, self.failures, self._sums = [], {}, [], {}
         self.hosts = []
         self._next = 1
@@ -339,4 +326,8 @@ class Training:
         return [host for host in self.hosts if host.end is None]
 
     def run(self, limit_s):
-        return self.world.run(lambda: len(self.hosts) >= self.wanted and not self.alive(), limit_s)
+        return self.run_until(lambda: len(self.hosts) >= self.wanted and not self.alive(), limit_s)
+
+    def run_until(self, is_over, limit_s):
+        """Returns whether it is over, within so long."""
+        return self.world.run(is_over, self.world.now() + limit_s)

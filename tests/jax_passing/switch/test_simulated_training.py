@@ -10,11 +10,11 @@ LIMIT_S = 1200.0
 
 def run(training):
     assert training.run(LIMIT_S), [(host.number, host.phase, host.step, host.meeting) for host in training.alive()]
-    training.world.run(lambda: False, 2.5 * DEADLINE_S)  # one that was started too late is alone
+    training.run_until(lambda: False, 2.5 * DEADLINE_S)  # one that was started too late is alone
     for switch in training.switches:
-        if switch.plane is not None:
-            assert not switch.plane._meetings._meetings, "a meeting is left"
-            assert not switch.plane._jobs.epochs(), "an epoch is left"
+        if switch.process is not None:
+            assert not switch.process.plane._meetings._meetings, "a meeting is left"
+            assert not switch.process.plane._jobs.epochs(), "an epoch is left"
 
 
 def ended(training, end):
@@ -24,7 +24,7 @@ def ended(training, end):
 def under_way(training):
     """Until all have taken a step."""
     full = training.wanted
-    assert training.world.run(lambda: sum(bool(host.step) for host in training.hosts) == full, LIMIT_S)
+    assert training.run_until(lambda: sum(bool(host.step) for host in training.hosts) == full, LIMIT_S)
 
 
 def have_met_again(hosts, meeting):
@@ -63,7 +63,7 @@ def test_a_host_that_is_killed_is_left_behind_at_once(hosts, standby):
         killed_at = training.world.now()
         training.hosts[seed % hosts].die()
         others, met = training.alive(), training.hosts[0].meeting
-        assert training.world.run(partial(have_met_again, others, met), 30.0)
+        assert training.run_until(partial(have_met_again, others, met), 30.0)
         assert training.world.now() - killed_at < 5.0  # a message takes up to 0.2 s, and so do parts of a step
         assert {host.world_size for host in others} == {hosts - 1}
         run(training)
@@ -94,7 +94,7 @@ def test_the_switch_is_lost(hosts, what):
         if what == "one can't reach it":
             training.cut(training.hosts[seed % hosts], 0, LIMIT_S)
         else:
-            first.crash()
+            first.go_down()
         if what == "restarted":
             training.world.call_later(between(training, 0, 5.0), first.begin)
         run(training)
@@ -124,7 +124,7 @@ def strike(training):
         host.stop(random.uniform(0.01, STRAGGLES_MAX_S))
     elif what < 0.85:
         switch = random.choice(training.switches)
-        switch.crash()
+        switch.go_down()
         training.world.call_later(random.uniform(0, 5.0), switch.begin)
     else:
         training.cut(host, random.randrange(len(training.switches)), random.uniform(0.1, 10.0))

@@ -6,9 +6,10 @@ The input is operations of a few bytes each: somebody connects, says something, 
 
 import logging
 
-from simulated_control import SimulatedSwitch
-from simulated_network import SimulatedWorld
+from packetless_switch import packetless_switch, packetless_world
+from simulation.world import Machine, Process, World
 
+from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
 
 PEERS_MAX = 12
@@ -132,15 +133,16 @@ logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)  # what it lo
 
 def test_one_input(data: bytes) -> None:
     input = Input(data)
-    world = SimulatedWorld(seed=input.below(8))
-    switch = SimulatedSwitch(world, 1, None)
+    world = packetless_world(seed=input.below(8))
+    switch = packetless_switch(world, 0)
+    callers = [Process(world, Machine(world, f"10.1.0.{number}")) for number in range(1, 4)]
     peers: list[Peer] = []
     while input:
         operation = input.below(8)
         if operation == 0 or not peers:
             if len(peers) < PEERS_MAX:
                 peers.append(Peer())
-                world.connect(f"10.1.0.{1 + len(peers) % 3}", switch.address, peers[-1])
+                world.connect(callers[len(peers) % 3], switch.address, CONNECT_TIMEOUT_S, peers[-1])
                 _pass(world, 0.5)
         elif operation == 1:
             peer = input.one_of(peers)
@@ -157,11 +159,10 @@ def test_one_input(data: bytes) -> None:
         if peer.stream is not None:
             peer.stream.give_up()
     _pass(world, 60.0)
-    assert switch.data_plane.running == {}, switch.data_plane.running
-    assert not list(switch.plane._jobs.epochs()), list(switch.plane._jobs.epochs())
+    process = switch.process
+    assert process.data_plane.running == {}, process.data_plane.running
+    assert not list(process.plane._jobs.epochs()), list(process.plane._jobs.epochs())
 
 
-def _pass(world: SimulatedWorld, time_s: float) -> None:
-    until = world.now() + time_s
-    world.call_later(time_s, lambda: None)
-    world.run(lambda: world.now() >= until, time_s)
+def _pass(world: World, time_s: float) -> None:
+    world.run(lambda: False, world.now() + time_s)

@@ -1,0 +1,31 @@
+"""Simulated control planes (tests/simulation) in front of data planes that only record what they are asked."""
+
+from control import RecordingDataPlane
+from simulation.switches import SwitchMachine
+from simulation.world import NoPackets, World
+
+from jax_passing.switch.data_plane import Group
+
+LINE_DELAY_S = 0.2  # there is nothing faster here that would have to wait for it
+
+
+class PacketlessDataPlane(RecordingDataPlane):
+    """Each job finds another one: it may have a multicast group."""
+
+    def __init__(self, world):
+        super().__init__()
+        self._world = world
+
+    def group(self, job, own_address):
+        self.offered = Group("239.192.0.1", 7172, own_address) if self._world.happens(0.5) else None
+        return self.offered
+
+    def probe(self, group, job, epoch, nonce): ...
+
+
+def packetless_world(seed):
+    return World(seed, NoPackets(), line_delay_s=LINE_DELAY_S)
+
+
+def packetless_switch(world, number):
+    return SwitchMachine(world, number, lambda _: PacketlessDataPlane(world), slots_per_job=256)
