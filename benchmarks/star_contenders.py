@@ -12,7 +12,9 @@ from star_network import SWITCH
 from star_running import Contender, Running
 
 from jax_passing.collective.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.protocol import keys
 
+JOB = "star"
 RACK = 2  # hosts in a rack, where there are racks
 # The star is one network, which would carry each switch's multicast to the hosts of all racks.
 IN_A_TREE = ("--no-multicast",)
@@ -60,15 +62,31 @@ def start_bmv2(running: Running) -> None:
     start_passing(running, *star_bmv2.start_device(running))
 
 
-def start_passing(running: Running, *flags: str) -> None:
-    """Our switches, and one process a host."""
+def start_with_a_key(running: Running) -> None:
+    """Packets have tags, which switch and hosts check."""
+    switch_key = keys.new_key()
+    files = {}
+    for kind, key in ((keys.SWITCH, switch_key), (keys.JOB, keys.job_key(switch_key, JOB))):
+        (file := running.star.folder / f"{kind}.key").touch(mode=0o600)
+        file.write_text(keys.key_line(kind, key))
+        files[kind] = str(file)
+    start_passing(running, "--key-file", files[keys.SWITCH], JAX_PASSING_KEY_FILE=files[keys.JOB])
+
+
+def start_checked(running: Running) -> None:
+    """Hosts check the sums."""
+    start_passing(running, JAX_PASSING_CHECK_SUMS="true")
+
+
+def start_passing(running: Running, *flags: str, **of_ranks: str) -> None:
+    """Our switches, and one process a host. `of_ranks`: their environment."""
     hosts = running.contender.switch_hosts(running.hosts)
     switches = [_address(running, host) for host in hosts]
     names = ["switch" if len(hosts) == 1 else f"switch{shard}" for shard in range(len(hosts))]
     for name, host, switch in zip(names, hosts, switches, strict=True):
         _start_switch(running, name, host, switch, *flags)
     _await_switches(running)
-    _start_ranks(running, [",".join(switches)] * running.ranks)
+    _start_ranks(running, [",".join(switches)] * running.ranks, **of_ranks)
 
 
 def start_tree(running: Running) -> None:
@@ -111,7 +129,7 @@ def _await_switches(running: Running) -> None:
     )
 
 
-def _start_ranks(running: Running, switches: Sequence[str]) -> None:
+def _start_ranks(running: Running, switches: Sequence[str], **environment: str) -> None:
     """`switches`: what each rank lists."""
     for rank in range(running.ranks):
         running.start(
@@ -121,9 +139,10 @@ def _start_ranks(running: Running, switches: Sequence[str]) -> None:
             JAX_NUM_CPU_DEVICES=str(running.contender.devices),
             JAX_PASSING_STRATEGY=str(running.contender.strategy or "passing"),
             JAX_PASSING_SWITCH=switches[rank],
-            JAX_PASSING_JOB="star",
+            JAX_PASSING_JOB=JOB,
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
+            **environment,
         )
 
 
@@ -180,6 +199,8 @@ def start_mpi4jax(running: Running) -> None:
 
 CONTENDERS = {
     "passing": Contender("jax_passing.psum", start_passing, once, "passing"),
+    "key": Contender("jax_passing.psum, with a key", start_with_a_key, once, "passing"),
+    "checked": Contender("jax_passing.psum, sums checked", start_checked, once, "passing"),
     "ebpf": Contender("jax_passing.psum, switch in eBPF", start_ebpf, once, "passing"),
     "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
     "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
