@@ -224,7 +224,10 @@ def host_count(scope: scopes.Scope) -> "int | jax.Array":
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
-    raise NotImplementedError(f"axis_index runs on CPU devices only so far, not on {ctx.module_context.platforms}")
+    raise NotImplementedError(
+        "axis_index and the number of hosts are known on CPU devices only so far, not on "
+        f"{ctx.module_context.platforms}"
+    )
 
 
 def _define(primitive: Primitive, weak_type: bool) -> None:
