@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.errors import AuthenticationError, JoinError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, Failure, JoinError, SwitchUnreachableError
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import secure_channel
@@ -37,14 +37,18 @@ class ControlConnection:
 
     def secure(self, key: bytes, job: str, until: float) -> messages.FromSwitch:
         """Returns what the switch says first when the connection is encrypted, and both have proved that they know the
-        job's key. Raises ssl.SSLError if one doesn't."""
+        job's key. Raises ssl.SSLError if one doesn't, or what the switch refuses us with."""
         assert isinstance(self._socket, socket.socket)
         self.send(messages.Secure(job))
-        if not isinstance(answer := self.receive(until), messages.Secured):
+        answer = self.receive(until)
+        if isinstance(answer, messages.Refused):
+            raise Failure(answer.kind, answer.message).exception()
+        if not isinstance(answer, messages.Secured):
             raise msgspec.DecodeError(f"{type(answer).__name__} instead of Secured")
         if self._received:
             raise msgspec.DecodeError("the switch speaks before the connection is secure")
-        self._socket = TlsSocket(self._socket, secure_channel.context(key, server_side=False))
+        context = secure_channel.context(key, server_side=False)
+        self._socket = TlsSocket(self._socket, context, until - time.monotonic())
         return self.receive(until)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -84,7 +88,7 @@ class ControlConnection:
 
         Raises TimeoutError after the timeout of a receive.
         """
-        if b"\n" in self._received:
+        if b"\n" in self._received or (isinstance(self._socket, TlsSocket) and self._socket.has_more):
             return False
         timeout_s = self._socket.gettimeout()
         poll = select.poll()
@@ -112,13 +116,15 @@ def _connect_once(
     connected = socket.create_connection(address, timeout=timeout_s)
     try:
         connection = ControlConnection(connected)
-        hello = connection.receive(until)
+        hello: messages.FromSwitch = connection.receive(until)
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("no greeting")
+        if key is not None and hello.protocol_version != messages.PROTOCOL_VERSION:  # or so somebody in between says
+            raise messages.ForeignVersionError(hello.protocol_version)
         if hello.protocol_version == messages.PROTOCOL_VERSION:  # else a join tells both sides what is wrong
             _check_wanted(hello, key, address_text(*address), job)
-            if key is not None:
-                hello = _secured(connection, key, address_text(*address), job, until)
+        if key is not None:
+            hello = _secured(connection, key, address_text(*address), job, until)
     except BaseException:
         connected.close()
         raise
@@ -140,7 +146,7 @@ def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: st
 def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, until: float) -> messages.Hello:
     try:
         hello = connection.secure(key, job, until)
-    except ssl.SSLError as error:
+    except ssl.SSLCertVerificationError as error:  # another one may be tried again: the switch was stopped, say
         raise AuthenticationError(
             f"The switch at {switch} doesn't have the key of job {job!r} that this host has, or isn't that switch "
             f"({error.reason or error}). {HOW_TO_GET_A_KEY}"

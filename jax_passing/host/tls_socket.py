@@ -4,9 +4,11 @@ An ssl.SSLSocket isn't made for that: its OpenSSL object must not be used by two
 receives is in it until something comes. Here the threads wait in the plain socket, and take turns at the object.
 """
 
+import select
 import socket
 import ssl
 import threading
+import time
 
 _READ_BYTES = 1 << 16
 
@@ -14,9 +16,11 @@ _READ_BYTES = 1 << 16
 class TlsSocket:
     """As much of a socket's interface as a control connection needs. Raises OSError, an ssl.SSLError among them."""
 
-    def __init__(self, connected: socket.socket, context: ssl.SSLContext):
-        """Does the handshake, as the client."""
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext, timeout_s: float):
+        """Does the handshake, as the client, within this time."""
         self._socket = connected
+        self.settimeout(timeout_s)
+        until = self._until()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=False)
         self._turn = threading.Lock()  # at the three above
@@ -27,8 +31,21 @@ class TlsSocket:
                 break
             except ssl.SSLWantReadError:
                 self._socket.sendall(self._outgoing.read())
-                self._take(self._socket.recv(_READ_BYTES))
+                self._take(self._receive(until))
         self._socket.sendall(self._outgoing.read())
+
+    def _until(self) -> float | None:
+        """When what begins now has lasted too long."""
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _receive(self, until: float | None) -> bytes:
+        """What comes, encrypted; perhaps a few bytes of a record. So the socket's own timeout, which begins with each
+        of them anew, would be no limit."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        if not poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000):
+            raise TimeoutError("timed out")
+        return self._socket.recv(_READ_BYTES)
 
     def _take(self, encrypted: bytes) -> None:
         if encrypted:
@@ -37,7 +54,8 @@ class TlsSocket:
             self._incoming.write_eof()
 
     def recv(self, bytes_max: int) -> bytes:
-        """Empty if the other has closed the connection."""
+        """Empty if the other has closed the connection. Raises TimeoutError if there is nothing to return in time."""
+        until = self._until()
         while True:
             with self._turn:
                 try:
@@ -46,7 +64,7 @@ class TlsSocket:
                     pass
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     return b""
-            encrypted = self._socket.recv(_READ_BYTES)
+            encrypted = self._receive(until)
             with self._turn:
                 self._take(encrypted)
 
@@ -57,11 +75,19 @@ class TlsSocket:
                 encrypted = self._outgoing.read()
             self._socket.sendall(encrypted)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something that was received is left, so that `fileno` doesn't tell of it."""
+        with self._turn:
+            return self._tls.pending() > 0 or self._incoming.pending > 0
+
     def settimeout(self, timeout_s: float | None) -> None:
+        """Of each call, whatever comes meanwhile."""
+        self._timeout_s = timeout_s
         self._socket.settimeout(timeout_s)
 
     def gettimeout(self) -> float | None:
-        return self._socket.gettimeout()
+        return self._timeout_s
 
     def fileno(self) -> int:
         """What can be read there is encrypted, and may be less than a record."""

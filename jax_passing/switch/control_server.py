@@ -88,22 +88,26 @@ class Stream:
 
     def secure(self, key: bytes) -> None:
         self._key = key
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes now is TLS's
 
-    async def secure_as_asked(self, server_side: bool) -> bool:
+    async def secure_as_asked(self, reader: asyncio.StreamReader, server_side: bool) -> bool:
         """Whether it was asked, and is done. Raises OSError, an ssl.SSLError among them."""
         key, self._key = self._key, None
         if key is None:
             return False
+        # What lies in the reader came in the clear, from anybody, and would be read as if it had come by TLS.
+        if vars(reader)["_buffer"]:
+            raise ssl.SSLError("something came before the handshake")
         context = secure_channel.context(key, server_side=server_side)
         self._is_halfway = True
         transport = self.writer.transport
         try:
             await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
         except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
-            raise ssl.SSLError(f"the other end hung up in the handshake: {error}") from None
+            raise ConnectionResetError("the other end hung up in the handshake") from error
         except AttributeError:  # so asyncio fails if the other hangs up right after it: the writer has no transport
             vars(self.writer)["_transport"] = transport
-            raise ssl.SSLError("the other end hung up after the handshake") from None
+            raise ConnectionResetError("the other end hung up after the handshake") from None
         self._is_halfway = False
         return True
 
@@ -156,7 +160,7 @@ async def _converse(
         conversation.opened(stream)
         while not stream.writer.is_closing() and (line := await _read_line(reader, conversation)) is not None:
             conversation.heard(line)
-            if await stream.secure_as_asked(server_side):
+            if await stream.secure_as_asked(reader, server_side):
                 conversation.secured()
             await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
     except (OSError, msgspec.DecodeError) as caught:

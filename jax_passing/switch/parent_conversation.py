@@ -160,9 +160,9 @@ class ParentConversation:
         self.link_gbit = self._connection.link_gbit
         own_plane = self._data_plane
         if self.socket is None:
-            self._say_who_joins(own_plane.port, own_plane.host)
+            self._say_who_joins(own_plane.port, own_plane.host, self._secret)
         else:
-            self._say_who_joins(self.socket.port, "")
+            self._say_who_joins(self.socket.port, "", self._secret)
         self.is_joined = True
         self._patience_s = None  # until all ranks are here, it may have nothing to say
         self._expect_more()
@@ -171,18 +171,19 @@ class ParentConversation:
                 self._uplink.tell_of(member, rank)
 
     def _refuse_version(self, version: int) -> None:
-        self._say_who_joins(self._data_plane.port, "")  # so that its log has it, too
+        # So that its log has it, too. Nobody has proved to be the parent: our secret instance isn't said.
+        self._say_who_joins(self._data_plane.port, "", f"{self._outside.random_bits(128):032x}")
         own = f"the switch at {self._epoch.own_name}"
         text = protocol_difference(self._uplink.name, version, own, messages.PROTOCOL_VERSION, "that switch")
         self._listener.refuse_all(self._epoch, text)
 
-    def _say_who_joins(self, udp_port: int, data_host: str) -> None:
+    def _say_who_joins(self, udp_port: int, data_host: str, instance: str) -> None:
         assert self._connection is not None
         self._connection.send(
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
                 job=self._epoch.job.name,
-                instance=self._secret,
+                instance=instance,
                 name=self._epoch.own_name,
                 udp_port=udp_port,
                 data_host=data_host,

@@ -17,7 +17,7 @@ constexpr uint32_t kMaxCheckedLanes = wire::kMaxLanes - SumCheck::kLanes + 1;  /
 static_assert(uint64_t{kMaxCheckedLanes} * kPrime < uint64_t{1} << 31);        // times an int32: below 2^62
 
 // What is drawn from the key, so that no two draws are the same.
-enum class Draw : uint64_t { kFactor, kRank, kChunk, kOfChunk, kExponent };
+enum class Draw : uint64_t { kFactor, kPads, kChunk, kExponent };
 
 // Exponents of floats lie between -1,074 and 1,024 and a little beyond. The one of no element is the least.
 constexpr int kExponentCodeBits = 20;
@@ -49,6 +49,13 @@ PASSING_CLONES int64_t Product(const uint8_t* __restrict lanes, uint32_t count, 
   return sum;
 }
 
+PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_t count,
+                                        const uint32_t* __restrict factors) {
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < count; ++i) sum += wire::LoadLane(lanes, i) * factors[i];
+  return sum;
+}
+
 uint32_t BelowPrime(int64_t value) {
   const int64_t rest = value % int64_t{kPrime};
   return static_cast<uint32_t>(rest < 0 ? rest + kPrime : rest);
@@ -56,62 +63,65 @@ uint32_t BelowPrime(int64_t value) {
 
 }  // namespace
 
-SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) {
+SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {
   assert(rank < world_size && world_size <= kMaxRanks);
   for (size_t half = 0; half < 2; ++half) {
     key_[half] = 0;
     for (size_t i = 0; i < 8; ++i) key_[half] = key_[half] << 8 | key[8 * half + i];
   }
-  const auto draw = [this](Draw what, uint64_t code, uint64_t index) {
-    return wire::SipHash(key_, std::array{static_cast<uint64_t>(what), code, index});
-  };
   for (uint32_t code = 0; code < kCodes; ++code) {
-    Code& made = codes_[code];
     for (uint32_t i = 0; i < kMaxCheckedLanes; ++i) {
-      made.k.push_back(static_cast<int32_t>(draw(Draw::kFactor, code, i) % kPrime));
-    }
-    made.w_all = made.w_all_below_prime = 0;
-    for (uint32_t each = 0; each < world_size; ++each) {
-      const auto w = static_cast<uint32_t>(draw(Draw::kRank, code, each));
-      if (each == rank) made.w = w;
-      made.w_all += w;
-      made.w_all_below_prime = (made.w_all_below_prime + w % kPrime) % kPrime;
+      const uint64_t drawn =
+          wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kFactor), uint64_t{code}, uint64_t{i}});
+      k_[code].push_back(static_cast<uint32_t>(drawn));
+      k_below_prime_[code].push_back(static_cast<int32_t>((drawn >> 32) % kPrime));
     }
   }
 }
 
-// c of the chunk whose data lanes, and the one that counts flags, these are.
-uint32_t SumCheck::Right(uint32_t code, const Chunk& chunk, uint32_t w, uint32_t count, const uint8_t* lanes) const {
-  std::array<uint64_t, 3> name{static_cast<uint64_t>(Draw::kChunk), chunk.position, 0};
+// Of its position and exponents: another chunk has another one.
+uint64_t SumCheck::NameOf(const Chunk& chunk) const {
+  uint64_t exponents = 0;
   for (const int32_t exponent : chunk.exponents) {
-    name[2] = wire::SipHash(key_, std::array{name[2], uint64_t{static_cast<uint32_t>(exponent)}});
+    exponents = wire::SipHash(key_, std::array{exponents, uint64_t{static_cast<uint32_t>(exponent)}});
   }
-  const uint64_t of_chunk = wire::SipHash(key_, name);
-  const uint64_t drawn =
-      wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kOfChunk), of_chunk, uint64_t{code}});
-  const auto first = static_cast<uint32_t>(drawn), second = static_cast<uint32_t>(drawn >> 32);
-  const int64_t product = Product(lanes, count, codes_[code].k.data());
-  if (chunk.may_wrap) return (first | 1) * static_cast<uint32_t>(product) + second * w;
-  const uint64_t u = 1 + first % (kPrime - 1), v = second % kPrime;
-  return static_cast<uint32_t>((u * BelowPrime(product) + v * (w % kPrime)) % kPrime);
+  return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kChunk), chunk.position, exponents});
+}
+
+// One drawing gives those of both codes.
+void SumCheck::AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const {
+  const uint64_t drawn = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads), name, uint64_t{rank}});
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    const auto pad = static_cast<uint32_t>(drawn >> 32 * code);
+    pads[code] = may_wrap ? pads[code] + pad : (pads[code] + pad % kPrime) % kPrime;
+  }
+}
+
+// c for these pads, of the data lanes and the one that counts flags.
+uint32_t SumCheck::Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const {
+  if (may_wrap) return WrappingProduct(lanes, count, k_[code].data()) + pad;
+  return (BelowPrime(Product(lanes, count, k_below_prime_[code].data())) + pad) % kPrime;
 }
 
 void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const {
   assert(count + kLanes <= wire::kMaxLanes);
   wire::StoreLane(lanes, count, FlagLane(flags));
+  Pads pads{};
+  AddPads(NameOf(chunk), rank_, chunk.may_wrap, pads);
   for (uint32_t code = 0; code < kCodes; ++code) {
-    wire::StoreLane(lanes, count + 1 + code, Right(code, chunk, codes_[code].w, count + 1, lanes));
+    wire::StoreLane(lanes, count + 1 + code, Right(code, chunk.may_wrap, pads[code], count + 1, lanes));
   }
 }
 
 bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const {
   if (!FlagsFit(flags, wire::LoadLane(lanes, count))) return false;
+  Pads pads{};
+  const uint64_t name = NameOf(chunk);
+  for (uint32_t rank = 0; rank < world_size_; ++rank) AddPads(name, rank, chunk.may_wrap, pads);
   for (uint32_t code = 0; code < kCodes; ++code) {
-    const Code& own = codes_[code];
-    const uint32_t w = chunk.may_wrap ? own.w_all : own.w_all_below_prime;
     uint32_t summed = wire::LoadLane(lanes, count + 1 + code);
     if (!chunk.may_wrap) summed %= kPrime;
-    if (summed != Right(code, chunk, w, count + 1, lanes)) return false;
+    if (summed != Right(code, chunk.may_wrap, pads[code], count + 1, lanes)) return false;
   }
   return true;
 }

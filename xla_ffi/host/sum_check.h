@@ -5,15 +5,16 @@
 // Behind its data lanes x[i] a contribution has kLanes more. The first counts flags, as a lane x like the others. The
 // others are a message authentication code that may be added up (Agrawal, Boneh: Homomorphic MACs, ACNS 2009):
 //
-//     c[j] = u[j] (sum over i of k[j][i] x[i]) + v[j] w[j][rank]     modulo 4,194,301, a prime
+//     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo 4,194,301, a prime
 //
-// All of k, u, v and w come from a key that only hosts know, u and v also from the chunk's position and exponents.
-// Added up over all ranks, the equation holds for the sums, with the sum of all w. So each rank is in it once, and each
-// with this chunk; other lanes pass with a probability of 2^-22 for each of the two c. A lane c doesn't overflow, as
-// 1,024 ranks times the prime stay below 2^32, and a float's lanes don't either (docs/fixed_point.md).
+// k comes from a key that only hosts know, and so do the pads, from the chunk's position and exponents, too: each pad
+// is used once, so that what is sent says nothing of k. Added up over all ranks, the equation holds for the sums, with
+// the sum of all pads. So each rank is in it once, and each with this chunk; other lanes pass with a probability of
+// 2^-22 for each of the two c. A lane c doesn't overflow, as 1,024 ranks times the prime stay below 2^32, and a float's
+// lanes don't either (docs/fixed_point.md).
 //
-// An exponent, of which the greatest is taken, carries its own code in the lower 20 bits of its lane. It is the same
-// for all ranks, so the greatest lane is one that some rank sent.
+// An exponent, of which the greatest is taken, carries its own code in the lower 20 bits of its lane, so a wrong one
+// passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
 //
 // Lanes of integers may wrap, so theirs are modulo 2^32. There, what is wrong by an odd number in some lane passes with
 // 2^-64, but what is wrong by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
@@ -56,16 +57,17 @@ class SumCheck {
 
  private:
   static constexpr uint32_t kCodes = 2;  // the c of a chunk
-  struct Code {
-    std::vector<int32_t> k;  // below the prime, so that a sum over all lanes fits into 64 bits
-    uint32_t w;              // this rank's
-    uint32_t w_all;          // the sum of all ranks', modulo 2^32
-    uint32_t w_all_below_prime;
-  };
-  uint32_t Right(uint32_t code, const Chunk& chunk, uint32_t w, uint32_t count, const uint8_t* lanes) const;
+  using Pads = std::array<uint32_t, kCodes>;
+
+  uint64_t NameOf(const Chunk& chunk) const;
+  void AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const;
+  uint32_t Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const;
 
   std::array<uint64_t, 2> key_;
-  std::array<Code, kCodes> codes_;
+  const uint32_t rank_;
+  const uint32_t world_size_;
+  std::array<std::vector<uint32_t>, kCodes> k_;             // modulo 2^32
+  std::array<std::vector<int32_t>, kCodes> k_below_prime_;  // so that a sum over all lanes fits into 64 bits
 };
 
 }  // namespace passing

@@ -4,13 +4,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import msgspec
 import pytest
 from in_process import JOB, SwitchThread, members, settings_of, until
 
 from jax_passing.config import parse_address, parse_switches
-from jax_passing.errors import AuthenticationError, JoinError, PassingError
-from jax_passing.host.control_connection import ControlConnection
+from jax_passing.errors import AuthenticationError, JoinError, PassingError, SwitchUnreachableError
+from jax_passing.host.control_connection import ControlConnection, connect
 from jax_passing.host.gathering import Gathering
 from jax_passing.host.membership import Membership
 from jax_passing.host.tls_socket import TlsSocket
@@ -133,7 +135,7 @@ def test_a_join_without_a_key_is_refused(secured):
 
 def test_the_key_of_one_job_opens_no_other(secured, files):
     stranger = Stranger(secured)
-    stranger.connection.secure(keys.read_key(files.job("mine"), keys.JOB), "mine", until=None)
+    stranger.connection.secure(keys.read_key(files.job("mine"), keys.JOB), "mine", time.monotonic() + 20)
     stranger.connection.send(stranger.join("yours"))
     answer = stranger.connection.receive()
     assert isinstance(answer, messages.Refused)
@@ -156,7 +158,7 @@ def test_garbage_instead_of_a_handshake(secured, files, words):
 
 def test_secure_twice(secured, files):
     stranger = Stranger(secured)
-    stranger.connection.secure(keys.read_key(files.job(), keys.JOB), JOB, until=None)
+    stranger.connection.secure(keys.read_key(files.job(), keys.JOB), JOB, time.monotonic() + 20)
     stranger.connection.send(messages.Secure(JOB))
     with pytest.raises(ConnectionError):
         stranger.connection.receive()
@@ -203,7 +205,7 @@ def test_tls_for_one_that_receives_and_several_that_send():
         end.settimeout(30)
     with ThreadPoolExecutor(1) as pool:
         server = pool.submit(secure_channel.context(key, server_side=True).wrap_socket, other, server_side=True)
-        mine = TlsSocket(one, secure_channel.context(key, server_side=False))
+        mine = TlsSocket(one, secure_channel.context(key, server_side=False), 30)
         theirs = server.result()
     lines = 200
     expected = {f"{sender} {line}" for sender in range(3) for line in range(lines)}
@@ -265,3 +267,101 @@ def test_nobody_meets_without_the_jobs_key(secured, files):
         refused = messages.decode_from_switch(lines.readline())
     assert isinstance(refused, messages.Refused)
     assert "wants the key" in refused.message
+
+
+class Impostor:
+    """Says these lines to whoever connects, each when the other has said one; then what `then` does with the socket."""
+
+    def __init__(self, *lines, then=lambda connected: None):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()[:2]
+        self.heard = b""
+        self._thread = threading.Thread(target=self._serve, args=(lines, then), daemon=True)
+        self._thread.start()
+
+    def _serve(self, lines, then):
+        with self._listener, self._listener.accept()[0] as connected:
+            connected.settimeout(20)
+            for number, line in enumerate(lines):
+                if number:
+                    self.heard += connected.recv(65536)
+                connected.sendall(messages.encode(line))
+            then(connected)
+            with suppress(OSError):
+                while piece := connected.recv(65536):
+                    self.heard += piece
+
+    def end(self):
+        self._thread.join(20)
+
+
+HELLO = messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s", secured=True)
+
+
+def test_a_host_with_a_key_says_nothing_to_a_switch_of_another_version():
+    impostor = Impostor(msgspec.structs.replace(HELLO, protocol_version=messages.PROTOCOL_VERSION + 1))
+    with pytest.raises(JoinError, match="protocol version"):
+        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
+    impostor.end()
+    assert impostor.heard == b""
+
+
+def drip(connected):
+    """A record of 16 KB that never ends."""
+    with suppress(OSError):
+        for byte in b"\x16\x03\x03\x40\x00" + bytes(200):
+            connected.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+def test_a_handshake_that_drips_ends_at_the_deadline():
+    impostor = Impostor(HELLO, messages.Secured(), then=drip)
+    began = time.monotonic()
+    with pytest.raises(SwitchUnreachableError):
+        connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
+    assert time.monotonic() - began < 10
+
+
+def test_a_switch_that_hangs_up_in_the_handshake_is_tried_again():
+    impostor = Impostor(HELLO, messages.Secured(), then=lambda connected: connected.shutdown(socket.SHUT_RDWR))
+    with pytest.raises(SwitchUnreachableError):
+        connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
+
+
+def test_a_refusal_before_the_handshake_is_told():
+    impostor = Impostor(HELLO, messages.Refused("JoinError", "as many as one address may"))
+    with pytest.raises(JoinError, match="as many as one address may"):
+        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
+
+
+def test_what_comes_in_the_clear_behind_secure_closes_the_connection(secured):
+    """It would be read as if it had come by TLS."""
+    stranger = Stranger(secured)
+    stranger.connection._socket.sendall(messages.encode(messages.Secure(JOB)) + messages.encode(stranger.join()))
+    with pytest.raises(OSError, match="closed|reset"):
+        while isinstance(stranger.connection.receive(), messages.Secured):
+            pass
+    stranger.connection.close()
+
+
+def test_what_tls_holds_is_heard():
+    """Two lines in one segment, of which the first is read alone."""
+    key = keys.new_key()
+    one, other = socket.socketpair()
+    other.settimeout(20)
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(secure_channel.context(key, server_side=True).wrap_socket, other, server_side=True)
+        mine = TlsSocket(one, secure_channel.context(key, server_side=False), 20)
+        theirs = server.result()
+    theirs.sendall(b"first")
+    theirs.sendall(b"second")
+    assert mine.recv(1) == b"f"
+    assert mine.has_more
+    assert mine.recv(100) == b"irst"
+    assert mine.recv(100) == b"second"
+    assert not mine.has_more
+    mine.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        mine.recv(1)
+    theirs.close()
+    mine.close()
