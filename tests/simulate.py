@@ -53,6 +53,7 @@ def report(outcome: runner.Outcome, processes: int, shrinks: bool) -> None:
     ends = ", ".join(f"{kind[5:]} {count}" for kind, count in sorted(counts.items()) if kind.startswith("end: "))
     print(f"sessions that ended: {ends}")
     print(f"{counts['sums']} sums right, {counts['sums that failed']} failed by name")
+    print(f"{counts['forged']} packets of strangers and {counts['flipped']} with flipped bits")
     print(
         f"{outcome.seeds} seeds, {counts['packets']} packets and {counts['lines']} control messages in {seconds:.0f} s "
         f"({processes} processes): {outcome.seeds / seconds:.0f} seeds and {counts['packets'] / seconds:.0f} packets/s"

@@ -9,7 +9,7 @@ from _simulation import Faults, Packets
 from simulation import judge
 from simulation.hosts import HostMachine
 from simulation.plan import LIFE_S, Link, Plan
-from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine
+from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine, switch_key
 from simulation.world import ViolationError, World
 
 logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
@@ -27,6 +27,7 @@ def _faults_of(link: Link) -> Faults:
         reorder_us=link.reorder_us,
         delay_us=link.delay_us,
         flip=link.flip,
+        brings_flipped=link.brings_flipped,
         stale=link.stale,
         stale_us=link.stale_us,
     )
@@ -42,7 +43,8 @@ class Cluster:
 
     def __init__(self, plan: Plan, *, is_traced: bool = False):
         self.plan = plan
-        packets = Packets(plan.seed, _faults_of(plan.up), _faults_of(plan.down))
+        faults = _faults_of(plan.up), _faults_of(plan.down)
+        packets = Packets(plan.seed, *faults, forge=plan.forge, from_anywhere=plan.from_anywhere)
         self.world = World(plan.seed, packets, stuck=plan.stuck, is_traced=is_traced)
         self._incarnations = itertools.count(1)
         self.switches = {}
@@ -56,10 +58,15 @@ class Cluster:
 
     def _switch_of(self, one):
         def make_data_plane(process):
-            return SimulatedDataPlane(process, one, self.plan.refuses, self.incarnation)
+            return SimulatedDataPlane(process, one, self.plan, self.incarnation)
 
         return SwitchMachine(
-            self.world, one.number, make_data_plane, slots_per_job=one.slots_per_job, parent=one.parent
+            self.world,
+            one.number,
+            make_data_plane,
+            slots_per_job=one.slots_per_job,
+            parent=one.parent,
+            switch_key=switch_key(one.key),
         )
 
     def _add_sites(self):

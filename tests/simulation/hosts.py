@@ -4,6 +4,7 @@
 and with what of them decides without I/O.
 """
 
+import ssl
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ from jax_passing.host.control_connection import CONNECT_TIMEOUT_S, RETRY_S
 from jax_passing.host.shard import ANSWER_S, JOIN_GRACE_S
 from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
 from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
-from simulation.plan import Host, Job
-from simulation.switches import LEASE_S, SimulatedSocket, address_of
+from simulation.plan import KEY, Host, Job
+from simulation.switches import LEASE_S, SimulatedSocket, address_of, switch_key
 from simulation.world import Deaf, Machine, Process
 
 WARN_S = 1.0
@@ -33,6 +35,7 @@ class Shard:
         self.socket = None
         self.welcome = None
         self.is_over = False  # the switch said Bye
+        self._is_secured = False
         self._stream = None
         self._unread = []  # lines that came while other shards were still being joined
         self._patience_s = CONNECT_TIMEOUT_S
@@ -45,9 +48,14 @@ class Shard:
         self._stream = stream
         self._expect_more()
 
+    def secured(self):
+        self._is_secured = True
+
     def closed(self, error):
         self._stop_waiting()
-        if self.hello is None:
+        if isinstance(error, ssl.SSLError):
+            self._session.fail("AuthenticationError", str(error), tell=False)
+        elif self.hello is None:
             self._session.not_connected(self)
         else:
             self._session.lost(self, str(error or "the connection was closed"))
@@ -59,6 +67,10 @@ class Shard:
         self._expect_more()
         message = messages.decode_from_switch(line)
         match message:
+            case messages.Hello() if self.hello is None and not self._may_go_on(message):
+                pass
+            case messages.Secured() if self.hello is None:
+                self._stream.secure(self._session.key)
             case messages.Hello() if self.hello is None:
                 self.hello = message
                 self.socket = SimulatedSocket(self._session.process, (self.address[0], message.data_port))
@@ -83,6 +95,19 @@ class Shard:
                 self._session.fail(kind, text, ranks, source=self)
             case _:
                 self._session.heard(self, self._number, message)
+
+    def _may_go_on(self, hello):
+        """Else it is over, or the connection is to be secured first."""
+        session = self._session
+        if session.plan.does == "joins without the key" or self._is_secured:
+            return True
+        if hello.secured != (session.key is not None):
+            session.fail("AuthenticationError", "only one of us has a key", tell=False)
+        elif session.key is not None:
+            self.send(messages.Secure(session.job.name))
+        else:
+            return True
+        return False
 
     def _on_event(self, kind, *_):
         if kind == "heard" and self.welcome is None:
@@ -135,6 +160,7 @@ class Session:
         self._packets = process.world.packets
         self._over = over
         self._shards = [Shard(self, number, address_of(switch)) for number, switch in enumerate(self.plan.switches)]
+        self.key = self._job_key()
         self._host = None  # its number among the packets, once welcomed
         self.is_over = False
         self._begun = self._done = 0  # executions
@@ -146,6 +172,13 @@ class Session:
     @property
     def has_begun(self):
         return self._host is not None
+
+    def _job_key(self):
+        """None: it has none."""
+        has_keys = any(switch.key for switch in self.process.cluster.plan.switches)
+        if not has_keys or self.plan.does in ("lacks the key", "joins without the key"):
+            return None
+        return keys.job_key(switch_key(KEY + 2 if self.plan.does == "has another key" else KEY), self.job.name)
 
     # Joining.
 
@@ -191,12 +224,14 @@ class Session:
                     welcome.slot_first,
                     welcome.worker,
                     welcome.lanes_per_chunk if welcome.whole_chunks else 0,
+                    welcome.packet_keys,
                 )
                 for shard, welcome in zip(self._shards, welcomes, strict=True)
             ],
             slots_per_shard=1 << max(0, (slots // len(welcomes)).bit_length() - 1),
             lanes_per_chunk=min(welcome.lanes_per_chunk for welcome in welcomes),
-            first_position=self.job.first_position,
+            check_key=self._check_key(welcomes),
+            first_position=self.process.cluster.plan.first_position,
             incarnation=self.record.incarnation,
             warn_s=WARN_S,
             deadline_s=DEADLINE_S,
@@ -213,6 +248,11 @@ class Session:
         self._go_on()
         for shard in self._shards:
             shard.read_on()
+
+    def _check_key(self, welcomes):
+        wanted = self.key is not None and any(welcome.packet_keys is None for welcome in welcomes)
+        nonces = [welcome.nonce for welcome in welcomes]
+        return keys.check_key(self.key, nonces) if wanted or self.job.checks_sums else None
 
     # What it does with the job.
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from jax_passing import errors
 from jax_passing.switch.waits import PARENT_GRACE_S
-from simulation.plan import Plan
+from simulation.plan import STRANGERS, Plan
 from simulation.switches import LEASE_S
 
 JOIN_DEADLINE_S = 4.0
 DEADLINE_S = 3.0
+KEPT_OUT = ("AuthenticationError", "JoinError", "SwitchUnreachableError", "crashed")
 NOTICED_S = 0.5  # for messages through a tree, and for those who look now and then
 
 
@@ -49,7 +50,14 @@ def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
             yield f"no error of ours: {one}"
         if one.kind == "ProtocolError":
             yield f"a defect of ours: {one}"
-        if plan.is_gentle and one.kind != "Bye":
+        is_stranger = one.does in STRANGERS
+        if is_stranger and (one.welcomed_s is not None or one.kind not in KEPT_OUT):
+            yield f"a stranger wasn't kept out: {one}"
+        if one.kind == "AuthenticationError" and plan.has_one_key and not is_stranger:
+            yield f"it has the key: {one}"
+        if one.kind == "WrongSumError" and plan.is_safe:
+            yield f"nobody has changed a packet: {one}"
+        if plan.is_gentle and one.kind != "Bye" and not is_stranger:
             yield f"nothing has failed, and yet: {one}"
     if plan.only_hosts_fail:
         yield from _faults_beside_hosts(sessions)

@@ -7,6 +7,11 @@ numbers, which stay when others are taken away; all of chance that a plan doesn'
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
+
+# What hosts do that don't have the key: say so, guess another one, or join without proof.
+STRANGERS = ("lacks the key", "has another key", "joins without the key")
+KEY = 1
 
 LIFE_S = 3.0  # most of what happens does so by then
 RTO_US = 10_000  # the first one
@@ -27,6 +32,7 @@ class Link(Struct):
     flip: float = 0.0
     stale: float = 0.0  # share that comes once more, up to `stale_us` later
     stale_us: int = 0
+    brings_flipped: bool = False  # else UDP's checksum drops what has changed
 
 
 class Switch(Struct):
@@ -37,6 +43,8 @@ class Switch(Struct):
     lanes_per_chunk: int = 64
     whole_chunks: bool = False
     multicast: bool = True
+    key: int = 0  # which one; 0: none
+    tags: bool = False  # it can, as soon as it has a key
 
 
 class Site(Struct):
@@ -61,7 +69,7 @@ class Job(Struct):
     ahead: int = 1
     spread_us: int = 200
     thinks_s: float = 0.0
-    first_position: int = 0
+    checks_sums: bool = False  # also where packets have tags, or nobody has a key
 
 
 class Host(Struct):
@@ -79,6 +87,10 @@ class Host(Struct):
     sessions: int = 1
     tries: int = 3
     does: str = ""
+
+    @property
+    def is_stranger(self) -> bool:
+        return self.does in STRANGERS
 
 
 class Fault(Struct):
@@ -107,20 +119,35 @@ class Plan(Struct):
     jobs: tuple[Job, ...]
     hosts: tuple[Host, ...]
     faults: tuple[Fault, ...] = ()
+    first_position: int = 0  # of all jobs
+    forge: float = 0.0  # share of packets beside which strangers send one of theirs
+    from_anywhere: bool = False  # in anybody's name
     stuck: float = 0.0  # share of lines on a control connection that take seconds
     refuses: float = 0.0  # share of jobs that a data plane refuses
 
     @property
     def is_gentle(self) -> bool:
-        """Every session ends well."""
-        alone = all(fault.is_gentle for fault in self.faults) and not any(host.does for host in self.hosts)
-        return alone and not self.stuck and not self.refuses
+        """Every session ends well, but those of strangers."""
+        alone = all(fault.is_gentle for fault in self.faults)
+        alone &= not any(host.does and not host.is_stranger for host in self.hosts)
+        return alone and not self.stuck and not self.refuses and self.is_safe and self.has_one_key
 
     @property
     def only_hosts_fail(self) -> bool:
         """Switches, and all connections, are sound."""
         crashes = all(fault.kind == "crash" and fault.machine.startswith("host") for fault in self.faults)
-        return crashes and not self.stuck and not self.refuses
+        return crashes and not self.stuck and not self.refuses and self.is_safe and self.has_one_key
+
+    @property
+    def has_one_key(self) -> bool:
+        """Or none: then nobody is sent away for want of the right one."""
+        return all(switch.key == KEY for switch in self.switches) or not any(switch.key for switch in self.switches)
+
+    @property
+    def is_safe(self) -> bool:
+        """Nobody can send what isn't his, or change what others send, without anybody noticing it at once."""
+        is_open = self.from_anywhere or self.up.brings_flipped or self.down.brings_flipped
+        return not is_open or all(switch.key and switch.tags for switch in self.switches)
 
 
 def encode(plan: Plan) -> str:
@@ -149,7 +176,7 @@ def from_seed(seed: int) -> Plan:
     runs_s = max(host.starts_s for host in hosts)
     faults = tuple(_fault(random, machines, kinds, is_gentle, runs_s) for _ in range(random.choice([0, 1, 1, 2, 3])))
     rare = not is_gentle and random.random() < 0.1
-    return Plan(
+    plan = Plan(
         seed=seed,
         up=up,
         down=down,
@@ -159,7 +186,70 @@ def from_seed(seed: int) -> Plan:
         faults=faults,
         stuck=random.choice([0.002, 0.02]) if rare else 0.0,
         refuses=random.choice([0.0, 0.2]) if rare else 0.0,
+        first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
     )
+    return random.choice([_open, _open, _open, _tagged, _tagged, _checked])(random, plan)
+
+
+# Who is kept out, and how.
+
+
+def _open(random: Random, plan: Plan) -> Plan:
+    """Strangers have their own address only."""
+    return replace(plan, forge=random.choice([0.0, 0.0, 0.1]))
+
+
+def _tagged(random: Random, plan: Plan) -> Plan:
+    """Nothing that strangers send matters, and no bit that is flipped."""
+    switches = [replace(switch, key=KEY, tags=True, whole_chunks=False) for switch in plan.switches]
+    if not plan.is_gentle and random.random() < 0.1:
+        other = random.randrange(len(switches))
+        switches[other] = replace(switches[other], key=KEY + 1)
+    plan = replace(
+        plan,
+        switches=tuple(switches),
+        jobs=tuple(replace(job, checks_sums=random.random() < 0.2) for job in plan.jobs),
+        forge=random.choice([0.0, 0.02, 0.2]),
+        from_anywhere=True,
+        up=replace(plan.up, brings_flipped=True),
+        down=replace(plan.down, brings_flipped=True),
+    )
+    return _with_stranger(random, plan) if random.random() < 0.3 else plan
+
+
+def _checked(random: Random, plan: Plan) -> Plan:
+    """Not all switches can tag, or nobody has a key. What strangers send may end jobs, and makes no sum wrong."""
+    has_keys = random.random() < 0.7
+    switches = [
+        replace(switch, key=KEY * has_keys, tags=not switch.whole_chunks and random.random() < 0.3)
+        for switch in plan.switches
+    ]
+    jobs = tuple(replace(job, checks_sums=not has_keys or random.random() < 0.2) for job in plan.jobs)
+    plan = replace(plan, switches=tuple(switches), jobs=jobs)
+    if random.random() < 0.6:
+        plan = replace(
+            plan,
+            jobs=tuple(replace(job, sites=tuple(map(_checkable, job.sites))) for job in plan.jobs),
+            forge=random.choice([0.0, 0.0005, 0.02]),
+            from_anywhere=True,
+            up=replace(plan.up, brings_flipped=True),
+            down=replace(plan.down, brings_flipped=True),
+        )
+    return _with_stranger(random, plan) if has_keys and random.random() < 0.3 else plan
+
+
+def _checkable(site: Site) -> Site:
+    """Maxima aren't checked, and of integers the highest bits badly."""
+    return replace(site, dtype="float32", maxima=False) if "int" in site.dtype else site
+
+
+def _with_stranger(random: Random, plan: Plan) -> Plan:
+    """Who takes itself for a rank of a job, and doesn't have the key."""
+    rank = random.choice(plan.hosts)
+    number = 1 + max(host.number for host in plan.hosts)
+    starts_s = round(random.uniform(0, LIFE_S), 4)
+    stranger = replace(rank, number=number, starts_s=starts_s, does=random.choice(STRANGERS))
+    return replace(plan, hosts=(*plan.hosts, stranger))
 
 
 def _link(random: Random) -> Link:
@@ -210,7 +300,6 @@ def _job(random: Random, name: str) -> Job:
         ahead=random.choice([1, 1, 3]),
         spread_us=random.choice([1, 200, 3000]),
         thinks_s=random.choice([0.0, 0.05, 0.5]),
-        first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
     )
 
 
@@ -246,7 +335,7 @@ def _hosts(random: Random, job: Job, switches: list[Switch], first: int, is_gent
     if not is_gentle and random.random() < 0.15:  # somebody else takes it for a rank of the job
         twin = random.choice(hosts)
         starts_s = round(random.uniform(0, LIFE_S), 4)
-        twin = msgspec.structs.replace(twin, number=first + len(hosts), starts_s=starts_s, does="intrudes")
+        twin = replace(twin, number=first + len(hosts), starts_s=starts_s, does="intrudes")
         hosts.append(twin)
     return hosts
 

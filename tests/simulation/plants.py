@@ -72,6 +72,22 @@ def _waits_for_ever() -> None:
     watch.end_waits = lambda jobs, epoch, now: None
 
 
+def _keeps_keys() -> None:
+    from jax_passing.protocol.keys import KEY_BYTES
+    from jax_passing.switch.epoch_start import EpochStart, Secrets
+
+    def patched(self, worker_count):
+        return Secrets([bytes([worker]) * KEY_BYTES for worker in range(worker_count)], bytes(KEY_BYTES))
+
+    EpochStart._new_secrets = patched
+
+
+def _admits_strangers() -> None:
+    from jax_passing.switch.member_conversation import MemberConversation
+
+    MemberConversation._check_key = lambda self, join: None
+
+
 IN_PYTHON: dict[str, Callable[[], None]] = {
     "an epoch's number twice": _never_counts_epochs,
     "a rack's leave is lost": _loses_leaves,
@@ -80,6 +96,8 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "a member isn't told of a failure": _tells_all_but_one,
     "leases aren't checked": _has_no_leases,
     "join deadlines aren't checked": _waits_for_ever,
+    "keys of packets are drawn once": _keeps_keys,
+    "whoever proves no key may join": _admits_strangers,
 }
 
 

@@ -28,7 +28,8 @@ def attempt(plan: Plan) -> tuple[str, dict]:
         text = "".join(traceback.format_exception(error)[-4:]) if not isinstance(error, ViolationError) else ""
         wrong = f"{type(error).__name__}: {error}\n{text}".strip()
     packets = cluster.world.packets
-    counts = {"packets": packets.packets, "sums": packets.sums_right, "sums that failed": packets.sums_failed}
+    counts = {"packets": packets.packets, "forged": packets.forged, "flipped": packets.flipped}
+    counts |= {"sums": packets.sums_right, "sums that failed": packets.sums_failed}
     ends = Counter(f"end: {session.kind}" for session in cluster.sessions())
     return wrong, {**counts, "lines": cluster.world.lines, **ends}
 

@@ -41,10 +41,11 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, jobs=jobs, hosts=hosts)
     for index, host in enumerate(plan.hosts):
         changes = {"sessions": 1, "tries": 1, "starts_s": 0.0, "does": ""}
-        if host.does == "intrudes":
+        is_other = host.does == "intrudes" or host.is_stranger
+        if is_other:
             yield replace(plan, hosts=_without(plan.hosts, index))
         for name, least in changes.items():
-            if getattr(host, name) != least and not (name == "does" and host.does == "intrudes"):
+            if getattr(host, name) != least and not (name == "does" and is_other):
                 yield replace(
                     plan, hosts=(*plan.hosts[:index], replace(host, **{name: least}), *plan.hosts[index + 1 :])
                 )
@@ -57,12 +58,12 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, switches=(*plan.switches[:index], quiet, *plan.switches[index + 1 :]))
     for way in ("up", "down"):
         link = getattr(plan, way)
-        for name in ("loss", "duplicate", "reorder", "flip", "stale"):
+        for name in ("loss", "duplicate", "reorder", "flip", "brings_flipped", "stale"):
             if getattr(link, name):
                 yield replace(plan, **{way: replace(link, **{name: getattr(Link(), name)})})
-    for name in ("stuck", "refuses"):
+    for name in ("stuck", "refuses", "forge", "first_position", "from_anywhere"):
         if getattr(plan, name):
-            yield replace(plan, **{name: 0.0})
+            yield replace(plan, **{name: getattr(Plan, name, type(getattr(plan, name))())})
 
 
 def _smaller_jobs(job):
@@ -74,7 +75,5 @@ def _smaller_jobs(job):
         yield replace(job, executions=job.executions // 2)
     if len(job.programs[0]) > 1:
         yield replace(job, programs=(job.programs[0][:1], *job.programs[1:]))
-    if job.first_position:
-        yield replace(job, first_position=0)
     if any(leaf > 1 for site in job.sites for leaf in site.leaves):
         yield replace(job, sites=tuple(replace(site, leaves=(max(1, site.leaves[0] // 4),)) for site in job.sites))

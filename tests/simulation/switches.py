@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from ipaddress import IPv4Address
 
+from jax_passing.protocol.keys import KEY_BYTES
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane, DataPlaneError, SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
-from simulation.plan import Switch
+from simulation.plan import Plan, Switch
 from simulation.world import Machine, Process, World
 
 PORT = 7171  # for connections and packets
@@ -21,6 +22,10 @@ def place(address: tuple[str, int]) -> tuple[int, int]:
 
 def address_of(switch: int) -> tuple[str, int]:
     return f"10.0.0.{switch + 1}", PORT
+
+
+def switch_key(number: int) -> bytes | None:
+    return number.to_bytes(KEY_BYTES) if number else None
 
 
 class SimulatedSocket:
@@ -54,15 +59,16 @@ class SimulatedDataPlane:
       incarnation_of: of each of them, and of those that were: hosts of one incarnation add up with each other.
     """
 
-    host, port, worker_limit, can_tag = "", PORT, WORKERS_MAX, False
+    host, port, worker_limit = "", PORT, WORKERS_MAX
 
-    def __init__(self, process: "SimulatedSwitch", plan: Switch, refuses: float, incarnation: Callable):
+    def __init__(self, process: "SimulatedSwitch", plan: Switch, of_all: Plan, incarnation: Callable):
         self._process = process
         self._incarnation = incarnation
         self._world = process.world
         self._packets = process.world.packets
         self._multicast = plan.multicast
-        self._refuses = refuses
+        self._refuses, self._first_position = of_all.refuses, of_all.first_position
+        self.can_tag = plan.tags
         self.slot_total, self.lanes_per_chunk = plan.slot_total, plan.lanes_per_chunk
         self.whole_chunks = plan.whole_chunks
         self.number = self._packets.add_switch(
@@ -94,7 +100,7 @@ class SimulatedDataPlane:
         parent = job.parent
         above = None
         if parent is not None:
-            above = parent.job, parent.epoch, parent.slot_first, parent.worker, parent.socket.number
+            above = parent.job, parent.epoch, parent.slot_first, parent.worker, parent.socket.number, parent.keys
         self._packets.add_job(
             self.number,
             job=job.job,
@@ -104,6 +110,8 @@ class SimulatedDataPlane:
             workers=[place(address) for address in job.addresses],
             group=None if job.group is None else place((job.group.address, job.group.port)),
             parent=above,
+            keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
+            first_position=self._first_position,
         )
         self.running[job.job] = job
         self.incarnation_of[job.job, job.epoch] = self._incarnation(parent)
@@ -153,7 +161,12 @@ class SimulatedSwitch(Process):
         self.address = machine.address
         self.data_plane = machine.make_data_plane(self)
         self.plane = ControlPlane(
-            self.data_plane, self, lease_s=LEASE_S, slots_per_job=machine.slots_per_job, parent=machine.parent
+            self.data_plane,
+            self,
+            lease_s=LEASE_S,
+            slots_per_job=machine.slots_per_job,
+            parent=machine.parent,
+            switch_key=machine.switch_key,
         )
         self.world.listeners[self.address] = self
 
@@ -194,10 +207,11 @@ class SwitchMachine(Machine):
         *,
         slots_per_job: int,
         parent: int | None = None,
+        switch_key: bytes | None = None,
     ):
         self.address = address_of(number)
         super().__init__(world, self.address[0])
-        self.make_data_plane, self.slots_per_job = make_data_plane, slots_per_job
+        self.make_data_plane, self.slots_per_job, self.switch_key = make_data_plane, slots_per_job, switch_key
         self.parent = None if parent is None else address_of(parent)
         self._dead = None
         self.process = None
@@ -209,7 +223,8 @@ class SwitchMachine(Machine):
         if self._dead is not None:
             self._dead.reset()
             # Jobs and epochs are counted from 1 in each life of a switch, so that a packet of an earlier one can look
-            # like this one's. By the time that a process takes to start, the networks that we serve have lost it.
+            # like this one's. By the time that a process takes to start, the networks that we serve have lost it. Where
+            # packets have tags, nothing depends on this: strangers send such packets again (Packets::Repeat).
             self.world.packets.lose_all()
         self.process = SimulatedSwitch(self)
 

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import ssl
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
@@ -240,6 +241,8 @@ class Deaf:
 
     def heard(self, line): ...
 
+    def secured(self): ...
+
     def closed(self, error): ...
 
 
@@ -255,6 +258,7 @@ class Stream:
         self.own_name = f"{address[0]}:{address[1]}"
         self._arrival_us = 0  # of what was sent last
         self._is_closed = self.has_ended = False
+        self._key = self._key_of_other = None  # once it wants to be secured
         process.streams[self] = None
 
     @property
@@ -282,7 +286,26 @@ class Stream:
             self._deliver(lambda: self.other.hear(line))
         return True
 
+    def secure(self, key):
+        self._key = key
+        self._deliver(lambda: self.other.shake_hands(key))
+        self._prove()
+
+    def shake_hands(self, key):
+        self._key_of_other = key
+        self._prove()
+
+    def _prove(self):
+        if None in (self._key, self._key_of_other) or self.has_ended:
+            return
+        if self._key == self._key_of_other:
+            self.listener.secured()
+        else:
+            self.end(ssl.SSLError("the other has another key"))
+
     def hear(self, line):
+        if self._key is not None and self._key_of_other is None:
+            self.end(ssl.SSLError("this is no handshake"))
         if not self.has_ended:
             self._world.lines += 1
             if self._world.is_traced:

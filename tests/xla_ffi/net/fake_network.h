@@ -17,11 +17,12 @@ namespace passing {
 struct Faults {
   double loss = 0;
   double duplicate = 0;
-  double reorder = 0;      // share of packets that are late
-  int64_t delay_us = 20;   // of every packet
-  int64_t reorder_us = 0;  // at most this much later
-  double flip = 0;         // share of packets of which up to eight bits change on the way
-  double stale = 0;        // share of packets that come once more, up to `stale_us` later
+  double reorder = 0;           // share of packets that are late
+  int64_t delay_us = 20;        // of every packet
+  int64_t reorder_us = 0;       // at most this much later
+  double flip = 0;              // share of packets of which up to eight bits change on the way
+  bool brings_flipped = false;  // else the receiver's kernel drops them, by UDP's checksum
+  double stale = 0;             // share of packets that come once more, up to `stale_us` later
   int64_t stale_us = 0;
 };
 
@@ -42,7 +43,10 @@ class FakeNetwork {
   // Brings the packet to `deliver`: once, late, twice or never.
   void Send(std::vector<uint8_t> packet, const Faults& faults, Deliver deliver) {
     if (Chance(faults.stale)) Bring(packet, faults.delay_us + Below(faults.stale_us + 1), deliver);
-    if (Chance(faults.flip) && !Flip(packet)) return;
+    if (Chance(faults.flip)) {
+      Flip(packet);
+      if (!faults.brings_flipped) return;
+    }
     const int copies = (Chance(faults.loss) ? 0 : 1) + (Chance(faults.duplicate) ? 1 : 0);
     for (int copy = 0; copy < copies; ++copy) {
       const int64_t late_us = Chance(faults.reorder) ? Below(faults.reorder_us + 1) : 0;
@@ -95,16 +99,15 @@ class FakeNetwork {
     return sum;
   }
 
-  // False if the receiver's kernel drops it. It is lost as well if the checksum doesn't show the change: packets
-  // without tags can't be told from true ones then, whatever a protocol does.
-  bool Flip(std::vector<uint8_t>& packet) {
+  // Where the receiver's kernel drops it, it is lost as well if the checksum doesn't show the change: packets without
+  // tags can't be told from true ones then, whatever a protocol does.
+  void Flip(std::vector<uint8_t>& packet) {
     const uint32_t checksum = ChecksumOf(packet);
     for (int64_t bits = 1 + Below(8); bits > 0; --bits) {
       packet[static_cast<size_t>(Below(static_cast<int64_t>(packet.size())))] ^= uint8_t(1u << Below(8));
     }
     ++flipped_;
     unnoticed_ += ChecksumOf(packet) == checksum;
-    return false;
   }
 
   std::mt19937_64 random_;

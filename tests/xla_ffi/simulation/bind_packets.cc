@@ -6,7 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "../tests/xla_ffi/simulation/packets.h"
+#include "python/bind_slots.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,13 +25,14 @@ std::optional<Endpoint> EndpointOf(const std::optional<Place>& place) {
 }
 
 Faults FaultsOf(double loss, double duplicate, double reorder, int64_t delay_us, int64_t reorder_us, double flip,
-                double stale, int64_t stale_us) {
+                bool brings_flipped, double stale, int64_t stale_us) {
   return {.loss = loss,
           .duplicate = duplicate,
           .reorder = reorder,
           .delay_us = delay_us,
           .reorder_us = reorder_us,
           .flip = flip,
+          .brings_flipped = brings_flipped,
           .stale = stale,
           .stale_us = stale_us};
 }
@@ -56,15 +60,28 @@ nb::object EventTuple(const Event& event) {
   return nb::none();
 }
 
-void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-            const std::vector<Place>& workers, const std::optional<Place>& group,
-            const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t>>& parent) {
-  JobSlots slots{.job = job, .epoch = epoch, .slot_first = slot_first, .slot_count = slot_count, .addresses = {}};
+void AddJob(
+    Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+    const std::vector<Place>& workers, const std::optional<Place>& group,
+    const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
+        parent,
+    const std::optional<JobKeyBytes>& keys, uint64_t first_position) {
+  JobSlots slots{.job = job,
+                 .epoch = epoch,
+                 .slot_first = slot_first,
+                 .slot_count = slot_count,
+                 .addresses = {},
+                 .keys = KeysOf(keys),
+                 .first_position = first_position};
   uint32_t uplink = 0;
   if (parent) {
-    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket] = *parent;
-    slots.parent = {
-        .job = parent_job, .epoch = parent_epoch, .slot_first = parent_slot_first, .worker = worker, .address = {}};
+    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys] = *parent;
+    slots.parent = {.job = parent_job,
+                    .epoch = parent_epoch,
+                    .slot_first = parent_slot_first,
+                    .worker = worker,
+                    .address = {},
+                    .keys = KeysOf(parent_keys)};
     uplink = socket;
   }
   std::vector<Endpoint> endpoints;
@@ -72,26 +89,29 @@ void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32
   self.AddJob(number, std::move(slots), endpoints, EndpointOf(group), uplink);
 }
 
-// `shards`: socket, job, epoch, first slot, worker and whole lanes at each switch.
+// `shards`: socket, job, epoch, first slot, worker, whole lanes and keys at each switch.
 uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
-                 const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t>>& shards,
-                 uint32_t slots_per_shard, uint32_t lanes_per_chunk, uint64_t first_position, uint32_t incarnation,
-                 double warn_s, double deadline_s) {
+                 const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
+                                              std::optional<MemberKeyBytes>>>& shards,
+                 uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
+                 uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s) {
   JobConfig config{.rank = rank,
                    .world_size = world_size,
                    .shards = {},
                    .slots_per_shard = slots_per_shard,
                    .lanes_per_chunk = lanes_per_chunk,
                    .first_position = first_position};
+  if (check_key) std::memcpy(config.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
   std::vector<uint32_t> sockets;
-  for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes] : shards) {
+  for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes, keys] : shards) {
     sockets.push_back(socket);
     config.shards.push_back({.job = job,
                              .epoch = epoch,
                              .slot_first = slot_first,
                              .worker = worker,
                              .whole_lanes = whole_lanes,
-                             .name = "switch " + std::to_string(sockets.size())});
+                             .name = "switch " + std::to_string(sockets.size()),
+                             .keys = KeysOf(keys)});
   }
   if (!IsInRange(config)) throw std::invalid_argument(NoJob(config));
   return self.AddHost(config, sockets, incarnation, warn_s, deadline_s);
@@ -104,13 +124,19 @@ NB_MODULE(_simulation, m) {
       .def(
           "__init__",
           [](Faults* self, double loss, double duplicate, double reorder, int64_t delay_us, int64_t reorder_us,
-             double flip, double stale, int64_t stale_us) {
-            new (self) Faults(FaultsOf(loss, duplicate, reorder, delay_us, reorder_us, flip, stale, stale_us));
+             double flip, bool brings_flipped, double stale, int64_t stale_us) {
+            new (self)
+                Faults(FaultsOf(loss, duplicate, reorder, delay_us, reorder_us, flip, brings_flipped, stale, stale_us));
           },
-          nb::kw_only(), "loss"_a, "duplicate"_a, "reorder"_a, "delay_us"_a, "reorder_us"_a, "flip"_a, "stale"_a,
-          "stale_us"_a);
+          nb::kw_only(), "loss"_a, "duplicate"_a, "reorder"_a, "delay_us"_a, "reorder_us"_a, "flip"_a,
+          "brings_flipped"_a, "stale"_a, "stale_us"_a);
   nb::class_<Packets>(m, "Packets")
-      .def(nb::init<uint64_t, const Faults&, const Faults&>(), "seed"_a, "up"_a, "down"_a)
+      .def(
+          "__init__",
+          [](Packets* self, uint64_t seed, const Faults& up, const Faults& down, double forge, bool from_anywhere) {
+            new (self) Packets(seed, up, down, {.forge = forge, .from_anywhere = from_anywhere});
+          },
+          "seed"_a, "up"_a, "down"_a, nb::kw_only(), "forge"_a, "from_anywhere"_a)
       .def_prop_ro("now_us", &Packets::now_us)
       .def(
           "run",
@@ -147,7 +173,7 @@ NB_MODULE(_simulation, m) {
           "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a)
       .def("remove_switch", &Packets::RemoveSwitch, "switch"_a)
       .def("add_job", &AddJob, "switch"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a,
-           "workers"_a, "group"_a.none(), "parent"_a.none())
+           "workers"_a, "group"_a.none(), "parent"_a.none(), "keys"_a.none(), "first_position"_a)
       .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
       .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
       .def("hears_parents_group", &Packets::HearsParentsGroup, "switch"_a, "job"_a)
@@ -174,7 +200,7 @@ NB_MODULE(_simulation, m) {
           },
           "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a)
+           "lanes_per_chunk"_a, "check_key"_a.none(), "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a)
       .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
       .def(
           "order_message",
@@ -196,6 +222,7 @@ NB_MODULE(_simulation, m) {
       .def_prop_ro("host_count", &Packets::host_count)
       .def_prop_ro("packets", &Packets::packets)
       .def_prop_ro("flipped", &Packets::flipped)
+      .def_prop_ro("forged", &Packets::forged)
       .def_prop_ro("sums_right", &Packets::sums_right)
       .def_prop_ro("sums_failed", &Packets::sums_failed)
       .def("count", [](const Packets& self, int verdict) { return self.Count(static_cast<Verdict>(verdict)); });

@@ -70,11 +70,17 @@ struct Event {
   std::string text{};
 };
 
+// They see all packets, know every number and have no key.
+struct Strangers {
+  double forge = 0;            // share of packets beside which they send one of their own
+  bool from_anywhere = false;  // in anybody's name; else from their own address alone
+};
+
 class Packets {
  public:
   // `up`: of packets from hosts to switches, and from these to their parents; `down`: of the others.
-  Packets(uint64_t seed, const Faults& up, const Faults& down)
-      : network_(seed, up), up_(up), down_(down), seed_(seed) {}
+  Packets(uint64_t seed, const Faults& up, const Faults& down, const Strangers& strangers)
+      : network_(seed, up), up_(up), down_(down), strangers_(strangers), seed_(seed) {}
 
   Packets(const Packets&) = delete;
   Packets& operator=(const Packets&) = delete;
@@ -253,6 +259,7 @@ class Packets {
   size_t socket_count() const { return sockets_.size(); }
   size_t host_count() const { return hosts_.size(); }
   uint64_t packets() const { return packet_count_; }
+  uint64_t forged() const { return forged_; }
   uint64_t sums_right() const { return sums_right_; }
   uint64_t sums_failed() const { return sums_failed_; }
   uint64_t flipped() const { return network_.flipped(); }
@@ -324,6 +331,7 @@ class Packets {
   void Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
             bool by_group = false) {
     ++packet_count_;
+    if (strangers_.forge > 0) Watch({from, to, packet, by_group});
     const auto blocked = blocked_until_.find({from.machine, to.machine});
     if (blocked != blocked_until_.end() && now_us() < blocked->second) return;
     network_.Send(std::move(packet), faults, [this, from, to, by_group](std::span<const uint8_t> arrived) {
@@ -334,6 +342,87 @@ class Packets {
     for (const auto& [number, socket] : sockets_) {
       if (socket.group && socket.group->address == group) Send(from, socket.own, packet, down_, /*by_group=*/true);
     }
+  }
+
+  // ---------------------------------------------------------------- strangers
+
+  struct Seen {
+    Endpoint from;
+    Endpoint to;
+    std::vector<uint8_t> packet;
+    bool by_group = false;
+  };
+
+  void Watch(const Seen& seen) {
+    Repeat(seen);
+    if (network_.Chance(strangers_.forge)) Forge(seen);
+    if (recorded_.size() < kRecorded) {
+      recorded_.push_back(seen);
+    } else if (network_.Chance(0.05)) {
+      recorded_[static_cast<size_t>(network_.Below(kRecorded))] = seen;
+    }
+  }
+  // In another life of the switch, jobs, epochs and positions may come back, and with them headers. The packet of then
+  // arrives right before the one of now.
+  void Repeat(const Seen& seen) {
+    std::string header(seen.packet.begin(), seen.packet.begin() + wire::kHeaderBytes);
+    header += seen.by_group ? 'g' : 'u';
+    const auto found = first_with_header_.find(header);
+    if (found == first_with_header_.end()) {
+      if (first_with_header_.size() < kHeaders) first_with_header_.emplace(header, seen.packet);
+    } else if (found->second != seen.packet) {
+      Slip(seen, found->second, 0);
+    }
+  }
+  void Forge(const Seen& seen) {
+    const Seen& earlier = recorded_.empty() ? seen : recorded_[network_.random()() % recorded_.size()];
+    std::vector<uint8_t> packet = seen.packet;
+    wire::Header header;
+    if (wire::Decode(packet, header) != wire::DecodeError::kNone) return;
+    const auto any = [this](std::span<uint8_t> bytes) {
+      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(network_.Below(256));
+    };
+    switch (network_.Below(7)) {
+      case 0: {  // a bit of a lane or of the tag
+        const auto bits = static_cast<int64_t>(8 * (packet.size() - wire::kHeaderBytes));
+        const auto bit = static_cast<size_t>(network_.Below(bits));
+        packet[wire::kHeaderBytes + bit / 8] ^= uint8_t(1u << bit % 8);
+        break;
+      }
+      case 1:  // other lanes, and the tag of the true ones
+        any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.element_count));
+        break;
+      case 2:  // from the future, near or far
+        header.sequence += static_cast<uint32_t>(1 + network_.Below(network_.Chance(0.5) ? 64 : INT32_MAX));
+        wire::Encode(header, packet.data());
+        break;
+      case 3:  // as if nobody had keys
+        header.tagged = false;
+        packet.resize(header.packet_bytes());
+        wire::Encode(header, packet.data());
+        any(std::span(packet).subspan(wire::kHeaderBytes));
+        break;
+      case 4:  // in another worker's name
+        header.worker = static_cast<uint16_t>(network_.Below(4));
+        wire::Encode(header, packet.data());
+        break;
+      case 5:  // of another job, epoch or place
+        return Slip(earlier, earlier.packet, network_.Below(kForgedLateUs));
+      default:  // what follows the header, of another job, epoch or place
+        std::copy_n(earlier.packet.begin() + wire::kHeaderBytes,
+                    std::min(packet.size(), earlier.packet.size()) - wire::kHeaderBytes,
+                    packet.begin() + wire::kHeaderBytes);
+    }
+    Slip(seen, std::move(packet), network_.Below(kForgedLateUs));
+  }
+  // `packet` on the way that another one took.
+  void Slip(const Seen& way, std::vector<uint8_t> packet, int64_t late_us) {
+    ++forged_;
+    const bool in_its_name = strangers_.from_anywhere && !network_.Chance(0.2);
+    const Endpoint from = in_its_name ? way.from : kStranger;
+    network_.After(late_us, [this, from, to = way.to, by_group = way.by_group, packet = std::move(packet)] {
+      Arrive(from, to, packet, by_group);
+    });
   }
 
   void Arrive(const Endpoint& from, const Endpoint& to, std::span<const uint8_t> packet, bool by_group) {
@@ -391,6 +480,12 @@ class Packets {
     const uint64_t results = Results(host) - before;
     wire::GroupWatch& watch = host.group_watches[socket.shard];
     if (results > 0) host.progress_us = now_us();
+    if (host.core->failure() && !host.has_failed) {  // WrongSumError
+      const Failure failure = *host.core->failure();
+      events_.push_back(
+          {.kind = Event::kFailed, .who = socket.owner, .kind_of_failure = failure.kind, .text = failure.message});
+      return Fail(socket.owner, failure);
+    }
     if (by_group) {
       watch.OnGroupResults(results);
     } else if (socket.group && watch.OnOwnResults(results)) {
@@ -524,10 +619,15 @@ class Packets {
   }
 
   static constexpr int64_t kBatchUs = 20;
+  static constexpr Endpoint kStranger{.machine = 0x0A090909, .port = 666};
+  static constexpr int64_t kForgedLateUs = 400;  // sooner or later than the true packet
+  static constexpr size_t kRecorded = 64;
+  static constexpr size_t kHeaders = 4096;
 
   FakeNetwork network_;
   const Faults up_;
   const Faults down_;
+  const Strangers strangers_;
   const uint64_t seed_;
   uint32_t last_ = 0;  // number of a socket, a switch or a host
   std::map<uint32_t, Socket> sockets_;
@@ -540,7 +640,10 @@ class Packets {
   std::unordered_map<uint32_t, std::vector<uint32_t>> incarnations_;  // its hosts, by rank
   std::map<std::pair<uint32_t, CallKey>, std::vector<Bytes>> references_;
   std::vector<Event> events_;
+  std::vector<Seen> recorded_;  // some of all packets
+  std::unordered_map<std::string, std::vector<uint8_t>> first_with_header_;
   uint64_t packet_count_ = 0;
+  uint64_t forged_ = 0;
   uint64_t sums_right_ = 0;
   uint64_t sums_failed_ = 0;
 };

@@ -58,3 +58,15 @@ add_plant(a_window_one_too_wide host/slot_window.h
   "return low_ + sharding_.window(); }"
   "return low_ + sharding_.window() + 1; }"
   host/slot_window.cc host/all_reduce.cc)
+add_plant(no_check_of_the_source switch/slot_pool.cc
+  "if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);"
+  "(void)source;")
+add_plant(no_check_of_tags_at_the_switch switch/slot_pool.cc
+  "return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));"
+  "return header.tagged && !packet.empty();")
+add_plant(no_check_of_tags_at_the_host host/chunk_packets.cc
+  "return !keys || keys->result.Fits(packet, position);"
+  "return !keys || !packet.empty();")
+add_plant(sums_are_not_checked host/chunk_packets.cc
+  "return !IsChecked(line, chunk) || check_->Holds(ToCheck(line, chunk), flags, DataLanesOf(line, chunk), lanes);"
+  "return !IsChecked(line, chunk) || flags != 0 || lanes != nullptr;")
