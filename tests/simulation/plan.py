@@ -170,7 +170,7 @@ def from_seed(seed: int) -> Plan:
         hosts += _hosts(random, job, switches, len(hosts), is_gentle)
     machines = [f"host {one.number}" for one in hosts]
     kinds = ["pause", "partition"] if is_gentle else ["crash"]
-    if not is_gentle and random.random() < 0.7:  # else hosts alone fail, of which more is expected
+    if not is_gentle and random.random() < 0.5:  # else hosts alone fail, of which more is expected
         machines += [f"switch {one.number}" for one in switches] * 2
         kinds += ["crash", "pause", "partition", "partition", "device"]
     runs_s = max(host.starts_s for host in hosts)
@@ -214,7 +214,7 @@ def _tagged(random: Random, plan: Plan) -> Plan:
         up=replace(plan.up, brings_flipped=True),
         down=replace(plan.down, brings_flipped=True),
     )
-    return _with_stranger(random, plan) if random.random() < 0.3 else plan
+    return _with_stranger(random, plan) if random.random() < 0.5 else plan
 
 
 def _checked(random: Random, plan: Plan) -> Plan:
@@ -235,7 +235,7 @@ def _checked(random: Random, plan: Plan) -> Plan:
             up=replace(plan.up, brings_flipped=True),
             down=replace(plan.down, brings_flipped=True),
         )
-    return _with_stranger(random, plan) if has_keys and random.random() < 0.3 else plan
+    return _with_stranger(random, plan) if has_keys and random.random() < 0.5 else plan
 
 
 def _checkable(site: Site) -> Site:
@@ -247,7 +247,7 @@ def _with_stranger(random: Random, plan: Plan) -> Plan:
     """Who takes itself for a rank of a job, and doesn't have the key."""
     rank = random.choice(plan.hosts)
     number = 1 + max(host.number for host in plan.hosts)
-    starts_s = round(random.uniform(0, LIFE_S), 4)
+    starts_s = round(random.uniform(0, random.choice([rank.starts_s, LIFE_S])), 4)
     stranger = replace(rank, number=number, starts_s=starts_s, does=random.choice(STRANGERS))
     return replace(plan, hosts=(*plan.hosts, stranger))
 

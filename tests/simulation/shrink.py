@@ -63,7 +63,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
                 yield replace(plan, **{way: replace(link, **{name: getattr(Link(), name)})})
     for name in ("stuck", "refuses", "forge", "first_position", "from_anywhere"):
         if getattr(plan, name):
-            yield replace(plan, **{name: getattr(Plan, name, type(getattr(plan, name))())})
+            yield replace(plan, **{name: type(getattr(plan, name))()})
 
 
 def _smaller_jobs(job):

@@ -64,6 +64,9 @@ add_plant(no_check_of_the_source switch/slot_pool.cc
 add_plant(no_check_of_tags_at_the_switch switch/slot_pool.cc
   "return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));"
   "return header.tagged && !packet.empty();")
+add_plant(the_switch_forgets_the_upper_half_of_positions switch/slot_pool.cc
+  "return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));"
+  "return header.tagged && key->Fits(packet, header.sequence);")
 add_plant(no_check_of_tags_at_the_host host/chunk_packets.cc
   "return !keys || keys->result.Fits(packet, position);"
   "return !keys || !packet.empty();")
