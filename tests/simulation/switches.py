@@ -223,8 +223,7 @@ class SwitchMachine(Machine):
         if self._dead is not None:
             self._dead.reset()
             # Jobs and epochs are counted from 1 in each life of a switch, so that a packet of an earlier one can look
-            # like this one's. By the time that a process takes to start, the networks that we serve have lost it. Where
-            # packets have tags, nothing depends on this: strangers send such packets again (Packets::Repeat).
+            # like this one's. By the time that a process takes to start, the networks that we serve have lost it.
             self.world.packets.lose_all()
         self.process = SimulatedSwitch(self)
 

@@ -70,7 +70,7 @@ struct Event {
   std::string text{};
 };
 
-// They see all packets, know every number and have no key.
+// They see all packets, know every number and have no key, but for those of epochs that are over.
 struct Strangers {
   double forge = 0;            // share of packets beside which they send one of their own
   bool from_anywhere = false;  // in anybody's name; else from their own address alone
@@ -136,7 +136,7 @@ class Packets {
   }
   // With all jobs, and the sockets to their parents.
   void RemoveSwitch(uint32_t number) {
-    for (const auto& [job, route] : switches_.at(number).routes) Close(route.uplink);
+    for (const auto& [job, route] : switches_.at(number).routes) End(route);
     switches_.erase(number);
     Close(number);
   }
@@ -145,7 +145,8 @@ class Packets {
               uint32_t uplink) {
     Switch& one = switches_.at(number);
     for (const Endpoint& worker : workers) job.addresses.push_back(AddressOf(worker));
-    Route route{.workers = workers, .group = group, .uplink = uplink};
+    Route route{.workers = workers, .group = group, .keys = job.keys, .uplink = uplink};
+    first_position_ = job.first_position;
     if (uplink != 0) {
       Socket& socket = sockets_.at(uplink);
       job.parent->address = AddressOf(*socket.peer);
@@ -162,7 +163,7 @@ class Packets {
     one.pool->RemoveJob(job);
     const auto route = one.routes.find(job);
     if (route == one.routes.end()) return;
-    Close(route->second.uplink);
+    End(route->second);
     one.routes.erase(route);
   }
   void StopMulticast(uint32_t number, uint16_t job) { switches_.at(number).routes.at(job).group.reset(); }
@@ -292,6 +293,7 @@ class Packets {
   struct Route {
     std::vector<Endpoint> workers;
     std::optional<Endpoint> group;
+    std::optional<JobKeys> keys;
     uint32_t uplink = 0;
     bool has_parents_group = false;
     wire::GroupWatch parents_group{};
@@ -319,6 +321,13 @@ class Packets {
     int64_t progress_us = 0;  // when it last began to wait, got a result, or was woken from a pause
     bool has_failed = false;
   };
+
+  void End(const Route& route) {
+    Close(route.uplink);
+    if (!route.keys || keys_of_then_.size() >= kKeysOfThen) return;
+    for (const wire::PacketKey& key : route.keys->contributions) keys_of_then_.push_back(key);
+    keys_of_then_.push_back(route.keys->results);
+  }
 
   static int64_t ToUs(double seconds) { return static_cast<int64_t>(seconds * 1e6); }
 
@@ -354,24 +363,11 @@ class Packets {
   };
 
   void Watch(const Seen& seen) {
-    Repeat(seen);
     if (network_.Chance(strangers_.forge)) Forge(seen);
     if (recorded_.size() < kRecorded) {
       recorded_.push_back(seen);
     } else if (network_.Chance(0.05)) {
       recorded_[static_cast<size_t>(network_.Below(kRecorded))] = seen;
-    }
-  }
-  // In another life of the switch, jobs, epochs and positions may come back, and with them headers. The packet of then
-  // arrives right before the one of now.
-  void Repeat(const Seen& seen) {
-    std::string header(seen.packet.begin(), seen.packet.begin() + wire::kHeaderBytes);
-    header += seen.by_group ? 'g' : 'u';
-    const auto found = first_with_header_.find(header);
-    if (found == first_with_header_.end()) {
-      if (first_with_header_.size() < kHeaders) first_with_header_.emplace(header, seen.packet);
-    } else if (found->second != seen.packet) {
-      Slip(seen, found->second, 0);
     }
   }
   void Forge(const Seen& seen) {
@@ -382,7 +378,7 @@ class Packets {
     const auto any = [this](std::span<uint8_t> bytes) {
       for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(network_.Below(256));
     };
-    switch (network_.Below(7)) {
+    switch (network_.Below(8)) {
       case 0: {  // a bit of a lane or of the tag
         const auto bits = static_cast<int64_t>(8 * (packet.size() - wire::kHeaderBytes));
         const auto bit = static_cast<size_t>(network_.Below(bits));
@@ -406,7 +402,13 @@ class Packets {
         header.worker = static_cast<uint16_t>(network_.Below(4));
         wire::Encode(header, packet.data());
         break;
-      case 5:  // of another job, epoch or place
+      case 5:  // by one who was in an earlier epoch, and still has its keys
+        if (!header.tagged || keys_of_then_.empty()) return;
+        any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.element_count));
+        keys_of_then_[network_.random()() % keys_of_then_.size()].Seal(
+            packet.data(), header.element_count, wire::PositionNear(first_position_, header.sequence));
+        break;
+      case 6:  // of another job, epoch or place
         return Slip(earlier, earlier.packet, network_.Below(kForgedLateUs));
       default:  // what follows the header, of another job, epoch or place
         std::copy_n(earlier.packet.begin() + wire::kHeaderBytes,
@@ -622,7 +624,7 @@ class Packets {
   static constexpr Endpoint kStranger{.machine = 0x0A090909, .port = 666};
   static constexpr int64_t kForgedLateUs = 400;  // sooner or later than the true packet
   static constexpr size_t kRecorded = 64;
-  static constexpr size_t kHeaders = 4096;
+  static constexpr size_t kKeysOfThen = 16;
 
   FakeNetwork network_;
   const Faults up_;
@@ -640,8 +642,9 @@ class Packets {
   std::unordered_map<uint32_t, std::vector<uint32_t>> incarnations_;  // its hosts, by rank
   std::map<std::pair<uint32_t, CallKey>, std::vector<Bytes>> references_;
   std::vector<Event> events_;
-  std::vector<Seen> recorded_;  // some of all packets
-  std::unordered_map<std::string, std::vector<uint8_t>> first_with_header_;
+  std::vector<Seen> recorded_;                 // some of all packets
+  std::vector<wire::PacketKey> keys_of_then_;  // of epochs that are over
+  uint64_t first_position_ = 0;
   uint64_t packet_count_ = 0;
   uint64_t forged_ = 0;
   uint64_t sums_right_ = 0;
