@@ -308,7 +308,9 @@ def test_a_step_is_no_part_of_a_program(wrap):
 def test_hosts_dont_train_models_of_their_own(monkeypatch):
     """A session of several hosts that doesn't declare the data axis, opened before or after `pipeline` is called."""
     run, params, batch = made(2, 2, 2, "1f1b")
-    session = SimpleNamespace(rank=0, world_size=2, settings=SimpleNamespace(job="job", axis_name=("batch",)))
+    session = SimpleNamespace(
+        rank=0, world_size=2, settings=SimpleNamespace(job="job", axis_name=("batch",), world_size_min=None)
+    )
     monkeypatch.setattr("jax_passing.host.session._current", session)
     message = r"session has 2 hosts, but the data axis 'data' isn't among .* \('batch'\)"
     with pytest.raises(PipelineError, match=message):
