@@ -112,6 +112,11 @@ def _job(value: Any) -> str:
     return name
 
 
+def _file(value: Any) -> Path:
+    """Where it is, whatever folder the program goes to."""
+    return Path(value).absolute()
+
+
 def axis_names(value: Any) -> tuple[str, ...]:
     """Names from "d,i" or ("d", "i"). Raises ValueError."""
     names = tuple(item.strip() for item in value.split(",")) if isinstance(value, str) else value
@@ -153,7 +158,7 @@ class Settings:
     """How sums are carried out that don't say: one of STRATEGIES."""
     link_gbit: Gbit | None = None
     """Rate of this host's link, for `auto`; None: as the network card says."""
-    key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
+    key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
     """With the job's key, if the switch wants one (docs/security.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
     """Whether hosts check that what comes back is the sum of what all sent; None: where a key is set, and some switch

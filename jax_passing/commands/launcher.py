@@ -262,9 +262,23 @@ def _culprit(failed: list[Child]) -> Child:
     return next((child for child in failed if not any(lost_others in line for line in child.tail)), failed[0])
 
 
+def _job(switch: str | None) -> str:
+    """A name of this run alone. A key belongs to a name, so with one that is given, too. Raises ConfigError."""
+    if not os.environ.get(PREFIX + "KEY_FILE"):
+        return f"run-{uuid.uuid4().hex[:8]}"
+    job = os.environ.get(PREFIX + "JOB")
+    if switch is None or not job:
+        raise ConfigError(
+            f"{PREFIX}KEY_FILE is set: the hosts have the key of a job at a switch with a key. Name that switch "
+            f"(--switch HOST:PORT) and that job ({PREFIX}JOB)."
+        )
+    return job
+
+
 async def _run(
     arguments: Sequence[str], machines: Sequence[str], hosts: int, devices: int, switch: str | None, restarts: int
 ) -> int:
+    job = _job(switch)
     console = Console(highlight=False)
     output = TaggedOutput(console)
     signalled, impatient = asyncio.Event(), asyncio.Event()
@@ -282,7 +296,7 @@ async def _run(
             own_address = _own_address(machines[0]) if machines else "127.0.0.1"
             child, switch = await _start_switch(output, own_address)
             children.append(child)
-        run = Run(arguments, machines, hosts, devices, switch, f"run-{uuid.uuid4().hex[:8]}", console)
+        run = Run(arguments, machines, hosts, devices, switch, job, console)
         ranks: list[Child] = []
 
         async def start(rank: int) -> Child:

@@ -91,6 +91,15 @@ def test_every_run_is_a_job_of_its_own(script):
     assert len({line for _ in range(2) for line in launch(*NO_SWITCH, "-n", "1", show).stdout.splitlines()}) == 2
 
 
+def test_a_key_belongs_to_a_jobs_name(script):
+    show = script("print(os.environ['JAX_PASSING_JOB'])")
+    key = {"JAX_PASSING_KEY_FILE": "job.key"}
+    assert launch(*NO_SWITCH, "-n", "1", show, JAX_PASSING_JOB="mine", **key).stdout == "[rank 0] mine\n"
+    for ended in (launch("-n", "1", show, JAX_PASSING_JOB="mine", **key), launch(*NO_SWITCH, "-n", "1", show, **key)):
+        assert ended.returncode == 1
+        assert "Name that switch (--switch HOST:PORT) and that job (JAX_PASSING_JOB)." in ended.stderr
+
+
 def test_modules():
     ended = launch(*NO_SWITCH, "-n", "1", "-m", "json.tool", "--help")
     assert ended.returncode == 0
