@@ -168,7 +168,8 @@ class Session:
         """Of an elastic session, when a sum has failed: meets the other hosts, and joins a new epoch with them.
 
         Those that are left go on, with newcomers in the place of those that are lost: `rank`, `world_size`, `survivors`
-        and `epoch` are new. Programs that are compiled stay as they are. Waits for at most four times `join_deadline_s`.
+        and `epoch` are new. Programs that are compiled stay as they are. Waits for at most four times
+        `join_deadline_s`.
 
         Args:
           step: the last step that this host completed, if it still has the states after it and after the one before;

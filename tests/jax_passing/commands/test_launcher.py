@@ -95,7 +95,10 @@ def test_a_key_belongs_to_a_jobs_name(script):
     show = script("print(os.environ['JAX_PASSING_JOB'])")
     key = {"JAX_PASSING_KEY_FILE": "job.key"}
     assert launch(*NO_SWITCH, "-n", "1", show, JAX_PASSING_JOB="mine", **key).stdout == "[rank 0] mine\n"
-    for ended in (launch("-n", "1", show, JAX_PASSING_JOB="mine", **key), launch(*NO_SWITCH, "-n", "1", show, **key)):
+    for ended in (
+        launch("-n", "1", show, JAX_PASSING_JOB="mine", **key),
+        launch(*NO_SWITCH, "-n", "1", show, JAX_PASSING_JOB="", **key),
+    ):
         assert ended.returncode == 1
         assert "Name that switch (--switch HOST:PORT) and that job (JAX_PASSING_JOB)." in ended.stderr
 
