@@ -181,7 +181,15 @@ class Meeting:
         )
         late = any(now >= seat.since + seat.asked.deadline_s for seat in own)
         if late or (not absent and not patient):
+            self._hang_up_on(lost)
             self._close(parties)
+
+    def _hang_up_on(self, lost: set[str]) -> None:
+        """On hosts that fell silent: their connections may never end by themselves, and nobody is to wait for them when
+        another one is lost. One that is alive after all comes back as a newcomer."""
+        for seat in [seat for seat in self._seats if seat.gather is None and seat.instance in lost]:
+            self._seats.remove(seat)
+            seat.connection.close()
 
     def _absent(self, parties: "Parties", lost: set[str]) -> list[str]:
         """Who must be waited for, in words for people."""

@@ -51,6 +51,26 @@ async def test_survivors_come_first_and_agree_on_the_least_step(switch):
 
 
 @scenario()
+async def test_a_host_that_vanished_is_waited_for_once(switch):
+    """Its machine lost power: its connection never ends by itself."""
+    hosts = [await seat(switch, rank, 3, 1) for rank in range(3)]
+    (first, *_) = await gathered(*hosts)
+    joined = [await switch.join(rank, 3, job="a", instance=f"host {rank}") for rank in range(3)]
+    for host in joined:
+        assert isinstance(await host.receive(), messages.Welcome)
+    epoch = switch.plane._jobs.of("a").epoch
+    switch.plane._jobs.lose(epoch, epoch.member_of(2), "was silent for 30 s")
+    for rank in (0, 1):
+        hosts[rank].send(gather(rank, 3, 1, wait_s=0.0, step=5, meeting=first.meeting, hosts=2))
+    (second, *_) = await gathered(*hosts[:2])
+    hosts[1].writer.close()
+    await asyncio.sleep(0.05)
+    hosts[0].send(gather(0, 3, 1, wait_s=0.0, step=6, meeting=second.meeting, hosts=1))
+    await gathered(hosts[0])
+    assert await hosts[2].reader.read() == b"", "its seat is gone"
+
+
+@scenario()
 async def test_a_state_of_another_time_doesnt_count(switch):
     """A host that was stopped comes to a switch that was restarted, before the others that went on."""
     stopped = await seat(switch, 0, 3, 1, wait_s=0.0, step=6, meeting=11, hosts=3, instance="stopped")
