@@ -402,7 +402,9 @@ class SeatAtParent:
                 self._is_greeted = True
                 if self._gather is not None:
                     self._connection.send(self._gather)
-            case messages.Gathered() | messages.Refused():
+            case messages.Gathered() if self._is_greeted:  # by who has the key, where we have one
+                self._host.send(message)
+            case messages.Refused():
                 self._host.send(message)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} for a host that meets others")
