@@ -47,7 +47,7 @@ class Gathering:
         assert settings.job is not None  # there is a switch
         self._settings, self._job = settings, settings.job
         self._instance = instance
-        self._key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
+        self._key = keys.read_key(settings.key_file, keys.JOB)
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
         self._last: messages.Gathered | None = None

@@ -60,7 +60,7 @@ class Membership:
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
         until = time.monotonic() + settings.join_deadline_s
-        self._key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.JOB)
+        self._key = keys.read_key(settings.key_file, keys.JOB)
         assert settings.job is not None  # there is a switch
         self._shards = connect_all(settings.switch, until, self._key, settings.job)
         try:

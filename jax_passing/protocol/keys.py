@@ -14,6 +14,7 @@ import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import KEY_WORDS
@@ -65,12 +66,18 @@ def key_line(kind: str, key: bytes) -> str:
     return f"{kind} {key.hex()}\n"
 
 
-def read_key(path: str | Path, kind: str) -> bytes:
-    """The key in a file of this kind. Warns if others may read it.
+@overload
+def read_key(path: Path, kind: str) -> bytes: ...
+@overload
+def read_key(path: None, kind: str) -> None: ...
+def read_key(path: Path | None, kind: str) -> bytes | None:
+    """The key in a file of this kind; None without a file. Warns if others may read it.
 
     Raises:
       ConfigError: there is no such file, or it has no such key.
     """
+    if path is None:
+        return None
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode

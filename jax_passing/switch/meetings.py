@@ -31,10 +31,10 @@ SEATS_MAX = 2 * RANKS_MAX  # of a job: as many again may wait for a place
 class Seat(Protocol):
     """A host's place at a switch, from its first Gather on."""
 
-    def heard(self, gather: messages.Gather) -> None:
+    def wait(self, gather: messages.Gather) -> None:
         """It waits, perhaps once more. Raises msgspec.DecodeError."""
 
-    def closed(self) -> None:
+    def leave(self) -> None:
         """It has given its place up, or is gone."""
 
 
@@ -58,8 +58,8 @@ class Meetings:
     def seat(self, job: str, connection: Connection) -> Seat:
         """For a host that has come."""
         if self._parent is not None:
-            seat = SeatElsewhere(SeatAtParent(connection, address_text(*self._parent), job, self._key_of(job)))
-            self._outside.connect(self._parent, CONNECT_TIMEOUT_S, seat.parent)
+            seat = SeatAtParent(connection, address_text(*self._parent), job, self._key_of(job))
+            self._outside.connect(self._parent, CONNECT_TIMEOUT_S, seat)
             return seat
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._forget)
@@ -312,12 +312,12 @@ class HostSeat:
         assert self.gather is not None
         return self.gather
 
-    def heard(self, gather: messages.Gather) -> None:
+    def wait(self, gather: messages.Gather) -> None:
         if gather.job != self._meeting.job:
             raise msgspec.DecodeError("a seat is of one job")
         self._meeting.wait(self, gather)
 
-    def closed(self) -> None:
+    def leave(self) -> None:
         self._meeting.leave(self)
 
     def refuse(self, text: str) -> None:
@@ -325,25 +325,9 @@ class HostSeat:
         self.connection.close()
 
 
-class SeatElsewhere:
-    """At a switch with a parent: what either side says is told to the other, and the end of either is that of both.
-
-    Attributes:
-      parent: the conversation there.
-    """
-
-    def __init__(self, parent: "SeatAtParent"):
-        self.parent = parent
-
-    def heard(self, gather: messages.Gather) -> None:
-        self.parent.say(gather)
-
-    def closed(self) -> None:
-        self.parent.end()
-
-
 class SeatAtParent:
-    """A conversation with the parent on behalf of one host."""
+    """At a switch with a parent: the conversation there, on behalf of one host. What either says is told to the other,
+    and the end of either is that of both."""
 
     line_bytes_max = messages.LINE_BYTES_MAX
 
@@ -354,12 +338,12 @@ class SeatAtParent:
         self._gather: messages.Gather | None = None  # what the host said last
         self._is_secured = self._is_greeted = self._is_over = False
 
-    def say(self, gather: messages.Gather) -> None:
+    def wait(self, gather: messages.Gather) -> None:
         self._gather = gather
         if self._connection is not None and self._is_greeted:
             self._connection.send(gather)
 
-    def end(self) -> None:
+    def leave(self) -> None:
         self._is_over = True
         if self._connection is not None:
             self._connection.close()
@@ -380,7 +364,7 @@ class SeatAtParent:
         except msgspec.DecodeError as error:
             log.warning("the switch at %s, our parent: %s", self._name, error)
             self._host.close()
-            self.end()
+            self.leave()
 
     def _on_message(self, message: messages.FromSwitch) -> None:
         """The greeting as `ParentConversation` takes it, then what is for the host."""

@@ -88,9 +88,10 @@ class MemberConversation:
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
 
-    def _turn_away(self, why: str) -> None:
+    def _turn_away(self, why: str, job: str = "") -> None:
         assert self._connection is not None
-        log.warning("refused the connection of %s: %s", self._connection.name, why)
+        name = self._connection.name
+        log.warning("refused %s: %s", f"{name} for job {job!r}" if job else f"the connection of {name}", why)
         self._connection.send(messages.Refused(JoinError.__name__, why))
         self._end("was refused")
 
@@ -100,7 +101,7 @@ class MemberConversation:
             return
         try:
             if self._seat is not None:
-                self._seat.heard(_gather(line))
+                self._seat.wait(_gather(line))
             elif member is None:
                 self._on_first(line)
             else:
@@ -184,10 +185,8 @@ class MemberConversation:
             self._check_key(join)
             self._member = self._greeter.admit(join, self._connection)
         except RefusalError as refusal:
-            log.warning("refused %s for job %r: %s", self._connection.name, join.job, refusal)
             self._jobs.refused(self._greeter.name_of_job(join), str(refusal))
-            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
-            self._end("was refused")
+            self._turn_away(str(refusal), join.job)
             return
         self._job = join.job
         self._quota.joined(self, self._connection.host)
@@ -201,14 +200,13 @@ class MemberConversation:
         try:
             self._check_key(gather)
         except RefusalError as refusal:
-            log.warning("refused %s for job %r: %s", self._connection.name, gather.job, refusal)
-            self._connection.send(messages.Refused(JoinError.__name__, str(refusal)))
-            self._end("was refused")
+            self._counts["joins_refused"] += 1
+            self._turn_away(str(refusal), gather.job)
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
         self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection)
-        self._seat.heard(gather)
+        self._seat.wait(gather)
 
     def _on_silence(self) -> None:
         self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
@@ -237,7 +235,7 @@ class MemberConversation:
         if self._timer is not None:
             self._timer.cancel()
         if self._seat is not None:
-            self._seat.closed()
+            self._seat.leave()
         member = self._member
         if member is not None:
             for inquiry in list(member.inquiries):

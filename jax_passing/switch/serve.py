@@ -92,7 +92,7 @@ async def serve(
     on_listening: Callable[[str], None],
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
-    switch_key = None if settings.key_file is None else keys.read_key(settings.key_file, keys.SWITCH)
+    switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     with _listen(*settings.listen) as listener:
         host, port = listener.getsockname()[:2]

@@ -369,6 +369,13 @@ ClusterOptions CheckedCluster(uint64_t seed) {
           .check_key = SumCheck::Key{static_cast<uint8_t>(seed)}};
 }
 
+// A large sum and one that guesses, three times.
+void ExecuteFloats(Workload& workload) {
+  workload.AddSite(DType::kFloat32, {30'000}, 1);
+  workload.AddSite(DType::kFloat32, {100}, 1);
+  for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
+}
+
 // What somebody else sends in the switch's name doesn't hold up anybody: the switch's own results come as well.
 TEST(AllReduceCluster, alteredResultsAreDropped) {
   uint64_t wrong = 0;
@@ -378,9 +385,7 @@ TEST(AllReduceCluster, alteredResultsAreDropped) {
     options.alter_result = AltersLanes(seed, 20);
     Cluster cluster(seed, options);
     Workload workload(cluster, options.world_size);
-    workload.AddSite(DType::kFloat32, {30'000}, 1);
-    workload.AddSite(DType::kFloat32, {100}, 1);
-    for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
+    ExecuteFloats(workload);
     ASSERT_TRUE(cluster.Run(600'000'000));
     for (uint32_t rank = 0; rank < options.world_size; ++rank) wrong += cluster.rank(rank).stats().sums_wrong;
     workload.Check();
@@ -396,9 +401,7 @@ TEST(AllReduceCluster, alteredContributionsMakeNoWrongSum) {
     options.alter_contribution = AltersLanes(seed, 1000);
     Cluster cluster(seed, options);
     Workload workload(cluster, options.world_size);
-    workload.AddSite(DType::kFloat32, {30'000}, 1);
-    workload.AddSite(DType::kFloat32, {100}, 1);
-    for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
+    ExecuteFloats(workload);
     cluster.Run(100'000'000);
     for (uint32_t rank = 0; rank < options.world_size; ++rank) {
       if (!cluster.rank(rank).failure()) continue;

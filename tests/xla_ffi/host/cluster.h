@@ -129,7 +129,7 @@ class Cluster {
                      .slot_count = options_.slot_count,
                      .addresses = {},
                      .first_position = options_.first_position};
-      if (place.keys) slots.keys = {.contributions = {}, .results = place.keys->result};
+      if (place.keys) slots.keys.emplace(JobKeys{.contributions = {}, .results = place.keys->result});
       for (uint32_t worker = 0; worker < one.members.size(); ++worker) {
         const Member& member = one.members[worker];
         slots.addresses.push_back(AddressOf(member));

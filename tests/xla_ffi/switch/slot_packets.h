@@ -132,7 +132,7 @@ inline SendTo ExpectedSendTo(const Step& step) {
 
 // Those of the job and of its parent.
 inline void GiveKeys(JobSlots& job) {
-  job.keys = {.contributions = {}, .results = wire::RandomKey(100)};
+  job.keys.emplace(JobKeys{.contributions = {}, .results = wire::RandomKey(100)});
   for (size_t worker = 0; worker < job.addresses.size(); ++worker) {
     job.keys->contributions.push_back(wire::RandomKey(worker));
   }
