@@ -31,7 +31,7 @@ def test_the_version(command):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance"}),
+        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance", "key"}),
         ("jax-passing sw", {"switch"}),
         ("jax-passing run --ho", {"--hosts"}),
     ],
