@@ -10,9 +10,11 @@ the last one are free. Prints a line for whatever wasn't as it must be, then the
 import argparse
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,8 @@ sys.path.append(str(HERE))
 
 from conftest import PROGRAMS, Switch  # noqa: E402
 from lockstep import Follower, NoAnswerError, ask  # noqa: E402
+
+from jax_passing.protocol import keys  # noqa: E402
 
 HOSTS = 3
 LEASE_S = 3.0
@@ -75,13 +79,15 @@ def _ending(host: Follower, until: float) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Plan:
     """`program`: of the hosts. `loads`: what they are told to sum, by name. `deadlines_s`: of sessions. `lull_s`: how
-    long they sum before a fault, at most. `victims`: ranks that are killed and stopped."""
+    long they sum before a fault, at most. `victims`: ranks that are killed and stopped. `has_key`: whether the switch
+    and its jobs have keys."""
 
     program: str
     loads: dict[str, dict[str, Any]]
     deadlines_s: tuple[float, ...]
     lull_s: float
     victims: tuple[int, ...]
+    has_key: bool = False
 
 
 PLAN = Plan("survivor.py", LOADS, (SHORT_DEADLINE_S, LONG_DEADLINE_S), 0.2, tuple(range(HOSTS)))
@@ -93,6 +99,8 @@ class Campaign:
     def __init__(self, seed: int, plan: Plan = PLAN) -> None:
         self._random = random.Random(seed)
         self._plan = plan
+        self._key = keys.new_key() if plan.has_key else None
+        self._folder = Path(tempfile.mkdtemp())  # for key files
         self._jobs = 0
         self.rows: dict[tuple[str, str], Row] = {}
         self.switch = self._start_switch("127.0.0.1:0")
@@ -104,7 +112,14 @@ class Campaign:
 
     def _start_switch(self, listen: str) -> Switch:
         slots = ("--slot-total", str(SLOTS), "--slots-per-job", str(SLOTS))
-        return Switch(listen, "--lease-s", str(LEASE_S), *slots)
+        key = ("--key-file", self._key_file(keys.SWITCH, self._key)) if self._key else ()
+        return Switch(listen, "--lease-s", str(LEASE_S), *slots, *key)
+
+    def _key_file(self, kind: str, key: bytes) -> str:
+        path = self._folder / kind
+        path.touch(mode=0o600)
+        path.write_text(keys.key_line(kind, key))
+        return str(path)
 
     def _start_host(self) -> Follower:
         return Follower(PROGRAMS / self._plan.program, [], {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
@@ -134,8 +149,10 @@ class Campaign:
     def _join(self, deadline_s: float) -> float:
         """A new job. Returns how long the slowest host took."""
         self._jobs += 1
+        job = f"job-{self._jobs}"
+        key = {"key_file": self._key_file(keys.JOB, keys.job_key(self._key, job))} if self._key else {}
         for rank, host in enumerate(self.hosts):
-            settings = {"switch": self.address, "job": f"job-{self._jobs}", "rank": rank, "world_size": HOSTS}
+            settings = {"switch": self.address, "job": job, "rank": rank, "world_size": HOSTS, **key}
             settings |= {"deadline_s": deadline_s, "warn_s": deadline_s / 2, "join_deadline_s": START_S}
             host.tell({"do": "join", "settings": settings})
         until = time.monotonic() + START_S
@@ -235,6 +252,7 @@ class Campaign:
         for host in (*self.hosts, self._spare):
             host.stop()
         self.switch.stop()
+        shutil.rmtree(self._folder)
 
 
 def campaign(kills: int, stops: int, switch_faults: int, seed: int) -> dict[tuple[str, str], Row]:

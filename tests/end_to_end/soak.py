@@ -2,11 +2,11 @@
 
     python tests/end_to_end/soak.py --minutes 60 --seed 1
 
-A fault every few seconds, as in fault_campaign.py: hosts other than rank 0 are killed and stopped, the switch is
-stopped, and in the first tenth of the time killed as well; so rank 0 and the last switch live long enough to show a
-drift. Ends with an error if errors aren't as they must be, parameters differ between hosts, or a process that lived for
-at least half of the time grew: its memory by 1 % or more between the second fifth and the last fifth of its life, or
-its descriptors.
+A fault every few seconds, as in fault_campaign.py, but of jobs with keys: hosts other than rank 0 are killed and
+stopped, the switch is stopped, and in the first tenth of the time killed as well; so rank 0 and the last switch live
+long enough to show a drift. Ends with an error if errors aren't as they must be, parameters differ between hosts, or a
+process that lived for at least half of the time grew: its memory by 1 % or more between the second fifth and the last
+fifth of its life, or its descriptors.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from fault_campaign import HOSTS, Campaign, Plan, table
 
-PLAN = Plan("trainer.py", {"digits": {}}, (60.0,), 8.0, tuple(range(1, HOSTS)))
+PLAN = Plan("trainer.py", {"digits": {}}, (60.0,), 8.0, tuple(range(1, HOSTS)), has_key=True)
 FAULTS = {"host SIGKILL": 4, "host SIGSTOP": 3, "switch SIGSTOP": 2}  # and how often
 EARLY_FAULTS = {**FAULTS, "switch SIGKILL": 2}
 EARLY = 0.1  # share of the time
