@@ -10,8 +10,8 @@ of the rows another machine of the star, which can send from any address, sends
 - flipped: packets that were sniffed just now, in which 1 to 8 bits are flipped;
 - recorded: packets of an earlier epoch, and of another job.
 
-"forged by" counts packets that were sent, beside those of the hosts; "dropped" is the switch's counter. Links are of
-100 Mbit/s, so that two cores are enough for everybody.
+"forged by" counts packets that were sent, beside those of the hosts. Below the table are the switch's counters. Links
+are of 100 Mbit/s, so that two cores are enough for everybody. Ends with an error if any element is wrong.
 """
 
 import argparse
@@ -220,7 +220,11 @@ def main(forged: int, flipped: int, recorded: int, seconds: float, seed: int) ->
         old = str(star.folder / "old")
         per_second = 10 * idle["rate"]
 
+        wrong = 0
+
         def row(name: str, result: dict, sent: int) -> None:
+            nonlocal wrong
+            wrong += result["wrong"]
             share = result["goodput"] / idle["goodput"]
             table.add_row(
                 name,
@@ -249,7 +253,7 @@ def main(forged: int, flipped: int, recorded: int, seconds: float, seed: int) ->
     console = Console(width=120)
     console.print(table)
     console.print("switch:", ", ".join(f"{name} {value}" for name, value in counters.items() if value))
-    return 0
+    return 1 if wrong else 0
 
 
 def discard() -> None:

@@ -178,26 +178,37 @@ def job_packets(address: tuple[str, int], begun: Callable[[], None]) -> None:
 
 
 def foreign_packets(address: tuple[str, int], begun: Callable[[], None]) -> None:
-    """Packets of all jobs that there may be, this one's neighbour's too, as fast as the link takes them."""
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    hello = Connection(address).hello
-    assert isinstance(hello, messages.Hello)
-    udp.connect((address[0], hello.data_port))
-    _flood(udp, lambda position: _header(1 + position // 44 % 8, 1, position % 1024, position, 0), begun)
+    """Packets of other jobs as fast as the link takes them: of those with the numbers before its own's."""
+    udp, own = _number_of_a_job(address)
+
+    def packet(position: int) -> bytes:
+        return _header((own - 1 - position // 44 % 128) % 2**16, 1, position % 1024, position, 0)
+
+    _flood(udp, packet, begun)
 
 
 def short_packets(address: tuple[str, int], begun: Callable[[], None]) -> None:
-    """The same with packets of 20 bytes, each sent by itself: as many as a thread sends."""
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    hello = Connection(address).hello
-    assert isinstance(hello, messages.Hello)
-    udp.connect((address[0], hello.data_port))
+    """Packets of 20 bytes of the job before its own, each sent by itself: as many as a thread sends."""
+    udp, job = _number_of_a_job(address)
     begun()
-    packet = _header(1, 1, 0, 0, 0)[:20]
+    packet = _header((job - 1) % 2**16, 1, 0, 0, 0)[:20]
     while True:
         with suppress(OSError):
             for _ in range(1000):
                 udp.send(packet)
+
+
+def _number_of_a_job(address: tuple[str, int]) -> tuple[socket.socket, int]:
+    """Of one that ends at once. Jobs are numbered one after the other. The socket leads to the switch's data plane."""
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    connection = Connection(address)
+    assert isinstance(connection.hello, messages.Hello)
+    udp.connect((address[0], connection.hello.data_port))
+    connection.join("spy")
+    welcome = connection.receive()
+    assert isinstance(welcome, messages.Welcome), welcome
+    connection.socket.close()
+    return udp, welcome.job_id
 
 
 def _header(job: int, epoch: int, slot: int, sequence: int, version: int) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 STAR = Path(__file__).parents[2] / "benchmarks" / "star.py"
-LOSSES = STAR.with_name("star_losses.py")
+LOSSES = STAR.with_name("goodput_under_loss.py")
 # Its modules stand beside it, where a safe path doesn't look.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 

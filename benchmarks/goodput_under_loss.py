@@ -1,6 +1,6 @@
 """What loss costs: sums over a star that loses packets, each for itself, at one rate after the other.
 
-    sudo python benchmarks/star_losses.py --packets 1000000
+    sudo python benchmarks/goodput_under_loss.py --packets 1000000
 
 The processes of one job sum at every rate until the hosts have sent so many packets; every element of every sum is
 checked. What is lost is the link's: packets of sums, of results and of the control connections, each way alike. Ends
@@ -122,12 +122,12 @@ def main() -> None:
     try:
         found = measure_all(arguments, console)
     except StarError as error:
-        sys.exit(f"star_losses.py: {error}")
+        sys.exit(f"goodput_under_loss.py: {error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     console.print(table(found, arguments))
     if any(one.wrong for one in found):
-        sys.exit("star_losses.py: wrong elements")
+        sys.exit("goodput_under_loss.py: wrong elements")
 
 
 if __name__ == "__main__":
