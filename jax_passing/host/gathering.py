@@ -16,7 +16,6 @@ from jax_passing.config import Settings, address_text
 from jax_passing.errors import Failure, JoinError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect_now
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol import keys
 from jax_passing.protocol.alike import protocol_difference
 
 log = logging.getLogger("jax_passing")
@@ -42,12 +41,11 @@ class Gathering:
       places: where hosts may meet, in the order in which they would rather do so.
     """
 
-    def __init__(self, settings: Settings, instance: str = INSTANCE):
-        """`instance`: tells this host from any other."""
+    def __init__(self, settings: Settings, key: bytes | None = None, instance: str = INSTANCE):
+        """`key`: the job's, if it has one. `instance`: tells this host from any other."""
         assert settings.job is not None  # there is a switch
         self._settings, self._job = settings, settings.job
-        self._instance = instance
-        self._key = keys.read_key(settings.key_file, keys.JOB)
+        self._instance, self._key = instance, key
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
         self._last: messages.Gathered | None = None

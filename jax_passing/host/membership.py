@@ -36,7 +36,7 @@ def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
 class Membership:
     """Made by joining, which waits for all ranks. Raises SwitchUnreachableError, JoinError or ConfigError.
 
-    `device_count`: of this host; all hosts must have as many. 0: it isn't compared.
+    `device_count`: of this host; all hosts must have as many. 0: it isn't compared. `key`: the job's, if it has one.
 
     The job's positions are spread over its switches, the shards. The first one is more: it relays rank 0's order.
 
@@ -49,9 +49,9 @@ class Membership:
       on_failed: called once when this membership fails, on any thread.
     """
 
-    def __init__(self, settings: config.Settings, device_count: int = 0):
+    def __init__(self, settings: config.Settings, device_count: int = 0, key: bytes | None = None):
         assert settings.switch is not None
-        self._settings = settings
+        self._settings, self._key = settings, key
         self.on_failed: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._fail_lock = threading.Lock()
@@ -60,9 +60,8 @@ class Membership:
         self._over = threading.Event()  # all switches said Bye, or the session failed
         self._threads: list[threading.Thread] = []
         until = time.monotonic() + settings.join_deadline_s
-        self._key = keys.read_key(settings.key_file, keys.JOB)
         assert settings.job is not None  # there is a switch
-        self._shards = connect_all(settings.switch, until, self._key, settings.job)
+        self._shards = connect_all(settings.switch, until, key, settings.job)
         try:
             join_all(self._shards, lambda shard: self._join(shard, until, device_count))
             self.transport = self._make_transport()

@@ -50,14 +50,14 @@ class Ranks:
       devices: its devices' in the second job, in the order of the devices; none unless the strategy is "flat".
     """
 
-    def __init__(self, settings: config.Settings, device_count: int):
+    def __init__(self, settings: config.Settings, device_count: int, key: bytes | None):
         self._settings = settings
         devices_have_ranks = _devices_have_ranks(settings, device_count)
-        self.host = Membership(settings, device_count)
+        self.host = Membership(settings, device_count, key)
         self.devices: list[Membership] = []
         try:
             if devices_have_ranks:
-                self.devices = _join_devices(settings, device_count)
+                self.devices = _join_devices(settings, device_count, key)
         except BaseException:
             self.host.close()
             raise
@@ -139,7 +139,7 @@ class Ranks:
         return total
 
 
-def _join_devices(settings: config.Settings, device_count: int) -> list[Membership]:
+def _join_devices(settings: config.Settings, device_count: int, key: bytes | None) -> list[Membership]:
     assert settings.job is not None  # there is a switch
     joins = [
         dataclasses.replace(
@@ -151,7 +151,7 @@ def _join_devices(settings: config.Settings, device_count: int) -> list[Membersh
         for device in range(device_count)
     ]
     with ThreadPoolExecutor(device_count) as pool:  # each waits for all
-        futures = [pool.submit(Membership, join, device_count) for join in joins]
+        futures = [pool.submit(Membership, join, device_count, key) for join in joins]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         for future in futures:

@@ -33,7 +33,7 @@ from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.gathering import Gathering
 from jax_passing.host.ranks import Links, Ranks
-from jax_passing.protocol import alike
+from jax_passing.protocol import alike, keys
 
 log = logging.getLogger("jax_passing")
 
@@ -98,8 +98,10 @@ class Session:
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
+            # Once: a file that is replaced or removed later doesn't keep the session from joining again.
+            self._key = keys.read_key(settings.key_file, keys.JOB)
             if settings.standby or settings.world_size_min is not None:
-                self._gathering = Gathering(settings)
+                self._gathering = Gathering(settings, self._key)
             self._join(step=None, lost=())
         self._enter_scope()
         atexit.register(self._at_exit)
@@ -137,7 +139,7 @@ class Session:
         """Tries once more if a host or the switch is lost before all have joined."""
         settings, gathering = self.settings, self._gathering
         if gathering is None:
-            return Ranks(settings, self._device_count)
+            return Ranks(settings, self._device_count, self._key)
         until = time.monotonic() + settings.join_deadline_s
         places = list(range(len(gathering.places)))
         while True:
@@ -153,7 +155,7 @@ class Session:
                 settings, switch=gathering.places[place], rank=self.rank, world_size=self.world_size
             )
             try:
-                return Ranks(joined, self._device_count)
+                return Ranks(joined, self._device_count, self._key)
             except (NoSlotsError, SwitchUnreachableError) as error:
                 if len(places) == 1:
                     raise

@@ -32,11 +32,11 @@ def settings_of(running, rank, world_size=2, **changes):
     return Settings(rank=rank, world_size=world_size, **{**defaults, **deadlines, **changes})
 
 
-def members(running, world_size=2, **changes):
+def members(running, world_size=2, key=None, **changes):
     with ThreadPoolExecutor(world_size) as pool:
         several = list(
             pool.map(
-                lambda rank: Membership(settings_of(running, rank, world_size, **changes)),
+                lambda rank: Membership(settings_of(running, rank, world_size, **changes), key=key),
                 range(world_size),
             )
         )

@@ -48,7 +48,7 @@ def bits(array):
 
 
 def meet(settings, instance, step=None, within_s=20.0):
-    gathering = Gathering(settings, instance)
+    gathering = Gathering(settings, instance=instance)
     places = range(len(gathering.places))
     try:
         return gathering.meet(places, step, (), time.monotonic() + within_s)
@@ -159,7 +159,7 @@ def test_a_newcomer_ends_the_epoch_and_all_meet(running):
         assert session.world_size == 1
         total(VALUES).block_until_ready()
         settings = settings_of(running, 0, 2, **elastic)
-        newcomer = Gathering(settings, "newcomer")
+        newcomer = Gathering(settings, instance="newcomer")
         with ThreadPoolExecutor(1) as pool:
             met = pool.submit(newcomer.meet, [0], None, (), time.monotonic() + 30)
             until(lambda: session.error is not None)

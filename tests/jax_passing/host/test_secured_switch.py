@@ -1,15 +1,19 @@
 """Hosts and strangers at a switch that has a key, over real sockets."""
 
+import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
+import jax
 import msgspec
 import pytest
 from in_process import JOB, SwitchThread, members, settings_of, until
 
+import jax_passing
 from jax_passing.config import parse_address, parse_switches
 from jax_passing.errors import AuthenticationError, JoinError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect
@@ -26,26 +30,25 @@ def write_key(file, kind, key):
     return file
 
 
-class KeyFiles:
-    """A switch's, and those of jobs."""
+class Keyring:
+    """A switch's, in a file, and those of jobs."""
 
     def __init__(self, folder):
-        self._folder = folder
-        self._key = keys.new_key()
-        self.switch = write_key(folder / "switch.key", keys.SWITCH, self._key)
+        self._of_switch = keys.new_key()
+        self.switch_file = write_key(folder / "switch.key", keys.SWITCH, self._of_switch)
 
     def job(self, name=JOB):
-        return write_key(self._folder / f"{name}.key", keys.JOB, keys.job_key(self._key, name))
+        return keys.job_key(self._of_switch, name)
 
 
 @pytest.fixture
-def files(tmp_path):
-    return KeyFiles(tmp_path)
+def keyring(tmp_path):
+    return Keyring(tmp_path)
 
 
 @pytest.fixture
-def secured(files):
-    one = SwitchThread(key_file=files.switch)
+def secured(keyring):
+    one = SwitchThread(key_file=keyring.switch_file)
     yield one
     one.stop()
 
@@ -58,8 +61,8 @@ def leave(several):
         member.close()
 
 
-def test_hosts_with_the_jobs_key(secured, files):
-    several = members(secured, 3, key_file=files.job())
+def test_hosts_with_the_jobs_key(secured, keyring):
+    several = members(secured, 3, key=keyring.job())
     welcomes = [member._shards[0].welcome for member in several]
     assert len({welcome.contribution_secret for welcome in welcomes}) == 3
     assert len({welcome.result_secret for welcome in welcomes}) == 1
@@ -72,19 +75,19 @@ def test_hosts_with_the_jobs_key(secured, files):
         member.close()
 
 
-def test_every_epoch_has_secrets_of_its_own(secured, files):
+def test_every_epoch_has_secrets_of_its_own(secured, keyring):
     seen = set()
     for _ in range(2):
-        several = members(secured, key_file=files.job())
+        several = members(secured, key=keyring.job())
         welcome = several[0]._shards[0].welcome
         seen |= {welcome.contribution_secret, welcome.result_secret}
         leave(several)
     assert len(seen) == 4
 
 
-def refusal(running, **changes):
+def refusal(running, key=None):
     with pytest.raises(JoinError) as caught:
-        Membership(settings_of(running, 0, join_deadline_s=5.0, **changes))
+        Membership(settings_of(running, 0, join_deadline_s=5.0), key=key)
     assert isinstance(caught.value, AuthenticationError)
     return str(caught.value)
 
@@ -94,21 +97,33 @@ def test_a_host_without_a_key(secured):
     assert f"The switch at {secured.address} wants the key of job 'test'. Who runs the switch prints it by" in text
 
 
-def test_a_host_with_another_jobs_key(secured, files):
-    assert "doesn't have the key of job 'test' that this host has" in refusal(secured, key_file=files.job("other"))
+def test_a_host_with_another_jobs_key(secured, keyring):
+    assert "doesn't have the key of job 'test' that this host has" in refusal(secured, key=keyring.job("other"))
 
 
-def test_a_host_with_a_key_speaks_to_no_switch_without(files):
+def test_a_host_with_a_key_speaks_to_no_switch_without(keyring):
     plain = SwitchThread()
     try:
-        assert "wants none. Either it was started without --key-file, or" in refusal(plain, key_file=files.job())
+        assert "wants none. Either it was started without --key-file, or" in refusal(plain, key=keyring.job())
     finally:
         plain.stop()
 
 
-def test_devices_join_with_their_jobs_key(secured, files):
-    joined = Membership(settings_of(secured, 0, 1, job=f"{JOB}/devices", key_file=files.job()))
+def test_devices_join_with_their_jobs_key(secured, keyring):
+    joined = Membership(settings_of(secured, 0, 1, job=f"{JOB}/devices"), key=keyring.job())
     joined.close()
+
+
+def test_a_session_reads_its_key_once(secured, keyring):
+    """So all its devices have the same one, and it joins again when the file is gone. A pipe can be read only once."""
+    reading, writing = os.pipe()
+    os.write(writing, keys.key_line(keys.JOB, keyring.job()).encode())
+    os.close(writing)
+    elastic = {"rank": 0, "world_size": 1, "world_size_min": 1, "strategy": "flat"}
+    with jax_passing.init(secured.address, job=JOB, key_file=f"/proc/self/fd/{reading}", **elastic) as session:
+        assert session.device_ranks == len(jax.local_devices()) > 1
+        assert session.rejoin(1) == 1
+    os.close(reading)
 
 
 class Stranger:
@@ -133,9 +148,9 @@ def test_a_join_without_a_key_is_refused(secured):
     stranger.connection.close()
 
 
-def test_the_key_of_one_job_opens_no_other(secured, files):
+def test_the_key_of_one_job_opens_no_other(secured, keyring):
     stranger = Stranger(secured)
-    stranger.connection.secure(keys.read_key(files.job("mine"), keys.JOB), "mine", time.monotonic() + 20)
+    stranger.connection.secure(keyring.job("mine"), "mine", time.monotonic() + 20)
     stranger.connection.send(stranger.join("yours"))
     answer = stranger.connection.receive()
     assert isinstance(answer, messages.Refused)
@@ -144,36 +159,33 @@ def test_the_key_of_one_job_opens_no_other(secured, files):
 
 
 @pytest.mark.parametrize("words", [b"garbage" * 100, b"\x16\x03\x01\xff\xff"], ids=["text", "a long record"])
-def test_garbage_instead_of_a_handshake(secured, files, words):
+def test_garbage_instead_of_a_handshake(secured, keyring, words):
     stranger = Stranger(secured)
     stranger.connection.send(messages.Secure(JOB))
     assert isinstance(stranger.connection.receive(), messages.Secured)
     stranger.connection._socket.sendall(words)
     stranger.connection.hang_up()
     stranger.connection.close()
-    leave(members(secured, key_file=files.job()))  # the switch serves others
+    leave(members(secured, key=keyring.job()))  # the switch serves others
     secured.stop()
     assert secured.counters["connections_without_key"] == 1
 
 
-def test_secure_twice(secured, files):
+def test_secure_twice(secured, keyring):
     stranger = Stranger(secured)
-    stranger.connection.secure(keys.read_key(files.job(), keys.JOB), JOB, time.monotonic() + 20)
+    stranger.connection.secure(keyring.job(), JOB, time.monotonic() + 20)
     stranger.connection.send(messages.Secure(JOB))
     with pytest.raises(ConnectionError):
         stranger.connection.receive()
     stranger.connection.close()
 
 
-def test_a_tree_of_switches_with_one_key(files):
-    spine = SwitchThread(key_file=files.switch)
-    racks = [SwitchThread(key_file=files.switch, parent=parse_address(spine.address)) for _ in range(2)]
+def test_a_tree_of_switches_with_one_key(keyring):
+    spine = SwitchThread(key_file=keyring.switch_file)
+    racks = [SwitchThread(key_file=keyring.switch_file, parent=parse_address(spine.address)) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        settings = [
-            settings_of(rack, rank, switch=parse_switches(rack.address), key_file=files.job())
-            for rank, rack in enumerate(racks)
-        ]
-        several = list(pool.map(Membership, settings))
+        settings = [settings_of(rack, rank, switch=parse_switches(rack.address)) for rank, rack in enumerate(racks)]
+        several = list(pool.map(partial(Membership, key=keyring.job()), settings))
     for member in several:
         member.start()
     secrets = [member._shards[0].welcome.result_secret for member in several]
@@ -185,13 +197,13 @@ def test_a_tree_of_switches_with_one_key(files):
 
 
 @pytest.mark.parametrize("of_spine", ["none", "another"])
-def test_a_tree_whose_switches_have_different_keys(files, tmp_path, of_spine):
+def test_a_tree_whose_switches_have_different_keys(keyring, tmp_path, of_spine):
     other = write_key(tmp_path / "other.key", keys.SWITCH, keys.new_key())
     spine = SwitchThread(key_file=None if of_spine == "none" else other)
-    rack = SwitchThread(key_file=files.switch, parent=parse_address(spine.address))
+    rack = SwitchThread(key_file=keyring.switch_file, parent=parse_address(spine.address))
     try:
         with pytest.raises(PassingError, match="start (both|all switches of a tree) with the same --key-file"):
-            Membership(settings_of(rack, 0, key_file=files.job(), join_deadline_s=2.0))
+            Membership(settings_of(rack, 0, join_deadline_s=2.0), key=keyring.job())
     finally:
         rack.stop()
         spine.stop()
@@ -235,30 +247,30 @@ def test_tls_for_one_that_receives_and_several_that_send():
     mine.close()
 
 
-def meet(switch, rank, key_file, world_size=2):
-    settings = settings_of(switch, rank, world_size, key_file=key_file, world_size_min=world_size)
-    gathering = Gathering(settings, f"host {rank}")
+def meet(switch, rank, key, world_size=2):
+    settings = settings_of(switch, rank, world_size, world_size_min=world_size)
+    gathering = Gathering(settings, key, f"host {rank}")
     try:
         return gathering.meet([0], None, (), time.monotonic() + 20)[1]
     finally:
         gathering.close()
 
 
-def test_hosts_meet_by_the_jobs_key_through_all_switches_of_a_tree(secured, files):
-    rack = SwitchThread(key_file=files.switch, parent=parse_address(secured.address))
+def test_hosts_meet_by_the_jobs_key_through_all_switches_of_a_tree(secured, keyring):
+    rack = SwitchThread(key_file=keyring.switch_file, parent=parse_address(secured.address))
     try:
         with ThreadPoolExecutor(2) as pool:
-            met = list(pool.map(meet, (secured, rack), range(2), [files.job()] * 2))
+            met = list(pool.map(meet, (secured, rack), range(2), [keyring.job()] * 2))
         assert [one.rank for one in met] == [0, 1]
     finally:
         rack.stop()
 
 
-def test_nobody_meets_without_the_jobs_key(secured, files):
+def test_nobody_meets_without_the_jobs_key(secured, keyring):
     with pytest.raises(AuthenticationError, match="wants the key"):
         meet(secured, 0, None, 1)
     with pytest.raises(AuthenticationError, match="doesn't have the key"):
-        meet(secured, 0, files.job("another"), 1)
+        meet(secured, 0, keyring.job("another"), 1)
     stranger = socket.create_connection(parse_address(secured.address), timeout=10)
     with stranger, stranger.makefile("rb") as lines:
         lines.readline()
