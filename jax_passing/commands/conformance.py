@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,9 @@ def conformance(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Be the switch's parent, at the address that its --parent names."),
     ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The switch's own key, if it was started with one.")
+    ] = None,
 ) -> None:
     """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.
 
@@ -31,13 +35,17 @@ def conformance(
     from jax_passing.conformance import run as suite
     from jax_passing.conformance.live import LiveSwitch
     from jax_passing.conformance.switch_under_test import UntestableError
+    from jax_passing.protocol import keys
 
     try:
         address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
     except ValueError as error:
         raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
+    if as_parent and key_file:
+        raise ConfigError("A switch is tested either below a parent, with --as-parent, or with --key-file.")
+    key = keys.read_key(key_file, keys.SWITCH)
     try:
-        with closing(LiveSwitch(address, parent_at)) as under_test:
+        with closing(LiveSwitch(address, parent_at, key)) as under_test:
             passed = suite.report(
                 under_test, seed, exchanges, Console(highlight=False, width=None if sys.stdout.isatty() else 160)
             )

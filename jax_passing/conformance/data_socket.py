@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from jax_passing.config import address_text
@@ -16,13 +17,21 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 Source = tuple[str, int]
 
 
+def _as_it_is(packet: bytes) -> bytes:
+    return packet
+
+
 class DataSocket:
     """It isn't connected: what comes from elsewhere than the switch's data address is an error, and must be seen.
 
     Attributes:
+      seal, open: put a tag on what is sent, and take it off what comes, where packets have tags.
       name: its address, for people.
       stray: the first packet that came from elsewhere, for people; empty if none did.
     """
+
+    seal: Callable[[bytes], bytes] = staticmethod(_as_it_is)
+    open: Callable[[bytes], bytes] = staticmethod(_as_it_is)
 
     def __init__(self, own_host: str):
         self._udp = socket.socket(socket.AF_INET6 if ":" in own_host else socket.AF_INET, socket.SOCK_DGRAM)
@@ -36,6 +45,10 @@ class DataSocket:
         self._switch = socket.getaddrinfo(host, port, self._udp.family, socket.SOCK_DGRAM)[0][4]
 
     def send(self, packet: bytes) -> None:
+        self.send_raw(self.seal(packet))
+
+    def send_raw(self, packet: bytes) -> None:
+        """Without a tag of ours."""
         self._udp.sendto(packet, self._switch)
 
     def receive(self, until: float) -> bytes:
@@ -44,7 +57,7 @@ class DataSocket:
             self._udp.settimeout(left_s)
             packet, source = self._received()
             if source[:2] == self._switch[:2]:
-                return packet
+                return self.open(packet)
             wanted, got = (address_text(*address[:2]) for address in (self._switch, source))
             self._strange(f"a packet of {len(packet)} bytes from {got}; the switch sends from {wanted}")
         raise TimeoutError("timed out")

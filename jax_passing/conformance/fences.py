@@ -61,7 +61,9 @@ class Fences:
       repeated: how often a fence had to be repeated, which makes `verdicts` uncertain.
     """
 
-    def __init__(self, ends: Ends, welcome: messages.Welcome, slots: range):
+    def __init__(self, ends: Ends, welcome: messages.Welcome, slots: range, on_complete: Callable[[bytes], None]):
+        """`on_complete` hears of contributions with which the switch has made a result."""
+        self._on_complete = on_complete
         self.verdicts: Counter[str] = Counter()
         self.repeated = 0
         self._ends = ends
@@ -91,7 +93,7 @@ class Fences:
             self.contribute(sent, [worker])
 
         contribute()
-        return self._until(self._ends.workers[worker].udp, self._result(sent), contribute)
+        return self._until(self._ends.workers[worker].udp, self.result(sent), contribute)
 
     def everywhere(self) -> Iterator[list[bytes]]:
         """The same for the parent, if there is one, and then for the group, or each worker.
@@ -134,14 +136,14 @@ class Fences:
             sent, job=numbers.job, epoch=numbers.epoch, worker=numbers.worker, slot=slot, lanes=self._summed(sent)
         )
 
-    def _result(self, sent: Packet) -> bytes:
+    def result(self, sent: Packet) -> bytes:
         return replace(sent, type=RESULT, worker=EVERY_WORKER, lanes=self._summed(sent)).encode()
 
     def _summed(self, sent: Packet) -> tuple[int, ...]:
         return tuple(lane * len(self._ends.workers) for lane in sent.lanes)
 
     def _sum(self, sent: Packet) -> Iterator[list[bytes]]:
-        ends, result, answer = self._ends, self._result(sent), b""
+        ends, result, answer = self._ends, self.result(sent), b""
         everybody = deque(range(len(ends.workers)))
         self._ours.add(result)
 
@@ -150,6 +152,7 @@ class Fences:
             self.contribute(sent, everybody)
 
         self.contribute(sent, everybody)
+        self._on_complete(sent.encode())
         if ends.parent is not None:
             upwards = self.upwards(sent, ends.parent.numbers)
             answer = replace(upwards, type=RESULT, worker=EVERY_WORKER).encode()

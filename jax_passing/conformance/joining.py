@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.switch_under_test import UntestableError
+from jax_passing.conformance.tags import JobTags
 from jax_passing.host.control_connection import ControlConnection, connect
 from jax_passing.protocol import control_messages as messages
 
@@ -24,8 +25,9 @@ class RefusedError(Exception):
 class WorkerEnd:
     """A worker's control connection, and its socket for packets."""
 
-    def __init__(self, address: tuple[str, int]):
-        self.control, hello = connect(address, JOIN_S)
+    def __init__(self, address: tuple[str, int], job: str, key: bytes | None):
+        """`key`: the job's, if the switch wants one."""
+        self.control, hello = connect(address, JOIN_S, key=key, job=job)
         self.control.set_timeout(JOIN_S)
         self.instance = hello.instance
         self.data_address = (hello.data_host or self.control.switch_host, hello.data_port)
@@ -79,6 +81,7 @@ class Joined:
       ranks: of each worker.
       offer: of a multicast group, if there was one.
       group: what hears it, if results go there.
+      tags: of its packets, if they have any.
     """
 
     workers: list[WorkerEnd]
@@ -86,6 +89,21 @@ class Joined:
     welcome: messages.Welcome
     offer: messages.GroupOffer | None
     group: GroupSocket | None
+    tags: JobTags | None
+
+
+def join_request(job: str, rank: int, world_size: int, switch: str, udp_port: int, wait_s: float) -> messages.Join:
+    """`switch`: its instance."""
+    return messages.Join(
+        protocol_version=messages.PROTOCOL_VERSION,
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        switches=(switch,),
+        udp_port=udp_port,
+        instance=uuid.uuid4().hex,
+        join_deadline_s=wait_s,
+    )
 
 
 def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float) -> Joined:
@@ -94,17 +112,7 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: fl
     Raises RefusedError, UntestableError, OSError or msgspec.DecodeError.
     """
     for rank, worker in enumerate(workers):
-        request = messages.Join(
-            protocol_version=messages.PROTOCOL_VERSION,
-            job=job,
-            rank=rank,
-            world_size=len(workers),
-            switches=(worker.instance,),
-            udp_port=worker.udp.port,
-            instance=uuid.uuid4().hex,
-            join_deadline_s=wait_s,
-        )
-        worker.control.send(request)
+        worker.control.send(join_request(job, rank, len(workers), worker.instance, worker.udp.port, wait_s))
     until = time.monotonic() + wait_s + ANSWER_S  # the switch has given up before, and said why
     first = [_offer_or_welcome(worker.control, until) for worker in workers]
     offers = [message for message in first if isinstance(message, messages.GroupOffer)]
@@ -122,7 +130,8 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: fl
             group.close()
         raise
     ranks = sorted(range(len(workers)), key=lambda rank: welcomes[rank].worker)
-    return Joined([workers[rank] for rank in ranks], ranks, welcomes[0], next(iter(offers), None), group)
+    offer, tags = next(iter(offers), None), _tags([welcomes[rank] for rank in ranks])
+    return Joined([workers[rank] for rank in ranks], ranks, welcomes[0], offer, group, tags)
 
 
 def _offer_or_welcome(control: ControlConnection, until: float) -> messages.GroupOffer | messages.Welcome:
@@ -141,8 +150,19 @@ def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
     return message
 
 
+def _tags(welcomes: list[messages.Welcome]) -> JobTags | None:
+    """`welcomes`: by the workers' numbers."""
+    contributions = [secret for welcome in welcomes if (secret := welcome.contribution_secret) is not None]
+    results = welcomes[0].result_secret
+    if results is None and not contributions:
+        return None
+    if results is None or len({results, *contributions}) != 1 + len(welcomes):
+        raise UntestableError("its welcomes don't have a secret for each worker's packets, and one for results")
+    return JobTags(contributions, results)
+
+
 def _check(welcomes: list[messages.Welcome]) -> None:
-    """They are the same to all, except for the worker's number."""
+    """They are the same to all, except for the worker's number and its secret."""
     numbers = [welcome.worker for welcome in welcomes]
     if sorted(numbers) != list(range(len(welcomes))):
         raise UntestableError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")
@@ -150,5 +170,5 @@ def _check(welcomes: list[messages.Welcome]) -> None:
     for rank, welcome in enumerate(welcomes):
         for name in welcome.__struct_fields__:
             ours, other = getattr(first, name), getattr(welcome, name)
-            if name != "worker" and ours != other:
+            if name not in ("worker", "contribution_secret") and ours != other:
                 raise UntestableError(f"{name} is {ours} in its welcome to rank 0, {other} in that to rank {rank}")

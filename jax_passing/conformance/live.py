@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.conformance import control_checks, group_checks
+from jax_passing.conformance import control_checks, group_checks, key_checks
 from jax_passing.conformance.differences import shown
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.group_checks import hear
@@ -17,6 +17,7 @@ from jax_passing.conformance.live_job import AS_PARENT, JOBS_MAX, LiveJob, TooLa
 from jax_passing.conformance.model import Job, Limits, State
 from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.conformance.switch_under_test import Check, UntestableError
+from jax_passing.errors import AuthenticationError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import RESULT
 from jax_passing.protocol.verdicts import VERDICTS
@@ -43,9 +44,12 @@ class LiveSwitch:
     The switch gives out its own numbers: packets are sent with those, and results expected with them.
     """
 
-    def __init__(self, address: tuple[str, int], parent_at: tuple[str, int] | None = None):
+    def __init__(
+        self, address: tuple[str, int], parent_at: tuple[str, int] | None = None, switch_key: bytes | None = None
+    ):
+        """`switch_key`: the switch's own, if it has one."""
         self.name = address_text(*address)
-        self._address = address
+        self._address, self._key = address, switch_key
         self._jobs: dict[str, LiveJob] = {}  # by the exchange's name of it
         try:
             self._parent = ParentRole(parent_at) if parent_at else None
@@ -73,12 +77,16 @@ class LiveSwitch:
             return False
 
     def _join(self, workers: int, answer: GroupAnswer = decline, name: str = "", wait_s: float = JOIN_S) -> LiveJob:
-        attempt = partial(LiveJob, self._address, workers, self._parent, answer, name, wait_s)
+        attempt = partial(LiveJob, self._address, workers, self._parent, answer, name, wait_s, self._key)
         try:
             for _ in range(GROUP_ATTEMPTS - 1):
                 with suppress(TooLateError):
                     return attempt()
             return attempt()
+        except AuthenticationError as error:
+            if self._key is None:
+                raise UntestableError("it has a key: give the file with it by --key-file") from error
+            raise UntestableError("it has another key than the one in --key-file, or none") from error
         except RefusedError as error:
             text = f"it refuses a job of {_workers(workers)} (the test has up to {JOBS_MAX} jobs at once): {error}"
             if self._parent is None and "parent" in str(error):
@@ -156,6 +164,8 @@ class LiveSwitch:
             else:
                 job, worker = self._at(step.source)
                 job.send(worker, packet)
+                if step.verdict == "complete":
+                    job.complete(packet)
             previous = step.source
             if count % STEPS_UNREAD == 0 or count == len(exchange.steps):
                 for address in (previous, *received):
@@ -222,6 +232,7 @@ class LiveSwitch:
             Check("silence", SILENCE, silence),
             *group_checks.checks(self._join, self._stranger, self._group_offered, self._group_trouble),
             *control_checks.checks(self._join),
+            *(() if self._key is None else key_checks.checks(self._join, self._address, self._key)),
         ]
 
     def _unexpected(self) -> str:

@@ -5,6 +5,7 @@ import uuid
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from jax_passing.conformance.parent_role import ParentRole
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
 LEAVE_S = 5.0
@@ -39,6 +41,7 @@ class LiveJob:
       offer: of a multicast group, if there was one.
       ends: where its packets go out and come in.
       fences: they tell when all has come that the switch had to say.
+      tags: of its packets, if they have any.
     """
 
     def __init__(
@@ -49,16 +52,18 @@ class LiveJob:
         answer: GroupAnswer = decline,
         name: str = "",
         wait_s: float = JOIN_S,
+        switch_key: bytes | None = None,
     ):
         self.workers = workers
         self.ends = Ends()
         name = name or f"conformance {uuid.uuid4().hex}"
+        key = None if switch_key is None else keys.job_key(switch_key, name)
         try:
             for _ in range(workers):
-                self.ends.workers.append(WorkerEnd(address))
+                self.ends.workers.append(WorkerEnd(address, name, key))
             self._take(join(self.ends.workers, name, answer, wait_s))
             self.ends.parent = parent.end_of(name) if parent is not None else None
-            self.fences = Fences(self.ends, self.welcome, self._fence_slots)
+            self.fences = Fences(self.ends, self.welcome, self._fence_slots, self.complete)
             if parent is None:
                 self._refuse_parent()
         except (OSError, msgspec.DecodeError) as error:
@@ -71,6 +76,12 @@ class LiveJob:
     def _take(self, joined: Joined) -> None:
         self.ends.workers, self.ends.group = joined.workers, joined.group
         self._ranks, self.offer, self.welcome = joined.ranks, joined.offer, joined.welcome
+        self.tags = joined.tags
+        if joined.tags is not None:
+            for number, worker in enumerate(joined.workers):
+                worker.udp.seal, worker.udp.open = partial(joined.tags.sealed, number), joined.tags.opened
+            if joined.group is not None:
+                joined.group.open = joined.tags.opened
         welcome = self.welcome
         if welcome.multicast and joined.group is None:
             raise UntestableError("it welcomes workers to a multicast group that they have declined, or don't hear")
@@ -111,14 +122,17 @@ class LiveJob:
     def control_of(self, rank: int) -> ControlConnection:
         return self.ends.workers[self._ranks.index(rank)].control
 
-    def _unused(self, numbers: messages.Welcome, sequence: int, version: int) -> Packet:
+    def unused(self, numbers: messages.Welcome, sequence: int, version: int) -> Packet:
         """Of a slot that nobody uses."""
         slot = numbers.slot_first + numbers.slot_count - 1
         return replace(self.fences.packet(slot, version, sequence), job=numbers.job_id, epoch=numbers.epoch)
 
     def contribute(self, numbers: messages.Welcome, sequence: int, version: int, workers: int = 1) -> list[str]:
         """The first workers do so, with these numbers. What then comes to worker 0, for people."""
-        self.fences.contribute(self._unused(numbers, sequence, version), range(workers))
+        sent = self.unused(numbers, sequence, version)
+        self.fences.contribute(sent, range(workers))
+        if workers == self.workers:
+            self.complete(sent.encode())
         return [shown(data) for data in self.fences.at_worker(0)]
 
     def answer(self, sequence: int, version: int) -> list[str]:
@@ -126,7 +140,7 @@ class LiveJob:
         parent = self.ends.parent
         if parent is None:
             return []
-        result = self.fences.upwards(self._unused(self.welcome, sequence, version), parent.numbers)
+        result = self.fences.upwards(self.unused(self.welcome, sequence, version), parent.numbers)
         parent.udp.send(replace(result, type=RESULT, worker=EVERY_WORKER).encode())
         return [shown(data) for packets in self.fences.everywhere() for data in packets]
 
@@ -163,6 +177,11 @@ class LiveJob:
 
     def send(self, worker: int, packet: bytes) -> None:
         self.ends.workers[worker].udp.send(packet)
+
+    def complete(self, packet: bytes) -> None:
+        """With this contribution the switch has made a result."""
+        if self.tags is not None:
+            self.tags.complete(packet)
 
     def close(self) -> None:
         """Leaves the job, so that the switch has its slots again."""

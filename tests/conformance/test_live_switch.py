@@ -3,6 +3,7 @@
 import io
 import itertools
 import socket
+import ssl
 import threading
 import time
 from contextlib import closing, suppress
@@ -17,16 +18,19 @@ from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance import fences, golden, joining, live, live_job, parent_role, run
+from jax_passing.conformance import fences, golden, joining, key_checks, live, live_job, parent_role, run
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import ConfigError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys, secure_channel
 from jax_passing.protocol.packet import decode
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch import group_probe
+from jax_passing.switch import group_probe, member_conversation
+
+KEY = keys.new_key()
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +46,9 @@ def parent_at():
         return unused.getsockname()
 
 
-def failures(address, seeds=20, parent_at=None):
+def failures(address, seeds=20, parent_at=None, key=None):
     """By case; and how many were not applicable."""
-    with closing(LiveSwitch(address, parent_at)) as under_test:
+    with closing(LiveSwitch(address, parent_at, key)) as under_test:
         done = list(run.outcomes(under_test, run.cases(under_test.limits, 0, seeds), Console(file=io.StringIO())))
     return {one.case.description: one.failure for one in done if one.failure}, sum(
         bool(one.not_applicable) for one in done
@@ -60,6 +64,99 @@ def test_cpp_switch(changes):
     finally:
         running.stop()
     assert running.counters["epochs_failed"] == 1, "a check breaks a connection"
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    file = tmp_path / "switch.key"
+    file.touch(mode=0o600)
+    file.write_text(keys.key_line(keys.SWITCH, KEY))
+    return file
+
+
+def test_cpp_switch_with_a_key(key_file):
+    running = SwitchThread(key_file=key_file)
+    try:
+        failed, _ = failures(parse_address(running.address), key=KEY)
+        assert failed == {}
+    finally:
+        running.stop()
+    assert running.counters["forged"] > 400
+    assert running.counters["connections_without_key"] >= 2
+
+
+def test_a_data_plane_that_cant_check_tags_behind_a_key(monkeypatch):
+    few_cases(monkeypatch)
+    with (
+        closing(ModelSwitch(switch_key=KEY)) as switch,
+        closing(LiveSwitch(switch.address, switch_key=KEY)) as tested,
+    ):
+        done = list(run.outcomes(tested, run.cases(tested.limits, 0, 1), Console(file=io.StringIO())))
+    assert [one.failure for one in done if one.failure] == []
+    without_tags = [one.case.section for one in done if one.not_applicable == "its packets have no tags"]
+    assert without_tags == [key_checks.SECTION] * 6
+
+
+def key_failures(key_file):
+    """Of the checks for switches with a key only."""
+    running = SwitchThread(key_file=key_file)
+    try:
+        with closing(LiveSwitch(parse_address(running.address), switch_key=KEY)) as under_test:
+            checks = [check for check in under_test.checks() if check.section == key_checks.SECTION]
+            return [run.found(check).failure for check in checks]
+    finally:
+        running.stop()
+
+
+def test_a_switch_that_takes_forged_packets_is_found(monkeypatch, key_file):
+    judge = key_checks._Chunk.judge
+    monkeypatch.setattr(key_checks._Chunk, "judge", lambda chunk, forged: judge(chunk, [chunk.right]))
+    failed = [text for text in key_failures(key_file) if text]
+    assert len(failed) == 6
+    assert all("one of 1 forged packets is answered with result: " in text for text in failed)
+
+
+def test_a_switch_that_joins_whoever_comes_is_found(monkeypatch, key_file):
+    monkeypatch.setattr(member_conversation.MemberConversation, "_check_key", lambda conversation, join: None)
+    failed = [text for text in key_failures(key_file) if text]
+    assert len(failed) == 2
+    assert all(text.startswith("it answers Welcome(") for text in failed)
+
+
+def test_a_switch_that_asks_for_no_proof_is_found(monkeypatch, key_file):
+    context = secure_channel.context
+
+    def without_proof(key, *, server_side):
+        made = context(key, server_side=server_side)
+        if server_side:
+            made.verify_mode = ssl.CERT_NONE
+        return made
+
+    monkeypatch.setattr(secure_channel, "context", without_proof)
+    failed = [text for text in key_failures(key_file) if text]
+    assert len(failed) == 1
+    assert "to somebody who doesn't know the job's key it says" in failed[0]
+
+
+@pytest.mark.parametrize(
+    ("of_switch", "given", "text"),
+    [
+        (True, [], "it has a key: give the file with it by --key-file."),
+        (False, ["--key-file", "FILE"], "it has another key than the one in --key-file, or none."),
+        (True, ["--key-file", "OTHER"], "it has another key than the one in --key-file, or none."),
+        (True, ["--key-file", "FILE", "--as-parent", "127.0.0.1:1"], "either below a parent, with --as-parent, or"),
+    ],
+)
+def test_command_says_that_the_key_is_missing_or_wrong(tmp_path, key_file, of_switch, given, text):
+    other = tmp_path / "other.key"
+    other.write_text(keys.key_line(keys.SWITCH, keys.new_key()))
+    running = SwitchThread(key_file=key_file if of_switch else None)
+    given = [str({"FILE": key_file, "OTHER": other}.get(word, word)) for word in given]
+    try:
+        result = CliRunner().invoke(cli.app, ["conformance", "--switch", running.address, *given])
+    finally:
+        running.stop()
+    assert text in str(result.exception)
 
 
 def test_cpp_switch_with_a_parent(parent_at):

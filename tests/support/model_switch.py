@@ -27,6 +27,7 @@ class ModelDataPlane:
 
     host = ""
     slot_total = 256
+    can_tag = False
 
     def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet), multicast=False, ring=None):
         self._multicast, self._ring = multicast, ring
@@ -117,12 +118,12 @@ class ModelDataPlane:
 class ModelSwitch(ServingThread):
     """Its control plane is the real one. `address` is where it listens."""
 
-    def __init__(self, *arguments, **changes):
-        self._data_plane = ModelDataPlane(*arguments, **changes)
+    def __init__(self, *arguments, switch_key=None, **changes):
+        self._data_plane, self._key = ModelDataPlane(*arguments, **changes), switch_key
         super().__init__()
 
     async def _serve(self):
-        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=64)
+        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=64, switch_key=self._key)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.listen(listener)
         self._on_listening(listener.getsockname())

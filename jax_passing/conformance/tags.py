@@ -1,0 +1,106 @@
+"""The tags of docs/protocol.md, as a program that shares nothing with the switches and hosts that make them."""
+
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jax_passing.protocol import keys
+from jax_passing.protocol.packet import HEADER, KEY_WORDS, RESULT, TAG_BYTES, MalformedError, Packet, decode
+
+WORD = 1 << 32
+LONG = 1 << 64
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) % LONG
+
+
+def _sip_hash(key: Sequence[int], words: Sequence[int]) -> int:
+    """SipHash-2-4 of whole words."""
+    v0, v1 = key[0] ^ 0x736F6D6570736575, key[1] ^ 0x646F72616E646F6D
+    v2, v3 = key[0] ^ 0x6C7967656E657261, key[1] ^ 0x7465646279746573
+    for word in (*words, len(words) * 8 << 56, None):  # None: nothing more comes
+        if word is None:
+            v2 ^= 0xFF
+        else:
+            v3 ^= word
+        for _ in range(4 if word is None else 2):
+            v0, v2 = (v0 + v1) % LONG, (v2 + v3) % LONG
+            v1, v3 = _rotated(v1, 13) ^ v0, _rotated(v3, 16) ^ v2
+            v0 = _rotated(v0, 32)
+            v2, v0 = (v2 + v1) % LONG, (v0 + v3) % LONG
+            v1, v3 = _rotated(v1, 17) ^ v2, _rotated(v3, 21) ^ v0
+            v2 = _rotated(v2, 32)
+        v0 ^= word or 0
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+class PacketKey:
+    """`secret`: as a welcome has it."""
+
+    def __init__(self, secret: bytes):
+        words = struct.unpack(f">2Q{2 * KEY_WORDS}I", keys.packet_key(secret))
+        self._sip, self._first, self._second = words[:2], words[2 : 2 + KEY_WORDS], words[2 + KEY_WORDS :]
+
+    def _fingerprint(self, lanes: Sequence[int], at: int) -> int:
+        """NH, with the key from its word `at` on."""
+        half = (len(lanes) + 1) // 2
+        pairs = zip(lanes[:half], [*lanes[half:], 0], strict=False)  # the zero is for the last one, if it has no other
+        words = zip(self._first[at : at + half], self._second[at : at + half], strict=True)
+        return sum((x + a) % WORD * ((y + b) % WORD) for (x, y), (a, b) in zip(pairs, words, strict=True)) % LONG
+
+    def sealed(self, packet: Packet, position: int) -> bytes:
+        """The packet with its tag."""
+        untagged = replace(packet, tag=bytes(TAG_BYTES)).encode()[:-TAG_BYTES]
+        head, last = struct.unpack_from(">2Q", untagged), int.from_bytes(untagged[16 : HEADER.size])
+        fingerprints = (self._fingerprint(packet.lanes, at) for at in (0, 1))
+        return untagged + _sip_hash(self._sip, (*head, last << 32 | position >> 32, *fingerprints)).to_bytes(TAG_BYTES)
+
+
+class JobTags:
+    """Of a job at a live switch: they are put on what its workers send, and taken off what comes to them.
+
+    Attributes:
+      contributions: each worker's key, by its number.
+      results: the key of the job's results.
+    """
+
+    def __init__(self, contributions: Sequence[bytes], results: bytes):
+        """Of these secrets."""
+        self.contributions = [PacketKey(secret) for secret in contributions]
+        self.results = PacketKey(results)
+        self._completed = 0  # the furthest position to which all workers have contributed
+        # Of results, by slot, version and sequence: several where exchanges jump from one wrap to another.
+        self._positions: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
+
+    def position(self, sequence: int) -> int:
+        """The one with this sequence that is nearest to the last chunk to which all workers have contributed."""
+        ahead = (sequence - self._completed) % WORD
+        return (self._completed + (ahead if ahead < WORD // 2 else ahead - WORD)) % LONG
+
+    def complete(self, data: bytes) -> None:
+        """The switch has made a result with this contribution, which was the last one of its chunk."""
+        sent = decode(data)
+        position = self.position(sent.sequence)
+        self._positions[sent.slot, sent.version, sent.sequence].add(position)
+        self._completed = max(self._completed, position)
+
+    def sealed(self, worker: int, data: bytes) -> bytes:
+        """With this worker's tag. What is no packet stays as it is."""
+        try:
+            packet = decode(data)
+        except MalformedError:
+            return data
+        return self.contributions[worker].sealed(packet, self.position(packet.sequence))
+
+    def opened(self, data: bytes) -> bytes:
+        """A result without its tag, if that is right. Anything else stays as it is."""
+        try:
+            packet = decode(data)
+        except MalformedError:
+            return data
+        positions = self._positions[packet.slot, packet.version, packet.sequence]
+        if packet.type == RESULT and any(self.results.sealed(packet, position) == data for position in positions):
+            return replace(packet, tag=b"").encode()
+        return data
