@@ -1,7 +1,6 @@
 """The session of this process, which has at most one at a time: how it joins the job, and how it leaves."""
 
 import atexit
-import dataclasses
 import logging
 import os
 import sys
@@ -21,19 +20,16 @@ from jax_passing.errors import (
     HostJoinedError,
     HostLostError,
     JoinError,
-    NoSlotsError,
     NotInitializedError,
     PassingError,
-    SwitchLostError,
-    SwitchUnreachableError,
     ThreadError,
     typed,
 )
 from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
-from jax_passing.host.gathering import Gathering
+from jax_passing.host.joining import Joining
 from jax_passing.host.ranks import Links, Ranks
-from jax_passing.protocol import alike, keys
+from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
 
@@ -85,7 +81,7 @@ class Session:
         if _begin():
             _await_executions(settings.join_deadline_s)
         self._ranks: Ranks | None = None
-        self._gathering: Gathering | None = None  # of hosts that meet before they join
+        self._joining: Joining | None = None
         self._local = _native.LocalCollective()  # sums of a host without a switch
         self.device_ranks = 0
         self.epoch = 0
@@ -94,14 +90,11 @@ class Session:
         for prepare in _preparations:
             prepare()
         device_ids = [device.id for device in jax.local_devices(backend="cpu")]
-        self._device_count, self._first_device_id = len(device_ids), min(device_ids)  # the others are numbered from it
+        self._first_device_id = min(device_ids)  # the others are numbered from it
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
-            # Once: a file that is replaced or removed later doesn't keep the session from joining again.
-            self._key = keys.read_key(settings.key_file, keys.JOB)
-            if settings.standby or settings.world_size_min is not None:
-                self._gathering = Gathering(settings, self._key)
+            self._joining = Joining(settings, len(device_ids))
             self._join(step=None, lost=())
         self._enter_scope()
         atexit.register(self._at_exit)
@@ -117,54 +110,18 @@ class Session:
 
     def _join(self, step: int | None, lost: Sequence[int]) -> None:
         """The arguments are those of `Gathering.meet`."""
-        try:
-            ranks = self._meet_and_join(step, lost)
-        except BaseException:
-            if self._gathering is not None:
-                self._gathering.close()
-            raise
-        if self._gathering is not None and self.settings.world_size_min is None:
-            self._gathering.close()  # it meets nobody again
+        assert self._joining is not None
+        ranks, self.rank, self.world_size, self.step, self.survivors = self._joining.join(step, lost, self._ranks)
         self.device_ranks = len(ranks.devices)
         self.epoch = ranks.host.epoch
         try:
             ranks.attach(self.settings.deadline_s, self._first_device_id)
         except BaseException:
             ranks.close()
+            self._joining.close()
             raise
         ranks.start()
         self._ranks = ranks
-
-    def _meet_and_join(self, step: int | None, lost: Sequence[int]) -> Ranks:
-        """Tries once more if a host or the switch is lost before all have joined."""
-        settings, gathering = self.settings, self._gathering
-        if gathering is None:
-            return Ranks(settings, self._device_count, self._key)
-        until = time.monotonic() + settings.join_deadline_s
-        places = list(range(len(gathering.places)))
-        while True:
-            place, gathered = gathering.meet(places, step, lost, until)
-            if self._ranks is not None:
-                self._ranks.close()
-            if settings.world_size_min is not None:
-                self.rank, self.world_size = gathered.rank, gathered.world_size
-                self.step, self.survivors = gathered.step, gathered.survivors
-                if self.rank >= self.survivors:
-                    step = None  # what it has is of another time
-            joined = dataclasses.replace(
-                settings, switch=gathering.places[place], rank=self.rank, world_size=self.world_size
-            )
-            try:
-                return Ranks(joined, self._device_count, self._key)
-            except (NoSlotsError, SwitchUnreachableError) as error:
-                if len(places) == 1:
-                    raise
-                log.warning("%s Going to the standby.", error)
-                places.remove(place)
-            except (HostLostError, SwitchLostError) as error:
-                if time.monotonic() >= until:
-                    raise
-                log.warning("%s Meeting the other hosts again.", error)
 
     def rejoin(self, step: int | None = None) -> int | None:
         """Of an elastic session, when a sum has failed: meets the other hosts, and joins a new epoch with them.
@@ -292,8 +249,8 @@ class Session:
         _native.detach()
         if self._ranks is not None:
             self._ranks.close()
-        if self._gathering is not None:
-            self._gathering.close()
+        if self._joining is not None:
+            self._joining.close()
 
     def _at_exit(self) -> None:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
@@ -335,8 +292,8 @@ class Session:
         atexit.unregister(self._at_exit)
         if self._ranks is not None:
             self._ranks.forget_in_child()
-        if self._gathering is not None:
-            self._gathering.forget_in_child()
+        if self._joining is not None:
+            self._joining.forget_in_child()
 
 
 def _begin() -> bool:
