@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from in_process import until
 from rich.console import Console
 
-from jax_passing.commands.launcher import Child, _culprit
+from jax_passing.commands.child import Child
+from jax_passing.commands.launcher import _culprit
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
 # -P: the installed package, whatever folder the tests run in.
