@@ -6,10 +6,8 @@ Meanwhile kill a host (kill -9): the others go on without it, and with it when i
 several machines with a switch of their own and a standby, it survives the loss of the switch, too. docs/elastic.md says
 what happens, in order.
 
-The *schedule* of a run says how many hosts took each step: "4x60,3x25,4x115" is 60 steps by four hosts, then 25 by
-three, then 115 by four. It settles all bits: the examples of step k are drawn by the seed (0, k), of which rank r takes
-those from r * SHARE on; gradients are means over the hosts; and the sums are the same bits whatever happens to packets,
-hosts and switches. Each host prints the schedule at the end, and a digest of the bits of all parameters. With
+Each host prints at the end how many hosts took each step, which is the *schedule* of the run, and a digest of the bits
+of all parameters. With
 
     jax-passing run --hosts 4 examples/train_elastic.py --schedule 4x60,3x25,4x115
 
@@ -38,7 +36,6 @@ from jax_passing.errors import DeadlineExceededError, HostJoinedError, HostLostE
 SHARE = 32  # examples of each host in a step: so programs keep their shapes in worlds of any size
 HIDDEN, RATE, MOMENTUM = 128, 0.1, 0.9
 STEPS_MAX = 4096
-LOSSES = (HostLostError, HostJoinedError, SwitchLostError, DeadlineExceededError)
 
 
 class State(NamedTuple):
@@ -71,7 +68,10 @@ class Training:
       before: after the step before that, which may be the last one of other hosts.
     """
 
-    def __init__(self, checkpoints=None):
+    def __init__(self, step_s=0.0, checkpoints=None):
+        """`step_s`: a step takes at least so long."""
+        self.step_s = step_s
+        self.waits_since: float | None = None  # for the first step since it began, or was interrupted
         digits = load_digits()
         self.images, self.labels = digits.images.reshape(-1, 64).astype(np.float32) / 16, digits.target.astype(np.int32)
         self.checkpoints = checkpoints
@@ -97,6 +97,7 @@ class Training:
 
     def agree(self, session):
         """Afterwards all hosts have the state after `session.step`, whatever they had before."""
+        self.waits_since = self.waits_since or time.monotonic()
         if session.rank >= session.survivors:
             self.state = None  # a newcomer, or one that was away for long
         elif self.completed != session.step:
@@ -112,7 +113,7 @@ class Training:
         self.state = self.before = jax.block_until_ready(self.from_rank_0(jax.device_put(state, self.everywhere)))
 
     def step(self, session):
-        number = self.completed
+        began, number = time.monotonic(), self.completed
         drawn = np.random.default_rng((0, number)).permutation(len(self.labels))
         mine = drawn[session.rank * SHARE : (session.rank + 1) * SHARE]
         results = self.take_step(self.state.parameters, self.state.momentum, self.images[mine], self.labels[mine])
@@ -122,6 +123,15 @@ class Training:
         self.before, self.state = self.state, State(np.array(number + 1, np.int32), hosts, *results)
         if self.checkpoints is not None and session.rank == 0:
             self.checkpoints.keep(self.state)
+        if self.waits_since is not None:
+            text = f"{session.world_size} hosts go on from step {session.step}"
+            print(f"{text}, the next one done after {time.monotonic() - self.waits_since:.2f} s", flush=True)
+            self.waits_since = None
+        time.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
+
+    def interrupted(self, error):
+        self.waits_since = self.waits_since or time.monotonic()
+        print(f"after step {self.completed}: {type(error).__name__}: {error}", flush=True)
 
 
 class Checkpoints:
@@ -148,32 +158,24 @@ class Checkpoints:
         return State(**self.manager.restore(step, args=self.args.StandardRestore(otherwise._asdict())))
 
 
-def train(session, training, steps, step_s):
+def train(session, training, steps):
     """Whatever happens to other hosts and to the switch."""
-    began_at: float | None = time.monotonic()
     while True:
         try:
             with translate():
                 training.agree(session)
                 while training.completed < steps:
-                    began = time.monotonic()
                     training.step(session)
-                    if began_at is not None:
-                        text = f"{session.world_size} hosts go on from step {session.step}"
-                        print(f"{text}, the next one done after {time.monotonic() - began_at:.2f} s", flush=True)
-                        began_at = None
-                    time.sleep(max(0.0, step_s - (time.monotonic() - began)))
             return
-        except LOSSES as error:
-            began_at = began_at or time.monotonic()
-            print(f"after step {training.completed}: {type(error).__name__}: {error}", flush=True)
+        except (HostLostError, HostJoinedError, SwitchLostError, DeadlineExceededError) as error:
+            training.interrupted(error)
         session.rejoin(training.completed)
 
 
 def train_in_order(training, schedule, rank):
     """The steps of a schedule by hosts that join and leave as it says. Each part is a job of its own."""
     job, until = os.environ.get("JAX_PASSING_JOB", "elastic"), 0
-    training.state = training.before = None
+    training.state, training.before, training.step_s = None, None, 0.0
     for part, (world_size, steps) in enumerate(tuple(map(int, one.split("x"))) for one in schedule.split(",")):
         until += steps
         if rank >= world_size:
@@ -208,14 +210,14 @@ def main():
     rank, world_size_min = (
         int(os.environ.get(f"JAX_PASSING_{name}", n)) for name, n in (("RANK", 0), ("WORLD_SIZE_MIN", 1))
     )
-    training = Training(Checkpoints(given.checkpoint) if given.checkpoint else None)
+    training = Training(given.step_s, Checkpoints(given.checkpoint) if given.checkpoint else None)
     if given.schedule:
         train_in_order(training, given.schedule, rank)
         report(training, rank)
         return
     with jax_passing.init(axis_name="d", world_size_min=world_size_min) as session:
         print(f"process {os.getpid()} has joined as rank {session.rank} of {session.world_size}", flush=True)
-        train(session, training, given.steps, given.step_s)
+        train(session, training, given.steps)
         rank = session.rank
         schedule, digest = report(training, rank)
     if given.check:

@@ -30,6 +30,15 @@ def test_code_is_well_formed(block):
     CHECKS[block.language](block.text)
 
 
+def test_the_loop_of_elastic_sessions_is_that_of_the_example():
+    (printed,) = (block.text for block in blocks(ROOT / "docs" / "elastic.md") if block.language == "python")
+    loops = []
+    for text in (printed, (ROOT / "examples" / "train_elastic.py").read_text()):
+        (loop,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+        loops.append(ast.get_source_segment(text, loop))
+    assert loops[0] == loops[1]
+
+
 def test_sudo_is_told_which_python():
     """Its PATH is another one than that of an activated environment."""
     started = [(str(page), *re.findall(r"sudo (?:-\S+ )*(\S+)", page.read_text())) for page in PAGES]

@@ -52,7 +52,7 @@ class ControlConnection:
         return self.receive(until)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """How long a send or receive may take. The switch echoes heartbeats, so a live one is never silent for long."""
+        """Limits how long a send or receive takes. The switch echoes heartbeats, so a live one is never silent long."""
         self._socket.settimeout(timeout_s)
 
     def send(self, message: messages.Message) -> None:
@@ -62,7 +62,7 @@ class ControlConnection:
 
     def receive(self, until: float | None = None) -> messages.FromSwitch:
         """The next message. Raises TimeoutError at `until` (monotonic), even if messages or pieces of one come all the
-        time. What was left then stays the timeout."""
+        time. The time that is left then becomes the timeout."""
         self._expect_until(until)
         while (end := self._received.find(b"\n")) < 0:
             if len(self._received) > messages.RELAY_LINE_BYTES_MAX:
@@ -84,7 +84,7 @@ class ControlConnection:
             self._socket.settimeout(left_s)
 
     def wait(self, fileno: int) -> bool:
-        """Until this file descriptor or the connection can be read: whether the former can, and the latter can't.
+        """Waits until this file descriptor or the connection can be read. Whether it is this, and not the connection.
 
         Raises TimeoutError after the timeout of a receive.
         """
@@ -119,7 +119,8 @@ def _connect_once(
         hello: messages.FromSwitch = connection.receive(until)
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("no greeting")
-        if key is not None and hello.protocol_version != messages.PROTOCOL_VERSION:  # or so somebody in between says
+        if key is not None and hello.protocol_version != messages.PROTOCOL_VERSION:
+            # It may be somebody in between who says so, and a host with a key says nothing in the clear but the job.
             raise messages.ForeignVersionError(hello.protocol_version)
         if hello.protocol_version == messages.PROTOCOL_VERSION:  # else a join tells both sides what is wrong
             _check_wanted(hello, key, address_text(*address), job)
@@ -132,7 +133,7 @@ def _connect_once(
 
 
 def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: str) -> None:
-    """A host with a key speaks to nobody without: somebody in between could have said so."""
+    """A host with a key doesn't join without it: somebody in between may have said that the switch wants none."""
     if hello.secured and key is None:
         raise AuthenticationError(f"The switch at {switch} wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
     if key is not None and not hello.secured:
@@ -146,7 +147,7 @@ def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: st
 def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, until: float) -> messages.Hello:
     try:
         hello = connection.secure(key, job, until)
-    except ssl.SSLCertVerificationError as error:  # another one may be tried again: the switch was stopped, say
+    except ssl.SSLCertVerificationError as error:  # other errors of TLS may pass, as when the switch was stopped
         raise AuthenticationError(
             f"The switch at {switch} doesn't have the key of job {job!r} that this host has, or isn't that switch "
             f"({error.reason or error}). {HOW_TO_GET_A_KEY}"
@@ -159,7 +160,7 @@ def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, u
 def connect_now(
     address: tuple[str, int], *, key: bytes | None = None, job: str = ""
 ) -> tuple[ControlConnection, messages.Hello]:
-    """As `connect`, but tries once. Raises SwitchUnreachableError or AuthenticationError."""
+    """Does what `connect` does, but tries only once. Raises SwitchUnreachableError or AuthenticationError."""
     try:
         return _connect_once(address, CONNECT_TIMEOUT_S, key, job)
     except (OSError, msgspec.DecodeError) as error:

@@ -16,7 +16,7 @@ log = logging.getLogger("jax_passing")
 
 
 class Joined(NamedTuple):
-    """`ranks`: of this process, in a new epoch of the job. The others are attributes of the session."""
+    """`ranks` are those of this process in a new epoch of the job. The others become attributes of the session."""
 
     ranks: Ranks
     rank: int
@@ -36,7 +36,7 @@ class Joining:
         self._gathering = Gathering(settings, self._key) if meets else None
 
     def join(self, step: int | None, lost: Sequence[int], former: Ranks | None) -> Joined:
-        """`step` and `lost` are those of `Gathering.meet`. `former`, of the epoch before, end when the hosts have met.
+        """`step` and `lost` are those of `Gathering.meet`. `former`, the ranks before, end when the hosts have met.
 
         Raises what Gathering.meet and Ranks raise.
         """

@@ -122,7 +122,7 @@ class Membership:
             raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
 
     def _check_key(self) -> bytes | None:
-        """None: sums aren't checked. All hosts decide alike: the welcomes are as one to all of them in this."""
+        """Returns None if sums aren't checked. All hosts decide alike, as their welcomes say the same of this."""
         welcomes = [shard.welcome for shard in self._shards]
         wanted = self._settings.check_sums
         if wanted is None:

@@ -64,9 +64,9 @@ class Session:
       world_size: number of hosts.
       epoch: incarnation of the job at the switch; 0 without a switch.
       device_ranks: devices of this host that have a rank of their own at the switch, for strategy "flat"; 0: none.
-      step: of an elastic session, the last step that all hosts that had been in it completed, when they met; None: no
-        host has any state.
-      survivors: how many of the ranks, from 0 on, have the state after `step` (or had, and are one step ahead).
+      step: the last step that all survivors of an elastic session had completed when they met; None if no host has any
+        state.
+      survivors: how many of the ranks, from 0 on, have the state after `step`, or had it and are one step ahead.
       settings: everything that was resolved.
     """
 
@@ -124,7 +124,7 @@ class Session:
         self._ranks = ranks
 
     def rejoin(self, step: int | None = None) -> int | None:
-        """Of an elastic session, when a sum has failed: meets the other hosts, and joins a new epoch with them.
+        """Meets the other hosts of an elastic session when a sum has failed, and joins a new epoch with them.
 
         Those that are left go on, with newcomers in the place of those that are lost: `rank`, `world_size`, `survivors`
         and `epoch` are new. Programs that are compiled stay as they are. Waits for at most four times
@@ -134,7 +134,7 @@ class Session:
           step: the last step that this host completed, if it still has the states after it and after the one before;
             None if it has none, as a newcomer to whom nobody has given it yet.
 
-        Returns: `step`: the last one that all survivors completed, from which all go on. None: nobody has any state.
+        Returns: The last step that all survivors completed, from which all go on; None if nobody has any state.
 
         Raises:
           ConfigError: the session isn't elastic.

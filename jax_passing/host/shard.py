@@ -52,7 +52,7 @@ class Shard:
         """Waits for all ranks. Raises JoinError, SwitchLostError, or what the switch says."""
         until = time.monotonic() + join.join_deadline_s + JOIN_GRACE_S
         try:
-            with suppress(OSError):  # it may have refused us already: then it has said why
+            with suppress(OSError):  # it may have refused us already, and then it has said why
                 self.control.send(join)
             while isinstance(answer := self.control.receive(until), messages.GroupOffer):
                 self._answer(answer)

@@ -14,7 +14,7 @@ _READ_BYTES = 1 << 16
 
 
 class TlsSocket:
-    """As much of a socket's interface as a control connection needs. Raises OSError, an ssl.SSLError among them."""
+    """Offers what a control connection needs of a socket. Raises OSError, as which ssl.SSLError counts, too."""
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, timeout_s: float):
         """Does the handshake, as the client, within this time."""
@@ -23,8 +23,8 @@ class TlsSocket:
         until = self._until()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=False)
-        self._turn = threading.Lock()  # at the three above
-        self._sending = threading.Lock()  # so that what they made leaves in order
+        self._turn = threading.Lock()  # to use the three above
+        self._sending = threading.Lock()  # so that what several threads encrypt leaves in that order
         while True:
             try:
                 self._tls.do_handshake()
@@ -35,12 +35,12 @@ class TlsSocket:
         self._socket.sendall(self._outgoing.read())
 
     def _until(self) -> float | None:
-        """When what begins now has lasted too long."""
+        """The time at which a call that begins now has lasted too long; None if it may last."""
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _receive(self, until: float | None) -> bytes:
-        """What comes, encrypted; perhaps a few bytes of a record. So the socket's own timeout, which begins with each
-        of them anew, would be no limit."""
+        """Returns what comes, which is encrypted and may be a few bytes of a record. The socket's own timeout begins
+        anew with each of them, so it would be no limit."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         if not poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000):
@@ -54,7 +54,7 @@ class TlsSocket:
             self._incoming.write_eof()
 
     def recv(self, bytes_max: int) -> bytes:
-        """Empty if the other has closed the connection. Raises TimeoutError if there is nothing to return in time."""
+        """Returns nothing if the other has closed the connection. Raises TimeoutError if nothing comes in time."""
         until = self._until()
         while True:
             with self._turn:
@@ -82,7 +82,7 @@ class TlsSocket:
             return self._tls.pending() > 0 or self._incoming.pending > 0
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Of each call, whatever comes meanwhile."""
+        """Each call may take so long, whatever comes meanwhile."""
         self._timeout_s = timeout_s
         self._socket.settimeout(timeout_s)
 
