@@ -41,8 +41,6 @@ def conformance(
         address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
     except ValueError as error:
         raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
-    if as_parent and key_file:
-        raise ConfigError("A switch is tested either below a parent, with --as-parent, or with --key-file.")
     key = keys.read_key(key_file, keys.SWITCH)
     try:
         with closing(LiveSwitch(address, parent_at, key)) as under_test:

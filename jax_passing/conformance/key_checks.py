@@ -4,7 +4,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -57,10 +57,13 @@ class _Chunk:
             return f"of {len(packets)} forged packets it counts {more} as forged"
         if (now := job.state(self.sent.slot, VERSION)) != held:
             return f"forged packets have changed what a slot holds from {held} to {now}"
-        right = [shown(job.fences.result(self.sent))]
-        if (sums := job.contribute(job.welcome, SEQUENCE, VERSION, workers=2)) != right:
-            return f"after forged packets the sum is {sums}, not {right}"
-        return ""
+        came_then = job.contribute(job.welcome, SEQUENCE, VERSION, workers=2) + job.answer(SEQUENCE, VERSION)
+        return self.problem_with_result(came_then)
+
+    def problem_with_result(self, came: Sequence[str]) -> str:
+        """`came`: what came to anybody after the sum was complete."""
+        right = shown(self._job.fences.result(self.sent))
+        return "" if right in came else f"after forged packets came {came}, but not {right}"
 
 
 def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Check]:
@@ -111,6 +114,22 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
             chunk = _Chunk(job)
             behind_header = range(8 * (len(chunk.right) - TAG_BYTES - 4), 8 * len(chunk.right))  # of the last lane on
             return chunk.judge(_with_bit_changed(chunk.right, bit) for bit in behind_header)
+
+    def from_the_parent() -> str:
+        with closing(join(2)) as job:
+            chunk, parent = _Chunk(job), job.ends.parent
+            if parent is None:
+                raise NotApplicableError("its jobs have no parent")
+            job.contribute(job.welcome, SEQUENCE, VERSION, workers=2)
+            result, counted = job.parents_result(parent, SEQUENCE, VERSION), job.counters().get("forged", 0)
+            parent.udp.send_raw(result.encode())
+            for key in (parent.contributions, chunk.tags.results):
+                parent.udp.send_raw(key.sealed(result, chunk.position))
+            if not chunk.problem_with_result(job.everything()):
+                return "it takes one of three forged results"
+            if (more := job.counters().get("forged", 0) - counted) != 3:
+                return f"of three forged results it counts {more} as forged"
+            return chunk.problem_with_result(job.answer(SEQUENCE, VERSION))
 
     def in_the_clear() -> str:
         name = _new_name()
@@ -164,6 +183,7 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
         "packets with the tag of the chunk one wrap of the sequence before or after are forged": of_another_wrap,
         "a header of which a field was changed is forged": changed_header,
         "a packet of which a bit of the lanes or of the tag was changed is forged": changed_lanes,
+        "results of a parent without a tag, or with that of others, are forged": from_the_parent,
         "a join in the clear is refused": in_the_clear,
         "whoever doesn't know the job's key doesn't get through the handshake": without_the_key,
         "the key of one job opens no other": another_jobs_key,

@@ -52,7 +52,7 @@ class LiveSwitch:
         self._address, self._key = address, switch_key
         self._jobs: dict[str, LiveJob] = {}  # by the exchange's name of it
         try:
-            self._parent = ParentRole(parent_at) if parent_at else None
+            self._parent = ParentRole(parent_at, switch_key) if parent_at else None
         except OSError as error:
             raise UntestableError(f"can't listen as its parent: {error}") from error
         self._stranger = self._join(1, wait_s=FIRST_JOIN_S)  # what it sends for others has a foreign source
@@ -164,7 +164,7 @@ class LiveSwitch:
             else:
                 job, worker = self._at(step.source)
                 job.send(worker, packet)
-                if step.verdict == "complete":
+                if step.verdict in ("complete", "forwarded"):
                     job.complete(packet)
             previous = step.source
             if count % STEPS_UNREAD == 0 or count == len(exchange.steps):

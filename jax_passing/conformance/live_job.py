@@ -15,7 +15,7 @@ from jax_passing.conformance.exchange import SLOT_COUNT
 from jax_passing.conformance.fences import UNREAD_S, Ends, Fences
 from jax_passing.conformance.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, receive
 from jax_passing.conformance.model import State
-from jax_passing.conformance.parent_role import ParentRole
+from jax_passing.conformance.parent_role import ParentEnd, ParentRole
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
@@ -62,7 +62,11 @@ class LiveJob:
             for _ in range(workers):
                 self.ends.workers.append(WorkerEnd(address, name, key))
             self._take(join(self.ends.workers, name, answer, wait_s))
-            self.ends.parent = parent.end_of(name) if parent is not None else None
+            if parent is not None:
+                self.ends.parent = end = parent.end_of(name)
+                if self.tags is not None:
+                    end.udp.seal = partial(self.tags.sealed, end.results)
+                    end.udp.open = partial(self.tags.opened, end.contributions)
             self.fences = Fences(self.ends, self.welcome, self._fence_slots, self.complete)
             if parent is None:
                 self._refuse_parent()
@@ -79,9 +83,10 @@ class LiveJob:
         self.tags = joined.tags
         if joined.tags is not None:
             for number, worker in enumerate(joined.workers):
-                worker.udp.seal, worker.udp.open = partial(joined.tags.sealed, number), joined.tags.opened
+                worker.udp.seal = partial(joined.tags.sealed, joined.tags.contributions[number])
+                worker.udp.open = partial(joined.tags.opened, joined.tags.results)
             if joined.group is not None:
-                joined.group.open = joined.tags.opened
+                joined.group.open = partial(joined.tags.opened, joined.tags.results)
         welcome = self.welcome
         if welcome.multicast and joined.group is None:
             raise UntestableError("it welcomes workers to a multicast group that they have declined, or don't hear")
@@ -140,8 +145,16 @@ class LiveJob:
         parent = self.ends.parent
         if parent is None:
             return []
-        result = self.fences.upwards(self.unused(self.welcome, sequence, version), parent.numbers)
-        parent.udp.send(replace(result, type=RESULT, worker=EVERY_WORKER).encode())
+        parent.udp.send(self.parents_result(parent, sequence, version).encode())
+        return self.everything()
+
+    def parents_result(self, parent: ParentEnd, sequence: int, version: int) -> Packet:
+        """For the same slot, where all workers contribute to it."""
+        up = self.fences.upwards(self.unused(self.welcome, sequence, version), parent.numbers)
+        return replace(up, type=RESULT, worker=EVERY_WORKER)
+
+    def everything(self) -> list[str]:
+        """What has come to anybody, for people."""
         return [shown(data) for packets in self.fences.everywhere() for data in packets]
 
     def lose_group(self) -> str:

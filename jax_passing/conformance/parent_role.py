@@ -15,7 +15,9 @@ from jax_passing.conformance.data_socket import DataSocket
 from jax_passing.conformance.exchange import PARENTS
 from jax_passing.conformance.model import Parent
 from jax_passing.conformance.switch_under_test import UntestableError
+from jax_passing.conformance.tags import PacketKey
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys, secure_channel
 
 log = logging.getLogger("jax_passing.conformance")
 
@@ -28,16 +30,19 @@ M = TypeVar("M", bound=messages.Message)
 
 @dataclass(frozen=True)
 class ParentEnd:
-    """Our end of one job: its numbers here, and the socket that the switch sends its sums to."""
+    """Our end of one job: its numbers here, the socket that the switch sends its sums to, and the keys of packets."""
 
     numbers: Parent
     udp: DataSocket
+    contributions: PacketKey
+    results: PacketKey
 
 
 class ParentRole:
-    """Listens at `address`; the switch has that as its parent. Raises OSError."""
+    """Listens at `address`; the switch has that as its parent. `switch_key`: that of both, if any. Raises OSError."""
 
-    def __init__(self, address: tuple[str, int]):
+    def __init__(self, address: tuple[str, int], switch_key: bytes | None = None):
+        self._key = switch_key
         self._listener = socket.create_server(address)
         self._numbers = itertools.count(30_000)
         self._ends: dict[str, ParentEnd] = {}
@@ -70,7 +75,13 @@ class ParentRole:
                 log.info("connection of the switch under test: %s", error)
 
     def _converse(self, line: "_Line", udp: DataSocket, peer: str) -> None:
-        line.send(messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex))
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=self._key is not None)
+        line.send(hello)
+        if self._key is not None:
+            job = line.expect(messages.Secure).job
+            line.send(messages.Secured())
+            line.secure(keys.job_key(self._key, job))
+            line.send(hello)
         rack = line.expect(messages.RackJoin)
         udp.set_switch(rack.data_host or peer, rack.udp_port)
         joins = [line.expect(messages.RankJoin)]
@@ -78,12 +89,15 @@ class ParentRole:
             joins.append(line.expect(messages.RankJoin))
         least = joins[0]  # they all come from one switch
         ranks = tuple(sorted(join.rank for join in joins))
-        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks, ranks))
+        tagged = least.tagged  # only where there is a key
+        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks, ranks, tagged))
         line.expect(messages.Prepared)
         number = next(self._numbers)
         slot_first = min(SLOT_FIRST, (1 << 16) - least.slot_count)
         numbers = Parent(job=number, epoch=number - 20_000, slot_first=slot_first, worker=WORKER, address="P")
-        self._ends[rack.job] = ParentEnd(numbers, udp)  # before the workers are welcomed, and look for it
+        of_contributions, of_results = keys.new_key(), keys.new_key()
+        # Before the workers are welcomed, and look for it.
+        self._ends[rack.job] = ParentEnd(numbers, udp, PacketKey(of_contributions), PacketKey(of_results))
         line.send(
             messages.Welcome(
                 job_id=numbers.job,
@@ -94,6 +108,8 @@ class ParentRole:
                 lanes_per_chunk=least.lanes_per_chunk,
                 lease_s=LEASE_S,
                 whole_chunks=least.whole_chunks,
+                contribution_secret=of_contributions if tagged else None,
+                result_secret=of_results if tagged else None,
             )
         )
         left: set[int] = set()
@@ -122,6 +138,12 @@ class _Line:
     def __init__(self, connection: socket.socket):
         self._connection = connection
         self._lines = connection.makefile("rb")
+
+    def secure(self, key: bytes) -> None:
+        """From here on by TLS. The switch waits for this, so nothing that it says lies in `_lines`."""
+        context = secure_channel.context(key, server_side=True)
+        self._connection = context.wrap_socket(self._connection, server_side=True)
+        self._lines = self._connection.makefile("rb")
 
     def send(self, message: messages.Message) -> None:
         self._connection.sendall(messages.encode(message))

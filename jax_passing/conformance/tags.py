@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jax_passing.protocol import keys
-from jax_passing.protocol.packet import HEADER, KEY_WORDS, RESULT, TAG_BYTES, MalformedError, Packet, decode
+from jax_passing.protocol.packet import HEADER, KEY_WORDS, PROBE, TAG_BYTES, MalformedError, Packet, decode
 
 WORD = 1 << 32
 LONG = 1 << 64
+NO_TAG = b"(no tag)"  # as a tag, for people
 
 
 def _rotated(value: int, bits: int) -> int:
@@ -59,7 +60,7 @@ class PacketKey:
 
 
 class JobTags:
-    """Of a job at a live switch: they are put on what its workers send, and taken off what comes to them.
+    """Of a job at a live switch: they are put on what is sent to it, and taken off what comes from it.
 
     Attributes:
       contributions: each worker's key, by its number.
@@ -71,8 +72,8 @@ class JobTags:
         self.contributions = [PacketKey(secret) for secret in contributions]
         self.results = PacketKey(results)
         self._completed = 0  # the furthest position to which all workers have contributed
-        # Of results, by slot, version and sequence: several where exchanges jump from one wrap to another.
-        self._positions: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
+        # Of complete chunks, by sequence: several where exchanges jump from one wrap to another.
+        self._positions: defaultdict[int, set[int]] = defaultdict(set)
 
     def position(self, sequence: int) -> int:
         """The one with this sequence that is nearest to the last chunk to which all workers have contributed."""
@@ -80,27 +81,28 @@ class JobTags:
         return (self._completed + (ahead if ahead < WORD // 2 else ahead - WORD)) % LONG
 
     def complete(self, data: bytes) -> None:
-        """The switch has made a result with this contribution, which was the last one of its chunk."""
-        sent = decode(data)
-        position = self.position(sent.sequence)
-        self._positions[sent.slot, sent.version, sent.sequence].add(position)
+        """The switch has the contributions of all workers by this one."""
+        sequence = decode(data).sequence
+        position = self.position(sequence)
+        self._positions[sequence].add(position)
         self._completed = max(self._completed, position)
 
-    def sealed(self, worker: int, data: bytes) -> bytes:
-        """With this worker's tag. What is no packet stays as it is."""
+    def sealed(self, key: PacketKey, data: bytes) -> bytes:
+        """With its tag. What is no packet stays as it is."""
         try:
             packet = decode(data)
         except MalformedError:
             return data
-        return self.contributions[worker].sealed(packet, self.position(packet.sequence))
+        return key.sealed(packet, self.position(packet.sequence))
 
-    def opened(self, data: bytes) -> bytes:
-        """A result without its tag, if that is right. Anything else stays as it is."""
+    def opened(self, key: PacketKey, data: bytes) -> bytes:
+        """Without its tag, if that is the one of a complete chunk. Anything else is unlike what is expected."""
         try:
             packet = decode(data)
         except MalformedError:
             return data
-        positions = self._positions[packet.slot, packet.version, packet.sequence]
-        if packet.type == RESULT and any(self.results.sealed(packet, position) == data for position in positions):
+        if packet.type == PROBE:
+            return data  # they have no tags
+        if any(key.sealed(packet, position) == data for position in self._positions[packet.sequence]):
             return replace(packet, tag=b"").encode()
-        return data
+        return data if packet.tag else replace(packet, tag=NO_TAG).encode()

@@ -94,7 +94,7 @@ def test_a_data_plane_that_cant_check_tags_behind_a_key(monkeypatch):
         done = list(run.outcomes(tested, run.cases(tested.limits, 0, 1), Console(file=io.StringIO())))
     assert [one.failure for one in done if one.failure] == []
     without_tags = [one.case.section for one in done if one.not_applicable == "its packets have no tags"]
-    assert without_tags == [key_checks.SECTION] * 6
+    assert without_tags == [key_checks.SECTION] * 7
 
 
 def key_failures(key_file):
@@ -151,7 +151,6 @@ def test_a_switch_that_asks_for_no_proof_is_found(monkeypatch, key_file):
         (True, [], "it has a key: give the file with it by --key-file."),
         (False, ["--key-file", "FILE"], "it has another key than the one in --key-file, or none."),
         (True, ["--key-file", "OTHER"], "it has another key than the one in --key-file, or none."),
-        (True, ["--key-file", "FILE", "--as-parent", "127.0.0.1:1"], "either below a parent, with --as-parent, or"),
     ],
 )
 def test_command_says_that_the_key_is_missing_or_wrong(tmp_path, key_file, of_switch, given, text):
@@ -166,10 +165,11 @@ def test_command_says_that_the_key_is_missing_or_wrong(tmp_path, key_file, of_sw
     assert text in str(result.exception)
 
 
-def test_cpp_switch_with_a_parent(parent_at):
-    running = SwitchThread(parent=parent_at)
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+def test_cpp_switch_with_a_parent(parent_at, key_file, key):
+    running = SwitchThread(parent=parent_at, key_file=key and key_file)
     try:
-        failed, not_applicable = failures(parse_address(running.address), seeds=10, parent_at=parent_at)
+        failed, not_applicable = failures(parse_address(running.address), 10, parent_at, key)
     finally:
         running.stop()
     assert failed == {}
