@@ -46,7 +46,7 @@ class ParentRole:
         self._listener = socket.create_server(address)
         self._numbers = itertools.count(30_000)
         self._ends: dict[str, ParentEnd] = {}
-        self._connections: list[socket.socket] = []
+        self._lines: list[_Line] = []
         threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
 
     def end_of(self, job: str) -> ParentEnd:
@@ -62,19 +62,18 @@ class ParentRole:
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
-                connection, _ = self._listener.accept()
-                self._connections.append(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                connection, (peer, *_) = self._listener.accept()
+                self._lines.append(line := _Line(connection, peer))
+                threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        own, peer = connection.getsockname()[0], connection.getpeername()[0]
-        with connection, closing(DataSocket(own)) as udp:
+    def _serve(self, line: "_Line") -> None:
+        with closing(line), closing(DataSocket(line.own)) as udp:
             try:
-                self._converse(_Line(connection), udp, peer)
+                self._converse(line, udp)
             except (OSError, msgspec.DecodeError) as error:
                 log.info("connection of the switch under test: %s", error)
 
-    def _converse(self, line: "_Line", udp: DataSocket, peer: str) -> None:
+    def _converse(self, line: "_Line", udp: DataSocket) -> None:
         hello = messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=self._key is not None)
         line.send(hello)
         if self._key is not None:
@@ -83,7 +82,7 @@ class ParentRole:
             line.secure(keys.job_key(self._key, job))
             line.send(hello)
         rack = line.expect(messages.RackJoin)
-        udp.set_switch(rack.data_host or peer, rack.udp_port)
+        udp.set_switch(rack.data_host or line.peer, rack.udp_port)
         joins = [line.expect(messages.RankJoin)]
         while len(joins) < joins[0].world_size:
             joins.append(line.expect(messages.RankJoin))
@@ -127,15 +126,15 @@ class ParentRole:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for connection in self._connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        for line in self._lines:
+            line.hang_up()
 
 
 class _Line:
     """A switch's connection, message by message. Raises OSError or msgspec.DecodeError."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, peer: str):
+        self.own, self.peer = connection.getsockname()[0], peer
         self._connection = connection
         self._lines = connection.makefile("rb")
 
@@ -159,3 +158,12 @@ class _Line:
         if not isinstance(message, kind):
             raise msgspec.DecodeError(f"{type(message).__name__} instead of {kind.__name__}")
         return message
+
+    def hang_up(self) -> None:
+        """Wakes the thread that receives."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
