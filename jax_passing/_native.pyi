@@ -175,6 +175,7 @@ class SoftwareDataPlane:
         group: tuple[tuple[str, int], str] | None,
         parent: ParentLink | None,
         keys: tuple[Sequence[bytes], bytes] | None = None,
+        reach: int = ...,
     ) -> None:
         """Takes the parent's socket. `keys`: of each worker's contributions, and of results, if packets have tags.
         Raises ValueError, or OSError."""
@@ -208,6 +209,7 @@ class SlotPool:
         parent: tuple[int, int, int, int, tuple[str, int]] | None,
         keys: tuple[Sequence[bytes], bytes] | None = None,
         parent_keys: tuple[bytes, bytes] | None = None,
+        reach: int = ...,
     ) -> None:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 

@@ -63,11 +63,12 @@ enum bit<8> verdict_t {
     FOREIGN_SLOT = 10,     // outside the job's partition
     NOT_CONTRIBUTION = 11, // a type that a switch doesn't take
     MISMATCH = 12,         // another lane format than the other workers'
-    FORWARDED = 13,        // the last worker, and the job has a parent: the sum goes up
-    FORWARDED_AGAIN = 14,  // a worker asks again, the parent hasn't answered: the sum goes up again
-    ANSWERED = 15          // the parent's result: it goes to all workers
+    TOO_FAR = 13,          // further ahead of what is complete than a worker can be
+    FORWARDED = 14,        // the last worker, and the job has a parent: the sum goes up
+    FORWARDED_AGAIN = 15,  // a worker asks again, the parent hasn't answered: the sum goes up again
+    ANSWERED = 16          // the parent's result: it goes to all workers
 }
-#define VERDICTS 16
+#define VERDICTS 17
 
 // --- Widths
 

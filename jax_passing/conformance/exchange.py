@@ -69,9 +69,18 @@ class Exchange:
             return "results don't go to a group here"
         if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
+        if limits.reach is not None and self._leap() > limits.reach:
+            return f"a sequence may be {limits.reach} ahead of what is complete here"
         if self.chunks == "partial" and limits.whole_chunks:
             return f"packets have exactly {limits.lanes_per_chunk} lanes here; others are malformed, another case"
         return ""
+
+    def _leap(self) -> int:
+        """How far its sequences are from 0, where jobs begin, if it wasn't made for a reach."""
+        if self.chunks == "exact":
+            return 0
+        sequences = [int.from_bytes(step.packet[12:16]) for step in self.steps if len(step.packet) >= HEADER.size]
+        return max((min(sequence, (1 << 32) - sequence) for sequence in sequences), default=0)
 
     def _lanes(self) -> int:
         """Of the longest packet."""

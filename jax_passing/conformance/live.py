@@ -63,6 +63,7 @@ class LiveSwitch:
             worker_limit=welcome.worker_limit,
             trees=self._parent is not None,
             multicast=self._has_group(),
+            reach=4 * welcome.slot_count if "too_far" in self._stranger.counters() else None,
         )
 
     def _has_group(self) -> bool:

@@ -31,6 +31,7 @@ class Limits:
       worker_limit: workers that a job may have.
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
       multicast: whether it can send results to a group.
+      reach: how far ahead of the furthest complete sequence of its job a contribution may be; None: as you like.
     """
 
     lanes_per_chunk: int = LANES_MAX
@@ -38,6 +39,7 @@ class Limits:
     worker_limit: int = WORKERS_MAX
     trees: bool | None = None
     multicast: bool = False
+    reach: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,22 @@ def is_newer(sequence: int, held: int) -> bool:
     return 1 <= (sequence - held) % (1 << 32) <= 1 << 31
 
 
+def is_ahead(sequence: int, of: int, by: int) -> bool:
+    """By more than that."""
+    return by < (sequence - of) % (1 << 32) < 1 << 31
+
+
 class Switch:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._jobs: dict[int, Job] = {}
         self._held: dict[tuple[int, int], SlotVersion] = {}  # by slot and version
+        self._completed: dict[int, int] = {}  # by job: the furthest sequence to which all workers have contributed
 
     def add_job(self, job: Job) -> None:
         """A new job, or a new epoch of it. Its slots are empty."""
         self._jobs[job.number] = job
+        self._completed[job.number] = 0
         for slot in range(job.slot_first, job.slot_first + job.slot_count):
             for version in (0, 1):
                 self._held[slot, version] = SlotVersion()
@@ -179,6 +188,9 @@ class Switch:
             return Answer("foreign_slot")
         if packet.type != CONTRIBUTION:
             return Answer("not_contribution")
+        completed, reach = self._completed[job.number], self._limits.reach
+        if reach is not None and is_ahead(packet.sequence, completed, reach):
+            return Answer("too_far")
 
         held = self._held[packet.slot, packet.version]
         if not held.contributions or is_newer(packet.sequence, held.first.sequence):
@@ -192,6 +204,8 @@ class Switch:
             held.contributions[packet.worker] = packet
         if len(held.contributions) < len(job.workers):
             return Answer("duplicate" if again else "added")
+        if is_ahead(packet.sequence, completed, 0):
+            self._completed[job.number] = packet.sequence
 
         joined = _joined(held.contributions)
         if job.parent is not None and held.from_parent is None:

@@ -8,9 +8,14 @@ from jax_passing.conformance.model import Job, Limits
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM, Packet
 
 WORD = 1 << 32
+SEQUENCE_AT = range(12, 16)
 # Sums that wrap, maxima of both signs, and what looks like one of them.
 LANES = (0, 1, 2, WORD - 1, WORD - 2, WORD // 2, WORD // 2 - 1, WORD // 2 + 1)
 BASES = (0, 7, WORD - 3, WORD // 2 - 3, WORD // 2, WORD - WORD // 2 - 2)
+LATE = (1, 1, 2, WORD // 2 - 1, WORD // 2, WORD // 2 + 1)
+# Where a switch drops what is too far ahead. By how far depends on how far the job is: here it's far enough anyhow.
+BASES_IN_REACH = (0, 7, WORD - 3)
+LATE_IN_REACH = (1, 1, 2, WORD // 4, WORD - WORD // 4, WORD - WORD // 4 - 1)
 
 
 def exchange(seed: int, limits: Limits, steps: int = 200) -> Exchange:
@@ -37,7 +42,7 @@ class _Maker:
             jobs += " B2"
         self.jobs = jobs_of(jobs)
         self.title = f"jobs {jobs}"
-        self._base = rng.choice([*BASES, rng.randrange(WORD)])
+        self._base = rng.choice([*BASES, rng.randrange(WORD)] if limits.reach is None else BASES_IN_REACH)
         self._format = rng.choice([SUM, SUM, MAX])
         self._count = (
             limits.lanes_per_chunk if limits.whole_chunks else rng.choice([1, 2, 3, 8, limits.lanes_per_chunk])
@@ -69,7 +74,7 @@ class _Maker:
             lane_format = SUM + MAX - lane_format
         if rng.random() < 0.03:
             count = rng.randint(1, limits.lanes_per_chunk)
-        lags = [1, 1, 2, WORD // 2 - 1, WORD // 2, WORD // 2 + 1, rng.randrange(WORD)]
+        lags = [*LATE, rng.randrange(WORD)] if limits.reach is None else LATE_IN_REACH
         late = rng.choice(lags) if rng.random() < 0.05 else 0
         return Packet(
             type=CONTRIBUTION,
@@ -88,7 +93,7 @@ class _Maker:
 
     def _sent_by(self, address: object, packet: Packet) -> Step:
         """As it should be, or with one thing wrong."""
-        rng = self._rng
+        rng, limits = self._rng, self._limits
         wrong = rng.random() < 0.12
         kind = rng.randrange(6) if wrong else None
         if kind == 0:
@@ -101,7 +106,7 @@ class _Maker:
             value = rng.choice([0, 1, 2, len(self.jobs[0].workers), 63, 64, EVERY_WORKER, rng.randrange(1 << 16)])
             data = data[:at] + value.to_bytes(2) + data[at + 2 :]
         elif kind == 3:
-            at = rng.randrange(20)  # of the header
+            at = rng.choice([at for at in range(20) if limits.reach is None or at not in SEQUENCE_AT])  # of the header
             data = data[:at] + bytes([rng.choice([0, 1, 2, 3, 4, 8, 255, rng.randrange(256)])]) + data[at + 1 :]
         elif kind == 4:
             data = data[: rng.randrange(len(data))]

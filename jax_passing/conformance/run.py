@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from jax_passing.conformance import golden, limit_cases, random_exchanges
+from jax_passing.conformance import golden, limit_cases, random_exchanges, reach_cases
 from jax_passing.conformance.differences import difference, state_difference
 from jax_passing.conformance.exchange import Exchange, final_states
 from jax_passing.conformance.model import Limits
@@ -33,7 +33,7 @@ class Outcome:
 
 def cases(limits: Limits, seed: int, exchanges: int) -> list[Exchange]:
     """The golden table, what depends on the limits, and random exchanges from `seed` on."""
-    return [*golden.read(), *limit_cases.cases(limits), *random_exchanges.exchanges(limits, seed, exchanges)]
+    return [*golden.read(), *limit_cases.cases(limits), *reach_cases.cases(limits), *random_exchanges.exchanges(limits, seed, exchanges)]
 
 
 def outcome(switch: SwitchUnderTest, exchange: Exchange) -> Outcome:

@@ -50,9 +50,9 @@ class SlotPool:
     """
 
     name = "C++ slot pool"
-    limits = Limits()
 
-    def __init__(self) -> None:
+    def __init__(self, reach: int | None = None) -> None:
+        self.limits = Limits(reach=reach)
         self._pool = _native.SlotPool(slot_count=64)
 
     def play(self, exchange: Exchange) -> Played:
@@ -69,6 +69,7 @@ class SlotPool:
                 parent=None
                 if parent is None
                 else (parent.job, parent.epoch, parent.slot_first, parent.worker, addresses[str(parent.address)]),
+                **({} if self.limits.reach is None else {"reach": self.limits.reach}),
             )
         jobs = {job.number: job for job in exchange.jobs}
         received: dict[str, list[bytes]] = {}

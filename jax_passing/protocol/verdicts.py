@@ -2,7 +2,7 @@
 
 VERDICTS = (
     *("added", "complete", "resend", "duplicate", "stale", "malformed", "foreign_job", "foreign_epoch"),
-    *("foreign_worker", "foreign_source", "foreign_slot", "not_contribution", "mismatch"),
+    *("foreign_worker", "foreign_source", "foreign_slot", "not_contribution", "mismatch", "too_far"),
     *("forwarded", "forwarded_again", "answered"),
 )
 """The names of counters of every data plane, which a switch also tells its clients. They stand in the order of

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jax_passing import _native
+from jax_passing.switch.reach import REACH_MAX
 
 
 class DataPlaneError(Exception):
@@ -67,6 +68,7 @@ class JobSlots:
     group: Group | None = None  # all workers hear it
     parent: Parent | None = None  # None at the root of a tree, or if there is but one level
     keys: JobKeys | None = None  # None: packets have no tags
+    reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jax_passing.switch.epoch_states import Event, State
 from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.group_probe import GroupProbe, Step
 from jax_passing.switch.outside import Outside
+from jax_passing.switch.reach import reach
 from jax_passing.switch.slot_partition import SlotPartition
 
 log = logging.getLogger("jax_passing.switch")
@@ -240,6 +241,7 @@ class EpochStart:
                 keys=above.packet_keys,
             )
         addresses = tuple(member.address for member in epoch.workers())
+        shards = next(iter(epoch.joined().values())).shards  # alike of all ranks
         try:
             self._data_plane.add_job(
                 JobSlots(
@@ -251,6 +253,7 @@ class EpochStart:
                     epoch.group,
                     parent,
                     keys=secrets.keys() if secrets else None,
+                    reach=reach(plan.slot_count, shards),
                 )
             )
         except Exception as error:  # whatever the device's driver raises

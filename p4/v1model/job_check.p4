@@ -15,13 +15,14 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
     bit<16> slots_from = 0;
 
     @id(4) action set_job(bit<16> epoch, bit<32> owner, bit<16> slot_first, bit<16> slot_count, bitmap_t workers,
-                   bit<16> group) {
+                   bit<16> group, bit<32> reach) {
         meta.job.epoch = epoch;
         meta.job.owner = owner;
         meta.job.slot_first = slot_first;
         meta.job.slot_count = slot_count;
         meta.job.workers = workers;
         meta.job.group = group;
+        meta.job.reach = reach;
         right_epoch = epoch;
         slots_from = slot_first;
     }

@@ -16,6 +16,7 @@ struct job_t {
     bit<16> slot_count;
     bitmap_t workers;   // all of them
     bit<16> group;      // the multicast group that replicates to them
+    bit<32> reach;      // how far ahead of the furthest complete sequence a contribution may be; below 2^31
 }
 
 // The switch above this one, if the job has one, and who we are there.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet.
+// Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet. And how far
+// the job is, so that no packet is taken that lies further ahead than a worker can be.
 #ifndef P4_V1MODEL_SLOT_CHECK_P4_
 #define P4_V1MODEL_SLOT_CHECK_P4_
 
@@ -10,7 +11,8 @@
 enum bit<2> age_t {
     PAST = 0,
     SAME = 1,
-    NEWER = 2
+    NEWER = 2,
+    TOO_FAR = 3
 }
 
 control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
@@ -22,6 +24,12 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     register<bit<8>>(VERSIONS) lane_format;
     @id(5) register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
 
+    // The furthest sequence of a job to which all workers have contributed, by the job's first slot, and whose it is.
+    register<bit<32>>(SLOTS) completed;
+    register<bit<32>>(SLOTS) completed_owner;
+
+    bit<32> held_completed;
+    bit<32> held_completed_owner;
     bit<32> held_owner;
     bit<32> held_sequence;
     bit<32> held_low;
@@ -80,6 +88,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         actions = { refuse; first; join; answer; read; }
         const entries = {
             // Contributions.              format again  full   parent answered
+            (packet_type_t.CONTRIBUTION, age_t.TOO_FAR, _, _, _, _, _): refuse(verdict_t.TOO_FAR);
             (packet_type_t.CONTRIBUTION, age_t.PAST,  _, _, _, _, _): refuse(verdict_t.STALE);
 
             (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, false, _, _): first(verdict_t.ADDED);
@@ -108,11 +117,18 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         bitmap_high.read(held_high, index);
         lane_format.read(held_format, index);
         answered.read(held_answered, index);
+        bit<32> of_job = (bit<32>)meta.job.slot_first;
+        completed.read(held_completed, of_job);
+        completed_owner.read(held_completed_owner, of_job);
+        if (held_completed_owner != meta.job.owner) { held_completed = 0; }  // sequences begin there
 
         bitmap = held_high ++ held_low;
         // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
         bit<32> lead = held_sequence - hdr.passing.sequence;
-        if (held_owner != meta.job.owner || lead[31:31] == 1) {
+        bit<32> ahead = hdr.passing.sequence - held_completed;
+        if (ahead[31:31] == 0 && ahead > meta.job.reach) {
+            age = age_t.TOO_FAR;
+        } else if (held_owner != meta.job.owner || lead[31:31] == 1) {
             age = age_t.NEWER;
             bitmap = 0;
         } else if (lead == 0) {
@@ -125,6 +141,12 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         bitmap = bitmap | meta.worker_bit;
         full = bitmap == meta.job.workers;
         verdict.apply();
+
+        bool complete = meta.verdict == verdict_t.COMPLETE || meta.verdict == verdict_t.FORWARDED;
+        if (complete && ahead[31:31] == 0) {
+            completed.write(of_job, hdr.passing.sequence);
+            completed_owner.write(of_job, meta.job.owner);
+        }
     }
 }
 

@@ -27,8 +27,8 @@ def test_descriptions_are_unique():
 
 
 def test_every_verdict_is_in_the_table_and_comes_by_chance():
-    assert {step.verdict for case in CASES for step in case.steps} == set(VERDICTS)
-    exchanges = [random_exchanges.exchange(seed, Limits()) for seed in range(100)]
+    assert {step.verdict for case in CASES for step in case.steps} == set(VERDICTS) - {"too_far"}  # of a switch's reach
+    exchanges = [random_exchanges.exchange(seed, Limits(reach=64)) for seed in range(100)]
     assert {step.verdict for exchange in exchanges for step in exchange.steps} == set(VERDICTS)
 
 

@@ -5,21 +5,25 @@ import pytest
 from jax_passing.conformance import run
 from jax_passing.conformance.switch_under_test import SlotPool
 
-DEVICE = SlotPool()
+DEVICES = {"any sequence": SlotPool(), "reach 1024": SlotPool(reach=1024), "reach 64": SlotPool(reach=64)}
 SEEDS = 300
+CASES = [
+    pytest.param(device, exchange, id=f"{name}: {exchange.description}")
+    for name, device in DEVICES.items()
+    for exchange in run.cases(device.limits, seed=0, exchanges=0)
+]
 
 
-@pytest.mark.parametrize(
-    "exchange", run.cases(DEVICE.limits, seed=0, exchanges=0), ids=lambda exchange: exchange.description
-)
-def test_case(exchange):
-    outcome = run.outcome(DEVICE, exchange)
+@pytest.mark.parametrize(("device", "exchange"), CASES)
+def test_case(device, exchange):
+    outcome = run.outcome(device, exchange)
     if outcome.not_applicable:
         pytest.skip(outcome.not_applicable)
     assert not outcome.failure
 
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 50))
-def test_random_exchanges(seed):
-    exchanges = run.random_exchanges.exchanges(DEVICE.limits, seed, 50)
-    assert [one.failure for one in (run.outcome(DEVICE, exchange) for exchange in exchanges) if one.failure] == []
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_random_exchanges(device, seed):
+    exchanges = run.random_exchanges.exchanges(device.limits, seed, 50)
+    assert [one.failure for one in (run.outcome(device, exchange) for exchange in exchanges) if one.failure] == []

@@ -8,11 +8,12 @@ from frames import ARP, BROADCAST, IPV4, UDP, arp, ethernet, ipv4, mac, udp
 from p4_network import HOSTS
 from p4_switch import PORTS, Switch
 
-from jax_passing.conformance import golden, limit_cases, random_exchanges
+from jax_passing.conformance import golden, limit_cases, random_exchanges, reach_cases
 from jax_passing.conformance.differences import difference, state_difference
 from jax_passing.conformance.exchange import Exchange, Played, final_states
 from jax_passing.conformance.model import Limits, State
 from jax_passing.switch.data_plane import JobSlots, Parent
+from jax_passing.switch.reach import REACH_MAX
 
 FIRST_PORT = 1024  # UDP
 NO_MAC = "00:00:00:00:00:00"
@@ -23,9 +24,9 @@ class Bmv2Device:
 
     name = "p4/v1model in bmv2"
 
-    def __init__(self, switch: Switch):
+    def __init__(self, switch: Switch, reach: int | None = None):
         self._switch = switch
-        self.limits = Limits(lanes_per_chunk=switch.lanes, whole_chunks=True)
+        self.limits = Limits(lanes_per_chunk=switch.lanes, whole_chunks=True, reach=reach)
 
     def play(self, exchange: Exchange) -> Played:
         data_plane = self._switch.data_plane
@@ -40,9 +41,9 @@ class Bmv2Device:
                 job.parent.worker,
                 addresses[str(job.parent.address)],
             )
-            data_plane.add_job(
-                JobSlots(job.number, job.epoch, job.slot_first, job.slot_count, workers, parent=above or None)
-            )
+            numbers = job.number, job.epoch, job.slot_first, job.slot_count
+            reach = REACH_MAX if self.limits.reach is None else self.limits.reach
+            data_plane.add_job(JobSlots(*numbers, workers, parent=above or None, reach=reach))
         verdicts = [self._send(hosts[step.source], step.packet) for step in exchange.steps]
         received = self._received({address: name for name, address in addresses.items()})
         states = {}
@@ -107,6 +108,15 @@ def test_golden(device, case):
 def test_limits(device):
     for case in limit_cases.cases(device.limits):
         conforms(device, case)
+
+
+@pytest.mark.parametrize("reach", [64, 1 << 30])  # by leaps of the latter sequences wrap
+def test_reach(switch, reach):
+    device = Bmv2Device(switch, reach)
+    for case in reach_cases.cases(device.limits):
+        conforms(device, case)
+    for seed in range(3):
+        conforms(device, random_exchanges.exchange(seed, device.limits))
 
 
 @pytest.mark.parametrize("seed", range(10))

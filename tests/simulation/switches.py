@@ -112,6 +112,7 @@ class SimulatedDataPlane:
             parent=above,
             keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
             first_position=self._first_position,
+            reach=job.reach,
         )
         self.running[job.job] = job
         self.incarnation_of[job.job, job.epoch] = self._incarnation(parent)

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from serving_thread import ServingThread
 
@@ -16,6 +17,7 @@ from jax_passing.switch.data_plane import SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
 
 NO_LIMITS = Limits()
+SLOTS_PER_JOB = 64
 WAKES_UP_S = 0.001  # with a ring, after the first packet of a burst
 
 
@@ -33,7 +35,7 @@ class ModelDataPlane:
         self._multicast, self._ring = multicast, ring
         self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
         self.worker_limit = limits.worker_limit
-        self._switch, self._fault = Switch(limits), fault
+        self._switch, self._fault = Switch(replace(limits, reach=4 * SLOTS_PER_JOB)), fault
         self._lock = threading.Lock()
         self._jobs = {}
         self._counts = dict.fromkeys(VERDICTS, 0)
@@ -123,7 +125,7 @@ class ModelSwitch(ServingThread):
         super().__init__()
 
     async def _serve(self):
-        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=64, switch_key=self._key)
+        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=SLOTS_PER_JOB, switch_key=self._key)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.listen(listener)
         self._on_listening(listener.getsockname())

@@ -13,6 +13,7 @@ from p4_syntax import Bits, Control, Counter, Parser, Record, Register, Table, V
 from p4_tools import V1MODEL
 
 from jax_passing.protocol.packet import PORT
+from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
 from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
@@ -177,7 +178,7 @@ class InterpretedPipeline:
 
     def counter(self, name: str) -> list[int]:
         counts = self._part(Counter, name).counts
-        return [counts.get(index, 0) for index in range(16)]
+        return [counts.get(index, 0) for index in range(len(VERDICTS))]
 
     def register(self, name: str, index: int) -> int:
         register = self._part(Register, name)

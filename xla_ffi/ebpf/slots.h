@@ -19,6 +19,7 @@ enum verdict {
   FOREIGN_SLOT,
   NOT_CONTRIBUTION,
   MISMATCH,
+  TOO_FAR,
   VERDICTS,
 };
 
@@ -68,10 +69,20 @@ static __always_inline void read_lanes(const __u32* lanes, __u32 count, __be32* 
   FOR_LANES(i, count) packet[i] = bpf_htonl(lanes[i]);
 }
 
+// The furthest complete sequence of a job goes on, never back, whichever processor comes first. Whoever is beaten to it
+// so often has been overtaken.
+static __always_inline void go_on_to(__u32 sequence, __u32* completed) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __u32 before = *(volatile __u32*)completed;
+    if ((__s32)(sequence - before) <= 0 || __sync_val_compare_and_swap(completed, before, sequence) == before) return;
+  }
+}
+
 // `packet` is a contribution that passed all checks but the slot's. Writes the result to `result` if the verdict is
-// COMPLETE or RESEND.
+// COMPLETE or RESEND. `completed` is the job's: it changes under the slot's lock, so never after another job owns it.
 static __always_inline enum verdict contribute(struct slot_version* slot, const struct packet* packet, __u32 count,
-                                               struct packet* result) {
+                                               struct packet* result, __u32* completed) {
   const struct header* header = &packet->header;
   const __u32 sequence = bpf_ntohl(header->sequence);
   const __u64 bit = 1ull << (bpf_ntohs(header->worker) & (MAX_WORKERS - 1));
@@ -107,6 +118,7 @@ static __always_inline enum verdict contribute(struct slot_version* slot, const 
   if (verdict == ADDED && slot->bitmap == slot->everybody) {
     slot->complete = 1;
     verdict = COMPLETE;
+    go_on_to(sequence, completed);
   }
   if (verdict == COMPLETE || verdict == RESEND) {
     result->header = *header;

@@ -34,10 +34,11 @@ struct job {
   __u32 epoch;
   __u32 slot_first;
   __u32 slot_count;
+  __u32 reach;  // how far ahead of the furthest complete sequence a contribution may be
   __u32 worker_count;
   __be32 group;  // hears the results for all workers; 0: each is sent its own
   __be16 group_port;
-  __u16 padding;
+  __u16 padding[3];
   struct worker workers[MAX_WORKERS];
 };
 
@@ -71,8 +72,10 @@ struct scratch {
   __u64 admitted;       // its last sender that was: job, epoch and worker, and a bit that says that there is one
   __u32 slot_first;     // of that job
   __u32 slot_count;
+  __u32 reach;
   __u32 partial;  // its UDP checksum is for the kernel to write
   __u32 uniform;  // all results so far are one job's, for the same workers
+  __u32 padding;
   struct packet packet;
   struct out out;
 };
@@ -83,6 +86,14 @@ struct {
   __type(value, struct slot_version);
   __uint(max_entries, 1);  // the loader knows
 } slots SEC(".maps");
+
+// The furthest sequence of each job to which all workers have contributed.
+struct {
+  __uint(type, BPF_MAP_TYPE_ARRAY);
+  __type(key, __u32);  // the job's first slot
+  __type(value, __u32);
+  __uint(max_entries, 1);  // the loader knows
+} completed SEC(".maps");
 
 struct {
   __uint(type, BPF_MAP_TYPE_HASH);
@@ -144,6 +155,7 @@ static __always_inline enum verdict admit(struct scratch* scratch, const struct 
   learn(worker, &scratch->source);
   scratch->slot_first = job->slot_first;
   scratch->slot_count = job->slot_count;
+  scratch->reach = job->reach;
   return ADDED;
 }
 
@@ -169,13 +181,16 @@ static __always_inline enum verdict judge(struct __sk_buff* skb, struct scratch*
   const __u32 slot = bpf_ntohs(header->slot);
   if (slot < scratch->slot_first || slot - scratch->slot_first >= scratch->slot_count) return FOREIGN_SLOT;
   if (header->type != CONTRIBUTION) return NOT_CONTRIBUTION;
+  __u32* furthest = bpf_map_lookup_elem(&completed, &scratch->slot_first);
+  if (furthest == NULL) return FOREIGN_SLOT;  // can't be
+  if ((__s32)(bpf_ntohl(header->sequence) - *(volatile __u32*)furthest) > (__s32)scratch->reach) return TOO_FAR;
 
   const __u32 key = 2 * slot + header->version;
   struct slot_version* held = bpf_map_lookup_elem(&slots, &key);
   struct out* out = &scratch->out;
   const __u32 at = out->bytes_used, result = out->count;
   if (held == NULL || at > 65535 || result >= MAX_SEGMENTS) return FOREIGN_SLOT;  // can't be
-  const enum verdict verdict = contribute(held, &scratch->packet, count, (struct packet*)&out->bytes[at]);
+  const enum verdict verdict = contribute(held, &scratch->packet, count, (struct packet*)&out->bytes[at], furthest);
   if (verdict != COMPLETE && verdict != RESEND) return verdict;
 
   const __u16 to = verdict == COMPLETE ? EVERY_WORKER : index;

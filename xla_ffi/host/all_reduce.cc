@@ -35,7 +35,8 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
-  Issue(std::make_unique<ActiveSum>(std::move(sum), packets_.data_lanes_per_chunk(), packets_.sharding().window(),
+  Issue(std::make_unique<ActiveSum>(std::move(sum), packets_.data_lanes_per_chunk(),
+                                    packets_.sharding().window_of_guesses(),
                                     packets_.headroom_bits(), now_us));
 }
 
@@ -268,7 +269,8 @@ void AllReduce::Retire() {
 void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
   if (sum->flagged()) {
     return Issue(
-        ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(), packets_.sharding().window()));
+        ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(),
+        packets_.sharding().window_of_guesses()));
   }
   sum = ActiveSum::FirstPassOf(std::move(sum));
   ++stats_.sums_completed;

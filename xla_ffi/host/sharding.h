@@ -40,6 +40,10 @@ class Sharding {
   // How many positions a rank may be ahead of its first missing result.
   uint32_t window() const { return shard_count_ * slots_per_shard_; }
 
+  // The window of a sum that guesses its exponents: none where it could skip all that a shard has of a turn, and the
+  // next turn's as well, and so on, so that the shard's switch didn't hear how far the job is (switch/reach.py).
+  uint32_t window_of_guesses() const { return shard_count_ == 1 || run_ == kRun ? window() : 0; }
+
   uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }
   ShardSlot At(uint64_t position) const {
     const uint64_t in_shard = position / run_ / shard_count_ * run_ + position % run_;

@@ -45,13 +45,14 @@ inline std::optional<JobKeys> KeysOf(const std::optional<JobKeyBytes>& keys) {
 }
 
 inline JobSlots SlotsOf(uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-                        const std::vector<HostPort>& workers, const std::optional<JobKeyBytes>& keys) {
+                        const std::vector<HostPort>& workers, const std::optional<JobKeyBytes>& keys, uint32_t reach) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
                  .slot_count = slot_count,
                  .addresses = {},
-                 .keys = KeysOf(keys)};
+                 .keys = KeysOf(keys),
+                 .reach = reach};
   for (const HostPort& worker : workers) slots.addresses.push_back(Resolved(worker));
   return slots;
 }

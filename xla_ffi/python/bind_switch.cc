@@ -84,8 +84,8 @@ void BindSwitch(nb::module_& m) {
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent,
-             const std::optional<JobKeyBytes>& keys) {
-            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys);
+             const std::optional<JobKeyBytes>& keys, uint32_t reach) {
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach);
             const nb::gil_scoped_release release;  // the switch may be busy
             std::optional<Uplink> uplink;
             if (parent != nullptr) {
@@ -96,7 +96,7 @@ void BindSwitch(nb::module_& m) {
             self.AddJob(slots, group ? std::optional(ResolvedGroup(*group)) : std::nullopt, std::move(uplink));
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
-          "parent"_a.none(), "keys"_a.none() = nb::none())
+          "parent"_a.none(), "keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach)
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {

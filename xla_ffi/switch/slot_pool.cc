@@ -1,6 +1,5 @@
 #include "switch/slot_pool.h"
 
-#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cstring>
@@ -47,6 +46,10 @@ struct SlotPool::Job {
   bool IsGenuine(const wire::PacketKey* key, const wire::Header& header, std::span<const uint8_t> packet) const {
     if (key == nullptr) return !header.tagged;
     return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));
+  }
+  bool Reaches(uint32_t sequence) const {
+    const auto at = static_cast<uint32_t>(completed);
+    return wire::SequenceBefore(sequence, at) || sequence - at <= slots.reach;
   }
 };
 
@@ -175,6 +178,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   if (header.tagged && !job.keys) return drop(Verdict::kMalformed);
   const wire::PacketKey* key = job.keys ? &job.keys->contributions[header.worker] : nullptr;
   if (!of_job.IsGenuine(key, header, packet)) return drop(Verdict::kForged);
+  if (!of_job.Reaches(header.sequence)) return drop(Verdict::kTooFar);
 
   assert(header.slot < slots_.size());
   assert(header.version < 2);
@@ -215,7 +219,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
 
   if (held.bitmap != all) return drop(Verdict::kAdded);
   const uint64_t position = wire::PositionNear(of_job.completed, held.sequence);
-  of_job.completed = std::max(of_job.completed, position);
+  // Of jobs that begin at 0, forged packets may lie before it.
+  if (wire::SequenceBefore(static_cast<uint32_t>(of_job.completed), held.sequence)) of_job.completed = position;
   ToNetworkOrder(held.lanes, held.element_count);
   wire::Header out = header;
   out.flags = held.flags;
@@ -314,6 +319,8 @@ const char* Name(Verdict verdict) {
       return "not_contribution";
     case Verdict::kMismatch:
       return "mismatch";
+    case Verdict::kTooFar:
+      return "too_far";
   }
   return "unknown";
 }

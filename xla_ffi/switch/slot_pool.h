@@ -29,12 +29,13 @@ enum class Verdict : uint8_t {
   kForeignSlot,      // slot outside the job's partition
   kNotContribution,  // a probe, or a result that is no parent's
   kMismatch,         // element count or lane format unlike the other workers'
+  kTooFar,           // further ahead of what is complete than a worker can be
   kForwarded,        // the last worker of a job with a parent: the sum goes up
   kForwardedAgain,   // a worker asks again, and the parent hasn't answered: the sum goes up once more
   kAnswered,         // the parent's result: it goes to all workers
   kForged,           // without the tag that its sender's key makes
 };
-inline constexpr int kVerdictCount = 17;
+inline constexpr int kVerdictCount = 18;
 const char* Name(Verdict verdict);
 
 enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
@@ -73,6 +74,9 @@ struct JobSlots {
   std::optional<ParentJob> parent = std::nullopt;
   std::optional<JobKeys> keys = std::nullopt;  // if packets have tags
   uint64_t first_position = 0;                 // alike on all ranks; tests begin right before the sequence wraps
+  // How far ahead of the furthest complete position a contribution may be (jax_passing/switch/reach.py); so far that
+  // there is none further ahead, unless the control plane says less.
+  uint32_t reach = (uint32_t{1} << 31) - 1;
 };
 
 // What one slot version holds, for the question "which workers are missing?".

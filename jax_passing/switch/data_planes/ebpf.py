@@ -25,7 +25,7 @@ log = logging.getLogger("jax_passing.switch")
 OBJECT = Path(__file__).with_name("switch.bpf.o")
 
 # As in xla_ffi/ebpf: struct job with its workers, struct slot_version, struct counters.
-_JOB = struct.Struct("=IIII4sHxx")
+_JOB = struct.Struct("=IIIII4sH6x")
 _WORKER = struct.Struct("=4sHxx48x")
 _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
 _SLOT = struct.Struct("=IHHQQIBBBBH6x")
@@ -106,6 +106,7 @@ class EbpfDataPlane:
             raise
         self._job_map = self._program.map("jobs")
         self._slots = self._program.map("slots")
+        self._completed = self._program.map("completed")
         self._counters = self._program.map("counters")
         assert self._job_map.value_bytes == _JOB_BYTES
         assert self._slots.value_bytes == _SLOT_BYTES
@@ -149,12 +150,14 @@ class EbpfDataPlane:
                 raise ValueError("the job's slots overlap another job's")
         workers = [_WORKER.pack(*_packed(address)) for address in job.addresses]
         group = (job.group.address, job.group.port) if job.group else None
-        head = _JOB.pack(job.epoch, job.slot_first, job.slot_count, len(workers), *_packed(group or _NO_GROUP))
+        numbers = job.epoch, job.slot_first, job.slot_count, job.reach, len(workers)
+        head = _JOB.pack(*numbers, *_packed(group or _NO_GROUP))
 
         self.remove_job(job.job)
         everybody = (1 << len(workers)) - 1
         empty = _SLOT.pack(0, job.job, job.epoch, everybody, 0, 0, 0, 0, 0, 0, 0).ljust(_SLOT_BYTES, b"\0")
         self._slots.write_locked(2 * job.slot_first, [empty] * (2 * job.slot_count))
+        self._completed.write(job.slot_first, bytes(4))  # sequences begin at 0
         self._job_map.write(job.job, (head + b"".join(workers)).ljust(_JOB_BYTES, b"\0"))
         self._jobs[job.job] = slots
         self._sender.routes[job.job] = (job.addresses, group)
@@ -243,7 +246,7 @@ def _lacking() -> list[str]:
 def load(constants: bytes, slot_total: int) -> libbpf.Program:
     """The program in the kernel, attached to nothing yet; `constants` as in its `own`. Raises ConfigError."""
     try:
-        entries = {"slots": 2 * slot_total, "scratches": libbpf.possible_processors()}
+        entries = {"slots": 2 * slot_total, "completed": slot_total, "scratches": libbpf.possible_processors()}
         return libbpf.Program(OBJECT, "passing_switch", constants=constants, max_entries=entries)
     except OSError as error:
         lacking = _lacking()

@@ -65,14 +65,15 @@ void AddJob(
     const std::vector<Place>& workers, const std::optional<Place>& group,
     const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
         parent,
-    const std::optional<JobKeyBytes>& keys, uint64_t first_position) {
+    const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
                  .slot_count = slot_count,
                  .addresses = {},
                  .keys = KeysOf(keys),
-                 .first_position = first_position};
+                 .first_position = first_position,
+                 .reach = reach};
   uint32_t uplink = 0;
   if (parent) {
     const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys] = *parent;
@@ -173,7 +174,7 @@ NB_MODULE(_simulation, m) {
           "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a)
       .def("remove_switch", &Packets::RemoveSwitch, "switch"_a)
       .def("add_job", &AddJob, "switch"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a,
-           "workers"_a, "group"_a.none(), "parent"_a.none(), "keys"_a.none(), "first_position"_a)
+           "workers"_a, "group"_a.none(), "parent"_a.none(), "keys"_a.none(), "first_position"_a, "reach"_a)
       .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
       .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
       .def("hears_parents_group", &Packets::HearsParentsGroup, "switch"_a, "job"_a)

@@ -72,6 +72,8 @@ class SlotPoolModel {
     if (in.type != wire::PacketType::kContribution) return {Verdict::kNotContribution};
     const wire::PacketKey* key = job.keys ? &job.keys->contributions[in.worker] : nullptr;
     if (const auto refused = Refused(of_job, key, in, bytes)) return {*refused};
+    const uint64_t ahead = wire::PositionNear(of_job.completed, in.sequence) - of_job.completed;
+    if (static_cast<int64_t>(ahead) > int64_t{job.reach}) return {Verdict::kTooFar};
     return OnContribution(of_job, packet);
   }
 
@@ -140,7 +142,7 @@ class SlotPoolModel {
     if (held.workers.size() < job.addresses.size()) return {again ? Verdict::kDuplicate : Verdict::kAdded};
     if (!again) {
       held.position = wire::PositionNear(of_job.completed, in.sequence);
-      of_job.completed = std::max(of_job.completed, held.position);
+      if (static_cast<int64_t>(held.position - of_job.completed) > 0) of_job.completed = held.position;
     }
     if (job.parent && !held.result) {
       Packet up = Sum(held);

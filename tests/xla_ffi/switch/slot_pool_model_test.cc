@@ -20,9 +20,11 @@ TEST(SlotPool, onPacket_agreesWithModel) {
     const uint32_t workers = 1 + random() % (seed % 3 == 0 ? 64 : 4);
     SlotPool pool(8);
     SlotPoolModel model(8);
-    pool.AddJob(MakeJob(3, workers, 4, 4));
-    ASSERT_TRUE(model.AddJob(MakeJob(3, workers, 4, 4)));
-    const uint32_t base = static_cast<uint32_t>(random());  // often close to the wrap
+    const auto base = static_cast<uint32_t>(random());  // often close to the wrap
+    JobSlots job = MakeJob(3, workers, 4, 4);
+    if (seed % 5 == 0) job.first_position = base, job.reach = 2;
+    pool.AddJob(job);
+    ASSERT_TRUE(model.AddJob(job));
     for (int i = 0; i < 400; ++i) {
       const auto worker = static_cast<uint16_t>(random() % workers);
       Lanes lanes(1 + (random() % 8 == 0), 0);

@@ -194,6 +194,79 @@ TEST_F(Tagged, flippedBitsChangeNothing) {
   ExpectWhole();
 }
 
+// A job that has completed `at`, and may go on by 40.
+class WithReach : public testing::TestWithParam<uint64_t> {
+ protected:
+  explicit WithReach(bool has_keys = false) {
+    job_.first_position = GetParam();
+    job_.reach = 40;
+    if (has_keys) GiveKeys(job_);
+    pool_.AddJob(job_);
+  }
+
+  Verdict Give(int64_t ahead, uint16_t worker = 0, uint16_t slot = 1) {
+    const uint64_t position = GetParam() + static_cast<uint64_t>(ahead);
+    const Packet packet = With(AtSequence(static_cast<uint32_t>(position), From(worker)),
+                               [&](wire::Header& header) { header.slot = slot; });
+    const bool tagged = job_.keys.has_value();
+    const auto bytes = tagged ? Sealed(Bytes(packet), job_.keys->contributions[worker], position) : Bytes(packet);
+    return pool_.OnPacket(bytes, AddressOf(3, worker)).verdict;
+  }
+
+  JobSlots job_ = MakeJob(3, 2);
+  SlotPool pool_{8};
+};
+
+TEST_P(WithReach, whatIsFurtherAheadThanAnyWorkerCanBeIsDropped) {
+  EXPECT_EQ(Give(41), Verdict::kTooFar);
+  EXPECT_EQ(Give((1 << 30)), Verdict::kTooFar);
+  EXPECT_EQ(Give((int64_t{1} << 31) - 1), Verdict::kTooFar);
+  EXPECT_TRUE(pool_.VersionOf(1, 0).empty);
+  EXPECT_EQ(Give(1), Verdict::kAdded);
+  EXPECT_EQ(Give(41, 1), Verdict::kTooFar);
+  EXPECT_EQ(Give(40), Verdict::kAdded) << "one worker's contribution alone, which anybody may have sent";
+  EXPECT_EQ(Give(41), Verdict::kTooFar);
+  EXPECT_EQ(Give(1, 1), Verdict::kStale);
+  EXPECT_EQ(pool_.Count(Verdict::kTooFar), 5u);
+}
+
+TEST_P(WithReach, itGoesOnWithWhatIsComplete) {
+  EXPECT_EQ(Give(40), Verdict::kAdded);
+  EXPECT_EQ(Give(40, 1), Verdict::kComplete);
+  EXPECT_EQ(Give(80, 0, 2), Verdict::kAdded);
+  EXPECT_EQ(Give(81, 0, 2), Verdict::kTooFar);
+  EXPECT_EQ(Give(30, 0, 3), Verdict::kAdded);
+  EXPECT_EQ(Give(30, 1, 3), Verdict::kComplete);
+  EXPECT_EQ(Give(80, 1, 2), Verdict::kComplete) << "what was complete later, but lies before, takes nothing back";
+  EXPECT_EQ(Give(120, 0, 3), Verdict::kAdded);
+  EXPECT_EQ(Give(121, 0, 3), Verdict::kTooFar);
+}
+
+TEST_P(WithReach, whatLiesBehindIsStale) {
+  EXPECT_EQ(Give(40), Verdict::kAdded);
+  EXPECT_EQ(Give(40, 1), Verdict::kComplete);
+  for (const int64_t behind : {1, 41, 1 << 30}) EXPECT_EQ(Give(40 - behind), Verdict::kStale) << behind;
+  EXPECT_EQ(Give(40), Verdict::kResend);
+}
+
+// Where sequences begin, in the middle of them, and around their wrap.
+INSTANTIATE_TEST_SUITE_P(From, WithReach,
+                         testing::Values(0, 1000, (uint64_t{1} << 31) - 20, (uint64_t{1} << 32) - 40,
+                                         (uint64_t{1} << 32) - 1, uint64_t{1} << 32));
+
+class TaggedWithReach : public WithReach {
+ protected:
+  TaggedWithReach() : WithReach(/*has_keys=*/true) {}
+};
+
+TEST_P(TaggedWithReach, itIsLookedAtAfterTheTag) {
+  EXPECT_EQ(Give(41), Verdict::kTooFar);
+  job_.keys->contributions[0] = wire::RandomKey(77);
+  EXPECT_EQ(Give(41), Verdict::kForged);
+}
+
+INSTANTIATE_TEST_SUITE_P(From, TaggedWithReach, testing::Values(1000));
+
 TEST(SlotPool, aTagWherePacketsHaveNoneIsMalformed) {
   SlotPool pool(8);
   pool.AddJob(MakeJob(3, 2));

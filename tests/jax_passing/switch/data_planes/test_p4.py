@@ -93,7 +93,7 @@ DEVICE = Device(
     ports=(0, 1, 2),
     neighbours=(Neighbour("10.0.0.1", "02:00:00:00:00:01", 0),),
 )
-JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
+JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)), reach=9)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_job_comes_and_goes_without_a_trace(data_plane, device):
     data_plane.add_job(JOB)
     owner = device.tables["job"][7,][1].pop("owner")
     assert 0 < owner < 1 << 32
-    share = {"epoch": 3, "slot_first": 8, "slot_count": 4, "workers": 0b11, "group": 2}
+    share = {"epoch": 3, "slot_first": 8, "slot_count": 4, "workers": 0b11, "group": 2, "reach": 9}
     assert device.tables["job"] == {(7,): ("set_job", share)}
     assert device.tables["worker"] == {
         (7, 0): ("set_worker", {"worker_bit": 1, "ip": 0x0A000001, "udp_port": 1001}),
@@ -240,11 +240,11 @@ def test_a_restart_with_another_build_is_no_replacement(data_plane, device, chan
 def test_an_outage(data_plane, device):
     data_plane.add_job(JOB)
     device.verdicts = list(range(len(VERDICTS)))
-    assert data_plane.stats()["answered"] == 15
+    assert data_plane.stats()["answered"] == 16
     device.refuses_after = 0
     assert data_plane.check() == "it is off"
     assert data_plane.check() == ""
-    assert data_plane.stats()["answered"] == 15
+    assert data_plane.stats()["answered"] == 16
     with pytest.raises(PipelineError, match="was lost: it is off"):
         data_plane.add_job(JOB)
     device.refuses_after = None
@@ -276,14 +276,14 @@ def test_another_control_plane_keeps_what_it_took(data_plane, device):
 
 def test_what_another_control_planes_packets_count_is_not_told(data_plane, device):
     device.verdicts = list(range(len(VERDICTS)))
-    assert data_plane.stats()["answered"] == 15
+    assert data_plane.stats()["answered"] == 16
     device.verdicts = [99] * len(VERDICTS)
     device.taken = "it has another one"
-    assert data_plane.stats()["answered"] == 15
+    assert data_plane.stats()["answered"] == 16
     data_plane.check()
-    assert data_plane.stats()["answered"] == 15
+    assert data_plane.stats()["answered"] == 16
     device.taken = ""
-    assert data_plane.stats()["answered"] == 15  # not yet served again
+    assert data_plane.stats()["answered"] == 16  # not yet served again
     data_plane.check()
     assert data_plane.stats()["answered"] == 99
 

@@ -36,6 +36,7 @@ ACTIONS = {
         "slot_count": 16,
         "workers": 64,
         "group": 16,
+        "reach": 32,
     },
     "Ingress.job_check.set_worker": {"worker_bit": 64, "ip": 32, "udp_port": 16},
     "Egress.replication.to_worker": {"mac": 48, "ip": 32, "udp_port": 16},
@@ -167,7 +168,7 @@ class Server:
                 yield encode((1, encode((9, encode((1, encode((1, group))))))))
         elif kind == 7:
             cells = [
-                (1, encode((7, encode((1, 200), (2, encode((1, at))), (3, encode((2, 10 * at))))))) for at in range(16)
+                (1, encode((7, encode((1, 200), (2, encode((1, at))), (3, encode((2, 10 * at))))))) for at in range(17)
             ]
             yield encode(*cells)
         else:
@@ -218,7 +219,7 @@ def pipeline(device):
     pipeline.close()
 
 
-JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
+JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)), reach=9)
 
 
 def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline):
@@ -234,10 +235,10 @@ def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline
     call = decode(data(decode(job), 1))
     assert number(call, 1) == 102
     values = {number(part, 2): int.from_bytes(data(part, 3), "big") for part in messages(call, 4)}
-    assert {at: values[at] for at in (1, 3, 4, 5, 6)} == {1: 3, 3: 8, 4: 4, 5: 0b11, 6: 2}
+    assert {at: values[at] for at in (1, 3, 4, 5, 6, 7)} == {1: 3, 3: 8, 4: 4, 5: 0b11, 6: 2, 7: 9}
     assert server.groups[2] == [(0, 0), (1, 1)]
     assert plane.check() == ""
-    assert plane.stats() == dict(zip(VERDICTS, range(0, 160, 10), strict=True))
+    assert plane.stats() == dict(zip(VERDICTS, range(0, 170, 10), strict=True))
     plane.remove_job(7)
     assert (server.entries, list(server.groups)) == (before, [1])
 

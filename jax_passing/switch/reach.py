@@ -1,0 +1,40 @@
+"""How far ahead of what is complete a contribution of a job may be: what no honest worker sends, no switch takes.
+
+S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn (xla_ffi/host/sharding.h).
+A switch knows c, the furthest position to which all of its workers have contributed; at the start, where the job begins.
+A host sends p < low + S, where low is its first position without a result. How far can p be from c?
+
+1. Every position below low is complete, or was skipped, or lies in a gap (docs/protocol.md). A line of the order begins
+   behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that guessed its
+   exponents. It ends with at most 4 skipped positions, and the next one may begin with as many; in between is an
+   exponent chunk, which is complete.
+2. One shard. Let z be the last complete position below low. All ranks contributed to it, so c >= z at every switch of a
+   tree. Behind it are at most 4 skipped positions and one gap: low <= z + 1 + 4 + 2S, so p <= z + 3S + 4. A sum guesses
+   only if S is at least 3, so for all powers of two p <= c + 4S.
+3. Several shards. Gaps are whole turns: 2S is a multiple of N R. So the positions that aren't in gaps take turns of R,
+   whatever lines they belong to, and of the last N R of them below low this shard has R: a whole turn, or the parts of
+   two, of which one is R/2 or longer. If sums guess, R is 32 (window_of_guesses in sharding.h), and no more than 8
+   positions in a row are skipped. So one of them, z, is complete. Behind it are fewer than N R of these positions, and at
+   most as many gaps as lines begin there and at low: N R. So p < z + N R + 2S N R + S <= z + 2S (N R + 1), as N R <= S.
+
+The same holds for what followers of rank 0 send on a void prediction: it lies in their windows, too. What a rack
+completes of it makes c larger, and is no further ahead than its sender's low + S.
+
+c only grows, so whatever was sent earlier is in reach as well. What lies behind c needs no bound: a slot version that
+holds anything takes it for stale. One that is still empty takes it, and gives it up for the next contribution of a
+worker, unless that is more than 2^31 ahead of it: so a forged packet that lies 2^31 behind does the harm of one that is
+too far ahead, in the first window of a job, and only if its sequence is among the few that are in reach 2^31 later.
+"""
+
+from jax_passing.config import SHARDS_MAX
+
+REACH_MAX = (1 << 31) - 1  # nothing lies further ahead
+_RUN = 32  # kRun in sharding.h; where a shard has fewer slots a turn is shorter
+
+
+def reach(slot_count: int, shards: int) -> int:
+    """`slot_count`: of the job at one switch, and so no fewer than S, unless each shard has but one of them."""
+    assert 1 <= shards <= SHARDS_MAX, shards
+    window = max(slot_count, shards)
+    gaps = 1 if shards == 1 else min(_RUN * shards, window)
+    return 2 * window * (gaps + 1)
