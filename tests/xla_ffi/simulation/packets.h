@@ -455,6 +455,9 @@ class Packets {
     Switch& one = switches_.at(socket.owner);
     if (one.whole_lanes != 0 && packet.size() != wire::kHeaderBytes + size_t{4} * one.whole_lanes) return;
     const Action action = one.pool->OnPacket(packet, AddressOf(from));
+    if (action.verdict == Verdict::kTooFar && forged_ == 0 && flipped() == 0) {
+      Violate(socket.owner, "a worker is further ahead than it can be");
+    }
     if (action.to == SendTo::kNobody) return;
     Route& route = one.routes.at(action.job);
     if (action.verdict == Verdict::kAnswered && route.has_parents_group) {

@@ -63,7 +63,7 @@ def pool_of(*jobs: JobSlots) -> _native.SlotPool:
     pool = _native.SlotPool(256)
     for job in jobs:
         shape = {"job": job.job, "epoch": job.epoch, "slot_first": job.slot_first, "slot_count": job.slot_count}
-        pool.add_job(**shape, addresses=job.addresses, parent=None)
+        pool.add_job(**shape, addresses=job.addresses, parent=None, reach=job.reach)
     return pool
 
 
@@ -172,6 +172,25 @@ def test_any_exchange_is_answered_as_the_slot_pool_answers_it(plane, workers, se
             assert plane.slot_version(slot, version) == SlotVersion(*pool.slot_version(slot, version)) or not any(
                 slot - job.slot_first in range(job.slot_count) for job in jobs
             )
+
+
+@pytest.mark.parametrize("reach", [256, 1 << 30])  # by leaps of the latter sequences wrap
+def test_what_is_too_far_ahead_is_dropped(plane, workers, reach):
+    for slot_first in (0, 64):  # one job's progress isn't the next one's, nor its neighbour's
+        jobs = [job_of(workers, slot_first=slot_first, reach=reach), job_of(workers, job=8, slot_first=128, reach=reach)]
+        for job in jobs:
+            plane.add_job(job)
+        pool = pool_of(*jobs)
+        for leap in range(1, 8):
+            for job in jobs[: 1 + leap % 2]:
+                for ahead in (reach + 1, reach, 1, -1):
+                    sequence = (leap // len(jobs) if job is jobs[1] else leap) * reach - reach + ahead
+                    one = {"job": job.job, "slot": job.slot_first + leap % 4, "sequence": sequence % 2**32}
+                    for sender in range(HOSTS):
+                        check_exchange(plane, pool, workers, sender, [packet(sender, **one)])
+        for job in jobs:
+            plane.remove_job(job.job)
+    assert plane.stats()["too_far"] > 0
 
 
 def test_a_super_packet_leaves_as_one(plane, workers):
