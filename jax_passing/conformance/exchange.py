@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from jax_passing.conformance.model import Job, Limits, Parent, State, Switch
-from jax_passing.protocol.packet import HEADER, LANES_MAX
+from jax_passing.protocol.packet import CONTRIBUTION, HEADER, LANES_MAX
 
 # The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
 NUMBERS = {"A": (3, 11, 8), "B": (4, 12, 12)}
@@ -76,10 +76,11 @@ class Exchange:
         return ""
 
     def _leap(self) -> int:
-        """How far its sequences are from 0, where jobs begin, if it wasn't made for a reach."""
+        """How far the sequences of contributions are from 0, where jobs begin, if it wasn't made for these limits."""
         if self.chunks == "exact":
             return 0
-        sequences = [int.from_bytes(step.packet[12:16]) for step in self.steps if len(step.packet) >= HEADER.size]
+        contributions = [step.packet for step in self.steps if step.packet[2:3] == bytes([CONTRIBUTION])]
+        sequences = [int.from_bytes(packet[12:16]) for packet in contributions]
         return max((min(sequence, (1 << 32) - sequence) for sequence in sequences), default=0)
 
     def _lanes(self) -> int:

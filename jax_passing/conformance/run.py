@@ -33,7 +33,12 @@ class Outcome:
 
 def cases(limits: Limits, seed: int, exchanges: int) -> list[Exchange]:
     """The golden table, what depends on the limits, and random exchanges from `seed` on."""
-    return [*golden.read(), *limit_cases.cases(limits), *reach_cases.cases(limits), *random_exchanges.exchanges(limits, seed, exchanges)]
+    return [
+        *golden.read(),
+        *limit_cases.cases(limits),
+        *reach_cases.cases(limits),
+        *random_exchanges.exchanges(limits, seed, exchanges),
+    ]
 
 
 def outcome(switch: SwitchUnderTest, exchange: Exchange) -> Outcome:

@@ -43,6 +43,9 @@ class Check:
     find: Callable[[], str]
 
 
+FARTHEST = (1 << 31) - 1  # a reach in which all sequences are
+
+
 class SlotPool:
     """The C++ slot pool in this process: no sockets, every verdict known.
 
@@ -69,7 +72,7 @@ class SlotPool:
                 parent=None
                 if parent is None
                 else (parent.job, parent.epoch, parent.slot_first, parent.worker, addresses[str(parent.address)]),
-                **({} if self.limits.reach is None else {"reach": self.limits.reach}),
+                reach=FARTHEST if self.limits.reach is None else self.limits.reach,
             )
         jobs = {job.number: job for job in exchange.jobs}
         received: dict[str, list[bytes]] = {}

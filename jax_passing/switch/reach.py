@@ -1,8 +1,9 @@
 """How far ahead of what is complete a contribution of a job may be: what no honest worker sends, no switch takes.
 
-S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn (xla_ffi/host/sharding.h).
-A switch knows c, the furthest position to which all of its workers have contributed; at the start, where the job begins.
-A host sends p < low + S, where low is its first position without a result. How far can p be from c?
+S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
+(xla_ffi/host/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed; at the
+start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far can p
+be from c?
 
 1. Every position below low is complete, or was skipped, or lies in a gap (docs/protocol.md). A line of the order begins
    behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that guessed its
@@ -14,8 +15,9 @@ A host sends p < low + S, where low is its first position without a result. How 
 3. Several shards. Gaps are whole turns: 2S is a multiple of N R. So the positions that aren't in gaps take turns of R,
    whatever lines they belong to, and of the last N R of them below low this shard has R: a whole turn, or the parts of
    two, of which one is R/2 or longer. If sums guess, R is 32 (window_of_guesses in sharding.h), and no more than 8
-   positions in a row are skipped. So one of them, z, is complete. Behind it are fewer than N R of these positions, and at
-   most as many gaps as lines begin there and at low: N R. So p < z + N R + 2S N R + S <= z + 2S (N R + 1), as N R <= S.
+   positions in a row are skipped. So one of them, z, is complete. Behind it are fewer than N R of these positions, and
+   at most as many gaps as lines begin there and at low: N R. So p < z + N R + 2S N R + S <= z + 2S (N R + 1), as
+   N R <= S.
 
 The same holds for what followers of rank 0 send on a void prediction: it lies in their windows, too. What a rack
 completes of it makes c larger, and is no further ahead than its sender's low + S.

@@ -36,8 +36,7 @@ void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
   Issue(std::make_unique<ActiveSum>(std::move(sum), packets_.data_lanes_per_chunk(),
-                                    packets_.sharding().window_of_guesses(),
-                                    packets_.headroom_bits(), now_us));
+                                    packets_.sharding().window_of_guesses(), packets_.headroom_bits(), now_us));
 }
 
 AllReduceStats AllReduce::stats() const {
@@ -268,9 +267,8 @@ void AllReduce::Retire() {
 
 void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
   if (sum->flagged()) {
-    return Issue(
-        ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(),
-        packets_.sharding().window_of_guesses()));
+    return Issue(ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(),
+                                         packets_.sharding().window_of_guesses()));
   }
   sum = ActiveSum::FirstPassOf(std::move(sum));
   ++stats_.sums_completed;

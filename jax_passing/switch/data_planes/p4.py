@@ -140,7 +140,14 @@ class P4DataPlane:
             entries += self._parent_entries(job)
         workers = (1 << len(job.addresses)) - 1
         share = {"slot_first": job.slot_first, "slot_count": job.slot_count}
-        numbers = {"epoch": job.epoch, "owner": self._owner, **share, "workers": workers, "group": group, "reach": job.reach}
+        numbers = {
+            "epoch": job.epoch,
+            "owner": self._owner,
+            **share,
+            "workers": workers,
+            "group": group,
+            "reach": job.reach,
+        }
         return [*entries, Entry("job", number, "set_job", numbers)]
 
     def _receivers(self, job: JobSlots, ways: list[Neighbour]) -> list[Entry]:

@@ -76,6 +76,7 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   const bool idle = cluster.Run(cluster.network().now_us() + 600'000'000);
   ASSERT_FALSE(cluster.protocol_failure()) << cluster.protocol_failure()->message;
   ASSERT_TRUE(idle) << Stalls(cluster, options.world_size);
+  EXPECT_EQ(cluster.Count(Verdict::kTooFar), 0u);
   workload.Check();
 }
 

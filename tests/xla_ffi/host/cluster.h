@@ -13,6 +13,7 @@
 #include "../tests/xla_ffi/net/fake_network.h"
 #include "../tests/xla_ffi/wire/random_key.h"
 #include "host/all_reduce.h"
+#include "host/sharding.h"
 #include "switch/slot_pool.h"
 
 namespace passing {
@@ -128,7 +129,8 @@ class Cluster {
                      .slot_first = place.slot_first,
                      .slot_count = options_.slot_count,
                      .addresses = {},
-                     .first_position = options_.first_position};
+                     .first_position = options_.first_position,
+                     .reach = Reach()};
       if (place.keys) slots.keys.emplace(JobKeys{.contributions = {}, .results = place.keys->result});
       for (uint32_t worker = 0; worker < one.members.size(); ++worker) {
         const Member& member = one.members[worker];
@@ -148,6 +150,12 @@ class Cluster {
       one.pool = std::make_unique<SlotPool>(place.slot_first + options_.slot_count);
       one.pool->AddJob(slots);
     }
+  }
+
+  // As the control plane says it, of shards all of whose slots are used (jax_passing/switch/reach.py).
+  uint32_t Reach() const {
+    const uint32_t shards = options_.shard_count, window = shards * options_.slot_count;
+    return 2 * window * (1 + (shards == 1 ? 1 : shards * std::min(Sharding::kRun, options_.slot_count)));
   }
 
   void AddRank(uint32_t rank) {

@@ -177,7 +177,10 @@ def test_any_exchange_is_answered_as_the_slot_pool_answers_it(plane, workers, se
 @pytest.mark.parametrize("reach", [256, 1 << 30])  # by leaps of the latter sequences wrap
 def test_what_is_too_far_ahead_is_dropped(plane, workers, reach):
     for slot_first in (0, 64):  # one job's progress isn't the next one's, nor its neighbour's
-        jobs = [job_of(workers, slot_first=slot_first, reach=reach), job_of(workers, job=8, slot_first=128, reach=reach)]
+        jobs = [
+            job_of(workers, slot_first=slot_first, reach=reach),
+            job_of(workers, job=8, slot_first=128, reach=reach),
+        ]
         for job in jobs:
             plane.add_job(job)
         pool = pool_of(*jobs)
