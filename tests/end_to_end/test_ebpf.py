@@ -57,6 +57,7 @@ def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None
     assert counted["epochs_started"] == 2
     assert "results_multicast" not in counted
     assert counted["packets_sent"] == HOSTS * counted["complete"] + counted.get("resend", 0)
+    assert "too_far" not in counted
 
 
 @pytest.mark.slow

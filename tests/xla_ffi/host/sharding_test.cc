@@ -18,6 +18,12 @@ TEST(Sharding, oneShardIsOneSwitch) {
   }
 }
 
+TEST(Sharding, sumsGuessUnlessAShardCouldBeSkippedForEver) {
+  EXPECT_EQ(Sharding(1, 4).window_of_guesses(), 4u);
+  EXPECT_EQ(Sharding(2, 32).window_of_guesses(), 64u);
+  EXPECT_EQ(Sharding(2, 16).window_of_guesses(), 0u);
+}
+
 // What the proofs in docs/protocol.md rest on: a (shard, slot, version) belongs to one position modulo twice the
 // window, also where the sequence wraps, which twice a window need not divide.
 TEST(Sharding, aSlotVersionIsThePositionModuloTwoWindows) {
