@@ -51,6 +51,7 @@ class Target {
       job.keys = {.contributions = {Keys().begin(), Keys().begin() + static_cast<ptrdiff_t>(count)},
                   .results = Keys()[kOfResults]};
     }
+    if (keys % 2 == 1) job.reach = 4;
     const bool is_possible = model_.AddJob(job);
     bool was_added = true;
     try {
