@@ -39,6 +39,7 @@ Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
+SeatId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # of one connection
 MeetingId = Annotated[int, Meta(ge=0, lt=1 << 62)]  # random: two switches may each hold a meeting of one job
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
@@ -304,6 +305,21 @@ class Refused(Message, frozen=True, forbid_unknown_fields=False):
     rank: Rank | None = None
 
 
+class RackGather(Message, frozen=True):
+    """A rack's switch, first, over one connection for all of its hosts that have seats in a job: the host in this one
+    says so. Without `gather` it has given the seat up, or is gone."""
+
+    seat: SeatId
+    gather: Gather | None = None
+
+
+class RackGathered(Message, frozen=True):
+    """Switch, to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
+
+    seat: SeatId
+    answer: Gathered | Refused | None = None
+
+
 class Relay(Message, frozen=True):
     """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
 
@@ -417,7 +433,7 @@ FromHost = (
     | Leave
     | Fail
 )
-FromRack = RackJoin | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
+FromRack = RackJoin | RackGather | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
 FromSwitch = (
     Hello
@@ -433,7 +449,7 @@ FromSwitch = (
     | Bye
     | Failed
 )
-FromParent = FromSwitch | Prepare | Left | Ask | Answer
+FromParent = FromSwitch | RackGathered | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_member = msgspec.json.Decoder(FromMember)

@@ -15,11 +15,12 @@ from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
-from jax_passing.switch.meetings import Meetings, Seat
+from jax_passing.switch.meetings import Meetings
 from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, JOBS_PER_ADDRESS_MIN, ConnectionQuota
+from jax_passing.switch.rack_seats import Seat
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
 
@@ -95,9 +96,9 @@ class ControlPlane:
         self._jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 
-    def seat(self, job: str, connection: Connection) -> Seat:
-        """For a host that is to meet the others of its job before it joins."""
-        return self._meetings.seat(job, connection)
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """For a host that is to meet the others of its job before it joins, or for all such hosts of a rack."""
+        return self._meetings.seat(job, connection, is_racks)
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Here. Each shard of a job is one for itself: two of them, of different racks, may have us as their spine."""

@@ -8,6 +8,7 @@ from jax_passing import job_names
 from jax_passing.config import SHARDS_MAX
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, names
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import quotas
 from jax_passing.switch.admission import RefusalError, check_fits
 from jax_passing.switch.data_plane import DataPlane, unexpected
 from jax_passing.switch.epoch_start import EpochStart
@@ -18,9 +19,6 @@ from jax_passing.switch.outside import Outside
 log = logging.getLogger("jax_passing.switch")
 
 JOBS_MAX = 4096  # remembered ones, for their numbers
-# Of racks' switches there. What a rank says takes up to 20 KB, so these take 160 MB. 16 jobs of 512 ranks in a rack's
-# subtree.
-RANKS_PER_ADDRESS = 8192
 ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
 
 
@@ -130,7 +128,7 @@ class JobTable:
         host = rack.connection.host
         members = [member for epoch in self.epochs() for member in epoch.members]
         count = sum(len(member.ranks) for member in members if member.connection.host == host)
-        if count >= RANKS_PER_ADDRESS:
+        if count >= quotas.RANKS_PER_ADDRESS:
             raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.")
 
     def _shards(self, name: str) -> list[Epoch]:

@@ -5,20 +5,19 @@ and is waited for. The root of a tree decides; a switch below it hands on what e
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import msgspec
+from functools import partial
 
 from jax_passing.config import RANKS_MAX, address_text
 from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.alike import protocol_difference
 from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Connection, Outside, Timer
+from jax_passing.switch.rack_seats import Refuse, Seat, SeatsAtParent, SeatsOfRack, ToHost, gather_of
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -26,16 +25,6 @@ LOOK_S = 0.05  # between two looks at hosts that wait
 STANDBY_GRACE_S = 1.0  # for hosts that can meet at the switch before this one to do so
 CONNECT_TIMEOUT_S = 5.0
 SEATS_MAX = 2 * RANKS_MAX  # of a job: as many again may wait for a place
-
-
-class Seat(Protocol):
-    """A host's place at a switch, from its first Gather on."""
-
-    def wait(self, gather: messages.Gather) -> None:
-        """It waits, perhaps once more. Raises msgspec.DecodeError."""
-
-    def leave(self) -> None:
-        """It has given its place up, or is gone."""
 
 
 class Meetings:
@@ -54,16 +43,31 @@ class Meetings:
         self._parent = parent
         self._key_of = key_of
         self._meetings: dict[str, Meeting] = {}
+        self._at_parent: dict[str, SeatsAtParent] = {}
+        self._seats_of_racks: Counter[str] = Counter()  # by the address of the rack's switch
 
-    def seat(self, job: str, connection: Connection) -> Seat:
-        """For a host that has come."""
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """For a host that has come, or for all hosts of a rack whose switch has."""
+        if is_racks:
+            return SeatsOfRack(connection, partial(self._seat, job), self._refuse, self._seats_of_racks)
+        return self._seat(job, connection)
+
+    def _seat(self, job: str, host: ToHost) -> Seat:
         if self._parent is not None:
-            seat = SeatAtParent(connection, address_text(*self._parent), job, self._key_of(job))
-            self._outside.connect(self._parent, CONNECT_TIMEOUT_S, seat)
-            return seat
+            if job not in self._at_parent:
+                name, key = address_text(*self._parent), self._key_of(job)
+                self._at_parent[job] = SeatsAtParent(name, job, key, self._at_parent.pop)
+                self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
+            return self._at_parent[job].seat(host)
         if job not in self._meetings:
-            self._meetings[job] = Meeting(job, self._jobs, self._outside, self._forget)
-        return HostSeat(connection, self._meetings[job])
+            self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
+        return HostSeat(host, self._meetings[job])
+
+    def _refuse(self, host: ToHost, job: str, text: str) -> None:
+        self._jobs.counts["joins_refused"] += 1
+        log.warning("refused a host at %s that meets those of job %r: %s", host.host, job, text)
+        host.send(messages.Refused(JoinError.__name__, text[: messages.TEXT_MAX]))
+        host.close()
 
     def _forget(self, meeting: "Meeting") -> None:
         """Hosts that come back know the number of their last meeting."""
@@ -79,11 +83,12 @@ class Meetings:
 class Meeting:
     """The seats of one job, and who of them meets next."""
 
-    def __init__(self, job: str, jobs: JobTable, outside: Outside, forget: Callable[["Meeting"], None]):
+    def __init__(self, job: str, jobs: JobTable, outside: Outside, refuse: Refuse, forget: Callable[["Meeting"], None]):
         """`forget`: called when nobody has a seat any more."""
         self.job = job
         self._jobs = jobs
         self._outside = outside
+        self._refuse = refuse
         self._forget = forget
         self._last = 0  # the last meeting that was held here
         self._seats: list[HostSeat] = []
@@ -96,7 +101,8 @@ class Meeting:
     def wait(self, seat: "HostSeat", gather: messages.Gather) -> None:
         if seat not in self._seats:
             if len(self._seats) >= SEATS_MAX:
-                seat.refuse(f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already.")
+                text = f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already."
+                self._refuse(seat.connection, self.job, text)
                 return
             self._seats.append(seat)
         seat.gather, seat.since = gather, self._outside.now()
@@ -222,7 +228,7 @@ class Meeting:
         for seat in late:
             waited = f"within the {seat.asked.deadline_s:.1f} s that rank {seat.rank} waited"
             self._seats.remove(seat)
-            seat.refuse(f"The hosts of job {self.job!r} didn't meet {waited}. {text}")
+            self._refuse(seat.connection, self.job, f"The hosts of job {self.job!r} didn't meet {waited}. {text}")
         if not self._seats:
             self._forget(self)
 
@@ -299,7 +305,7 @@ class HostSeat:
       rank: as it said, or was told last.
     """
 
-    def __init__(self, connection: Connection, meeting: Meeting):
+    def __init__(self, connection: ToHost, meeting: Meeting):
         self.connection = connection
         self._meeting = meeting
         self.gather: messages.Gather | None = None
@@ -312,94 +318,8 @@ class HostSeat:
         assert self.gather is not None
         return self.gather
 
-    def wait(self, gather: messages.Gather) -> None:
-        if gather.job != self._meeting.job:
-            raise msgspec.DecodeError("a seat is of one job")
-        self._meeting.wait(self, gather)
+    def hear(self, message: messages.FromMember) -> None:
+        self._meeting.wait(self, gather_of(self._meeting.job, message))
 
     def leave(self) -> None:
         self._meeting.leave(self)
-
-    def refuse(self, text: str) -> None:
-        self.connection.send(messages.Refused(JoinError.__name__, text[: messages.TEXT_MAX]))
-        self.connection.close()
-
-
-class SeatAtParent:
-    """At a switch with a parent: the conversation there, on behalf of one host. What either says is told to the other,
-    and the end of either is that of both."""
-
-    line_bytes_max = messages.LINE_BYTES_MAX
-
-    def __init__(self, host: Connection, name: str, job: str, key: bytes | None):
-        self._host = host
-        self._name, self._job, self._key = name, job, key
-        self._connection: Connection | None = None
-        self._gather: messages.Gather | None = None  # what the host said last
-        self._is_secured = self._is_greeted = self._is_over = False
-
-    def wait(self, gather: messages.Gather) -> None:
-        self._gather = gather
-        if self._connection is not None and self._is_greeted:
-            self._connection.send(gather)
-
-    def leave(self) -> None:
-        self._is_over = True
-        if self._connection is not None:
-            self._connection.close()
-
-    def opened(self, connection: Connection) -> None:
-        self._connection = connection
-        if self._is_over:
-            connection.close()
-
-    def secured(self) -> None:
-        self._is_secured = True
-
-    def heard(self, line: bytes) -> None:
-        if self._is_over:
-            return
-        try:
-            self._on_message(messages.decode_from_switch(line))
-        except msgspec.DecodeError as error:
-            log.warning("the switch at %s, our parent: %s", self._name, error)
-            self._host.close()
-            self.leave()
-
-    def _on_message(self, message: messages.FromSwitch) -> None:
-        """The greeting as `ParentConversation` takes it, then what is for the host."""
-        assert self._connection is not None
-        match message:
-            case messages.Secured() if self._key is not None and not self._is_secured:
-                self._connection.secure(self._key)
-            case messages.Hello(version) if version != messages.PROTOCOL_VERSION:
-                versions = version, "the switch below it", messages.PROTOCOL_VERSION
-                self._refuse(protocol_difference(self._name, *versions, "that switch"))
-            case messages.Hello(secured=secured) if secured != (self._key is not None):
-                self._refuse(
-                    f"Of the switch at {self._name} and the one below it, one has a key, and the other has none: start "
-                    "both with the same --key-file."
-                )
-            case messages.Hello() if self._key is not None and not self._is_secured:
-                self._connection.send(messages.Secure(self._job))
-            case messages.Hello():
-                self._is_greeted = True
-                if self._gather is not None:
-                    self._connection.send(self._gather)
-            case messages.Gathered() if self._is_greeted:  # by who has the key, where we have one
-                self._host.send(message)
-            case messages.Refused():
-                self._host.send(message)
-            case _:
-                raise msgspec.DecodeError(f"{type(message).__name__} for a host that meets others")
-
-    def _refuse(self, text: str) -> None:
-        self._host.send(messages.Refused(JoinError.__name__, text))
-        self._host.close()
-
-    def closed(self, error: Exception | None) -> None:
-        """The host hears that the way is lost, as if we were, and comes again."""
-        if not self._is_over:
-            log.info("seat at %s, our parent: %s", self._name, error or "it closed the connection")
-            self._is_over = True
-            self._host.close()

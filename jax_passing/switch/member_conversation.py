@@ -17,9 +17,9 @@ from jax_passing.switch.dispatch import Dispatcher
 from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
-from jax_passing.switch.meetings import Seat
 from jax_passing.switch.outside import Connection, Outside, Timer, UnreadError
 from jax_passing.switch.quotas import ConnectionQuota
+from jax_passing.switch.rack_seats import Seat
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -34,8 +34,8 @@ class Greeter(Protocol):
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
         """Raises RefusalError."""
 
-    def seat(self, job: str, connection: Connection) -> Seat:
-        """For a host that is to meet the others of its job."""
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """For a host that is to meet the others of its job, or for all such hosts of a rack."""
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Its name at this switch."""
@@ -101,7 +101,7 @@ class MemberConversation:
             return
         try:
             if self._seat is not None:
-                self._seat.wait(_gather(line))
+                self._seat.hear(messages.decode_from_member(line))
             elif member is None:
                 self._on_first(line)
             else:
@@ -177,7 +177,10 @@ class MemberConversation:
             self._on_secure(join.job)
             return
         if isinstance(join, messages.Gather):
-            self._on_gather(join)
+            self._on_gather(join, join)
+            return
+        if isinstance(join, messages.RackGather) and join.gather is not None:
+            self._on_gather(join.gather, join)
             return
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
@@ -194,7 +197,7 @@ class MemberConversation:
         if self._member.rack:
             self._expect_ranks()
 
-    def _on_gather(self, gather: messages.Gather) -> None:
+    def _on_gather(self, gather: messages.Gather, first: messages.Gather | messages.RackGather) -> None:
         assert self._connection is not None
         assert self._timer is not None
         try:
@@ -205,8 +208,8 @@ class MemberConversation:
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
-        self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection)
-        self._seat.wait(gather)
+        self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection, first is not gather)
+        self._seat.hear(first)
 
     def _on_silence(self) -> None:
         self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
@@ -243,13 +246,6 @@ class MemberConversation:
             if member.epoch is not None:
                 self._jobs.lose(member.epoch, member, reason)
         self._connection.close()
-
-
-def _gather(line: bytes) -> messages.Gather:
-    message = messages.decode_from_member(line)
-    if not isinstance(message, messages.Gather) or len(line) > messages.LINE_BYTES_MAX:
-        raise msgspec.DecodeError(f"{type(message).__name__} from a host that meets others")
-    return message
 
 
 def _is_over(member: Member) -> bool:

@@ -15,6 +15,9 @@ JOBS_PER_ADDRESS_MIN = 4
 # 1,024 ranks that are started at once through one switch. Hosts join within milliseconds, or 5 s where a job is spread
 # over several switches and one of these is late.
 UNJOINED_MAX = 1024
+# Of racks' switches there. What a rank says takes up to 20 KB, so these take 160 MB. 16 jobs of 512 ranks in a rack's
+# subtree; as many hosts may have seats there.
+RANKS_PER_ADDRESS = 8192
 
 
 class Guest(Protocol):

@@ -7,7 +7,7 @@ from control import RecordingDataPlane, StillOutside, scenario, until
 from control_trees import in_tree, job, kill, rack_says
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch import jobs as jobs_module
+from jax_passing.switch import quotas
 from jax_passing.switch.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
@@ -149,7 +149,7 @@ async def test_the_same_process_may_come_back_before_its_old_connection_is_gone(
 
 
 def test_ranks_of_one_address_have_so_much_room_and_no_more(monkeypatch):
-    monkeypatch.setattr(jobs_module, "RANKS_PER_ADDRESS", 5)
+    monkeypatch.setattr(quotas, "RANKS_PER_ADDRESS", 5)
 
     @in_tree(racks=0)
     async def run(tree, root):

@@ -1,32 +1,11 @@
-"""Hosts that meet at a switch, or at several switches of a tree, before they join."""
+"""Hosts that meet at a switch before they join."""
 
 import asyncio
 
 from control import scenario, until
-from control_trees import in_tree
+from seats import gather, gathered, seat
 
 from jax_passing.protocol import control_messages as messages
-
-
-def gather(rank, world_size=2, least=1, **changes):
-    given = {"instance": f"host {rank}", "deadline_s": 20.0, "wait_s": 20.0, **changes}
-    return messages.Gather(
-        messages.PROTOCOL_VERSION, "a", rank=rank, world_size=world_size, world_size_min=least, **given
-    )
-
-
-async def seat(switch, rank, *args, **changes):
-    host = await switch.connect()
-    host.send(gather(rank, *args, **changes))
-    return host
-
-
-async def gathered(*hosts):
-    heard = [await host.receive() for host in hosts]
-    assert all(isinstance(one, messages.Gathered) for one in heard), heard
-    assert len({one.meeting for one in heard}) == 1
-    assert {one.world_size for one in heard} == {len(heard)}
-    return heard
 
 
 @scenario()
@@ -131,24 +110,3 @@ async def test_nonsense_costs_the_seat(switch):
         host.send(line)
         assert await host.receive() is None
     await until(lambda: not switch.plane._meetings._meetings)
-
-
-@in_tree()
-async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
-    hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate((left, right, root))]
-    heard = await gathered(*hosts)
-    assert [one.rank for one in heard] == [0, 1, 2]
-    assert not left.plane._meetings._meetings
-    hosts[1].writer.close()
-    for rank in (0, 2):
-        hosts[rank].send(gather(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
-    again = await gathered(hosts[0], hosts[2])
-    assert [(one.rank, one.step) for one in again] == [(0, 4), (1, 4)]
-
-
-@in_tree(racks=1)
-async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
-    host = await seat(rack, 0, 2, 2)
-    await until(lambda: root.plane._meetings._meetings)
-    await root.server.shut_down()
-    assert await host.receive() is None

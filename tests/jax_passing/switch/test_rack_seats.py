@@ -1,0 +1,97 @@
+"""Hosts that meet at several switches of a tree before they join."""
+
+from control import until
+from control_trees import in_tree
+from seats import gather, gathered, seat
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch import quotas
+
+
+@in_tree()
+async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
+    hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate((left, right, root))]
+    heard = await gathered(*hosts)
+    assert [one.rank for one in heard] == [0, 1, 2]
+    assert not left.plane._meetings._meetings
+    hosts[1].writer.close()
+    for rank in (0, 2):
+        hosts[rank].send(gather(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
+    again = await gathered(hosts[0], hosts[2])
+    assert [(one.rank, one.step) for one in again] == [(0, 4), (1, 4)]
+
+
+@in_tree(racks=1)
+async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
+    host = await seat(rack, 0, 2, 2)
+    await until(lambda: root.plane._meetings._meetings)
+    await root.server.shut_down()
+    assert await host.receive() is None
+
+
+def of_job(job, host):
+    return {"job": job, "instance": f"{job} {host}"}
+
+
+@in_tree(racks=0, connections_per_address=3)
+async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree, root):
+    rack = await tree.add(root, connections_per_address=100)
+    jobs = {
+        name: [await seat(rank=rank, switch=rack, world_size=8, **of_job(name, rank)) for rank in range(8)]
+        for name in "ab"
+    }
+    for hosts in jobs.values():
+        await gathered(*hosts)
+    assert len(root.server._streams) == 2
+    hosts = jobs["a"]
+    hosts[0].writer.close()
+    for rank in range(1, 8):
+        hosts[rank].send(gather(rank, 8, wait_s=0.0, hosts=7, **of_job("a", rank)))
+    await gathered(*hosts[1:])
+    for host in hosts[1:]:
+        host.writer.close()
+    await until(lambda: len(root.server._streams) == 1)
+    assert root.plane._meetings._meetings.keys() == rack.plane._meetings._at_parent.keys() == {"b"}
+    assert root.plane._meetings._seats_of_racks == {"127.0.0.1": 8}
+    assert root.plane.stats().keys() & {"connections_refused", "connections_displaced"} == set()
+
+
+@in_tree(racks=1)
+async def test_a_host_that_gives_up_or_talks_nonsense_takes_nobody_along(tree, root, rack):
+    hosts = [await seat(rack, rank, 4, 4) for rank in range(2)]
+    for line in (messages.Heartbeat(), gather(2, job="b")):
+        other = await seat(rack, 2, 4, 4)
+        other.send(line)
+        assert await other.receive() is None
+    late = await seat(rack, 2, 4, 4, deadline_s=0.2)
+    assert "that rank 2 waited" in await late.refusal()
+    hosts += [await seat(rack, 2, 4, 4), await seat(rack, 3, 4, 4)]
+    await gathered(*hosts)
+
+
+@in_tree(racks=0)
+async def test_the_seats_of_one_address_have_so_much_room_and_no_more(tree, root):
+    quotas.RANKS_PER_ADDRESS, usual = 3, quotas.RANKS_PER_ADDRESS
+    try:
+        racks = [await tree.add(root), await tree.add(root)]
+        hosts = [await seat(racks[rank % 2], rank, 4, 4) for rank in range(3)]
+        await until(lambda: root.plane._meetings._seats_of_racks["127.0.0.1"] == 3)
+        refusal = await (await seat(racks[1], 3, 4, 4)).refusal()
+        assert refusal == "3 hosts have seats here through switches at 127.0.0.1, as many as may be."
+        assert root.plane.stats()["joins_refused"] == 1
+        hosts.append(await seat(root, 3, 4, 4))  # a host has a connection for its seat: they are counted
+        await gathered(*hosts)
+    finally:
+        quotas.RANKS_PER_ADDRESS = usual
+
+
+@in_tree()
+async def test_through_several_levels(tree, root, spine, other):
+    racks = [await tree.add(spine), await tree.add(spine), await tree.add(other)]
+    hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate(racks)]
+    await gathered(*hosts)
+    for host in hosts:
+        host.writer.close()
+    await until(lambda: not any(switch.plane._meetings._at_parent for switch in (*racks, spine, other)))
+    assert not root.plane._meetings._meetings
+    assert not root.plane._meetings._seats_of_racks
