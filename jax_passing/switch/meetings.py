@@ -17,13 +17,13 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Connection, Outside, Timer
+from jax_passing.switch.parent_greeting import CONNECT_TIMEOUT_S
 from jax_passing.switch.rack_seats import Refuse, Seat, SeatsAtParent, SeatsOfRack, ToHost, gather_of
 
 log = logging.getLogger("jax_passing.switch")
 
 LOOK_S = 0.05  # between two looks at hosts that wait
 STANDBY_GRACE_S = 1.0  # for hosts that can meet at the switch before this one to do so
-CONNECT_TIMEOUT_S = 5.0
 SEATS_MAX = 2 * RANKS_MAX  # of a job: as many again may wait for a place
 
 
@@ -55,8 +55,9 @@ class Meetings:
     def _seat(self, job: str, host: ToHost) -> Seat:
         if self._parent is not None:
             if job not in self._at_parent:
-                name, key = address_text(*self._parent), self._key_of(job)
-                self._at_parent[job] = SeatsAtParent(name, job, key, self._at_parent.pop)
+                names = address_text(*self._parent), host.own_name
+                key = self._key_of(job)
+                self._at_parent[job] = SeatsAtParent(*names, job, key, self._outside, self._at_parent.pop)
                 self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
             return self._at_parent[job].seat(host)
         if job not in self._meetings:

@@ -1,7 +1,6 @@
 """What a rack's switch and its parent say to each other over one connection, about one epoch of a job."""
 
 import logging
-import ssl
 from collections.abc import Callable
 
 import msgspec
@@ -10,17 +9,17 @@ from jax_passing import _native
 from jax_passing.config import unicast_address
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.alike import protocol_difference
+from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch, Inquiry, ParentConnection, ParentListener
 from jax_passing.switch.outside import Connection, Outside, Timer
+from jax_passing.switch.parent_greeting import ParentGreeting, problem_of
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.slot_partition import is_power_of_two
 
 log = logging.getLogger("jax_passing.switch")
 
-GREETING_TIMEOUT_S = 5.0
 GROUP_TICK_S = 0.01
 
 
@@ -54,7 +53,6 @@ class ParentConversation:
         self._outside = outside
         self._secret = secret
         self._key = key
-        self._is_secured = False
         self._on_lost = on_lost
         self.data_address = ("", 0)
         self.socket: _native.UdpSocket | None = None
@@ -62,7 +60,8 @@ class ParentConversation:
         self.is_joined = False
         self._connection: Connection | None = None
         self._is_over = False
-        self._patience_s: float | None = GREETING_TIMEOUT_S  # with a parent that says nothing
+        self._greeting: ParentGreeting | None = None  # once connected
+        self._patience_s: float | None = None  # with a parent that says nothing; while the epoch runs
         self._silence: Timer | None = None
         self._beat: Timer | None = None
         self._group: Timer | None = None  # while we listen to what the parent sends to its group
@@ -78,35 +77,32 @@ class ParentConversation:
             connection.close()
             return
         self._connection = connection
-        self._expect_more()
+        name, epoch = self._uplink.name, self._epoch
+        self._greeting = ParentGreeting(
+            connection, name, epoch.own_name, epoch.job.name, self._key, self._outside, self.closed
+        )
 
     def heard(self, line: bytes) -> None:
         if self._is_over:
             return
-        self._expect_more()
+        assert self._greeting is not None
         try:
-            message = messages.decode_from_parent(line)
             if self.is_joined:
-                self._on_message(message)
-            else:
-                self._on_greeting(message)
-        except messages.ForeignVersionError as error:
-            self._refuse_version(error.version)
+                self._expect_more()
+                self._on_message(messages.decode_from_parent(line))
+            elif (hello := self._greeting.heard(line)) is not None:
+                self._join(hello)
+        except RefusalError as refusal:
+            self._listener.refuse_all(self._epoch, str(refusal))
         except (OSError, ValueError, msgspec.DecodeError) as error:
             self._lose(str(error))
 
     def secured(self) -> None:
-        self._is_secured = True
+        if self._greeting is not None:
+            self._greeting.secured()
 
     def closed(self, error: Exception | None) -> None:
-        if isinstance(error, ssl.SSLError):
-            self._lose(f"it doesn't have the same key: start all switches of a tree with the same --key-file ({error})")
-        elif error is None:
-            self._lose("it closed the connection")
-        elif isinstance(error, TimeoutError):
-            self._lose("it was silent for too long")
-        else:
-            self._lose(str(error))
+        self._lose(problem_of(error))
 
     def send(self, message: messages.Message) -> bool:
         """False if the parent has stopped reading. Before we have joined, and afterwards, it is told nothing."""
@@ -115,6 +111,8 @@ class ParentConversation:
     def end(self) -> None:
         """After what was sent."""
         self._is_over, self.is_joined = True, False
+        if self._greeting is not None:
+            self._greeting.end()
         for timer in (self._silence, self._beat, self._group):
             if timer is not None:
                 timer.cancel()
@@ -134,61 +132,27 @@ class ParentConversation:
         if self._patience_s is not None:
             self._silence = self._outside.call_later(self._patience_s, lambda: self.closed(TimeoutError()))
 
-    def _on_greeting(self, hello: messages.FromParent) -> None:
-        if isinstance(hello, messages.Secured) and self._key is not None and not self._is_secured:
-            assert self._connection is not None
-            self._connection.secure(self._key)
-            return
-        if not isinstance(hello, messages.Hello):
-            raise msgspec.DecodeError("what answers there is no jax_passing switch")
+    def _join(self, hello: messages.Hello) -> None:
         assert self._connection is not None
-        epoch, name = self._epoch, self._uplink.name
-        if hello.protocol_version != messages.PROTOCOL_VERSION:
-            self._refuse_version(hello.protocol_version)
-            return
-        if (self._key is not None) != hello.secured:
-            one, other = (name, f"the one at {epoch.own_name}")[:: 1 if hello.secured else -1]
-            text = f"Of the switches, {one} has a key, and {other} has none: start both with the same --key-file."
-            self._listener.refuse_all(epoch, text)
-            return
-        if self._key is not None and not self._is_secured:
-            self._connection.send(messages.Secure(epoch.job.name))
-            return
         host = unicast_address(hello.data_host) if hello.data_host else self._connection.host
         self.data_address = host, hello.data_port
         self.socket = self._data_plane.socket_to(*self.data_address)
         self.link_gbit = self._connection.link_gbit
-        own_plane = self._data_plane
-        if self.socket is None:
-            self._say_who_joins(own_plane.port, own_plane.host, self._secret)
-        else:
-            self._say_who_joins(self.socket.port, "", self._secret)
-        self.is_joined = True
-        self._patience_s = None  # until all ranks are here, it may have nothing to say
-        self._expect_more()
-        for member in epoch.members:
-            for rank in member.ranks:
-                self._uplink.tell_of(member, rank)
-
-    def _refuse_version(self, version: int) -> None:
-        # So that its log has it, too. Nobody has proved to be the parent: our secret instance isn't said.
-        self._say_who_joins(self._data_plane.port, "", f"{self._outside.random_bits(128):032x}")
-        own = f"the switch at {self._epoch.own_name}"
-        text = protocol_difference(self._uplink.name, version, own, messages.PROTOCOL_VERSION, "that switch")
-        self._listener.refuse_all(self._epoch, text)
-
-    def _say_who_joins(self, udp_port: int, data_host: str, instance: str) -> None:
-        assert self._connection is not None
+        own_plane, epoch = self._data_plane, self._epoch
         self._connection.send(
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
-                job=self._epoch.job.name,
-                instance=instance,
-                name=self._epoch.own_name,
-                udp_port=udp_port,
-                data_host=data_host,
+                job=epoch.job.name,
+                instance=self._secret,
+                name=epoch.own_name,
+                udp_port=own_plane.port if self.socket is None else self.socket.port,
+                data_host=own_plane.host if self.socket is None else "",
             )
         )
+        self.is_joined = True  # until all ranks are here, it may have nothing to say
+        for member in epoch.members:
+            for rank in member.ranks:
+                self._uplink.tell_of(member, rank)
 
     def _on_message(self, message: messages.FromParent) -> None:
         epoch, listener, is_running = self._epoch, self._listener, self._epoch.state is State.RUNNING

@@ -12,11 +12,12 @@ from typing import Protocol
 
 import msgspec
 
-from jax_passing.errors import JoinError
+from jax_passing.errors import JoinError, SwitchUnreachableError, is_kind
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.alike import protocol_difference
 from jax_passing.switch import quotas
-from jax_passing.switch.outside import Connection
+from jax_passing.switch.admission import RefusalError
+from jax_passing.switch.outside import Connection, Outside
+from jax_passing.switch.parent_greeting import ParentGreeting, problem_of
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -27,6 +28,10 @@ class ToHost(Protocol):
     @property
     def host(self) -> str:
         """The IP address at the other end of the connection."""
+
+    @property
+    def own_name(self) -> str:
+        """Our address at this end of it, for people."""
 
     def send(self, message: messages.Message) -> bool: ...
 
@@ -69,7 +74,7 @@ class SeatsOfRack:
             return
         if message.seat not in self._seats:
             host = self._connection.host
-            to_host = _ThroughRack(self, message.seat, host)
+            to_host = _ThroughRack(self, message.seat, host, self._connection.own_name)
             if self._counts[host] >= quotas.RANKS_PER_ADDRESS:
                 why = f"{self._counts[host]} hosts have seats here through switches at {host}, as many as may be."
                 self._refuse(to_host, message.gather.job, why)
@@ -101,10 +106,10 @@ class SeatsOfRack:
 class _ThroughRack:
     """To the host in one of these seats."""
 
-    def __init__(self, seats: SeatsOfRack, number: int, host: str):
+    def __init__(self, seats: SeatsOfRack, number: int, host: str, own_name: str):
         self._seats = seats
         self._number = number
-        self.host = host
+        self.host, self.own_name = host, own_name
 
     def send(self, message: messages.Message) -> bool:
         assert isinstance(message, messages.Gathered | messages.Refused)
@@ -120,14 +125,26 @@ class SeatsAtParent:
 
     line_bytes_max = messages.LINE_BYTES_MAX
 
-    def __init__(self, name: str, job: str, key: bytes | None, forget: Callable[[str], object]):
-        """`forget`: called with the job when no more seats can be had here."""
-        self._name, self._job, self._key = name, job, key
+    def __init__(
+        self,
+        parent: str,
+        own_name: str,
+        job: str,
+        key: bytes | None,
+        outside: Outside,
+        forget: Callable[[str], object],
+    ):
+        """`parent`, `own_name`: the addresses of both switches, for people. `forget`: called with the job when no more
+        seats can be had here."""
+        self._parent, self._own_name = parent, own_name
+        self._job, self._key = job, key
+        self._outside = outside
         self._forget = forget
         self._connection: Connection | None = None
+        self._greeting: ParentGreeting | None = None  # once connected
         self._seats: dict[int, SeatAtParent] = {}
         self._numbers = itertools.count()
-        self._is_secured = self._is_greeted = self._is_over = False
+        self._is_greeted = self._is_over = False
 
     def seat(self, host: ToHost) -> "SeatAtParent":
         number = next(self._numbers)
@@ -153,45 +170,43 @@ class SeatsAtParent:
         self._connection = connection
         if self._is_over:
             connection.close()
+        else:
+            self._greeting = ParentGreeting(
+                connection,
+                self._parent,
+                self._own_name,
+                self._job,
+                self._key,
+                self._outside,
+                self.closed,
+            )
 
     def secured(self) -> None:
-        self._is_secured = True
+        if self._greeting is not None:
+            self._greeting.secured()
 
     def heard(self, line: bytes) -> None:
         if self._is_over:
             return
+        assert self._greeting is not None
         try:
-            self._on_message(messages.decode_from_parent(line))
-        except msgspec.DecodeError as error:
-            self.closed(error)
-
-    def _on_message(self, message: messages.FromParent) -> None:
-        """The greeting as `ParentConversation` takes it, then what is for the hosts."""
-        assert self._connection is not None
-        match message:
-            case messages.Secured() if self._key is not None and not self._is_secured:
-                self._connection.secure(self._key)
-            case messages.Hello(version) if version != messages.PROTOCOL_VERSION:
-                versions = version, "the switch below it", messages.PROTOCOL_VERSION
-                self._refuse_all(
-                    messages.Refused(JoinError.__name__, protocol_difference(self._name, *versions, "that switch"))
-                )
-            case messages.Hello(secured=secured) if secured != (self._key is not None):
-                text = (
-                    f"Of the switch at {self._name} and the one below it, one has a key, and the other has none: start "
-                    "both with the same --key-file."
-                )
-                self._refuse_all(messages.Refused(JoinError.__name__, text))
-            case messages.Hello() if self._key is not None and not self._is_secured:
-                self._connection.send(messages.Secure(self._job))
-            case messages.Hello():
+            if self._is_greeted:
+                self._on_message(messages.decode_from_parent(line))
+            elif self._greeting.heard(line) is not None:
                 self._is_greeted = True
                 for number, seat in self._seats.items():
                     self.tell(number, seat.gather)
-            case messages.RackGathered(number, answer) if self._is_greeted:  # by who has the key, where we have one
+        except RefusalError as refusal:
+            self._refuse_all(str(refusal))
+        except (OSError, msgspec.DecodeError) as error:
+            self.closed(error)
+
+    def _on_message(self, message: messages.FromParent) -> None:
+        match message:
+            case messages.RackGathered(number, answer):
                 self._on_answer(number, answer)
-            case messages.Refused():
-                self._refuse_all(message)
+            case messages.Refused(kind, text) if is_kind(kind):
+                self._refuse_all(f"The switch at {self._parent} refuses the one at {self._own_name}: {text}", kind)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} for hosts that meet others")
 
@@ -204,15 +219,24 @@ class SeatsAtParent:
         else:
             seat.host.send(answer)
 
-    def _refuse_all(self, refused: messages.Refused) -> None:
+    def _refuse_all(self, text: str, kind: str = JoinError.__name__) -> None:
         for seat in self._seats.values():
-            seat.host.send(refused)
+            seat.host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         self._end()
 
     def closed(self, error: Exception | None) -> None:
-        if not self._is_over:
-            log.info("hosts of job %r that meet at %s: %s", self._job, self._name, error or "it closed the connection")
+        if self._is_over:
+            return
+        problem = problem_of(error)
+        log.info("parent at %s, for hosts of job %r that meet: %s", self._parent, self._job, problem)
+        if self._is_greeted:
             self._end()
+        else:  # hosts try again, until their deadline
+            text = (
+                f"The switch at {self._own_name} can't reach its parent, the switch at {self._parent} ({problem}). Is "
+                "that switch running, and is --parent its address?"
+            )
+            self._refuse_all(text, SwitchUnreachableError.__name__)
 
     def _end(self) -> None:
         """Of the connection, and of the hosts' that are left."""
@@ -220,6 +244,8 @@ class SeatsAtParent:
             return
         self._is_over = True
         self._forget(self._job)
+        if self._greeting is not None:
+            self._greeting.end()
         for seat in self._seats.values():
             seat.host.close()
         self._seats.clear()

@@ -14,11 +14,11 @@ from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch, Member, ParentListener
 from jax_passing.switch.outside import Outside, Timer
 from jax_passing.switch.parent_conversation import ParentConversation
+from jax_passing.switch.parent_greeting import CONNECT_TIMEOUT_S
 from jax_passing.switch.questions import Questions
 
 log = logging.getLogger("jax_passing.switch")
 
-CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.25
 
 

@@ -3,41 +3,13 @@
 import asyncio
 import contextlib
 
-import msgspec
 import pytest
-from control import until
 from control_trees import LEASE_S, in_tree, job, kill
 from foreign_messages import foreign_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing.protocol import control_messages as messages
-
-HELLO = {"type": "hello", "protocol_version": 1, "data_host": "", "data_port": 4242, "instance": "old"}
-
-
-@pytest.mark.parametrize("more", [{}, {"color": "red"}, {"data_port": {"first": 1}}], ids=str)
-def test_a_rack_below_a_parent_of_another_protocol_version(more):
-    @in_tree(racks=0)
-    async def run(tree, root):
-        heard = []
-
-        async def parent(reader, writer):
-            writer.write(msgspec.json.encode(HELLO | more) + b"\n")
-            heard.append(await reader.read())
-
-        server = await asyncio.start_server(parent, "127.0.0.1", 0)
-        rack = await tree.add(root)
-        rack.plane._parent = server.sockets[0].getsockname()
-        refusal = await (await rack.join(0, 2)).refusal()
-        assert f"speaks protocol version 1, the switch at {rack.name} version {messages.PROTOCOL_VERSION}" in refusal
-        assert "Upgrade jax_passing on the switch:" in refusal
-        await until(lambda: heard)
-        join = messages.decode_from_member(heard[0])  # by which the parent's operator hears of it
-        assert (join.protocol_version, join.name) == (messages.PROTOCOL_VERSION, rack.name)
-        server.close()
-
-    run()
 
 
 @in_tree()
@@ -84,15 +56,6 @@ async def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(tree, root
     refused = await host.receive()
     assert refused.kind == "SwitchUnreachableError"
     assert f"The switch at {rack.name} can't reach its parent, the switch at {root.name}" in refused.message
-
-
-@in_tree(racks=1)
-async def test_a_parent_that_isnt_a_switch(tree, root, rack):
-    server = await asyncio.start_server(lambda _, writer: writer.write(b"HTTP/1.1 400\r\n\r\n"), "127.0.0.1", 0)
-    rack.plane._parent = server.sockets[0].getsockname()
-    refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
-    assert refused.kind == "SwitchUnreachableError"
-    server.close()
 
 
 @pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
