@@ -136,6 +136,7 @@ class MemberConversation:
 
     def secured(self) -> None:
         assert self._connection is not None
+        self._quota.end_handshake(self._connection.host, self._outside.now())
         self._connection.send(self._greeter.hello())
 
     def _on_secure(self, job: str) -> None:
@@ -143,6 +144,9 @@ class MemberConversation:
         key = self._greeter.key_of(job)
         if key is None or self._secured_job is not None:
             raise msgspec.DecodeError("Secure where there is nothing to secure")
+        if problem := self._quota.begin_handshake(self._connection.host, self._outside.now()):
+            self._turn_away(problem, job)
+            return
         self._secured_job = job
         self._connection.send(messages.Secured())
         self._connection.secure(key)

@@ -79,6 +79,28 @@ def test_nobody_who_has_joined_makes_room():
     assert not Guest(quota, "c").enter()
 
 
+def test_handshakes_that_come_to_nothing_are_few_a_second():
+    quota = ConnectionQuota(100, 64)
+    for _ in range(1000):
+        assert not quota.begin_handshake("host", 5.0)
+        quota.end_handshake("host", 5.0)
+    for _ in range(64):  # ranks that begin at once
+        assert not quota.begin_handshake("host", 5.0)
+    assert quota.begin_handshake("host", 5.0).startswith("64 connections of host haven't shown that they know")
+    assert not quota.begin_handshake("other", 5.0)
+    began = sum(not quota.begin_handshake("host", 5.0 + tick / 100) for tick in range(1001))
+    assert began == 10 * quotas.HANDSHAKES_PER_S
+    assert quota.counts == {"handshakes_refused": 1 + 1001 - began}
+    assert not quota.begin_handshake("host", 100.0)
+
+
+def test_of_how_many_addresses_handshakes_are_remembered():
+    quota = ConnectionQuota(100, 64)
+    for number in range(3 * quotas.ADDRESSES_MAX):
+        assert not quota.begin_handshake(str(number), number / 1000)
+        assert len(quota._handshakes) <= quotas.ADDRESSES_MAX
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["enter", "join", "leave"])), max_size=60))
 def test_no_limit_is_passed_and_nothing_is_left(steps):
     quota = ConnectionQuota(7, 4)
@@ -149,6 +171,33 @@ async def test_who_is_refused_a_connection_hears_why_and_others_come(switch):
     other = await _connect_from(switch, "127.0.0.2")
     other.send(messages.Join(messages.PROTOCOL_VERSION, "b", 0, 1, (switch.instance,), 9, "x", 5.0))
     assert isinstance(await other.receive(), messages.Welcome)
+
+
+def test_who_begins_handshakes_and_hangs_up_is_refused_by_name_and_nobody_else(caplog, monkeypatch):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    monkeypatch.setattr(quotas, "HANDSHAKES_PER_S", 0)  # however long this takes
+
+    @scenario(connections_per_address=3, switch_key=b"k" * 32)
+    async def run(switch):
+        async def secure(address):
+            reader, writer = await asyncio.open_connection(*switch.address, local_addr=(address, 0))
+            switch.hosts.append(Host(reader, writer))
+            await switch.hosts[-1].receive()
+            switch.hosts[-1].send(messages.Secure("a"))
+            return await switch.hosts[-1].receive()
+
+        for _ in range(3):
+            assert await secure("127.0.0.1") == messages.Secured()
+            switch.hosts[-1].writer.close()
+            await until(lambda: not switch.server._streams)
+        refused = await secure("127.0.0.1")
+        assert "3 connections of 127.0.0.1 haven't shown that they know a job's key" in refused.message
+        assert refused.message in caplog.text
+        assert await switch.hosts[-1].receive() is None
+        assert switch.plane.stats()["handshakes_refused"] == 1
+        assert await secure("127.0.0.2") == messages.Secured()
+
+    run()
 
 
 def test_a_refused_connection_is_in_the_log(caplog):
