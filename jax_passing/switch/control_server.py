@@ -69,7 +69,7 @@ class Stream:
         return link_gbit(self.own_host)
 
     def send(self, message: messages.Message) -> bool:
-        if self.writer.is_closing():
+        if self.writer.is_closing() or self._is_halfway:
             return True
         self.writer.write(messages.encode(message))
         if self.unsent_bytes > UNSENT_BYTES_MAX:

@@ -41,7 +41,8 @@ class Connection(Protocol):
         """Rate of our network card; None if it isn't known."""
 
     def send(self, message: messages.Message) -> bool:
-        """Never waits. False if the other has stopped reading: then the connection is given up."""
+        """Never waits. False if the other has stopped reading: then the connection is given up. Nothing is sent between
+        `secure` and `secured`: it would go in the clear, and nobody could know whose word it is."""
 
     def secure(self, key: bytes) -> None:
         """From the next line that is heard on, what goes either way is encrypted, and both have proved that they know

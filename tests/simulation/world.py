@@ -281,7 +281,8 @@ class Stream:
         world.call_later((self._arrival_us - world.now_us) / 1e6, callback, self.other.process)
 
     def send(self, message):
-        if not self._is_closed:
+        is_halfway = self._key is not None and self._key_of_other is None
+        if not self._is_closed and not is_halfway:
             line = message if isinstance(message, bytes) else messages.encode(message)
             self._deliver(lambda: self.other.hear(line))
         return True

@@ -125,6 +125,21 @@ def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
     run()
 
 
+@scenario(switch_key=b"k" * 32, connections_per_address=1)
+async def test_nothing_is_said_in_the_clear_amid_a_handshake(switch):
+    """Whoever reads it there can't know whose word it is."""
+    reader, writer = await asyncio.open_connection(*switch.address)
+    await reader.readline()
+    writer.write(messages.encode(messages.Secure("a")))
+    await reader.readline()
+    other, its_writer = await asyncio.open_connection(*switch.address)
+    await other.readline()
+    assert await reader.read() == b""
+    assert switch.plane.stats()["connections_displaced"] == 1
+    for one in (writer, its_writer):
+        one.close()
+
+
 def test_shutting_down_doesnt_wait_for_a_handshake():
     async def run():
         async with Switch(switch_key=b"k" * 32) as switch:
