@@ -19,8 +19,9 @@ from jax_passing.switch.meetings import Meetings
 from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
-from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, JOBS_PER_ADDRESS_MIN, ConnectionQuota
+from jax_passing.switch.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
 from jax_passing.switch.rack_seats import Seat
+from jax_passing.switch.settings import SwitchSettings
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch
 
@@ -35,37 +36,35 @@ class ControlPlane:
         self,
         data_plane: DataPlane,
         outside: Outside,
-        *,
-        lease_s: float,
-        slots_per_job: int,
-        slots_per_address: int | None = None,
-        connections_per_address: int = CONNECTIONS_PER_ADDRESS,
-        connections_max: int = CONNECTIONS_MAX,
-        link_gbit: float | None = None,
-        parent: tuple[str, int] | None = None,
+        settings: SwitchSettings,
         switch_key: bytes | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ):
-        """`slots_per_address`: without it half of all, but room for some jobs in any case. `switch_key`: whoever joins
-        must have the key of the job, which is derived from it."""
+        """`settings`: what they say of the data plane doesn't count here. `switch_key`: what the key file has.
+        `connections_max`: for so many there are descriptors."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
         self._outside = outside
-        self._parent = parent
+        self._parent = settings.parent
         self._switch_key = switch_key
-        self._slots_per_job = slots_per_job
-        self._link_gbit = link_gbit
+        self._slots_per_job = settings.slots_per_job
+        self._link_gbit = settings.link_gbit
         self._questions = Questions(data_plane, outside)
-        uplink_for = None if parent is None else self._uplink_for
+        slots_per_address = settings.slots_per_address
         if slots_per_address is None:
-            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * slots_per_job)
+            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * settings.slots_per_job)
         self._jobs = JobTable(
-            data_plane, outside, lease_s=lease_s, slots_per_address=slots_per_address, uplink_for=uplink_for
+            data_plane,
+            outside,
+            lease_s=settings.lease_s,
+            slots_per_address=slots_per_address,
+            uplink_for=None if settings.parent is None else self._uplink_for,
         )
-        self._quota = ConnectionQuota(connections_max, connections_per_address)
+        self._quota = ConnectionQuota(connections_max, settings.connections_per_address)
         self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
-        self._meetings = Meetings(self._jobs, outside, parent, self.key_of)
-        self._watch = Watch(data_plane, self._jobs, outside, lease_s)
+        self._meetings = Meetings(self._jobs, outside, settings.parent, self.key_of)
+        self._watch = Watch(data_plane, self._jobs, outside, settings.lease_s)
         self._counts: Counter[str] = Counter()
 
     def accept(self) -> MemberConversation:

@@ -20,7 +20,8 @@ from jax_passing.protocol.link_rate import link_gbit
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane
 from jax_passing.switch.outside import Conversation, Timer, UnreadError
-from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
+from jax_passing.switch.quotas import CONNECTIONS_MAX
+from jax_passing.switch.settings import SwitchSettings
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -183,15 +184,9 @@ class ControlServer:
     def __init__(
         self,
         data_plane: DataPlane,
-        *,
-        lease_s: float,
-        slots_per_job: int,
-        slots_per_address: int | None = None,
-        connections_per_address: int = CONNECTIONS_PER_ADDRESS,
-        connections_max: int = CONNECTIONS_MAX,
-        link_gbit: float | None = None,
-        parent: tuple[str, int] | None = None,
+        settings: SwitchSettings,
         switch_key: bytes | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ):
         """Made in the event loop that it is to run in."""
         self._loop = asyncio.get_running_loop()
@@ -199,18 +194,7 @@ class ControlServer:
         self._streams: set[Stream] = set()
         self._accepts_failed = 0
         self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
-        self.plane = ControlPlane(
-            data_plane,
-            self,
-            lease_s=lease_s,
-            slots_per_job=slots_per_job,
-            slots_per_address=slots_per_address,
-            connections_per_address=connections_per_address,
-            connections_max=connections_max,
-            link_gbit=link_gbit,
-            parent=parent,
-            switch_key=switch_key,
-        )
+        self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max)
 
     async def listen(self, listener: socket.socket) -> None:
         """From now on hosts may come."""

@@ -98,17 +98,7 @@ async def serve(
         host, port = listener.getsockname()[:2]
         data_plane = _make_data_plane(host, port, settings)
         try:
-            server = ControlServer(
-                data_plane,
-                lease_s=settings.lease_s,
-                slots_per_job=settings.slots_per_job,
-                slots_per_address=settings.slots_per_address,
-                connections_per_address=settings.connections_per_address,
-                connections_max=connections_max,
-                link_gbit=settings.link_gbit,
-                parent=settings.parent,
-                switch_key=switch_key,
-            )
+            server = ControlServer(data_plane, settings, switch_key, connections_max)
             await server.listen(listener)
             on_listening(address_text(host, port))
             await stop.wait()

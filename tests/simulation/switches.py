@@ -8,6 +8,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.data_plane import DataPlane, DataPlaneError, SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.settings import SwitchSettings
 from simulation.plan import Plan, Switch
 from simulation.world import Machine, Process, World
 
@@ -164,10 +165,8 @@ class SimulatedSwitch(Process):
         self.plane = ControlPlane(
             self.data_plane,
             self,
-            lease_s=LEASE_S,
-            slots_per_job=machine.slots_per_job,
-            parent=machine.parent,
-            switch_key=machine.switch_key,
+            SwitchSettings(lease_s=LEASE_S, slots_per_job=machine.slots_per_job, parent=machine.parent),
+            machine.switch_key,
         )
         self.world.listeners[self.address] = self
 

@@ -10,6 +10,7 @@ import msgspec
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import Group, SlotVersion
+from jax_passing.switch.settings import SwitchSettings
 
 logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 
@@ -111,9 +112,9 @@ class StillOutside:
 class Switch:
     """A control plane on a port of its own; `async with`."""
 
-    def __init__(self, listen=("127.0.0.1", 0), **changes):
+    def __init__(self, listen=("127.0.0.1", 0), switch_key=None, **changes):
         self.data_plane = RecordingDataPlane()
-        self.server = CountingServer(self.data_plane, **{"lease_s": 30.0, "slots_per_job": 256, **changes})
+        self.server = CountingServer(self.data_plane, SwitchSettings(**{"slots_per_job": 256, **changes}), switch_key)
         self.plane = self.server.plane
         self.instance = self.plane.instance
         self._listen = listen

@@ -15,6 +15,7 @@ from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.control_server import ControlServer
 from jax_passing.switch.data_plane import SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.settings import SwitchSettings
 
 NO_LIMITS = Limits()
 SLOTS_PER_JOB = 64
@@ -125,7 +126,7 @@ class ModelSwitch(ServingThread):
         super().__init__()
 
     async def _serve(self):
-        server = ControlServer(self._data_plane, lease_s=30.0, slots_per_job=SLOTS_PER_JOB, switch_key=self._key)
+        server = ControlServer(self._data_plane, SwitchSettings(slots_per_job=SLOTS_PER_JOB), self._key)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.listen(listener)
         self._on_listening(listener.getsockname())

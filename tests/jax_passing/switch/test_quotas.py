@@ -12,6 +12,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import member_conversation, quotas
 from jax_passing.switch.control_plane import ControlPlane
 from jax_passing.switch.quotas import ConnectionQuota
+from jax_passing.switch.settings import SwitchSettings
 
 
 class Guest:
@@ -236,7 +237,7 @@ async def test_one_address_gets_no_more_than_its_share_of_the_slots(switch):
 @scenario()
 async def test_half_of_the_slots_are_for_others_unless_that_is_room_for_few_jobs(switch):
     for per_job, expected in ((16, 512), (128, 512), (256, 1024)):
-        plane = ControlPlane(switch.data_plane, switch.server, lease_s=1.0, slots_per_job=per_job)
+        plane = ControlPlane(switch.data_plane, switch.server, SwitchSettings(slots_per_job=per_job))
         plane._watch.stop()
         assert plane._jobs.starts._partition._per_owner == expected
 
