@@ -33,9 +33,14 @@ FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
 UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Asyncio sets as much aside for each connection by TLS, strangers' too, who have proved nothing: 256 KB by itself.
-sslproto.SSLProtocol.max_size = 16 * 1024  # one record
+TLS_BUFFER_BYTES = 16 * 1024  # one record
 STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
+
+
+def _keep_tls_buffers_small() -> None:
+    """Asyncio sets a buffer of 256 KB aside for each connection by TLS, also for strangers who have proved nothing yet.
+    It takes no argument for that size, only this attribute of its class."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 def _plain(host: str) -> str:
@@ -198,6 +203,7 @@ class ControlServer:
 
     async def listen(self, listener: socket.socket) -> None:
         """From now on hosts may come."""
+        _keep_tls_buffers_small()
         self._loop.set_exception_handler(self._on_loop_error)
         self._server = await asyncio.start_server(self._accept, sock=listener, limit=messages.LINE_BYTES_MAX)
 
