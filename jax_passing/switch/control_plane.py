@@ -20,7 +20,7 @@ from jax_passing.switch.member_conversation import MemberConversation
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.questions import Questions
 from jax_passing.switch.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
-from jax_passing.switch.rack_seats import Seat
+from jax_passing.switch.seats import Seat
 from jax_passing.switch.settings import SwitchSettings
 from jax_passing.switch.uplink import Uplink
 from jax_passing.switch.watch import Watch

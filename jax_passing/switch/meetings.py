@@ -7,7 +7,6 @@ and is waited for. The root of a tree decides; a switch below it hands on what e
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from jax_passing.config import RANKS_MAX, address_text
@@ -18,7 +17,10 @@ from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Connection, Outside, Timer
 from jax_passing.switch.parent_greeting import CONNECT_TIMEOUT_S
-from jax_passing.switch.rack_seats import Refuse, Seat, SeatsAtParent, SeatsOfRack, ToHost, gather_of
+from jax_passing.switch.parties import Parties, parties_of
+from jax_passing.switch.rack_seats import SeatsOfRack
+from jax_passing.switch.seats import HostSeat, Refuse, Seat, ToHost
+from jax_passing.switch.seats_at_parent import SeatsAtParent
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -55,14 +57,20 @@ class Meetings:
     def _seat(self, job: str, host: ToHost) -> Seat:
         if self._parent is not None:
             if job not in self._at_parent:
-                names = address_text(*self._parent), host.own_name
-                key = self._key_of(job)
-                self._at_parent[job] = SeatsAtParent(*names, job, key, self._outside, self._at_parent.pop)
+                self._at_parent[job] = SeatsAtParent(
+                    address_text(*self._parent),
+                    host.own_name,
+                    job,
+                    self._key_of(job),
+                    self._outside,
+                    self._at_parent.pop,
+                )
                 self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
             return self._at_parent[job].seat(host)
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
-        return HostSeat(host, self._meetings[job])
+        meeting = self._meetings[job]
+        return HostSeat(host, job, meeting.wait, meeting.leave)
 
     def _refuse(self, host: ToHost, job: str, text: str) -> None:
         self._jobs.counts["joins_refused"] += 1
@@ -99,7 +107,7 @@ class Meeting:
 
     # What hosts do.
 
-    def wait(self, seat: "HostSeat", gather: messages.Gather) -> None:
+    def wait(self, seat: HostSeat, gather: messages.Gather) -> None:
         if seat not in self._seats:
             if len(self._seats) >= SEATS_MAX:
                 text = f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already."
@@ -113,7 +121,7 @@ class Meeting:
             other.connection.close()
         self._look()
 
-    def leave(self, seat: "HostSeat") -> None:
+    def leave(self, seat: HostSeat) -> None:
         if seat not in self._seats:
             return
         self._seats.remove(seat)
@@ -173,10 +181,10 @@ class Meeting:
         """Whether all who joined it have met here: a stranger to a job that doesn't meet can't end it."""
         return all(join.instance in self._met for join in epoch.joined().values())
 
-    def _hold(self, waiting: list["HostSeat"], lost: set[str]) -> None:
+    def _hold(self, waiting: list[HostSeat], lost: set[str]) -> None:
         """If all who must be waited for are here, and enough of them."""
         now = self._outside.now()
-        parties = _parties(waiting, self._last)
+        parties = parties_of(waiting, self._last)
         enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
         own = [seat for seat in waiting if not seat.asked.aside]
         calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
@@ -198,7 +206,7 @@ class Meeting:
             self._seats.remove(seat)
             seat.connection.close()
 
-    def _absent(self, parties: "Parties", lost: set[str]) -> list[str]:
+    def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
         """Who must be waited for, in words for people."""
         away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
         absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
@@ -207,7 +215,7 @@ class Meeting:
             absent += [f"{hosts} of the hosts that ran"] if hosts > 0 else []
         return absent
 
-    def _close(self, parties: "Parties") -> None:
+    def _close(self, parties: Parties) -> None:
         self._last = self._outside.random_bits(61) + 1
         chosen = [*parties.survivors, *parties.newcomers][: parties.wanted]
         survivors = min(len(parties.survivors), len(chosen))
@@ -238,7 +246,7 @@ class Meeting:
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
         waiting = [seat for seat in self._seats if seat.gather is not None]
-        parties = _parties(waiting, self._last)
+        parties = parties_of(waiting, self._last)
         least = max(parties.least, parties.quorum)
         here = names(sorted({seat.rank for seat in waiting}))
         absent = self._absent(parties, set() if job is None else job.lost)
@@ -250,77 +258,3 @@ class Meeting:
             f"Here {'is' if len(waiting) == 1 else 'are'} {here}, and it needs {least} hosts.{missing}{aside} Are the "
             "others running, with the same job name and switches? Lower world_size_min if fewer may go on."
         )
-
-
-@dataclass(frozen=True)
-class Parties:
-    """Who waits, as they would meet.
-
-    Attributes:
-      meeting: the last one of those who have taken the most steps; 0 if nobody was in any.
-      survivors: those that were in it and have the state; by their ranks then. They are within one step of each other.
-      newcomers: the others. What state they may have is of another time, or of hosts that went on elsewhere.
-      decisive: those whose number and patience decide: who was in that meeting; if nobody was in any, all.
-    """
-
-    meeting: int
-    survivors: list["HostSeat"]
-    newcomers: list["HostSeat"]
-    decisive: list["HostSeat"]
-
-    @property
-    def wanted(self) -> int:
-        return max(seat.asked.world_size for seat in (*self.survivors, *self.newcomers))
-
-    @property
-    def least(self) -> int:
-        return max(seat.asked.world_size_min for seat in (*self.survivors, *self.newcomers))
-
-    @property
-    def quorum(self) -> int:
-        return max(seat.asked.quorum for seat in self.decisive)
-
-    @property
-    def count(self) -> int:
-        return min(self.wanted, len(self.survivors) + len(self.newcomers))
-
-
-def _parties(waiting: list["HostSeat"], last: int) -> Parties:
-    """`last`: the last meeting that was held here."""
-    in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
-    returned = [seat.asked for seat in in_order if seat.asked.meeting]
-    steps = [-1 if gather.step is None else gather.step for gather in returned]
-    most = max(zip(steps, returned, strict=True), key=lambda one: (one[0], one[1].meeting == last), default=None)
-    meeting = 0 if most is None else most[1].meeting
-    back = [seat for seat in in_order if seat.asked.meeting == meeting != 0]
-    survivors = [seat for seat in back if seat.asked.step is not None]
-    return Parties(meeting, survivors, [seat for seat in in_order if seat not in survivors], back or in_order)
-
-
-class HostSeat:
-    """At the switch that decides.
-
-    Attributes:
-      gather: what the host said, while it waits.
-      since: when it began to.
-      rank: as it said, or was told last.
-    """
-
-    def __init__(self, connection: ToHost, meeting: Meeting):
-        self.connection = connection
-        self._meeting = meeting
-        self.gather: messages.Gather | None = None
-        self.since = 0.0
-        self.instance = ""
-        self.rank = 0
-
-    @property
-    def asked(self) -> messages.Gather:
-        assert self.gather is not None
-        return self.gather
-
-    def hear(self, message: messages.FromMember) -> None:
-        self._meeting.wait(self, gather_of(self._meeting.job, message))
-
-    def leave(self) -> None:
-        self._meeting.leave(self)

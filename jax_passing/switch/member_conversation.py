@@ -19,7 +19,7 @@ from jax_passing.switch.epochs import Member
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Connection, Outside, Timer, UnreadError
 from jax_passing.switch.quotas import ConnectionQuota
-from jax_passing.switch.rack_seats import Seat
+from jax_passing.switch.seats import Seat
 
 log = logging.getLogger("jax_passing.switch")
 
