@@ -8,18 +8,19 @@ from jax_passing.switch.quotas import CONNECTIONS_MAX
 
 log = logging.getLogger("jax_passing.switch")
 
-# A rack's switch may have a job of its own for each connection, and reaches the parent for it: one connection, a socket
-# for packets, a multicast group.
+# Each connection to a rack's switch may belong to a job of its own. For each job the switch needs a connection to the
+# parent, a socket for packets, and a multicast group.
 PER_CONNECTION, PER_CONNECTION_BELOW_A_PARENT = 1, 4
-# Beside connections: 65 queues of the software data plane (switch/job_queues.h), a device's files, connections that the
-# event loop accepts before we look at them (100 at once), and those that are closed but not yet sent (10 s).
+# Beside connections there are 65 queues of the software data plane (switch/job_queues.h), a device's files, up to 100
+# connections that the event loop accepts before we look at them, and those that are closed while something is still
+# being sent, for up to 10 s.
 BESIDE = 512
-CONNECTIONS_MIN = 64  # a job's hosts
+CONNECTIONS_MIN = 64  # as many as the hosts of one job
 
 
 def connections_that_fit(has_parent: bool) -> int:
-    """Raises this process's limit on open files as far as is needed and allowed. Returns for how many connections that
-    is enough. Raises ConfigError if it is for too few."""
+    """Raises this process's limit on open files as far as is needed and allowed, and returns for how many connections
+    that is enough. Raises ConfigError if those are too few."""
     each = PER_CONNECTION_BELOW_A_PARENT if has_parent else PER_CONNECTION
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX * each + BESIDE

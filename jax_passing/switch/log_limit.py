@@ -3,21 +3,21 @@
 import logging
 from dataclasses import dataclass
 
-LINES = 20  # at once: enough for the ranks of a job that go together
-LINES_PER_S = 1.0  # from then on: 20 MB a day of the longest lines that are usual, of each kind
+LINES = 20  # pass at once: enough for the ranks of a job that go together
+LINES_PER_S = 1.0  # pass from then on: of the longest usual lines, 20 MB a day of each kind
 
 
 @dataclass
 class _Kind:
-    tokens: float
-    then: float  # when it had so many
+    tokens: float  # how many lines could pass at once
+    then: float  # when it had so many tokens
     left_out: int = 0
-    last: logging.LogRecord | None = None  # of those
+    last: logging.LogRecord | None = None  # the last line that was left out
 
 
 class LogLimit(logging.Filter):
-    """Of a handler. Lines are of one kind if one statement writes them. Of each kind some pass at once, then one a
-    second, which says how many were left out before it."""
+    """A filter for a handler. Lines are of one kind if the same statement writes them. Of each kind some lines pass at
+    once, and then one a second, which says how many were left out before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class LogLimit(logging.Filter):
         return True
 
     def tell(self, now: float) -> None:
-        """Of each kind the last line that was left out, if it may come by now (seconds since 1970). Call this now and
-        then, so that those are told of which nothing follows."""
+        """Writes of each kind the last line that was left out, if it may pass by now (seconds since 1970). Call this
+        now and then: otherwise lines that nothing follows would never be told."""
         for kind in self._kinds.values():
             if kind.last is not None and kind.tokens + LINES_PER_S * (now - kind.then) >= 1:
                 self._tell(kind)
 
     def tell_all(self) -> None:
-        """At the end."""
+        """Writes of each kind the last line that was left out. Call this at the end."""
         for kind in self._kinds.values():
             if kind.last is not None:
                 self._tell(kind)

@@ -24,13 +24,13 @@ from jax_passing.switch.seats_at_parent import SeatsAtParent
 
 log = logging.getLogger("jax_passing.switch")
 
-LOOK_S = 0.05  # between two looks at hosts that wait
-STANDBY_GRACE_S = 1.0  # for hosts that can meet at the switch before this one to do so
-SEATS_MAX = 2 * RANKS_MAX  # of a job: as many again may wait for a place
+LOOK_S = 0.05  # the time between two looks at hosts that wait
+STANDBY_GRACE_S = 1.0  # a standby gives hosts this time to meet at the switch that goes before it
+SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait for a place as hosts that run
 
 
 class Meetings:
-    """Of all jobs of a switch. `parent`: at a switch that has one."""
+    """The meetings of all jobs of a switch."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class Meetings:
         parent: tuple[str, int] | None,
         key_of: Callable[[str], bytes | None],
     ):
-        """`key_of`: a job's, if this switch has one."""
+        """`parent`: the switch at which hosts really meet, if this one isn't the root. `key_of`: returns the key of a
+        job, if this switch has one."""
         self._jobs = jobs
         self._outside = outside
         self._parent = parent
@@ -49,7 +50,7 @@ class Meetings:
         self._seats_of_racks: Counter[str] = Counter()  # by the address of the rack's switch
 
     def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
-        """For a host that has come, or for all hosts of a rack whose switch has."""
+        """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there."""
         if is_racks:
             return SeatsOfRack(connection, partial(self._seat, job), self._refuse, self._seats_of_racks)
         return self._seat(job, connection)
@@ -79,30 +80,30 @@ class Meetings:
         host.close()
 
     def _forget(self, meeting: "Meeting") -> None:
-        """Hosts that come back know the number of their last meeting."""
+        """Nobody has a seat any more. Hosts that come back know the number of their last meeting, so we needn't."""
         if self._meetings.get(meeting.job) is meeting:
             del self._meetings[meeting.job]
 
     def stop(self) -> None:
-        """Nothing happens by itself any more."""
+        """From now on nothing happens by itself."""
         for meeting in self._meetings.values():
             meeting.stop()
 
 
 class Meeting:
-    """The seats of one job, and who of them meets next."""
+    """The seats of one job. It decides when their hosts meet, and which of them."""
 
     def __init__(self, job: str, jobs: JobTable, outside: Outside, refuse: Refuse, forget: Callable[["Meeting"], None]):
-        """`forget`: called when nobody has a seat any more."""
+        """`refuse`: sends a host away. `forget`: called when nobody has a seat any more."""
         self.job = job
         self._jobs = jobs
         self._outside = outside
         self._refuse = refuse
         self._forget = forget
-        self._last = 0  # the last meeting that was held here
+        self._last = 0  # the number of the last meeting that was held here
         self._seats: list[HostSeat] = []
-        self._met: set[str] = set()  # instances of those that met last
-        self._is_incomplete = False  # one of these is gone, and the others may be joining already
+        self._met: set[str] = set()  # the instances of the hosts that met last
+        self._is_incomplete = False  # whether one of these is gone, while the others may be joining already
         self._timer: Timer | None = None
 
     # What hosts do.
@@ -140,7 +141,7 @@ class Meeting:
     # What comes of it.
 
     def _look(self) -> None:
-        """Goes on looking while anybody waits, or joins in vain."""
+        """Does what is due, and looks again after a while if anybody waits, or joins in vain."""
         self.stop()
         job = self._jobs.of(self.job)
         epoch = None if job is None else job.epoch
@@ -153,7 +154,7 @@ class Meeting:
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
     def _look_at(self, epoch: Epoch) -> None:
-        """While an epoch forms or runs nobody meets; it may have to end for that."""
+        """While an epoch forms or runs nobody can meet, so it may have to end."""
         if epoch.state is not State.RUNNING:
             back = any(seat.gather is not None and seat.instance in self._met for seat in self._seats)
             if (self._is_incomplete or back) and self._is_ours(epoch):
@@ -178,11 +179,12 @@ class Meeting:
             return
 
     def _is_ours(self, epoch: Epoch) -> bool:
-        """Whether all who joined it have met here: a stranger to a job that doesn't meet can't end it."""
+        """Whether all who joined this epoch have met here. Otherwise a stranger could end the epoch of a job whose
+        hosts don't meet."""
         return all(join.instance in self._met for join in epoch.joined().values())
 
     def _hold(self, waiting: list[HostSeat], lost: set[str]) -> None:
-        """If all who must be waited for are here, and enough of them."""
+        """Closes the meeting if enough hosts are here, and nobody is left who must be waited for."""
         now = self._outside.now()
         parties = parties_of(waiting, self._last)
         enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
@@ -200,14 +202,14 @@ class Meeting:
             self._close(parties)
 
     def _hang_up_on(self, lost: set[str]) -> None:
-        """On hosts that fell silent: their connections may never end by themselves, and nobody is to wait for them when
-        another one is lost. One that is alive after all comes back as a newcomer."""
+        """Hosts that fell silent lose their seats. Their connections may never end by themselves, and nobody is to wait
+        for them when another host is lost. One that is alive after all comes back as a newcomer."""
         for seat in [seat for seat in self._seats if seat.gather is None and seat.instance in lost]:
             self._seats.remove(seat)
             seat.connection.close()
 
     def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
-        """Who must be waited for, in words for people."""
+        """Says, for people, who isn't here and must be waited for."""
         away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
         absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
         if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
@@ -228,7 +230,7 @@ class Meeting:
             seat.connection.send(messages.Gathered(self._last, rank, len(chosen), survivors, step))
 
     def _end_waits(self) -> None:
-        """Of those that have waited in vain."""
+        """Sends those away that have waited in vain for as long as they wanted."""
         now = self._outside.now()
         late = [seat for seat in self._seats if seat.gather and now >= seat.since + seat.gather.deadline_s]
         if not late:

@@ -7,13 +7,14 @@ from jax_passing.switch.seats import HostSeat
 
 @dataclass(frozen=True)
 class Parties:
-    """Who waits, as they would meet.
+    """The hosts that wait, in the parts that they would have in a meeting now.
 
     Attributes:
-      meeting: the last one of those who have taken the most steps; 0 if nobody was in any.
-      survivors: those that were in it and have the state; by their ranks then. They are within one step of each other.
-      newcomers: the others. What state they may have is of another time, or of hosts that went on elsewhere.
-      decisive: those whose number and patience decide: who was in that meeting; if nobody was in any, all.
+      meeting: the last meeting of the hosts that have taken the most steps; 0 if nobody was in any.
+      survivors: the hosts that were in that meeting and have the state, in the order of their ranks. They are within
+        one step of each other.
+      newcomers: all others. If they have a state, it is of another time, or of hosts that went on elsewhere.
+      decisive: the hosts whose number and patience count: those that were in that meeting, or all if nobody was in any.
     """
 
     meeting: int
@@ -39,7 +40,7 @@ class Parties:
 
 
 def parties_of(waiting: list[HostSeat], last: int) -> Parties:
-    """Of hosts that wait. `last`: the last meeting that was held here."""
+    """Sorts the hosts that wait. `last`: the number of the last meeting that was held here."""
     in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
     returned = [seat.asked for seat in in_order if seat.asked.meeting]
     steps = [-1 if gather.step is None else gather.step for gather in returned]

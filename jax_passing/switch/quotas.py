@@ -7,30 +7,30 @@ from a host.
 from collections import Counter
 from typing import Protocol
 
-CONNECTIONS_MAX = 4096  # of all addresses, if there are descriptors for them
-# A machine with 64 ranks, whose devices have jobs of their own (strategy flat), twice.
+CONNECTIONS_MAX = 4096  # for all addresses together, if there are descriptors for them
+# Enough for a machine with 64 ranks whose devices have jobs of their own (strategy flat), twice.
 CONNECTIONS_PER_ADDRESS = 256
-# Two programs, and the jobs of their devices; the conformance test has three at once.
+# Enough for two programs and the jobs of their devices. The conformance test has three jobs at once.
 JOBS_PER_ADDRESS_MIN = 4
-# 1,024 ranks that are started at once through one switch. Hosts join within milliseconds, or 5 s where a job is spread
-# over several switches and one of these is late.
+# A job of 1,024 ranks may be started at once through one switch. Its hosts join within milliseconds, or within 5 s
+# where the job is spread over several switches and one of these is late.
 UNJOINED_MAX = 1024
-# Of racks' switches there. What a rank says takes up to 20 KB, so these take 160 MB. 16 jobs of 512 ranks in a rack's
-# subtree; as many hosts may have seats there.
+# So many ranks may join through the switches of racks that have one address, and so many hosts may have seats through
+# them: enough for 16 jobs of 512 ranks each. What a rank says takes up to 20 KB, so all of them take 160 MB.
 RANKS_PER_ADDRESS = 8192
 
 
-# By TLS, that come to nothing. Each takes up to 3 ms of the switch's one thread, twenty times as much as a connection
-# without: so a stranger takes 5 % of it. Whoever has the key may begin as many as it likes.
+# A TLS handshake that comes to nothing takes up to 3 ms of the switch's one thread, twenty times as much as a
+# connection without one. So one address can keep 5 % of the thread busy. Handshakes that succeed don't count.
 HANDSHAKES_PER_S = 16
-ADDRESSES_MAX = 4096  # of which we remember handshakes that have been forgiven
+ADDRESSES_MAX = 4096  # when handshakes of so many are remembered, we look which of them are forgiven by now
 
 
 class Guest(Protocol):
-    """A connection that hasn't joined yet."""
+    """A connection that hasn't joined a job yet."""
 
     def make_room(self, why: str) -> None:
-        """Hears why, and leaves."""
+        """Tells the other end why, and leaves."""
 
 
 class ConnectionQuota:
@@ -49,7 +49,8 @@ class ConnectionQuota:
         self.counts: Counter[str] = Counter()
 
     def enter(self, guest: Guest, address: str) -> str:
-        """Why there is no room; else empty, and somebody may have made some."""
+        """Lets the guest in, and returns an empty text; or returns why there is no room for it. Another guest may have
+        to leave so that there is."""
         oldest, why = self._who_goes(address)
         if why and oldest is None:
             self.counts["connections_refused"] += 1
@@ -62,7 +63,8 @@ class ConnectionQuota:
         return ""
 
     def _who_goes(self, address: str) -> tuple[Guest | None, str]:
-        """For one more of this address, and why. Without a guest that could, nobody goes."""
+        """Who has to go so that one more connection of this address may come, and why. The text is empty if nobody has
+        to; there is a text and no guest if somebody would have to, and nobody can."""
         if self._count[address] >= self._per_address:
             ours = self._unjoined.get(address, {})
             return next(iter(ours), None), (
@@ -77,15 +79,15 @@ class ConnectionQuota:
         return None, ""
 
     def joined(self, guest: Guest, address: str) -> None:
-        """It is none of those any more that make room."""
+        """The guest has joined a job: it doesn't make room for others any more."""
         ours = self._unjoined.get(address, {})
         ours.pop(guest, None)
         if not ours:
             self._unjoined.pop(address, None)
 
     def begin_handshake(self, address: str, now: float) -> str:
-        """Why it may not; else empty. An address may have as many that come to nothing as it may have connections; some
-        are forgiven every second."""
+        """Returns an empty text, or why this address may not begin a handshake now. It may have as many handshakes that
+        come to nothing as it may have connections; some of them are forgiven every second."""
         count = self._handshakes_of(address, now)
         if count > self._per_address - 1:
             self.counts["handshakes_refused"] += 1
@@ -101,7 +103,7 @@ class ConnectionQuota:
         return ""
 
     def end_handshake(self, address: str, now: float) -> None:
-        """It went well: it isn't one that came to nothing."""
+        """A handshake of this address went well, so it doesn't count."""
         self._handshakes[address] = max(0, self._handshakes_of(address, now) - 1), now
 
     def _handshakes_of(self, address: str, now: float) -> float:
@@ -109,7 +111,7 @@ class ConnectionQuota:
         return max(0, count - HANDSHAKES_PER_S * (now - then))
 
     def leave(self, guest: Guest, address: str) -> None:
-        """One that has entered."""
+        """A guest that had been let in is gone."""
         self.joined(guest, address)
         self._count[address] -= 1
         if not self._count[address]:

@@ -16,12 +16,13 @@ from jax_passing.switch.seats import Refuse, Seat, ToHost
 
 
 class SeatsOfRack:
-    """At the parent: all seats of a job that one rack's switch speaks for."""
+    """All seats of one job that one rack's switch speaks for."""
 
     def __init__(
         self, connection: Connection, new_seat: Callable[[ToHost], Seat], refuse: Refuse, counts: Counter[str]
     ):
-        """`counts`: how many such seats each address has."""
+        """`new_seat`: makes one for a host. `refuse`: sends a host away. `counts`: says of each address how many seats
+        it has in this way."""
         self._connection = connection
         self._new_seat = new_seat
         self._refuse = refuse
@@ -67,7 +68,7 @@ class SeatsOfRack:
 
 
 class _ThroughRack:
-    """To the host in one of these seats."""
+    """The way to the host in one of these seats."""
 
     def __init__(self, seats: SeatsOfRack, number: int, host: str, own_name: str):
         self._seats = seats

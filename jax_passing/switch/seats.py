@@ -9,7 +9,7 @@ from jax_passing.protocol import control_messages as messages
 
 
 class ToHost(Protocol):
-    """What a seat needs of the way to its host: a connection, or a part of the one to its rack's switch."""
+    """The way to a host that has a seat: its connection, or its part of the connection to its rack's switch."""
 
     @property
     def host(self) -> str:
@@ -22,29 +22,31 @@ class ToHost(Protocol):
     def send(self, message: messages.Message) -> bool: ...
 
     def close(self) -> None:
-        """After what was sent."""
+        """Ends the connection after what was sent."""
 
 
 Refuse = Callable[[ToHost, str, str], None]  # the way to the host, its job, why
 
 
 class Seat(Protocol):
-    """What a switch has for a host that meets others, from its first message on; or for all such hosts of a rack."""
+    """What a switch keeps for a host that meets others, as long as the host's connection is open; or for all such hosts
+    of a rack, as long as that of their switch is."""
 
     def hear(self, message: messages.FromMember) -> None:
-        """It says this. Raises msgspec.DecodeError if that makes no sense."""
+        """The other end says this. Raises msgspec.DecodeError if that makes no sense."""
 
     def leave(self) -> None:
-        """It has given its place up, or is gone."""
+        """The other end is gone."""
 
 
 class HostSeat:
-    """A host's, at the switch that decides.
+    """The seat of a host, at the switch where hosts meet.
 
     Attributes:
       gather: what the host said, while it waits.
-      since: when it began to.
-      rank: as it said, or was told last.
+      since: when it began to wait.
+      instance: tells the host's process from any other.
+      rank: the one that the host said, or was told last.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class HostSeat:
         wait: Callable[["HostSeat", messages.Gather], None],
         leave: Callable[["HostSeat"], None],
     ):
-        """`wait`, `leave`: the meeting's, which hears that the host waits, or is gone."""
+        """`wait`, `leave`: called when the host says that it waits, and when it is gone."""
         self.connection = connection
         self._job = job
         self._wait = wait
@@ -66,6 +68,7 @@ class HostSeat:
 
     @property
     def asked(self) -> messages.Gather:
+        """What the host said. Only while it waits."""
         assert self.gather is not None
         return self.gather
 
@@ -77,7 +80,7 @@ class HostSeat:
 
 
 def gather_of(job: str, message: messages.FromMember) -> messages.Gather:
-    """What a host in a seat of this job said. Raises msgspec.DecodeError."""
+    """Checks what a host says that has a seat in this job. Raises msgspec.DecodeError if it makes no sense."""
     if not isinstance(message, messages.Gather):
         raise msgspec.DecodeError(f"{type(message).__name__} from a host that meets others")
     if message.job != job:

@@ -17,8 +17,8 @@ log = logging.getLogger("jax_passing.switch")
 
 
 class SeatsAtParent:
-    """Of one job, by one connection to the parent. What either side says is handed on to the other. When the
-    connection ends, those of all these hosts do, as if this switch were lost, and they come again."""
+    """The seats of one job. One connection to the parent serves them all, over which we hand on what either side says.
+    When it ends we hang up on all these hosts, as if this switch were lost, and they come again."""
 
     line_bytes_max = messages.LINE_BYTES_MAX
 
@@ -49,7 +49,8 @@ class SeatsAtParent:
         return self._seats[number]
 
     def tell(self, number: int, gather: messages.Gather) -> None:
-        """The parent, now or as soon as it can be told."""
+        """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
+        all at once when it has."""
         if self._is_greeted and number in self._seats:
             assert self._connection is not None
             self._connection.send(messages.RackGather(number, gather))
@@ -136,7 +137,7 @@ class SeatsAtParent:
             self._refuse_all(text, SwitchUnreachableError.__name__)
 
     def _end(self) -> None:
-        """Of the connection, and of the hosts' that are left."""
+        """Closes the connection, and those of the hosts that still have seats."""
         if self._is_over:
             return
         self._is_over = True
@@ -151,7 +152,7 @@ class SeatsAtParent:
 
 
 class SeatAtParent:
-    """Of one host.
+    """The seat of one host.
 
     Attributes:
       gather: what the host said last.

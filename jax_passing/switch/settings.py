@@ -16,7 +16,7 @@ from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
 from jax_passing.switch.slot_partition import is_power_of_two
 
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
-# A port's capture ring holds some 30 frames, of any length: no more than this many chunks of a host are in flight.
+# A port's capture ring holds some 30 frames of any length, so a host may have no more chunks than these in flight.
 BMV2_SLOTS_PER_JOB = 32
 
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
@@ -32,35 +32,40 @@ def _power_of_two(value: Any) -> int:
 
 @dataclass(frozen=True)
 class SwitchSettings:
-    """`listen`: port 0 takes any free one. `lease_s`: a host that is silent for so long is lost. `slots_per_address`:
-    in all for the jobs that have a member there; None: half of the switch's. `connections_per_address`: at once.
-    `link_gbit`: rate of the one link that this switch stands behind; None: it has a port for each host. `multicast`:
-    results go that way where all hosts of a job hear it. `data_plane`: what adds up packets; `device`: for ebpf the
-    network devices behind which the hosts are, comma-separated, else the file that describes the device
-    (docs/data_planes.md). `parent`: the switch one level up, where the sums of this one are added to others'; None at
-    the root. `key_file`: whoever joins must have its job's key, which is derived from the key in this file; the same in
-    all switches of a tree. None: anybody may join."""
+    """What a switch needs to know. `jax-passing switch --help` says the same in short."""
 
     listen: Address = ("0.0.0.0", PORT)
+    """Where it listens. Port 0 takes any that is free."""
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
     slots_per_job: Annotated[int, parsed(_power_of_two, "a power of two")] = 1024
     lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
     lease_s: Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")] = 30.0
+    """A host that is silent for so long is lost."""
     slots_per_address: Annotated[int, integer(1, 1 << 16)] | None = None
+    """How many slots the jobs with a member at one address may have together; None: half of the switch's."""
     connections_per_address: Annotated[int, integer(1, CONNECTIONS_MAX)] = CONNECTIONS_PER_ADDRESS
+    """How many connections one address may have at once."""
     link_gbit: Gbit | None = None
+    """The rate of the one link behind which the switch stands; None: it has a port for each host."""
     multicast: Annotated[bool, Meta(description="true or false")] = True
+    """Whether results go by multicast if all hosts of a job hear that."""
     data_plane: Annotated[str, one_of(DATA_PLANES)] = "software"
+    """What adds up packets."""
     device: Annotated[str, Meta(description="text")] | None = None
+    """Where the data plane runs: for ebpf the network devices behind which the hosts are, separated by commas,
+    otherwise the file that describes the device (docs/data_planes.md)."""
     parent: Peer | None = None
+    """The switch one level up, which adds the sums of this one to those of others; None: this one is the root."""
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
+    """Whoever joins must have its job's key, which is derived from the key in this file. All switches of a tree have
+    the same one. None: anybody may join."""
 
 
 def resolve(
     arguments: Mapping[str, Any], config: str | Path | None, *, environment: Mapping[str, str] = os.environ
 ) -> SwitchSettings:
-    """Arguments (None: not given) over variables over the TOML file. Raises ConfigError that names the setting and its
-    source."""
+    """Settles the settings: an argument counts more than a variable, and a variable more than the TOML file. An
+    argument that is None wasn't given. Raises a ConfigError that names the setting and where it comes from."""
     given = gather(SwitchSettings, _SOURCES, arguments, config, environment)
     resolved = convert(SwitchSettings, given)
     sources = {key: one.source for key, one in given.items()}
