@@ -123,10 +123,9 @@ class Meeting:
         self._look()
 
     def leave(self, seat: HostSeat) -> None:
-        if seat not in self._seats:
-            return
-        self._seats.remove(seat)
-        self._is_incomplete |= seat.gather is None and seat.instance in self._met
+        if seat in self._seats:
+            self._seats.remove(seat)
+            self._is_incomplete |= seat.gather is None and seat.instance in self._met
         if self._seats:
             self._look()
         else:
@@ -150,7 +149,7 @@ class Meeting:
         elif waiting := [seat for seat in self._seats if seat.gather is not None]:
             self._hold(waiting, set() if job is None else job.lost)
         self._end_waits()
-        if self._is_incomplete or any(seat.gather is not None for seat in self._seats):
+        if self._seats and (self._is_incomplete or any(seat.gather is not None for seat in self._seats)):
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
     def _look_at(self, epoch: Epoch) -> None:

@@ -180,11 +180,8 @@ class MemberConversation:
         if isinstance(join, messages.Secure):
             self._on_secure(join.job)
             return
-        if isinstance(join, messages.Gather):
-            self._on_gather(join, join)
-            return
-        if isinstance(join, messages.RackGather) and join.gather is not None:
-            self._on_gather(join.gather, join)
+        if isinstance(join, messages.Gather | messages.RackGather):
+            self._on_gather(join)
             return
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
@@ -201,9 +198,12 @@ class MemberConversation:
         if self._member.rack:
             self._expect_ranks()
 
-    def _on_gather(self, gather: messages.Gather, first: messages.Gather | messages.RackGather) -> None:
+    def _on_gather(self, first: messages.Gather | messages.RackGather) -> None:
         assert self._connection is not None
         assert self._timer is not None
+        gather = first.gather if isinstance(first, messages.RackGather) else first
+        if gather is None:
+            raise msgspec.DecodeError("a seat is given up before there is any")
         try:
             self._check_key(gather)
         except RefusalError as refusal:
@@ -212,7 +212,8 @@ class MemberConversation:
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
-        self._job, self._seat = gather.job, self._greeter.seat(gather.job, self._connection, first is not gather)
+        self._job = gather.job
+        self._seat = self._greeter.seat(gather.job, self._connection, is_racks=first is not gather)
         self._seat.hear(first)
 
     def _on_silence(self) -> None:

@@ -12,6 +12,8 @@ foreign_messages = st.one_of(
     st.builds(messages.Answer, numbers, ranks, st.booleans(), st.booleans()),
     st.builds(messages.Prepare, numbers, st.sampled_from([1, 3, 64, 1 << 16]), numbers, st.booleans(), ranks),
     st.builds(messages.Prepared, numbers),
+    st.builds(messages.RackGather, numbers),
+    st.builds(messages.RackGathered, numbers),
     st.builds(messages.RankGone, numbers),
     st.builds(messages.Refused, st.sampled_from(["JoinError", "x"]), st.text(max_size=3), st.none() | numbers),
     st.builds(messages.Failed, st.sampled_from(["HostLostError", "x"]), st.text(max_size=3)),

@@ -85,6 +85,26 @@ async def test_the_seats_of_one_address_have_so_much_room_and_no_more(tree, root
         quotas.RANKS_PER_ADDRESS = usual
 
 
+@in_tree(racks=0, connections_per_address=1)
+async def test_a_parent_that_is_full_is_named(tree, root):
+    await seat(root, 0)
+    rack = await tree.add(root, connections_per_address=9)
+    refusal = await (await seat(rack, 1)).refusal()
+    expected = f"The switch at {root.name} refuses the one at {rack.name}: 127.0.0.1 has 1 connections to this switch"
+    assert refusal.startswith(expected)
+
+
+@in_tree(racks=0)
+async def test_a_rack_whose_host_speaks_of_another_job_leaves_nothing(tree, root):
+    rack = await root.connect()
+    said = gather(0)
+    rack.send(messages.RackGather(0, said), messages.RackGather(0), messages.RackGather(1, gather(1, job="b")))
+    assert await rack.receive() is None
+    await until(lambda: not root.server._streams)
+    assert not root.plane._meetings._meetings
+    assert not root.plane._meetings._seats_of_racks
+
+
 @in_tree()
 async def test_through_several_levels(tree, root, spine, other):
     racks = [await tree.add(spine), await tree.add(spine), await tree.add(other)]

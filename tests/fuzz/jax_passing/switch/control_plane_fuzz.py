@@ -44,6 +44,7 @@ class Peer:
         self.stream = None
         self.instance = ""  # of the switch
         self.is_rack = False
+        self.meeting = 0  # the last one
 
     def opened(self, stream):
         self.stream = stream
@@ -52,13 +53,17 @@ class Peer:
         message = messages.decode_from_parent(line) if self.is_rack else messages.decode_from_switch(line)
         if isinstance(message, messages.Hello):
             self.instance = message.instance
+        if isinstance(message, messages.RackGathered):
+            message = message.answer
+        if isinstance(message, messages.Gathered):
+            self.meeting = message.meeting
 
     def closed(self, error):
         self.stream = None
 
     def say(self, message):
         if self.stream is not None:
-            self.is_rack |= isinstance(message, messages.RackJoin)
+            self.is_rack |= isinstance(message, messages.RackJoin | messages.RackGather)
             self.stream.send(message)
 
 
@@ -100,6 +105,28 @@ def _rank_join(input, peer):
     )
 
 
+def _gather(input, peer):
+    return messages.Gather(
+        protocol_version=messages.PROTOCOL_VERSION,
+        job=input.one_of(["a", "a", "b"]),
+        instance=f"process {input.below(6)}",
+        rank=input.below(4),
+        world_size=input.one_of([1, 2, 3]),
+        world_size_min=1 + input.below(2),
+        deadline_s=input.one_of([5.0, 0.3]),
+        wait_s=input.one_of([0.0, 0.3]),
+        step=input.one_of([None, 5, 6]),
+        meeting=input.one_of([0, peer.meeting, 7]),
+        hosts=input.below(3),
+        quorum=input.below(3),
+        aside=bool(input.below(2)),
+    )
+
+
+def _rack_gather(input, peer):
+    return messages.RackGather(input.below(3), input.one_of([_gather, _gather, lambda *_: None])(input, peer))
+
+
 SAYINGS = (
     _join,
     _join,
@@ -107,6 +134,9 @@ SAYINGS = (
     _rack_join,
     _rank_join,
     _rank_join,
+    _gather,
+    _gather,
+    _rack_gather,
     lambda input, peer: messages.Secure("a"),
     lambda input, peer: messages.RankGone(input.below(4)),
     lambda input, peer: messages.Prepared(input.below(4)),
@@ -162,6 +192,10 @@ def test_one_input(data: bytes) -> None:
     process = switch.process
     assert process.data_plane.running == {}, process.data_plane.running
     assert not list(process.plane._jobs.epochs()), list(process.plane._jobs.epochs())
+    meetings = process.plane._meetings
+    assert not meetings._meetings, meetings._meetings
+    assert not meetings._seats_of_racks, meetings._seats_of_racks
+    assert not process.plane._quota._count, process.plane._quota._count
 
 
 def _pass(world: World, time_s: float) -> None:
