@@ -222,9 +222,6 @@ class SwitchMachine(Machine):
             return
         if self._dead is not None:
             self._dead.reset()
-            # Jobs and epochs are counted from 1 in each life of a switch, so that a packet of an earlier one can look
-            # like this one's. By the time that a process takes to start, the networks that we serve have lost it.
-            self.world.packets.lose_all()
         self.process = SimulatedSwitch(self)
 
     def go_down(self, *, is_noticed=True):

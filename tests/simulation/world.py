@@ -33,8 +33,6 @@ class NoPackets:
 
     def block(self, from_machine, to_machine, until_us): ...
 
-    def lose_all(self): ...
-
 
 class World:
     """`packets`: also the clock. `line_delay_s`: of a line on a connection, at most. `stuck`: share of lines that take

@@ -55,8 +55,6 @@ class FakeNetwork {
   }
   uint64_t flipped() const { return flipped_; }
   uint64_t unnoticed() const { return unnoticed_; }  // of these: changes that a UDP checksum doesn't show
-  // What is under way now never arrives.
-  void LoseAll() { ++generation_; }
 
   // When the next event is due; INT64_MAX if there is none.
   int64_t next_us() const { return events_.empty() ? INT64_MAX : events_.begin()->first.first; }
@@ -86,9 +84,7 @@ class FakeNetwork {
 
  private:
   void Bring(const std::vector<uint8_t>& packet, int64_t delay_us, const Deliver& deliver) {
-    After(delay_us, [this, packet, deliver, generation = generation_] {
-      if (generation == generation_) deliver(packet);
-    });
+    After(delay_us, [packet, deliver] { deliver(packet); });
   }
 
   // The sum of 16-bit words that UDP sends along with a packet.
@@ -112,7 +108,6 @@ class FakeNetwork {
 
   std::mt19937_64 random_;
   const Faults faults_;
-  uint64_t generation_ = 0;
   uint64_t flipped_ = 0;
   uint64_t unnoticed_ = 0;
   int64_t now_us_ = 0;

@@ -150,7 +150,6 @@ NB_MODULE(_simulation, m) {
           "until_us"_a)
       .def("pause", &Packets::Pause, "machine"_a, "until_us"_a)
       .def("block", &Packets::Block, "from_machine"_a, "to_machine"_a, "until_us"_a)
-      .def("lose_all", &Packets::LoseAll)
       .def(
           "open",
           [](Packets& self, const Place& own, const Place& peer) {

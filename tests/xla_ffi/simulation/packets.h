@@ -99,7 +99,6 @@ class Packets {
   // A paused machine does nothing; what arrives waits in its sockets.
   void Pause(uint32_t machine, int64_t until_us) { paused_until_[machine] = until_us; }
   void Block(uint32_t from, uint32_t to, int64_t until_us) { blocked_until_[{from, to}] = until_us; }
-  void LoseAll() { network_.LoseAll(); }
 
   // Sockets.
 
