@@ -12,7 +12,19 @@ from simulation.plan import LIFE_S, Link, Plan
 from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine, switch_key
 from simulation.world import ViolationError, World
 
-logging.getLogger("jax_passing").setLevel(logging.CRITICAL + 1)
+
+class NoSurvivedFault(logging.Handler):
+    """What the product logs with a traceback is a fault of its own, after which it goes on; here that ends the run."""
+
+    def emit(self, record):
+        if record.exc_info:
+            raise ViolationError(record.getMessage()) from record.exc_info[1]
+
+
+log = logging.getLogger("jax_passing")
+log.setLevel(logging.ERROR)
+log.propagate = False
+log.addHandler(NoSurvivedFault())
 
 # Of a session that waits for others in vain, or sums until its deadline, and of all faults one after the other.
 SESSION_MAX_S = judge.JOIN_DEADLINE_S + 2 * judge.DEADLINE_S + 2 * LEASE_S + 30.0

@@ -54,7 +54,6 @@ class FakeNetwork {
     }
   }
   uint64_t flipped() const { return flipped_; }
-  uint64_t unnoticed() const { return unnoticed_; }  // of these: changes that a UDP checksum doesn't show
 
   // When the next event is due; INT64_MAX if there is none.
   int64_t next_us() const { return events_.empty() ? INT64_MAX : events_.begin()->first.first; }
@@ -87,29 +86,18 @@ class FakeNetwork {
     After(delay_us, [packet, deliver] { deliver(packet); });
   }
 
-  // The sum of 16-bit words that UDP sends along with a packet.
-  static uint32_t ChecksumOf(std::span<const uint8_t> packet) {
-    uint32_t sum = 0;
-    for (size_t i = 0; i < packet.size(); ++i) sum += i % 2 == 0 ? uint32_t{packet[i]} << 8 : packet[i];
-    while (sum > 0xFFFF) sum = (sum & 0xFFFF) + (sum >> 16);
-    return sum;
-  }
-
   // Where the receiver's kernel drops it, it is lost as well if the checksum doesn't show the change: packets without
   // tags can't be told from true ones then, whatever a protocol does.
   void Flip(std::vector<uint8_t>& packet) {
-    const uint32_t checksum = ChecksumOf(packet);
     for (int64_t bits = 1 + Below(8); bits > 0; --bits) {
       packet[static_cast<size_t>(Below(static_cast<int64_t>(packet.size())))] ^= uint8_t(1u << Below(8));
     }
     ++flipped_;
-    unnoticed_ += ChecksumOf(packet) == checksum;
   }
 
   std::mt19937_64 random_;
   const Faults faults_;
   uint64_t flipped_ = 0;
-  uint64_t unnoticed_ = 0;
   int64_t now_us_ = 0;
   uint64_t event_number_ = 0;
   std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;

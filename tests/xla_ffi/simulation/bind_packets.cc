@@ -191,6 +191,17 @@ NB_MODULE(_simulation, m) {
             return nb::make_tuple(held.empty, held.sequence, held.bitmap, held.complete);
           },
           "switch"_a, "slot"_a, "version"_a)
+      .def(
+          "stats",
+          [](const Packets& self, uint32_t number) {
+            nb::dict counts;
+            for (int i = 0; i < kVerdictCount; ++i) {
+              const auto verdict = static_cast<Verdict>(i);
+              counts[Name(verdict)] = self.Count(number, verdict);
+            }
+            return counts;
+          },
+          "switch"_a)
       .def("job_count", &Packets::job_count, "switch"_a)
       .def(
           "add_site",
@@ -224,8 +235,7 @@ NB_MODULE(_simulation, m) {
       .def_prop_ro("flipped", &Packets::flipped)
       .def_prop_ro("forged", &Packets::forged)
       .def_prop_ro("sums_right", &Packets::sums_right)
-      .def_prop_ro("sums_failed", &Packets::sums_failed)
-      .def("count", [](const Packets& self, int verdict) { return self.Count(static_cast<Verdict>(verdict)); });
+      .def_prop_ro("sums_failed", &Packets::sums_failed);
 }
 
 }  // namespace passing::simulation

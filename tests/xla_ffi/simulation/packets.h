@@ -182,6 +182,7 @@ class Packets {
   SlotVersion VersionOf(uint32_t number, uint32_t slot, uint8_t version) const {
     return switches_.at(number).pool->VersionOf(slot, version);
   }
+  uint64_t Count(uint32_t number, Verdict verdict) const { return switches_.at(number).pool->Count(verdict); }
   size_t job_count(uint32_t number) const { return switches_.at(number).routes.size(); }
 
   // Hosts.
@@ -263,11 +264,6 @@ class Packets {
   uint64_t sums_right() const { return sums_right_; }
   uint64_t sums_failed() const { return sums_failed_; }
   uint64_t flipped() const { return network_.flipped(); }
-  uint64_t Count(Verdict verdict) const {
-    uint64_t sum = 0;
-    for (const auto& [number, one] : switches_) sum += one.pool->Count(verdict);
-    return sum;
-  }
 
  private:
   // A failure may come later than the deadline by what a host takes to notice it.
