@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "support")]
 
-from simulation import plants, runner  # noqa: E402
+from simulation import plants, runner, training  # noqa: E402
 from simulation.plan import decode, encode, from_seed  # noqa: E402
 from simulation.shrink import shrink  # noqa: E402
 
@@ -47,10 +47,14 @@ def replays_exactly(seed: int) -> bool:
     return traces[0] == traces[1]
 
 
+def ends(outcome: runner.Outcome) -> str:
+    counts = sorted(outcome.counts.items())
+    return ", ".join(f"{kind.removeprefix('end: ')} {count}" for kind, count in counts if kind.startswith("end: "))
+
+
 def report(outcome: runner.Outcome, processes: int, shrinks: bool) -> None:
     counts, seconds = outcome.counts, outcome.seconds
-    ends = ", ".join(f"{kind[5:]} {count}" for kind, count in sorted(counts.items()) if kind.startswith("end: "))
-    print(f"sessions that ended: {ends}")
+    print(f"sessions that ended: {ends(outcome)}")
     print(f"{counts['sums']} sums right, {counts['sums that failed']} failed by name")
     print(f"{counts['forged']} packets of strangers and {counts['flipped']} with flipped bits")
     print(
@@ -65,6 +69,18 @@ def report(outcome: runner.Outcome, processes: int, shrinks: bool) -> None:
 
 def tell(seed: int, wrong: str) -> None:
     print(f"FAILED: seed {seed}: {wrong}\n  replay: python tests/simulate.py --seed {seed}", flush=True)
+
+
+def train(seeds: range, processes: int) -> bool:
+    """Elastic trainings in storms; whether one of them failed."""
+    outcome = runner.run_all(seeds, processes, on_wrong=tell_of_training, stop_after=FOUND_MAX, attempt=training.attempt)
+    print(f"hosts of elastic trainings that ended: {ends(outcome)}")
+    print(f"{outcome.seeds} trainings of {outcome.counts['steps']} steps, {len(outcome.wrong)} wrong, {outcome.seconds:.0f} s")
+    return bool(outcome.wrong)
+
+
+def tell_of_training(seed: int, wrong: str) -> None:
+    print(f"FAILED: elastic training {seed}: {wrong}\n  replay: python tests/simulate.py --elastic --seed {seed}")
 
 
 def find_plants(build: Path, seeds: int, processes: int) -> list[str]:
@@ -84,6 +100,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one alone, in this process")
+    parser.add_argument("--elastic", action="store_true", help="trainings whose hosts meet again, in place of clusters")
     parser.add_argument("--plan", help="a plan as it was printed, in this process")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
     parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="look for each planted bug in so many")
@@ -92,6 +109,9 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
     args = parser.parse_args()
     sys.path.append(str(args.build))
+    if args.elastic:
+        seeds = range(args.first, args.first + args.seeds) if args.seed is None else range(args.seed, args.seed + 1)
+        return train(seeds, args.processes)
     if args.seed is not None or args.plan is not None:
         replay(from_seed(args.seed) if args.plan is None else decode(args.plan), args.verbose)
         return 0

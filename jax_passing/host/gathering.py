@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -34,11 +34,22 @@ def places_of(settings: Settings) -> list[Place]:
     return [settings.switch, *((address,) for address in settings.standby)]
 
 
+def is_aside(place: int, places: Sequence[int], reached: Mapping[int, bool]) -> bool | None:
+    """Whether a host that waits at `place` waits at one that goes before it, too; None: it isn't known yet.
+
+    Args:
+      reached: by place, once it was tried.
+    """
+    before = [reached.get(other) for other in places if other < place]
+    return None if None in before else any(before)
+
+
 class Gathering:
     """Of one session: its seat, and what it knows of the last meeting.
 
     Attributes:
       places: where hosts may meet, in the order in which they would rather do so.
+      last: what was agreed on at the last meeting.
     """
 
     def __init__(self, settings: Settings, key: bytes | None = None, instance: str = INSTANCE):
@@ -48,7 +59,7 @@ class Gathering:
         self._instance, self._key = instance, key
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
-        self._last: messages.Gathered | None = None
+        self.last: messages.Gathered | None = None
 
     def meet(
         self, places: Sequence[int], step: int | None, lost: Sequence[int], until: float
@@ -69,7 +80,7 @@ class Gathering:
             self.close()
         place, connection, gathered = _Attempt(self, places, step, lost, until).outcome()
         self.close()
-        self._seat, self._last = (place, connection), gathered
+        self._seat, self.last = (place, connection), gathered
         log.info("met %d hosts of job %s: rank %d", gathered.world_size, self._settings.job, gathered.rank)
         return place, gathered
 
@@ -92,7 +103,8 @@ class Gathering:
         return connection
 
     def gather(self, place: int, step: int | None, lost: Sequence[int], left_s: float, aside: bool) -> messages.Gather:
-        settings, last = self._settings, self._last
+        """What this host says at a place: it needs no connection, as simulated hosts say the same."""
+        settings, last = self._settings, self.last
         size = settings.world_size if last is None else last.world_size
         # Of two places only one can have so many of the hosts: half of them are enough where they are to meet first.
         quorum = 0 if len(self.places) == 1 else (size + 1) // 2 if place == 0 else size // 2 + 1
@@ -200,7 +212,7 @@ class _Attempt:
     def _converse(self, place: int, connection: ControlConnection) -> messages.Gathered | None:
         told: bool | None = None
         while not self._is_over.is_set():
-            aside = self._is_aside(place)
+            aside = is_aside(place, self._places, self._reached)
             now = time.monotonic()
             if aside is not None and aside != told:
                 connection.send(self._gathering.gather(place, self._step, self._lost, self._until - now, aside))
@@ -221,8 +233,3 @@ class _Attempt:
                         f"the switch answered {type(answer).__name__} to a host that wants to meet"
                     )
         return None
-
-    def _is_aside(self, place: int) -> bool | None:
-        """Whether this host waits at a place that goes before this one, too; None: it isn't known yet."""
-        before = [self._reached.get(other) for other in self._places if other < place]
-        return None if None in before else any(before)

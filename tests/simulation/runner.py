@@ -11,22 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from simulation.plan import Plan, from_seed
+from simulation.plan import Plan, decode, encode, from_seed
+from simulation.world import ViolationError
 
 SEED_MAX_S = 60  # of a processor; most take some milliseconds
 
 
-def attempt(plan: Plan) -> tuple[str, dict]:
-    """What is wrong, if anything, and what was counted."""
-    from simulation.cluster import Cluster, ViolationError  # loads _simulation: a planted one, perhaps
+def what_was_raised(error: Exception) -> str:
+    text = "".join(traceback.format_exception(error)[-4:]) if not isinstance(error, ViolationError) else ""
+    return f"{type(error).__name__}: {error}\n{text}".strip()
 
-    cluster = Cluster(plan)
+
+def attempt(question: int | str) -> tuple[str, dict]:
+    """What is wrong with a cluster, of a seed or a plan as text, if anything, and what was counted."""
+    from simulation.cluster import Cluster  # loads _simulation: a planted one, perhaps
+
+    cluster = Cluster(from_seed(question) if isinstance(question, int) else decode(question))
     wrong = ""
     try:
         cluster.run()
     except Exception as error:
-        text = "".join(traceback.format_exception(error)[-4:]) if not isinstance(error, ViolationError) else ""
-        wrong = f"{type(error).__name__}: {error}\n{text}".strip()
+        wrong = what_was_raised(error)
     packets = cluster.world.packets
     counts = {"packets": packets.packets, "forged": packets.forged, "flipped": packets.flipped}
     counts |= {"sums": packets.sums_right, "sums that failed": packets.sums_failed}
@@ -50,11 +55,12 @@ def run_all(
     prepare: Callable[[], None] = lambda: None,
     on_wrong: Callable[[int, str], None] = lambda seed, wrong: None,
     stop_after: int | None = None,
+    attempt: Callable[[int], tuple[str, dict]] = attempt,
 ) -> Outcome:
     """`prepare` is called first in each process. After `stop_after` findings no more is begun."""
     began = time.monotonic()
     rest, outcome = iter(seeds), Outcome()
-    workers = [_Worker(prepare) for _ in range(processes)]
+    workers = [_Worker(prepare, attempt) for _ in range(processes)]
     busy = {}
     while workers or busy:
         for worker in list(workers):
@@ -73,7 +79,7 @@ def run_all(
             if wrong:
                 outcome.wrong[seed] = wrong
                 on_wrong(seed, wrong)
-            workers.append(worker if worker.is_alive else _Worker(prepare))
+            workers.append(worker if worker.is_alive else _Worker(prepare, attempt))
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -83,9 +89,9 @@ def _readable(descriptors):
 
 
 class _Worker:
-    """A forked process that runs one seed, or plan, after the other."""
+    """A forked process that attempts one seed, or plan, after the other."""
 
-    def __init__(self, prepare):
+    def __init__(self, prepare, attempt):
         sys.stdout.flush()
         reads_questions, self._asks = os.pipe()
         self.reads, answers = os.pipe()
@@ -102,8 +108,7 @@ class _Worker:
                 question = json.loads(line)
                 if question is None:
                     break
-                plan = from_seed(question) if isinstance(question, int) else _plan(question)
-                os.write(answers, json.dumps(attempt(plan)).encode() + b"\n")
+                os.write(answers, json.dumps(attempt(question)).encode() + b"\n")
             os._exit(0)
         os.close(reads_questions)
         os.close(answers)
@@ -132,17 +137,9 @@ class _Worker:
         os.waitpid(self._pid, 0)
 
 
-def _plan(text):
-    from simulation.plan import decode
-
-    return decode(text)
-
-
 def what_is_wrong(plan: Plan, prepare: Callable[[], None] = lambda: None) -> str:
     """In a process of its own."""
-    from simulation.plan import encode
-
-    worker = _Worker(prepare)
+    worker = _Worker(prepare, attempt)
     worker.begin(encode(plan))
     wrong, _ = worker.answer()
     if worker.is_alive:

@@ -191,10 +191,11 @@ class SimulatedSwitch(Process):
         left = {
             "epochs": len(plane._jobs.epochs()),
             "jobs of the data plane": len(self.data_plane.running),
-            "jobs of the slot pool": self.world.packets.job_count(self.data_plane.number),
             "reserved slots": len(plane._jobs.starts._partition._ranges),
+            "meetings": len(plane._meetings._meetings),
             "questions": len(plane._questions.pending),
             "connections": len(self.streams),
+            "connections in the quota": plane._quota._count.total(),
             "timers beside the watch": len(self.timers) - 1,
         }
         return [f"{self.machine.host}: {count} {what}" for what, count in left.items() if count]

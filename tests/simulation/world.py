@@ -19,21 +19,6 @@ class ViolationError(AssertionError):
     """Of what must hold whatever happens."""
 
 
-class NoPackets:
-    """A clock, in place of the packets, where control planes and hosts alone are simulated."""
-
-    def __init__(self):
-        self.now_us = 0
-
-    def run(self, until_us):
-        self.now_us = until_us
-        return []
-
-    def pause(self, machine, until_us): ...
-
-    def block(self, from_machine, to_machine, until_us): ...
-
-
 class World:
     """`packets`: also the clock. `line_delay_s`: of a line on a connection, at most. `stuck`: share of lines that take
     seconds.

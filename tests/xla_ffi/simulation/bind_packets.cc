@@ -202,7 +202,6 @@ NB_MODULE(_simulation, m) {
             return counts;
           },
           "switch"_a)
-      .def("job_count", &Packets::job_count, "switch"_a)
       .def(
           "add_site",
           [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count,

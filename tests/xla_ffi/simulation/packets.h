@@ -183,7 +183,6 @@ class Packets {
     return switches_.at(number).pool->VersionOf(slot, version);
   }
   uint64_t Count(uint32_t number, Verdict verdict) const { return switches_.at(number).pool->Count(verdict); }
-  size_t job_count(uint32_t number) const { return switches_.at(number).routes.size(); }
 
   // Hosts.
 

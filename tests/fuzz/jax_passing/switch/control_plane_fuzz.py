@@ -6,7 +6,7 @@ The input is operations of a few bytes each: somebody connects, says something, 
 
 import logging
 
-from packetless_switch import packetless_switch, packetless_world
+from simulation.packetless import packetless_switch, packetless_world
 from simulation.world import Machine, Process, World
 
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S

@@ -4,17 +4,22 @@ A sum is complete when all members of an epoch have given their part; each of th
 failure before. What a host has computed is a chain of hashes: equal only if the same steps were taken by as many hosts.
 """
 
-from packetless_switch import packetless_switch, packetless_world
-from simulation.switches import LEASE_S
-from simulation.world import Deaf, Machine, Process
+from collections import Counter
 
+from simulation.packetless import packetless_switch, packetless_world
+from simulation.runner import what_was_raised
+from simulation.switches import LEASE_S
+from simulation.world import Deaf, Machine, Process, ViolationError
+
+from jax_passing.config import Settings
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
+from jax_passing.host.gathering import RETRY_S, Gathering, is_aside
 from jax_passing.protocol import control_messages as messages
 
 STEPS = 12
 STRAGGLES_MAX_S = 30.0
 DEADLINE_S = 60.0
-RETRY_S = 0.25
+LIMIT_S = 1200.0
 
 
 class Conversation:
@@ -90,7 +95,7 @@ class Control(Conversation):
                         protocol_version=messages.PROTOCOL_VERSION,
                         job="training",
                         rank=host.rank,
-                        world_size=host.world_size,
+                        world_size=host.met.world_size,
                         switches=(instance,),
                         udp_port=1000 + host.number,
                         instance=host.name,
@@ -119,13 +124,27 @@ class Host:
     """One process. `end`: why it is over; None until then."""
 
     def __init__(self, training, number, rank):
-        self.training, self.world, self.number, self.rank = training, training.world, number, rank
+        self.training, self.world, self.number = training, training.world, number
         self.process, self.name = Process(self.world, Machine(self.world, f"10.1.0.{number}")), f"process {number}"
-        self.world_size, self.meeting, self.survivors, self.lost = training.wanted, 0, 0, ()
+        first, *standby = (switch.address for switch in training.switches)
+        settings = Settings(
+            switch=(first,),
+            standby=tuple(standby),
+            job="training",
+            rank=rank,
+            world_size=training.wanted,
+            world_size_min=training.least,
+        )
+        self.gathering, self.rank, self.lost = Gathering(settings, self.name), rank, ()
         self.step, self.value, self.before = None, None, None
         self.seats, self.reached, self.control = {}, {}, None
         self.phase, self.end, self.epoch = "new", None, None
         self.meet()
+
+    @property
+    def met(self):
+        """What was agreed on at the last meeting; None before the first."""
+        return self.gathering.last
 
     # Time.
 
@@ -171,31 +190,12 @@ class Host:
         if self.phase != "meeting":
             return
         for place, seat in list(self.seats.items()):
-            before = [self.reached.get(other) for other in range(place)]
-            aside = None if None in before else any(before)
+            aside = is_aside(place, range(place), self.reached)
             if not self.reached.get(place) or aside is None or seat.told == aside:
                 continue
             seat.told = aside
-            size, places = self.world_size, len(self.training.switches)
-            quorum = 0 if places == 1 else (size + 1) // 2 if place == 0 else size // 2 + 1
-            left_s = max(0.1, self.until - self.world.now())
-            seat.send(
-                messages.Gather(
-                    protocol_version=messages.PROTOCOL_VERSION,
-                    job="training",
-                    instance=self.name,
-                    rank=self.rank,
-                    world_size=self.training.wanted,
-                    world_size_min=self.training.least,
-                    deadline_s=left_s,
-                    wait_s=0.0 if self.meeting else left_s,
-                    step=self.step,
-                    meeting=self.meeting,
-                    hosts=size - len({*self.lost} - {self.rank}) if self.meeting else 0,
-                    quorum=quorum,
-                    aside=aside,
-                )
-            )
+            left_s = self.until - self.world.now()
+            seat.send(self.gathering.gather(place, self.step, self.lost, left_s, aside))
 
     def on_refused_seat(self, seat, text):
         self.seats.pop(seat.place, None)
@@ -214,11 +214,10 @@ class Host:
         if self.control is not None:
             self.control.drop()
         self.phase = "joining"
-        self.meeting, self.rank, self.world_size = gathered.meeting, gathered.rank, gathered.world_size
-        self.survivors, self.lost, self.agreed = gathered.survivors, (), gathered.step
-        assert self.world_size >= self.training.least
-        if self.rank < self.survivors:
-            assert self.agreed <= self.step <= self.agreed + 1, "more than one step is lost"
+        self.gathering.last, self.rank, self.lost = gathered, gathered.rank, ()
+        assert gathered.world_size >= self.training.least
+        if gathered.rank < gathered.survivors:
+            assert gathered.step <= self.step <= gathered.step + 1, "more than one step is lost"
         else:
             self.step = None
         self.control = Control(self, seat.place)
@@ -227,11 +226,11 @@ class Host:
 
     def on_welcome(self, control, number):
         self.phase = "running"
-        if self.step is not None and self.step != self.agreed:
+        if self.step is not None and self.step != self.met.step:
             self.step, self.value = self.before  # it was one step ahead
         self.epoch = (control.switch, number)
         self.beat(control)
-        if self.survivors < self.world_size:
+        if self.met.survivors < self.met.world_size:
             state = (0, 0) if self.step is None else (self.step, self.value)
             self.training.give(self, "share", state, self.on_share)
         else:
@@ -244,7 +243,7 @@ class Host:
 
     def on_share(self, parts):
         self.step, self.value = parts[0]
-        assert self.agreed in (None, self.step)
+        assert self.met.step in (None, self.step)
         self.compute()
 
     def compute(self):
@@ -304,7 +303,7 @@ class Training:
         """A host's part of one sum of its epoch."""
         members = self._sums.setdefault((host.epoch, step), {})
         members[host.rank] = (host, part, done)
-        if len(members) < host.world_size:
+        if len(members) < host.met.world_size:
             return
         parts = {rank: given for rank, (_, given, _) in sorted(members.items())}
         for one, _, then in members.values():
@@ -325,9 +324,55 @@ class Training:
     def alive(self):
         return [host for host in self.hosts if host.end is None]
 
-    def run(self, limit_s):
-        return self.run_until(lambda: len(self.hosts) >= self.wanted and not self.alive(), limit_s)
+    def run(self):
+        """To its end. Raises ViolationError."""
+        if not self.run_until(lambda: len(self.hosts) >= self.wanted and not self.alive(), LIMIT_S):
+            hang = [(host.number, host.phase, host.step) for host in self.alive()]
+            raise ViolationError(f"these hosts hang: {hang}")
+        self.run_until(lambda: False, 2.5 * DEADLINE_S)  # one that was started too late is alone
+        for switch in self.switches:
+            if switch.process is not None and (left := switch.process.leftovers()):
+                raise ViolationError(f"left at the end: {', '.join(left)}")
 
     def run_until(self, is_over, limit_s):
         """Returns whether it is over, within so long."""
         return self.world.run(is_over, self.world.now() + limit_s)
+
+
+def storm(seed):
+    """Anything at any time. Hosts that are lost are started again, some of them."""
+    training = Training(seed, hosts=2 + seed % 3, least=1 + seed % 2, standby=seed % 4 == 0, straggling=0.01)
+    random = training.world.random
+    for _ in range(random.randint(1, 5)):
+        training.world.call_later(random.uniform(0, 20.0), lambda: strike(training))
+    return training
+
+
+def strike(training):
+    random, alive = training.world.random, training.alive()
+    if not alive:
+        return
+    host, what = random.choice(alive), random.random()
+    if what < 0.5:
+        host.die()
+        if random.random() < 0.8:
+            training.world.call_later(random.uniform(0, 5.0), lambda: training.start(host.rank))
+    elif what < 0.7:
+        host.stop(random.uniform(0.01, STRAGGLES_MAX_S))
+    elif what < 0.85:
+        switch = random.choice(training.switches)
+        switch.go_down()
+        training.world.call_later(random.uniform(0, 5.0), switch.begin)
+    else:
+        training.cut(host, random.randrange(len(training.switches)), random.uniform(0.1, 10.0))
+
+
+def attempt(seed: int) -> tuple[str, dict]:
+    """What is wrong with a training in a storm, if anything, and what was counted."""
+    training, wrong = storm(seed), ""
+    try:
+        training.run()
+    except Exception as error:
+        wrong = what_was_raised(error)
+    ends = Counter(f"end: {(host.end or 'hangs').partition(':')[0]}" for host in training.hosts)
+    return wrong, {"steps": sum(host.step or 0 for host in training.hosts), "lines": training.world.lines, **ends}

@@ -1,12 +1,28 @@
-"""Simulated control planes (tests/simulation) in front of data planes that only record what they are asked."""
+"""A world without packets: control planes in front of data planes that only record what they are asked. It needs nothing
+but what is installed."""
 
 from control import RecordingDataPlane
 from simulation.switches import SwitchMachine
-from simulation.world import NoPackets, World
+from simulation.world import World
 
 from jax_passing.switch.data_plane import Group
 
 LINE_DELAY_S = 0.2  # there is nothing faster here that would have to wait for it
+
+
+class NoPackets:
+    """A clock, in place of the packets, where control planes and hosts alone are simulated."""
+
+    def __init__(self):
+        self.now_us = 0
+
+    def run(self, until_us):
+        self.now_us = until_us
+        return []
+
+    def pause(self, machine, until_us): ...
+
+    def block(self, from_machine, to_machine, until_us): ...
 
 
 class PacketlessDataPlane(RecordingDataPlane):
