@@ -5,7 +5,9 @@ printed with the command that replays it, and shrunk. `--build` is where CMake h
 """
 
 import argparse
+import gc
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -13,12 +15,13 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "support")]
 
 from simulation import plants, runner, training  # noqa: E402
-from simulation.plan import decode, encode, from_seed  # noqa: E402
+from simulation.plan import decode, encode, from_seed, life_from_seed  # noqa: E402
 from simulation.shrink import shrink  # noqa: E402
 
 FOUND_MAX = 20  # of them; no more seeds then
 SHRUNK_MAX = 3
 REPLAYED = 20  # seeds
+GROWTH_MAX = 1.02  # of memory, from the first half of a life to the second
 
 
 def replay(plan, verbose: bool) -> None:
@@ -79,6 +82,32 @@ def train(seeds: range, processes: int) -> bool:
     return bool(outcome.wrong)
 
 
+def live(seed: int, hours: int) -> bool:
+    """Prints what became of each hour of one cluster's life; whether memory grew. Raises what is wrong."""
+    from simulation.cluster import live
+
+    memory_kb = []
+    for hour, cluster in enumerate(live(life_from_seed(seed, hours)), 1):
+        gc.collect()
+        memory_kb.append(resident_kb())
+        packets, sessions = cluster.world.packets, cluster.sessions()
+        well = sum(session.kind == "Bye" for session in sessions)
+        print(
+            f"hour {hour}: {len(cluster.plan.faults)} faults, {len(sessions)} sessions, {well} of them to their end; since "
+            f"the start {packets.sums_right} sums right, {packets.sums_failed} failed by name, {packets.packets} packets, "
+            f"{packets.forged} of strangers; nothing is left, {memory_kb[-1]} KB of memory",
+            flush=True,
+        )
+    early, late = (max(some) for some in (memory_kb[: hours // 2], memory_kb[hours // 2 :]))
+    print(f"memory: at most {early} KB in the first half, {late} KB in the second ({late / early - 1:+.1%})")
+    return late > GROWTH_MAX * early
+
+
+def resident_kb() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
 def tell_of_training(seed: int, wrong: str) -> None:
     print(f"FAILED: elastic training {seed}: {wrong}\n  replay: python tests/simulate.py --elastic --seed {seed}")
 
@@ -104,11 +133,14 @@ def main() -> int:
     parser.add_argument("--plan", help="a plan as it was printed, in this process")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
     parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="look for each planted bug in so many")
+    parser.add_argument("--hours", type=int, default=0, help="of the life of one cluster, with --seed; at least 2")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
     args = parser.parse_args()
     sys.path.append(str(args.build))
+    if args.hours:
+        return live(args.seed or 0, args.hours)
     if args.elastic:
         seeds = range(args.first, args.first + args.seeds) if args.seed is None else range(args.seed, args.seed + 1)
         return train(seeds, args.processes)

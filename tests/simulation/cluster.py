@@ -2,13 +2,14 @@
 
 import itertools
 import logging
+from collections.abc import Iterator
 
 import msgspec
 from _simulation import Faults, Packets
 
 from simulation import judge
 from simulation.hosts import HostMachine
-from simulation.plan import LIFE_S, Link, Plan
+from simulation.plan import HOUR_S, LIFE_S, Host, Link, Plan
 from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine, switch_key
 from simulation.world import ViolationError, World
 
@@ -62,6 +63,11 @@ class Cluster:
         self.switches = {}
         for one in plan.switches:
             self.switches[one.number] = self._switch_of(one)
+        self.begin(plan)
+
+    def begin(self, plan: Plan) -> None:
+        """Its jobs, hosts and faults, at switches that are here already."""
+        self.plan, self._began_s = plan, self.world.now()
         self._add_sites()
         self.hosts = {one.number: HostMachine(self, one, self._jobs[one.job]) for one in plan.hosts}
         self._hosts_left = len(self.hosts)
@@ -140,9 +146,8 @@ class Cluster:
 
     def run(self) -> None:
         """Raises ViolationError, or whatever the product raises that it shouldn't."""
-        tries = max((host.sessions + host.tries for host in self.plan.hosts), default=0)
-        limit_s = 2 * LIFE_S + tries * SESSION_MAX_S
-        if not self.world.run(lambda: self._hosts_left == 0, limit_s):
+        limit_s = max(map(_longest_s, self.plan.hosts), default=0.0)
+        if not self.world.run(lambda: self._hosts_left == 0, self._began_s + limit_s):
             waiting = [number for number, host in self.hosts.items() if not host.is_done]
             raise ViolationError(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
         for fault in judge.faults(self.plan, self.sessions()):
@@ -165,9 +170,29 @@ class Cluster:
         for machine in self.switches.values():
             left += [f"{machine.host} is down"] if machine.process is None else machine.process.leftovers()
         packets = self.world.packets
-        if packets.host_count:
-            left.append(f"{packets.host_count} hosts with packets")
-        return left
+        others = {
+            "hosts with packets": packets.host_count,
+            "sockets": packets.socket_count - len(self.switches),
+            "that hear of packets": len(self.world.on_event),
+        }
+        return left + [f"{count} {what}" for what, count in others.items() if count]
 
     def sessions(self) -> list[judge.SessionRecord]:
         return [record for host in self.hosts.values() for record in host.records]
+
+
+def _longest_s(host: Host) -> float:
+    if host.until_s is not None:
+        return host.until_s + 2 * SESSION_MAX_S
+    return 2 * LIFE_S + (host.sessions + host.tries) * SESSION_MAX_S
+
+
+def live(plans: list[Plan]) -> Iterator[Cluster]:
+    """One cluster, after each hour of its life, when nothing must be left of what was there."""
+    cluster = Cluster(plans[0])
+    for hour, plan in enumerate(plans):
+        if hour > 0:
+            cluster.begin(plan)
+        cluster.run()
+        cluster.world.run(lambda: False, (hour + 1) * HOUR_S)
+        yield cluster

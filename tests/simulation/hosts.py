@@ -404,6 +404,7 @@ class HostMachine(Machine):
         self.records: list[SessionRecord] = []
         self.is_done = False
         self._sessions_left, self._tries_left = plan.sessions, plan.tries
+        self._until_s = None if plan.until_s is None else self.world.now() + plan.until_s
         self.process = None
         self._dead = None
         self.world.call_later(plan.starts_s, self.begin)
@@ -422,7 +423,8 @@ class HostMachine(Machine):
         self.process.session = None
         self.records.append(record)
         self._sessions_left -= record.kind == "Bye"
-        if self._sessions_left == 0 or self._tries_left <= 0 or self.plan.does:
+        is_late = self._until_s is not None and self.world.now() >= self._until_s
+        if self._sessions_left == 0 or self._tries_left <= 0 or is_late or self.plan.does:
             self.finish()
         else:
             self.process.call_later(self.world.random.choice([0.0, 0.3]), self._init)

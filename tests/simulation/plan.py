@@ -15,6 +15,7 @@ KEY = 1
 
 LIFE_S = 3.0  # most of what happens does so by then
 RTO_US = 10_000  # the first one
+MANY_SESSIONS = 1_000_000
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,7 +77,8 @@ class Host(Struct):
     """A machine with one process at a time, which holds `sessions` sessions one after the other, and as many more as
     fail, up to `tries`.
 
-    `switches`: by shard. `does`: what nobody should do, if anything (hosts.py).
+    `switches`: by shard. `until_s`: when no more sessions begin, if not all were held by then. `does`: what nobody should
+    do, if anything (hosts.py).
     """
 
     number: int
@@ -86,6 +88,7 @@ class Host(Struct):
     starts_s: float = 0.0
     sessions: int = 1
     tries: int = 3
+    until_s: float | None = None
     does: str = ""
 
     @property
@@ -189,6 +192,38 @@ def from_seed(seed: int) -> Plan:
         first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
     )
     return random.choice([_open, _open, _open, _tagged, _tagged, _checked])(random, plan)
+
+
+HOUR_S = 3600.0
+
+
+def life_from_seed(seed: int, hours: int) -> list[Plan]:
+    """Of each hour of one cluster: its switches and links stay, with other jobs and hosts every hour, and faults at
+    random. All packets have tags, and strangers are there all the time."""
+    random = Random(f"life {seed}")
+    plan = from_seed(seed)
+    switches = tuple(replace(one, key=KEY, tags=True, whole_chunks=False) for one in plan.switches)
+    up, down = (replace(link, loss=0.01, flip=0.01, brings_flipped=True) for link in (plan.up, plan.down))
+    plan = replace(plan, switches=switches, up=up, down=down, forge=0.02, from_anywhere=True, stuck=0.0, refuses=0.0)
+    return [_hour(random, plan) for _ in range(hours)]
+
+
+def _hour(random: Random, plan: Plan) -> Plan:
+    """Sums are sparse: in most of the time hosts compute."""
+    jobs, hosts = [], []
+    for index in range(random.choice([1, 2, 3])):
+        job = replace(_job(random, f"job {random.getrandbits(32):x}"), executions=random.choice([10, 100]), thinks_s=2.0)
+        many = MANY_SESSIONS
+        for host in _hosts(random, job, list(plan.switches), len(hosts), is_gentle=True):
+            hosts.append(replace(host, sessions=many, tries=many, until_s=HOUR_S - 100))
+        jobs.append(job)
+    machines = [f"host {one.number}" for one in hosts] + [f"switch {one.number}" for one in plan.switches]
+    faults = []
+    for _ in range(random.choice([0, 30, 60])):
+        fault = _fault(random, machines, ["crash", "pause", "partition", "device"], is_gentle=False, runs_s=0.0)
+        at_s = round(random.uniform(0, HOUR_S - 200), 4)
+        faults.append(replace(fault, at_s=at_s, for_s=fault.for_s or 60.0))
+    return _with_stranger(random, replace(plan, jobs=tuple(jobs), hosts=tuple(hosts), faults=tuple(faults)))
 
 
 # Who is kept out, and how.

@@ -14,6 +14,7 @@ from simulation.world import Machine, Process, World
 
 PORT = 7171  # for connections and packets
 LEASE_S = 1.5
+EPOCHS_KNOWN_MAX = 1000  # some of them are over, but not all hosts know it yet
 
 
 def place(address: tuple[str, int]) -> tuple[int, int]:
@@ -57,7 +58,7 @@ class SimulatedDataPlane:
 
     Attributes:
       running: the jobs, by number.
-      incarnation_of: of each of them, and of those that were: hosts of one incarnation add up with each other.
+      incarnation_of: of each of them, and of those that were last: hosts of one incarnation add up with each other.
     """
 
     host, port, worker_limit = "", PORT, WORKERS_MAX
@@ -117,6 +118,8 @@ class SimulatedDataPlane:
         )
         self.running[job.job] = job
         self.incarnation_of[job.job, job.epoch] = self._incarnation(parent)
+        if len(self.incarnation_of) > EPOCHS_KNOWN_MAX:
+            del self.incarnation_of[next(iter(self.incarnation_of))]
 
     def remove_job(self, job):
         if job not in self.running:  # the device has lost it

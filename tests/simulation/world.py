@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import ssl
+from collections import deque
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
@@ -150,9 +151,9 @@ class Machine:
         self.host = host
         self.number = int(IPv4Address(host))
         self.paused_until_us = 0
-        self._blocked_until_us = {}  # by the other machine: of what goes there
+        self._blocked_until_us = {}  # by the other machine's number: of what goes there
         self._ports_used = set()
-        self._ports_free = []  # that were used before
+        self._ports_freed = deque(maxlen=16)
 
     def pause(self, for_s):
         self.paused_until_us = self.world.now_us + round(for_s * 1e6)
@@ -160,28 +161,26 @@ class Machine:
 
     def block(self, to, for_s):
         until_us = self.world.now_us + round(for_s * 1e6)
-        self._blocked_until_us[to] = until_us
+        self._blocked_until_us[to.number] = until_us
         self.world.packets.block(self.number, to.number, until_us)
 
     def blocked_us(self, to):
         """Until when nothing goes there."""
-        return self._blocked_until_us.get(to, 0)
+        return self._blocked_until_us.get(to.number, 0)
 
     def take_port(self):
         """Any that is free: perhaps one that an earlier process had."""
-        if self._ports_free and self.world.random.random() < 0.5:
-            port = self._ports_free.pop()
-        else:
-            port = next(port for port in iter(self._draw_port, None) if port not in self._ports_used)
+        port = next(port for port in iter(self._draw_port, None) if port not in self._ports_used)
         self._ports_used.add(port)
         return port
 
     def _draw_port(self):
-        return self.world.random.choice(EPHEMERAL_PORTS)
+        is_earlier = self._ports_freed and self.world.random.random() < 0.5
+        return self.world.random.choice(self._ports_freed if is_earlier else EPHEMERAL_PORTS)
 
     def free_port(self, port):
         self._ports_used.discard(port)
-        self._ports_free.append(port)
+        self._ports_freed.append(port)
 
 
 class Process:

@@ -251,7 +251,13 @@ class Packets {
   void RemoveHost(uint32_t number) {
     Host& host = hosts_.at(number);
     for (const uint32_t socket : host.sockets) Close(socket);
+    const uint32_t incarnation = host.incarnation;
     hosts_.erase(number);
+    const auto& ranks = incarnations_.at(incarnation);
+    if (std::any_of(ranks.begin(), ranks.end(), [this](uint32_t rank) { return hosts_.contains(rank); })) return;
+    // Nobody is left that has its results.
+    references_.erase(references_.lower_bound({incarnation, CallKey{}}),
+                      references_.lower_bound({incarnation + 1, CallKey{}}));
   }
 
   // What has become of it all.
