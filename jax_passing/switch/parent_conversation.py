@@ -118,6 +118,7 @@ class ParentConversation:
                 timer.cancel()
         for inquiry in list(self._inquiries):
             inquiry.cancel()
+        self.socket = None  # closed now, not when the garbage is collected, unless a job has taken it over
         if self._connection is not None:
             self._connection.close()
 
