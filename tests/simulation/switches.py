@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from ipaddress import IPv4Address
+from weakref import WeakValueDictionary
 
 from jax_passing.protocol.keys import KEY_BYTES
 from jax_passing.protocol.packet import WORKERS_MAX
@@ -36,6 +37,7 @@ class SimulatedSocket:
     def __init__(self, process: Process, address: tuple[str, int]):
         self._machine = process.machine
         self._packets = process.world.packets
+        self._is_closed = False
         self.port = self._machine.take_port()
         self.number = self._packets.open((self._machine.number, self.port), place(address))
 
@@ -49,8 +51,12 @@ class SimulatedSocket:
         self._packets.leave_group(self.number)
 
     def close(self):
-        self._packets.close(self.number)
-        self._machine.free_port(self.port)
+        if not self._is_closed:
+            self._is_closed = True
+            self._packets.close(self.number)
+            self._machine.free_port(self.port)
+
+    __del__ = close
 
 
 class SimulatedDataPlane:
@@ -80,15 +86,16 @@ class SimulatedDataPlane:
         )
         self.running = {}
         self.incarnation_of = {}
-        self._sockets = []
+        self._sockets = WeakValueDictionary()  # to parents, by number; one that nobody holds any more is closed
         self.lost = ""
 
     def group(self, job, own_address):
         return group_of(job, own_address, PORT) if self._multicast else None
 
     def socket_to(self, host, port):
-        self._sockets.append(SimulatedSocket(self._process, (host, port)))
-        return self._sockets[-1]
+        socket = SimulatedSocket(self._process, (host, port))
+        self._sockets[socket.number] = socket
+        return socket
 
     def probe(self, group, job, epoch, nonce):
         lanes = self.lanes_per_chunk
@@ -127,7 +134,6 @@ class SimulatedDataPlane:
         slots = self.running.pop(job)
         self._packets.remove_job(self.number, job)
         if slots.parent is not None:
-            self._sockets.remove(slots.parent.socket)
             slots.parent.socket.close()
 
     def stop_multicast(self, job):
@@ -158,7 +164,7 @@ class SimulatedDataPlane:
 
     def close(self):
         self._packets.remove_switch(self.number)
-        for socket in self._sockets:
+        for socket in list(self._sockets.values()):
             socket.close()
 
 
