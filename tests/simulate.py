@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "support")]
 
-from simulation import plants, runner, training  # noqa: E402
+from simulation import plants, runner  # noqa: E402
 from simulation.plan import decode, encode, from_seed, life_from_seed  # noqa: E402
 from simulation.shrink import shrink  # noqa: E402
 
@@ -76,25 +76,30 @@ def tell(seed: int, wrong: str) -> None:
 
 def train(seeds: range, processes: int) -> bool:
     """Elastic trainings in storms; whether one of them failed."""
-    outcome = runner.run_all(seeds, processes, on_wrong=tell_of_training, stop_after=FOUND_MAX, attempt=training.attempt)
+    from simulation import training
+
+    outcome = runner.run_all(
+        seeds, processes, on_wrong=tell_of_training, stop_after=FOUND_MAX, attempt=training.attempt
+    )
     print(f"hosts of elastic trainings that ended: {ends(outcome)}")
-    print(f"{outcome.seeds} trainings of {outcome.counts['steps']} steps, {len(outcome.wrong)} wrong, {outcome.seconds:.0f} s")
+    counts = f"{outcome.seeds} trainings, {outcome.counts['steps']} steps, {outcome.counts['lines']} control messages"
+    print(f"{counts}, {len(outcome.wrong)} wrong, {outcome.seconds:.0f} s")
     return bool(outcome.wrong)
 
 
 def live(seed: int, hours: int) -> bool:
     """Prints what became of each hour of one cluster's life; whether memory grew. Raises what is wrong."""
-    from simulation.cluster import live
+    from simulation.cluster import hours_of
 
     memory_kb = []
-    for hour, cluster in enumerate(live(life_from_seed(seed, hours)), 1):
+    for hour, cluster in enumerate(hours_of(life_from_seed(seed, hours)), 1):
         gc.collect()
         memory_kb.append(resident_kb())
         packets, sessions = cluster.world.packets, cluster.sessions()
         well = sum(session.kind == "Bye" for session in sessions)
         print(
-            f"hour {hour}: {len(cluster.plan.faults)} faults, {len(sessions)} sessions, {well} of them to their end; since "
-            f"the start {packets.sums_right} sums right, {packets.sums_failed} failed by name, {packets.packets} packets, "
+            f"hour {hour}: {len(cluster.plan.faults)} faults, {len(sessions)} sessions, {well} of them to their end; "
+            f"in all {packets.sums_right} sums right, {packets.sums_failed} failed by name, {packets.packets} packets, "
             f"{packets.forged} of strangers; nothing is left, {memory_kb[-1]} KB of memory",
             flush=True,
         )

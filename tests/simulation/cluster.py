@@ -187,7 +187,7 @@ def _longest_s(host: Host) -> float:
     return 2 * LIFE_S + (host.sessions + host.tries) * SESSION_MAX_S
 
 
-def live(plans: list[Plan]) -> Iterator[Cluster]:
+def hours_of(plans: list[Plan]) -> Iterator[Cluster]:
     """One cluster, after each hour of its life, when nothing must be left of what was there."""
     cluster = Cluster(plans[0])
     for hour, plan in enumerate(plans):

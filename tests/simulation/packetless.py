@@ -1,11 +1,13 @@
-"""A world without packets: control planes in front of data planes that only record what they are asked. It needs nothing
-but what is installed."""
+"""A world without packets: control planes in front of data planes that only record what they are asked.
+
+It needs nothing but what is installed.
+"""
 
 from control import RecordingDataPlane
-from simulation.switches import SwitchMachine
-from simulation.world import World
 
 from jax_passing.switch.data_plane import Group
+from simulation.switches import SwitchMachine
+from simulation.world import World
 
 LINE_DELAY_S = 0.2  # there is nothing faster here that would have to wait for it
 

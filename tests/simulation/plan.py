@@ -15,7 +15,8 @@ KEY = 1
 
 LIFE_S = 3.0  # most of what happens does so by then
 RTO_US = 10_000  # the first one
-MANY_SESSIONS = 1_000_000
+HOUR_S = 3600.0
+MANY_SESSIONS = 1_000_000  # more than are held in an hour
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,8 +78,8 @@ class Host(Struct):
     """A machine with one process at a time, which holds `sessions` sessions one after the other, and as many more as
     fail, up to `tries`.
 
-    `switches`: by shard. `until_s`: when no more sessions begin, if not all were held by then. `does`: what nobody should
-    do, if anything (hosts.py).
+    `switches`: by shard. `until_s`: when no more sessions begin, if not all were held by then. `does`: what nobody
+    should do, if anything (hosts.py).
     """
 
     number: int
@@ -194,7 +195,7 @@ def from_seed(seed: int) -> Plan:
     return random.choice([_open, _open, _open, _tagged, _tagged, _checked])(random, plan)
 
 
-HOUR_S = 3600.0
+# A long life.
 
 
 def life_from_seed(seed: int, hours: int) -> list[Plan]:
@@ -211,12 +212,13 @@ def life_from_seed(seed: int, hours: int) -> list[Plan]:
 def _hour(random: Random, plan: Plan) -> Plan:
     """Sums are sparse: in most of the time hosts compute."""
     jobs, hosts = [], []
-    for index in range(random.choice([1, 2, 3])):
-        job = replace(_job(random, f"job {random.getrandbits(32):x}"), executions=random.choice([10, 100]), thinks_s=2.0)
-        many = MANY_SESSIONS
-        for host in _hosts(random, job, list(plan.switches), len(hosts), is_gentle=True):
-            hosts.append(replace(host, sessions=many, tries=many, until_s=HOUR_S - 100))
+    for _ in range(random.choice([1, 2, 3])):
+        job = _job(random, f"job {random.getrandbits(32):x}")
+        sites = tuple(replace(site, leaves=(1 + random.randrange(100),)) for site in job.sites)
+        job = replace(job, sites=sites, executions=random.choice([10, 100]), thinks_s=2.0)
         jobs.append(job)
+        for host in _hosts(random, job, list(plan.switches), len(hosts), is_gentle=True):
+            hosts.append(replace(host, sessions=MANY_SESSIONS, tries=MANY_SESSIONS, until_s=HOUR_S - 100))
     machines = [f"host {one.number}" for one in hosts] + [f"switch {one.number}" for one in plan.switches]
     faults = []
     for _ in range(random.choice([0, 30, 60])):

@@ -6,15 +6,14 @@ failure before. What a host has computed is a chain of hashes: equal only if the
 
 from collections import Counter
 
-from simulation.packetless import packetless_switch, packetless_world
-from simulation.runner import what_was_raised
-from simulation.switches import LEASE_S
-from simulation.world import Deaf, Machine, Process, ViolationError
-
 from jax_passing.config import Settings
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
 from jax_passing.host.gathering import RETRY_S, Gathering, is_aside
 from jax_passing.protocol import control_messages as messages
+from simulation.packetless import packetless_switch, packetless_world
+from simulation.runner import what_was_raised
+from simulation.switches import LEASE_S
+from simulation.world import Deaf, Machine, Process, ViolationError
 
 STEPS = 12
 STRAGGLES_MAX_S = 30.0
