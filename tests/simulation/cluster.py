@@ -146,13 +146,20 @@ class Cluster:
 
     def run(self) -> None:
         """Raises ViolationError, or whatever the product raises that it shouldn't."""
-        limit_s = max(map(_longest_s, self.plan.hosts), default=0.0)
+        limit_s = max((self._longest_s(host) for host in self.plan.hosts), default=0.0)
         if not self.world.run(lambda: self._hosts_left == 0, self._began_s + limit_s):
             waiting = [number for number, host in self.hosts.items() if not host.is_done]
             raise ViolationError(f"hosts {waiting} hang: at {limit_s:g} s they have neither results nor an error")
         for fault in judge.faults(self.plan, self.sessions()):
             raise ViolationError(fault)
         self._settle()
+
+    def _longest_s(self, host: Host) -> float:
+        job = self._jobs[host.job]
+        session_s = SESSION_MAX_S + job.executions * job.thinks_s
+        if host.until_s is not None:
+            return host.until_s + 2 * session_s
+        return 2 * LIFE_S + (host.sessions + host.tries) * session_s
 
     def _settle(self):
         until_s = self.world.now() + SETTLE_S
@@ -179,12 +186,6 @@ class Cluster:
 
     def sessions(self) -> list[judge.SessionRecord]:
         return [record for host in self.hosts.values() for record in host.records]
-
-
-def _longest_s(host: Host) -> float:
-    if host.until_s is not None:
-        return host.until_s + 2 * SESSION_MAX_S
-    return 2 * LIFE_S + (host.sessions + host.tries) * SESSION_MAX_S
 
 
 def hours_of(plans: list[Plan]) -> Iterator[Cluster]:

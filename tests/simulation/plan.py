@@ -210,15 +210,25 @@ def life_from_seed(seed: int, hours: int) -> list[Plan]:
 
 
 def _hour(random: Random, plan: Plan) -> Plan:
-    """Sums are sparse: in most of the time hosts compute."""
+    """Sums are sparse: hosts compute most of the time, and jobs last for a part of the hour."""
     jobs, hosts = [], []
     for _ in range(random.choice([1, 2, 3])):
         job = _job(random, f"job {random.getrandbits(32):x}")
         sites = tuple(replace(site, leaves=(1 + random.randrange(100),)) for site in job.sites)
         job = replace(job, sites=sites, executions=random.choice([10, 100]), thinks_s=2.0)
         jobs.append(job)
-        for host in _hosts(random, job, list(plan.switches), len(hosts), is_gentle=True):
-            hosts.append(replace(host, sessions=MANY_SESSIONS, tries=MANY_SESSIONS, until_s=HOUR_S - 100))
+        lasts_s = random.choice([100.0, 1000.0, 2500.0])
+        begins_s = round(random.uniform(0, HOUR_S - 500 - lasts_s), 4)
+        hosts += [
+            replace(
+                host,
+                starts_s=begins_s + host.starts_s,
+                until_s=begins_s + lasts_s,
+                sessions=MANY_SESSIONS,
+                tries=MANY_SESSIONS,
+            )
+            for host in _hosts(random, job, list(plan.switches), len(hosts), is_gentle=True)
+        ]
     machines = [f"host {one.number}" for one in hosts] + [f"switch {one.number}" for one in plan.switches]
     faults = []
     for _ in range(random.choice([0, 30, 60])):

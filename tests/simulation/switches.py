@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from ipaddress import IPv4Address
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from jax_passing.protocol.keys import KEY_BYTES
 from jax_passing.protocol.packet import WORKERS_MAX
@@ -37,9 +37,15 @@ class SimulatedSocket:
     def __init__(self, process: Process, address: tuple[str, int]):
         self._machine = process.machine
         self._packets = process.world.packets
-        self._is_closed = False
         self.port = self._machine.take_port()
         self.number = self._packets.open((self._machine.number, self.port), place(address))
+        self.close = finalize(self, self._close, self._machine, self._packets, self.number, self.port)
+        self.close.atexit = False
+
+    @staticmethod
+    def _close(machine, packets, number, port):
+        packets.close(number)
+        machine.free_port(port)
 
     def join_group(self, address, port, *, job, epoch, nonce):
         self._packets.join_group(self.number, place((address, port)), job=job, epoch=epoch, nonce=nonce)
@@ -49,14 +55,6 @@ class SimulatedSocket:
 
     def leave_group(self):
         self._packets.leave_group(self.number)
-
-    def close(self):
-        if not self._is_closed:
-            self._is_closed = True
-            self._packets.close(self.number)
-            self._machine.free_port(self.port)
-
-    __del__ = close
 
 
 class SimulatedDataPlane:
