@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--plan", help="a plan as it was printed, in this process")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
     parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="look for each planted bug in so many")
-    parser.add_argument("--hours", type=int, default=0, help="of one cluster's life, with --seed; from 12 on memory is flat")
+    parser.add_argument("--hours", type=int, default=0, help="of one cluster's life, with --seed; 12 at least")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
