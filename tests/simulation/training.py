@@ -134,7 +134,7 @@ class Host:
             world_size=training.wanted,
             world_size_min=training.least,
         )
-        self.gathering, self.rank, self.lost = Gathering(settings, self.name), rank, ()
+        self.gathering, self.rank, self.lost = Gathering(settings, instance=self.name), rank, ()
         self.step, self.value, self.before = None, None, None
         self.seats, self.reached, self.control = {}, {}, None
         self.phase, self.end, self.epoch = "new", None, None
