@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jax_passing.config import Settings
 from jax_passing.errors import HostLostError, NoSlotsError, SwitchLostError, SwitchUnreachableError
-from jax_passing.host.gathering import Gathering
+from jax_passing.host.meetings import Meetings
 from jax_passing.host.ranks import Ranks
 from jax_passing.protocol import keys
 
@@ -33,15 +33,15 @@ class Joining:
         # Once: a file that is replaced or removed later doesn't keep the session from joining again.
         self._key = keys.read_key(settings.key_file, keys.JOB)
         meets = bool(settings.standby) or settings.world_size_min is not None
-        self._gathering = Gathering(settings, self._key) if meets else None
+        self._meetings = Meetings(settings, self._key) if meets else None
 
     def join(self, step: int | None, lost: Sequence[int], former: Ranks | None) -> Joined:
-        """`step` and `lost` are those of `Gathering.meet`. `former`, the ranks before, end when the hosts have met.
+        """`step` and `lost` are those of `Meetings.meet`. `former`, the ranks before, end when the hosts have met.
 
-        Raises what Gathering.meet and Ranks raise.
+        Raises what Meetings.meet and Ranks raise.
         """
         try:
-            joined = self._join_alone() if self._gathering is None else self._join_met(step, lost, former)
+            joined = self._join_alone() if self._meetings is None else self._join_met(step, lost, former)
         except BaseException:
             self.close()
             raise
@@ -58,21 +58,21 @@ class Joining:
 
     def _join_met(self, step: int | None, lost: Sequence[int], former: Ranks | None) -> Joined:
         """Tries once more if a host or the switch is lost before all have joined."""
-        settings, gathering = self._settings, self._gathering
-        assert gathering is not None
+        settings, meetings = self._settings, self._meetings
+        assert meetings is not None
         rank, world_size, last_step, survivors = settings.rank, settings.world_size, None, 0
         until = time.monotonic() + settings.join_deadline_s
-        places = list(range(len(gathering.places)))
+        places = list(range(len(meetings.places)))
         while True:
-            place, gathered = gathering.meet(places, step, lost, until)
+            place, met = meetings.meet(places, step, lost, until)
             if former is not None:
                 former.close()
             if settings.world_size_min is not None:
-                rank, world_size = gathered.rank, gathered.world_size
-                last_step, survivors = gathered.step, gathered.survivors
+                rank, world_size = met.rank, met.world_size
+                last_step, survivors = met.step, met.survivors
                 if rank >= survivors:
                     step = None  # what it has is of another time
-            joined = dataclasses.replace(settings, switch=gathering.places[place], rank=rank, world_size=world_size)
+            joined = dataclasses.replace(settings, switch=meetings.places[place], rank=rank, world_size=world_size)
             try:
                 return Joined(self._ranks(joined), rank, world_size, last_step, survivors)
             except (NoSlotsError, SwitchUnreachableError) as error:
@@ -87,10 +87,10 @@ class Joining:
 
     def close(self) -> None:
         """Gives up the seat, if there is one."""
-        if self._gathering is not None:
-            self._gathering.close()
+        if self._meetings is not None:
+            self._meetings.close()
 
     def forget_in_child(self) -> None:
         """After a fork."""
-        if self._gathering is not None:
-            self._gathering.forget_in_child()
+        if self._meetings is not None:
+            self._meetings.forget_in_child()

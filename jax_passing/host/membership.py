@@ -12,7 +12,7 @@ import msgspec
 from jax_passing import _native, config
 from jax_passing.errors import Failure, JoinError, SwitchLostError
 from jax_passing.host import programs
-from jax_passing.host.gathering import INSTANCE
+from jax_passing.host.meetings import INSTANCE
 from jax_passing.host.shard import Shard, close_all, connect_all, join_all
 from jax_passing.host.stalls import StallReporter
 from jax_passing.protocol import alike, keys

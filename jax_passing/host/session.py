@@ -109,7 +109,7 @@ class Session:
     # Joining.
 
     def _join(self, step: int | None, lost: Sequence[int]) -> None:
-        """The arguments are those of `Gathering.meet`."""
+        """The arguments are those of `Meetings.meet`."""
         assert self._joining is not None
         ranks, self.rank, self.world_size, self.step, self.survivors = self._joining.join(step, lost, self._ranks)
         self.device_ranks = len(ranks.devices)

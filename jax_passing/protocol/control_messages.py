@@ -254,7 +254,7 @@ class Welcome(Message, frozen=True):
         return packet_key(self.contribution_secret), packet_key(self.result_secret)
 
 
-class Gather(Message, frozen=True):
+class Meet(Message, frozen=True):
     """Host, first, to the first of its switches, before it joins: I wait for the others to meet (docs/elastic.md).
 
     The connection is the host's seat in the job, and stays open until its session ends: whoever has a seat is waited
@@ -283,7 +283,7 @@ class Gather(Message, frozen=True):
     aside: bool = False
 
 
-class Gathered(Message, frozen=True):
+class Met(Message, frozen=True):
     """Switch, to all who meet: join as this rank of so many.
 
     `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
@@ -305,19 +305,19 @@ class Refused(Message, frozen=True, forbid_unknown_fields=False):
     rank: Rank | None = None
 
 
-class RackGather(Message, frozen=True):
+class RackMeet(Message, frozen=True):
     """A rack's switch, first, over one connection for all of its hosts that have seats in a job: the host in this one
-    says so. Without `gather` it has given the seat up, or is gone."""
+    says so. Without `said` it has given the seat up, or is gone."""
 
     seat: SeatId
-    gather: Gather | None = None
+    said: Meet | None = None
 
 
-class RackGathered(Message, frozen=True):
+class RackMet(Message, frozen=True):
     """Switch, to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
 
     seat: SeatId
-    answer: Gathered | Refused | None = None
+    answer: Met | Refused | None = None
 
 
 class Relay(Message, frozen=True):
@@ -422,7 +422,7 @@ class Failed(Message, frozen=True):
 FromHost = (
     Secure
     | Join
-    | Gather
+    | Meet
     | GroupReady
     | GroupHeard
     | GroupLost
@@ -433,23 +433,12 @@ FromHost = (
     | Leave
     | Fail
 )
-FromRack = RackJoin | RackGather | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
+FromRack = RackJoin | RackMeet | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
 FromSwitch = (
-    Hello
-    | Secured
-    | Gathered
-    | GroupOffer
-    | Welcome
-    | Refused
-    | Relay
-    | SlotState
-    | Counters
-    | Heartbeat
-    | Bye
-    | Failed
+    Hello | Secured | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
 )
-FromParent = FromSwitch | RackGathered | Prepare | Left | Ask | Answer
+FromParent = FromSwitch | RackMet | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_member = msgspec.json.Decoder(FromMember)

@@ -108,15 +108,15 @@ class Meeting:
 
     # What hosts do.
 
-    def wait(self, seat: HostSeat, gather: messages.Gather) -> None:
+    def wait(self, seat: HostSeat, said: messages.Meet) -> None:
         if seat not in self._seats:
             if len(self._seats) >= SEATS_MAX:
                 text = f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already."
                 self._refuse(seat.connection, self.job, text)
                 return
             self._seats.append(seat)
-        seat.gather, seat.since = gather, self._outside.now()
-        seat.instance, seat.rank = gather.instance, gather.rank
+        seat.said, seat.since = said, self._outside.now()
+        seat.instance, seat.rank = said.instance, said.rank
         for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
             self._seats.remove(other)  # the same process: it gave an old connection up
             other.connection.close()
@@ -125,7 +125,7 @@ class Meeting:
     def leave(self, seat: HostSeat) -> None:
         if seat in self._seats:
             self._seats.remove(seat)
-            self._is_incomplete |= seat.gather is None and seat.instance in self._met
+            self._is_incomplete |= seat.said is None and seat.instance in self._met
         if self._seats:
             self._look()
         else:
@@ -146,16 +146,16 @@ class Meeting:
         epoch = None if job is None else job.epoch
         if epoch is not None and epoch.state is not State.OVER:
             self._look_at(epoch)
-        elif waiting := [seat for seat in self._seats if seat.gather is not None]:
+        elif waiting := [seat for seat in self._seats if seat.said is not None]:
             self._hold(waiting, set() if job is None else job.lost)
         self._end_waits()
-        if self._seats and (self._is_incomplete or any(seat.gather is not None for seat in self._seats)):
+        if self._seats and (self._is_incomplete or any(seat.said is not None for seat in self._seats)):
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
     def _look_at(self, epoch: Epoch) -> None:
         """While an epoch forms or runs nobody can meet, so it may have to end."""
         if epoch.state is not State.RUNNING:
-            back = any(seat.gather is not None and seat.instance in self._met for seat in self._seats)
+            back = any(seat.said is not None and seat.instance in self._met for seat in self._seats)
             if (self._is_incomplete or back) and self._is_ours(epoch):
                 text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
                 self._jobs.refuse_all(epoch, text, HostLostError.__name__)
@@ -165,11 +165,11 @@ class Meeting:
             return
         inside = {join.instance for join in epoch.joined().values()}
         for seat in self._seats:
-            if seat.gather is None:
+            if seat.said is None:
                 continue
             if seat.instance in inside:
                 text = f"Rank {seat.rank} of {epoch} wants all hosts to meet again."
-            elif epoch.world_size < seat.gather.world_size:
+            elif epoch.world_size < seat.said.world_size:
                 text = f"A host at {seat.connection.host} wants to join {epoch}, which has {epoch.world_size} hosts."
             else:
                 continue  # there is no place for it until a host is lost
@@ -203,13 +203,13 @@ class Meeting:
     def _hang_up_on(self, lost: set[str]) -> None:
         """Hosts that fell silent lose their seats. Their connections may never end by themselves, and nobody is to wait
         for them when another host is lost. One that is alive after all comes back as a newcomer."""
-        for seat in [seat for seat in self._seats if seat.gather is None and seat.instance in lost]:
+        for seat in [seat for seat in self._seats if seat.said is None and seat.instance in lost]:
             self._seats.remove(seat)
             seat.connection.close()
 
     def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
         """Says, for people, who isn't here and must be waited for."""
-        away = [seat for seat in self._seats if seat.gather is None and seat.instance not in lost]
+        away = [seat for seat in self._seats if seat.said is None and seat.instance not in lost]
         absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
         if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
             hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
@@ -225,13 +225,13 @@ class Meeting:
         self._is_incomplete = False
         log.info("job %r: %d hosts have met, %d survivors, step %s", self.job, len(chosen), survivors, step)
         for rank, seat in enumerate(chosen):
-            seat.gather, seat.rank = None, rank
-            seat.connection.send(messages.Gathered(self._last, rank, len(chosen), survivors, step))
+            seat.said, seat.rank = None, rank
+            seat.connection.send(messages.Met(self._last, rank, len(chosen), survivors, step))
 
     def _end_waits(self) -> None:
         """Sends those away that have waited in vain for as long as they wanted."""
         now = self._outside.now()
-        late = [seat for seat in self._seats if seat.gather and now >= seat.since + seat.gather.deadline_s]
+        late = [seat for seat in self._seats if seat.said and now >= seat.since + seat.said.deadline_s]
         if not late:
             return
         text = self._why_not()
@@ -246,7 +246,7 @@ class Meeting:
         job = self._jobs.of(self.job)
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
-        waiting = [seat for seat in self._seats if seat.gather is not None]
+        waiting = [seat for seat in self._seats if seat.said is not None]
         parties = parties_of(waiting, self._last)
         least = max(parties.least, parties.quorum)
         here = names(sorted({seat.rank for seat in waiting}))

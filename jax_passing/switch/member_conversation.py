@@ -151,7 +151,7 @@ class MemberConversation:
         self._connection.send(messages.Secured())
         self._connection.secure(key)
 
-    def _check_key(self, join: messages.Join | messages.RackJoin | messages.Gather) -> None:
+    def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
         assert self._connection is not None
         job = join.job
@@ -180,8 +180,8 @@ class MemberConversation:
         if isinstance(join, messages.Secure):
             self._on_secure(join.job)
             return
-        if isinstance(join, messages.Gather | messages.RackGather):
-            self._on_gather(join)
+        if isinstance(join, messages.Meet | messages.RackMeet):
+            self._on_meet(join)
             return
         if not isinstance(join, messages.Join | messages.RackJoin):
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
@@ -198,22 +198,22 @@ class MemberConversation:
         if self._member.rack:
             self._expect_ranks()
 
-    def _on_gather(self, first: messages.Gather | messages.RackGather) -> None:
+    def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:
         assert self._connection is not None
         assert self._timer is not None
-        gather = first.gather if isinstance(first, messages.RackGather) else first
-        if gather is None:
+        said = first.said if isinstance(first, messages.RackMeet) else first
+        if said is None:
             raise msgspec.DecodeError("a seat is given up before there is any")
         try:
-            self._check_key(gather)
+            self._check_key(said)
         except RefusalError as refusal:
             self._counts["joins_refused"] += 1
-            self._turn_away(str(refusal), gather.job)
+            self._turn_away(str(refusal), said.job)
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
-        self._job = gather.job
-        self._seat = self._greeter.seat(gather.job, self._connection, is_racks=first is not gather)
+        self._job = said.job
+        self._seat = self._greeter.seat(said.job, self._connection, is_racks=first is not said)
         self._seat.hear(first)
 
     def _on_silence(self) -> None:

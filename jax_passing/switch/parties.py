@@ -43,7 +43,7 @@ def parties_of(waiting: list[HostSeat], last: int) -> Parties:
     """Sorts the hosts that wait. `last`: the number of the last meeting that was held here."""
     in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
     returned = [seat.asked for seat in in_order if seat.asked.meeting]
-    steps = [-1 if gather.step is None else gather.step for gather in returned]
+    steps = [-1 if said.step is None else said.step for said in returned]
     most = max(zip(steps, returned, strict=True), key=lambda one: (one[0], one[1].meeting == last), default=None)
     meeting = 0 if most is None else most[1].meeting
     back = [seat for seat in in_order if seat.asked.meeting == meeting != 0]

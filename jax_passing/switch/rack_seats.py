@@ -30,9 +30,9 @@ class SeatsOfRack:
         self._seats: dict[int, Seat] = {}
 
     def hear(self, message: messages.FromMember) -> None:
-        if not isinstance(message, messages.RackGather):
+        if not isinstance(message, messages.RackMeet):
             raise msgspec.DecodeError(f"{type(message).__name__} from a switch whose hosts meet others")
-        if message.gather is None:
+        if message.said is None:
             if message.seat in self._seats:
                 self._pop(message.seat).leave()
             return
@@ -41,14 +41,14 @@ class SeatsOfRack:
             to_host = _ThroughRack(self, message.seat, host, self._connection.own_name)
             if self._counts[host] >= quotas.RANKS_PER_ADDRESS:
                 why = f"{self._counts[host]} hosts have seats here through switches at {host}, as many as may be."
-                self._refuse(to_host, message.gather.job, why)
+                self._refuse(to_host, message.said.job, why)
                 return
             self._counts[host] += 1
             self._seats[message.seat] = self._new_seat(to_host)
-        self._seats[message.seat].hear(message.gather)
+        self._seats[message.seat].hear(message.said)
 
-    def send(self, seat: int, answer: messages.Gathered | messages.Refused | None) -> bool:
-        return self._connection.send(messages.RackGathered(seat, answer))
+    def send(self, seat: int, answer: messages.Met | messages.Refused | None) -> bool:
+        return self._connection.send(messages.RackMet(seat, answer))
 
     def close(self, seat: int) -> None:
         if seat in self._seats:
@@ -76,7 +76,7 @@ class _ThroughRack:
         self.host, self.own_name = host, own_name
 
     def send(self, message: messages.Message) -> bool:
-        assert isinstance(message, messages.Gathered | messages.Refused)
+        assert isinstance(message, messages.Met | messages.Refused)
         return self._seats.send(self._number, message)
 
     def close(self) -> None:

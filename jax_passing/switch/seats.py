@@ -43,7 +43,7 @@ class HostSeat:
     """The seat of a host, at the switch where hosts meet.
 
     Attributes:
-      gather: what the host said, while it waits.
+      said: what the host said, while it waits.
       since: when it began to wait.
       instance: tells the host's process from any other.
       rank: the one that the host said, or was told last.
@@ -53,7 +53,7 @@ class HostSeat:
         self,
         connection: ToHost,
         job: str,
-        wait: Callable[["HostSeat", messages.Gather], None],
+        wait: Callable[["HostSeat", messages.Meet], None],
         leave: Callable[["HostSeat"], None],
     ):
         """`wait`, `leave`: called when the host says that it waits, and when it is gone."""
@@ -61,27 +61,27 @@ class HostSeat:
         self._job = job
         self._wait = wait
         self._leave = leave
-        self.gather: messages.Gather | None = None
+        self.said: messages.Meet | None = None
         self.since = 0.0
         self.instance = ""
         self.rank = 0
 
     @property
-    def asked(self) -> messages.Gather:
+    def asked(self) -> messages.Meet:
         """What the host said. Only while it waits."""
-        assert self.gather is not None
-        return self.gather
+        assert self.said is not None
+        return self.said
 
     def hear(self, message: messages.FromMember) -> None:
-        self._wait(self, gather_of(self._job, message))
+        self._wait(self, meet_of(self._job, message))
 
     def leave(self) -> None:
         self._leave(self)
 
 
-def gather_of(job: str, message: messages.FromMember) -> messages.Gather:
+def meet_of(job: str, message: messages.FromMember) -> messages.Meet:
     """Checks what a host says that has a seat in this job. Raises msgspec.DecodeError if it makes no sense."""
-    if not isinstance(message, messages.Gather):
+    if not isinstance(message, messages.Meet):
         raise msgspec.DecodeError(f"{type(message).__name__} from a host that meets others")
     if message.job != job:
         raise msgspec.DecodeError("a seat is of one job")

@@ -11,7 +11,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.outside import Connection, Outside
 from jax_passing.switch.parent_greeting import ParentGreeting, problem_of
-from jax_passing.switch.seats import ToHost, gather_of
+from jax_passing.switch.seats import ToHost, meet_of
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -48,12 +48,12 @@ class SeatsAtParent:
         self._seats[number] = SeatAtParent(self, number, self._job, host)
         return self._seats[number]
 
-    def tell(self, number: int, gather: messages.Gather) -> None:
+    def tell(self, number: int, said: messages.Meet) -> None:
         """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
         all at once when it has."""
         if self._is_greeted and number in self._seats:
             assert self._connection is not None
-            self._connection.send(messages.RackGather(number, gather))
+            self._connection.send(messages.RackMeet(number, said))
 
     def leave(self, number: int) -> None:
         if self._seats.pop(number, None) is None:
@@ -62,7 +62,7 @@ class SeatsAtParent:
             self._end()
         elif self._is_greeted:
             assert self._connection is not None
-            self._connection.send(messages.RackGather(number, None))
+            self._connection.send(messages.RackMeet(number, None))
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
@@ -93,7 +93,7 @@ class SeatsAtParent:
             elif self._greeting.heard(line) is not None:
                 self._is_greeted = True
                 for number, seat in self._seats.items():
-                    self.tell(number, seat.gather)
+                    self.tell(number, seat.said)
         except RefusalError as refusal:
             self._refuse_all(str(refusal))
         except (OSError, msgspec.DecodeError) as error:
@@ -101,14 +101,14 @@ class SeatsAtParent:
 
     def _on_message(self, message: messages.FromParent) -> None:
         match message:
-            case messages.RackGathered(number, answer):
+            case messages.RackMet(number, answer):
                 self._on_answer(number, answer)
             case messages.Refused(kind, text) if is_kind(kind):
                 self._refuse_all(f"The switch at {self._parent} refuses the one at {self._own_name}: {text}", kind)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} for hosts that meet others")
 
-    def _on_answer(self, number: int, answer: messages.Gathered | messages.Refused | None) -> None:
+    def _on_answer(self, number: int, answer: messages.Met | messages.Refused | None) -> None:
         seat = self._seats.get(number)
         if seat is None:
             return  # it has left meanwhile
@@ -155,10 +155,10 @@ class SeatAtParent:
     """The seat of one host.
 
     Attributes:
-      gather: what the host said last.
+      said: what the host said last.
     """
 
-    gather: messages.Gather
+    said: messages.Meet
 
     def __init__(self, at_parent: SeatsAtParent, number: int, job: str, host: ToHost):
         self._at_parent = at_parent
@@ -167,8 +167,8 @@ class SeatAtParent:
         self.host = host
 
     def hear(self, message: messages.FromMember) -> None:
-        self.gather = gather_of(self._job, message)
-        self._at_parent.tell(self._number, self.gather)
+        self.said = meet_of(self._job, message)
+        self._at_parent.tell(self._number, self.said)
 
     def leave(self) -> None:
         self._at_parent.leave(self._number)

@@ -8,7 +8,7 @@ from collections import Counter
 
 from jax_passing.config import Settings
 from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
-from jax_passing.host.gathering import RETRY_S, Gathering, is_aside
+from jax_passing.host.meetings import RETRY_S, Meetings, is_aside
 from jax_passing.protocol import control_messages as messages
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.runner import what_was_raised
@@ -66,8 +66,8 @@ class Seat(Conversation):
             case messages.Hello():
                 self.host.reached[self.place] = True
                 self.host.tell_places()
-            case messages.Gathered():
-                self.host.on_gathered(self, message)
+            case messages.Met():
+                self.host.on_met(self, message)
             case messages.Refused(_, text):
                 self.drop()
                 self.host.on_refused_seat(self, text)
@@ -134,7 +134,7 @@ class Host:
             world_size=training.wanted,
             world_size_min=training.least,
         )
-        self.gathering, self.rank, self.lost = Gathering(settings, instance=self.name), rank, ()
+        self.meetings, self.rank, self.lost = Meetings(settings, instance=self.name), rank, ()
         self.step, self.value, self.before = None, None, None
         self.seats, self.reached, self.control = {}, {}, None
         self.phase, self.end, self.epoch = "new", None, None
@@ -143,7 +143,7 @@ class Host:
     @property
     def met(self):
         """What was agreed on at the last meeting; None before the first."""
-        return self.gathering.last
+        return self.meetings.last
 
     # Time.
 
@@ -194,7 +194,7 @@ class Host:
                 continue
             seat.told = aside
             left_s = self.until - self.world.now()
-            seat.send(self.gathering.gather(place, self.step, self.lost, left_s, aside))
+            seat.send(self.meetings.meet(place, self.step, self.lost, left_s, aside))
 
     def on_refused_seat(self, seat, text):
         self.seats.pop(seat.place, None)
@@ -203,7 +203,7 @@ class Host:
             self.end = f"refused: {text}"
             self.leave()
 
-    def on_gathered(self, seat, gathered):
+    def on_met(self, seat, met):
         if self.phase != "meeting":
             return
         for place, other in list(self.seats.items()):
@@ -213,10 +213,10 @@ class Host:
         if self.control is not None:
             self.control.drop()
         self.phase = "joining"
-        self.gathering.last, self.rank, self.lost = gathered, gathered.rank, ()
-        assert gathered.world_size >= self.training.least
-        if gathered.rank < gathered.survivors:
-            assert gathered.step <= self.step <= gathered.step + 1, "more than one step is lost"
+        self.meetings.last, self.rank, self.lost = met, met.rank, ()
+        assert met.world_size >= self.training.least
+        if met.rank < met.survivors:
+            assert met.step <= self.step <= met.step + 1, "more than one step is lost"
         else:
             self.step = None
         self.control = Control(self, seat.place)

@@ -17,7 +17,7 @@ import jax_passing
 from jax_passing.config import parse_address, parse_switches
 from jax_passing.errors import AuthenticationError, JoinError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect
-from jax_passing.host.gathering import Gathering
+from jax_passing.host.meetings import Meetings
 from jax_passing.host.membership import Membership
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
@@ -249,11 +249,11 @@ def test_tls_for_one_that_receives_and_several_that_send():
 
 def meet(switch, rank, key, world_size=2):
     settings = settings_of(switch, rank, world_size, world_size_min=world_size)
-    gathering = Gathering(settings, key, f"host {rank}")
+    meetings = Meetings(settings, key, f"host {rank}")
     try:
-        return gathering.meet([0], None, (), time.monotonic() + 20)[1]
+        return meetings.meet([0], None, (), time.monotonic() + 20)[1]
     finally:
-        gathering.close()
+        meetings.close()
 
 
 def test_hosts_meet_by_the_jobs_key_through_all_switches_of_a_tree(secured, keyring):
@@ -274,8 +274,8 @@ def test_nobody_meets_without_the_jobs_key(secured, keyring):
     stranger = socket.create_connection(parse_address(secured.address), timeout=10)
     with stranger, stranger.makefile("rb") as lines:
         lines.readline()
-        gather = messages.Gather(messages.PROTOCOL_VERSION, JOB, "i", 0, 1, 1, 10.0)
-        stranger.sendall(messages.encode(gather))
+        said = messages.Meet(messages.PROTOCOL_VERSION, JOB, "i", 0, 1, 1, 10.0)
+        stranger.sendall(messages.encode(said))
         refused = messages.decode_from_switch(lines.readline())
     assert isinstance(refused, messages.Refused)
     assert "wants the key" in refused.message

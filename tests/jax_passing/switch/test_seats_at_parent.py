@@ -2,7 +2,7 @@
 
 from control import until
 from control_trees import in_tree
-from seats import gather, gathered, seat
+from seats import meet, met, seat
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import quotas
@@ -11,13 +11,13 @@ from jax_passing.switch import quotas
 @in_tree()
 async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
     hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate((left, right, root))]
-    heard = await gathered(*hosts)
+    heard = await met(*hosts)
     assert [one.rank for one in heard] == [0, 1, 2]
     assert not left.plane._meetings._meetings
     hosts[1].writer.close()
     for rank in (0, 2):
-        hosts[rank].send(gather(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
-    again = await gathered(hosts[0], hosts[2])
+        hosts[rank].send(meet(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
+    again = await met(hosts[0], hosts[2])
     assert [(one.rank, one.step) for one in again] == [(0, 4), (1, 4)]
 
 
@@ -41,13 +41,13 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
         for name in "ab"
     }
     for hosts in jobs.values():
-        await gathered(*hosts)
+        await met(*hosts)
     assert len(root.server._streams) == 2
     hosts = jobs["a"]
     hosts[0].writer.close()
     for rank in range(1, 8):
-        hosts[rank].send(gather(rank, 8, wait_s=0.0, hosts=7, **of_job("a", rank)))
-    await gathered(*hosts[1:])
+        hosts[rank].send(meet(rank, 8, wait_s=0.0, hosts=7, **of_job("a", rank)))
+    await met(*hosts[1:])
     for host in hosts[1:]:
         host.writer.close()
     await until(lambda: len(root.server._streams) == 1)
@@ -59,14 +59,14 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
 @in_tree(racks=1)
 async def test_a_host_that_gives_up_or_talks_nonsense_takes_nobody_along(tree, root, rack):
     hosts = [await seat(rack, rank, 4, 4) for rank in range(2)]
-    for line in (messages.Heartbeat(), gather(2, job="b")):
+    for line in (messages.Heartbeat(), meet(2, job="b")):
         other = await seat(rack, 2, 4, 4)
         other.send(line)
         assert await other.receive() is None
     late = await seat(rack, 2, 4, 4, deadline_s=0.2)
     assert "that rank 2 waited" in await late.refusal()
     hosts += [await seat(rack, 2, 4, 4), await seat(rack, 3, 4, 4)]
-    await gathered(*hosts)
+    await met(*hosts)
 
 
 @in_tree(racks=0)
@@ -80,7 +80,7 @@ async def test_the_seats_of_one_address_have_so_much_room_and_no_more(tree, root
         assert refusal == "3 hosts have seats here through switches at 127.0.0.1, as many as may be."
         assert root.plane.stats()["joins_refused"] == 1
         hosts.append(await seat(root, 3, 4, 4))  # a host has a connection for its seat: they are counted
-        await gathered(*hosts)
+        await met(*hosts)
     finally:
         quotas.RANKS_PER_ADDRESS = usual
 
@@ -97,8 +97,8 @@ async def test_a_parent_that_is_full_is_named(tree, root):
 @in_tree(racks=0)
 async def test_a_rack_whose_host_speaks_of_another_job_leaves_nothing(tree, root):
     rack = await root.connect()
-    said = gather(0)
-    rack.send(messages.RackGather(0, said), messages.RackGather(0), messages.RackGather(1, gather(1, job="b")))
+    said = meet(0)
+    rack.send(messages.RackMeet(0, said), messages.RackMeet(0), messages.RackMeet(1, meet(1, job="b")))
     assert await rack.receive() is None
     await until(lambda: not root.server._streams)
     assert not root.plane._meetings._meetings
@@ -109,7 +109,7 @@ async def test_a_rack_whose_host_speaks_of_another_job_leaves_nothing(tree, root
 async def test_through_several_levels(tree, root, spine, other):
     racks = [await tree.add(spine), await tree.add(spine), await tree.add(other)]
     hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate(racks)]
-    await gathered(*hosts)
+    await met(*hosts)
     for host in hosts:
         host.writer.close()
     await until(lambda: not any(switch.plane._meetings._at_parent for switch in (*racks, spine, other)))

@@ -45,11 +45,11 @@ EXAMPLES = (
     messages.Bye(),
     messages.Fail("HostLostError", "a text", (1,)),
     messages.Failed("HostLostError", "a text", (1,)),
-    messages.Gather(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0, 1.0, 7, 9, 2, 1, True),
-    messages.Gathered(9, 0, 2, 1, 7),
-    messages.RackGather(3, messages.Gather(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0)),
-    messages.RackGathered(3, messages.Gathered(9, 0, 2, 1)),
-    messages.RackGathered(3, messages.Refused("JoinError", "a text")),
+    messages.Meet(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0, 1.0, 7, 9, 2, 1, True),
+    messages.Met(9, 0, 2, 1, 7),
+    messages.RackMeet(3, messages.Meet(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0)),
+    messages.RackMet(3, messages.Met(9, 0, 2, 1)),
+    messages.RackMet(3, messages.Refused("JoinError", "a text")),
 )
 NUMBERS = (0, 1, -1, 3, 64, 1023, 1024, 65535, 65536, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, 1 << 64, 10**400)
 TEXTS = (

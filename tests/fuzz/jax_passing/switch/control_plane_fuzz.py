@@ -53,9 +53,9 @@ class Peer:
         message = messages.decode_from_parent(line) if self.is_rack else messages.decode_from_switch(line)
         if isinstance(message, messages.Hello):
             self.instance = message.instance
-        if isinstance(message, messages.RackGathered):
+        if isinstance(message, messages.RackMet):
             message = message.answer
-        if isinstance(message, messages.Gathered):
+        if isinstance(message, messages.Met):
             self.meeting = message.meeting
 
     def closed(self, error):
@@ -63,7 +63,7 @@ class Peer:
 
     def say(self, message):
         if self.stream is not None:
-            self.is_rack |= isinstance(message, messages.RackJoin | messages.RackGather)
+            self.is_rack |= isinstance(message, messages.RackJoin | messages.RackMeet)
             self.stream.send(message)
 
 
@@ -105,8 +105,8 @@ def _rank_join(input, peer):
     )
 
 
-def _gather(input, peer):
-    return messages.Gather(
+def _meet(input, peer):
+    return messages.Meet(
         protocol_version=messages.PROTOCOL_VERSION,
         job=input.one_of(["a", "a", "b"]),
         instance=f"process {input.below(6)}",
@@ -123,8 +123,8 @@ def _gather(input, peer):
     )
 
 
-def _rack_gather(input, peer):
-    return messages.RackGather(input.below(3), input.one_of([_gather, _gather, lambda *_: None])(input, peer))
+def _rack_meet(input, peer):
+    return messages.RackMeet(input.below(3), input.one_of([_meet, _meet, lambda *_: None])(input, peer))
 
 
 SAYINGS = (
@@ -134,9 +134,9 @@ SAYINGS = (
     _rack_join,
     _rank_join,
     _rank_join,
-    _gather,
-    _gather,
-    _rack_gather,
+    _meet,
+    _meet,
+    _rack_meet,
     lambda input, peer: messages.Secure("a"),
     lambda input, peer: messages.RankGone(input.below(4)),
     lambda input, peer: messages.Prepared(input.below(4)),

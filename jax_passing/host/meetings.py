@@ -44,7 +44,7 @@ def is_aside(place: int, places: Sequence[int], reached: Mapping[int, bool]) -> 
     return None if None in before else any(before)
 
 
-class Gathering:
+class Meetings:
     """Of one session: its seat, and what it knows of the last meeting.
 
     Attributes:
@@ -59,11 +59,11 @@ class Gathering:
         self._instance, self._key = instance, key
         self.places = places_of(settings)
         self._seat: tuple[int, ControlConnection] | None = None
-        self.last: messages.Gathered | None = None
+        self.last: messages.Met | None = None
 
     def meet(
         self, places: Sequence[int], step: int | None, lost: Sequence[int], until: float
-    ) -> tuple[int, messages.Gathered]:
+    ) -> tuple[int, messages.Met]:
         """Waits for the others: (at which place, what they agreed on).
 
         Args:
@@ -78,11 +78,11 @@ class Gathering:
         """
         if self._seat is not None and self._seat[0] not in places:
             self.close()
-        place, connection, gathered = _Attempt(self, places, step, lost, until).outcome()
+        place, connection, met = _Attempt(self, places, step, lost, until).outcome()
         self.close()
-        self._seat, self.last = (place, connection), gathered
-        log.info("met %d hosts of job %s: rank %d", gathered.world_size, self._settings.job, gathered.rank)
-        return place, gathered
+        self._seat, self.last = (place, connection), met
+        log.info("met %d hosts of job %s: rank %d", met.world_size, self._settings.job, met.rank)
+        return place, met
 
     def connect(self, place: int) -> ControlConnection:
         """To meet there: the seat, if it is still there. Raises SwitchUnreachableError if any switch of the place
@@ -102,13 +102,13 @@ class Gathering:
             raise JoinError(protocol_difference(address_text(*first), *versions, "that host"))
         return connection
 
-    def gather(self, place: int, step: int | None, lost: Sequence[int], left_s: float, aside: bool) -> messages.Gather:
+    def message(self, place: int, step: int | None, lost: Sequence[int], left_s: float, aside: bool) -> messages.Meet:
         """What this host says at a place: it needs no connection, as simulated hosts say the same."""
         settings, last = self._settings, self.last
         size = settings.world_size if last is None else last.world_size
         # Of two places only one can have so many of the hosts: half of them are enough where they are to meet first.
         quorum = 0 if len(self.places) == 1 else (size + 1) // 2 if place == 0 else size // 2 + 1
-        return messages.Gather(
+        return messages.Meet(
             protocol_version=messages.PROTOCOL_VERSION,
             job=self._job,
             instance=self._instance,
@@ -140,18 +140,16 @@ class Gathering:
 class _Attempt:
     """Waits at several places at once, by a thread for each, until the hosts have met at one of them."""
 
-    def __init__(
-        self, gathering: Gathering, places: Sequence[int], step: int | None, lost: Sequence[int], until: float
-    ):
-        self._gathering = gathering
+    def __init__(self, meetings: Meetings, places: Sequence[int], step: int | None, lost: Sequence[int], until: float):
+        self._meetings = meetings
         self._places, self._step, self._lost, self._until = places, step, lost, until
         self._reached: dict[int, bool] = {}  # by place, once it was tried
-        self._outcomes: queue.SimpleQueue[tuple[int, ControlConnection, messages.Gathered] | Exception]
+        self._outcomes: queue.SimpleQueue[tuple[int, ControlConnection, messages.Met] | Exception]
         self._outcomes = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
 
-    def outcome(self) -> tuple[int, ControlConnection, messages.Gathered]:
+    def outcome(self) -> tuple[int, ControlConnection, messages.Met]:
         for place in self._places:
             threading.Thread(target=self._run, args=(place,), name="jax_passing-meeting", daemon=True).start()
         errors: list[Exception] = []
@@ -186,7 +184,7 @@ class _Attempt:
             self._outcomes.put(error)
 
     def _unreachable(self, place: int, problem: Exception) -> SwitchUnreachableError:
-        who = " or ".join(address_text(*address) for address in self._gathering.places[place])
+        who = " or ".join(address_text(*address) for address in self._meetings.places[place])
         return SwitchUnreachableError(
             f"No switch answered at {who} until the deadline ({problem}). Is it running (`jax-passing switch --listen "
             "HOST:PORT`), is the address right, and does a firewall let TCP and UDP pass?"
@@ -194,14 +192,14 @@ class _Attempt:
 
     def _wait_at(self, place: int) -> None:
         """Until the hosts have met here, or somewhere else. Raises what goes wrong."""
-        connection = self._gathering.connect(place)
+        connection = self._meetings.connect(place)
         try:
             self._reached[place] = True
-            gathered = self._converse(place, connection)
+            met = self._converse(place, connection)
             with self._lock:
-                if gathered is not None and not self._is_over.is_set():
+                if met is not None and not self._is_over.is_set():
                     self._is_over.set()
-                    self._outcomes.put((place, connection, gathered))
+                    self._outcomes.put((place, connection, met))
                     return
         except BaseException:
             connection.close()
@@ -209,13 +207,13 @@ class _Attempt:
         connection.hang_up()
         connection.close()
 
-    def _converse(self, place: int, connection: ControlConnection) -> messages.Gathered | None:
+    def _converse(self, place: int, connection: ControlConnection) -> messages.Met | None:
         told: bool | None = None
         while not self._is_over.is_set():
             aside = is_aside(place, self._places, self._reached)
             now = time.monotonic()
             if aside is not None and aside != told:
-                connection.send(self._gathering.gather(place, self._step, self._lost, self._until - now, aside))
+                connection.send(self._meetings.message(place, self._step, self._lost, self._until - now, aside))
                 told = aside
             try:
                 answer = connection.receive(now + SLICE_S)
@@ -224,7 +222,7 @@ class _Attempt:
                     raise
                 continue
             match answer:
-                case messages.Gathered():
+                case messages.Met():
                     return answer
                 case messages.Refused(kind, text):
                     raise Failure(kind, text).exception()

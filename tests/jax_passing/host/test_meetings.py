@@ -22,7 +22,7 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     ThreadError,
 )
-from jax_passing.host.gathering import Gathering
+from jax_passing.host.meetings import Meetings
 from jax_passing.host.membership import Membership
 
 VALUES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5000)), jnp.float32)
@@ -48,12 +48,12 @@ def bits(array):
 
 
 def meet(settings, instance, step=None, within_s=20.0):
-    gathering = Gathering(settings, instance=instance)
-    places = range(len(gathering.places))
+    meetings = Meetings(settings, instance=instance)
+    places = range(len(meetings.places))
     try:
-        return gathering.meet(places, step, (), time.monotonic() + within_s)
+        return meetings.meet(places, step, (), time.monotonic() + within_s)
     finally:
-        gathering.close()
+        meetings.close()
 
 
 # Fail over.
@@ -93,7 +93,7 @@ def test_all_hosts_go_where_all_can_be(running, standby, nobody, hosts):
     with ThreadPoolExecutor(hosts) as pool:
         met = list(pool.map(meet, settings, map(str, range(hosts))))
     assert [place for place, _ in met] == [1] * hosts
-    assert [gathered.rank for _, gathered in met] == list(range(hosts))
+    assert [one.rank for _, one in met] == list(range(hosts))
 
 
 def test_hosts_that_cant_all_be_anywhere_hear_it_in_time(running, standby, nobody):
@@ -159,7 +159,7 @@ def test_a_newcomer_ends_the_epoch_and_all_meet(running):
         assert session.world_size == 1
         total(VALUES).block_until_ready()
         settings = settings_of(running, 0, 2, **elastic)
-        newcomer = Gathering(settings, instance="newcomer")
+        newcomer = Meetings(settings, instance="newcomer")
         with ThreadPoolExecutor(1) as pool:
             met = pool.submit(newcomer.meet, [0], None, (), time.monotonic() + 30)
             until(lambda: session.error is not None)
