@@ -64,6 +64,7 @@ class MemberConversation:
         self._job = ""  # as the member calls it
         self._member: Member | None = None  # once admitted
         self._secured_job: str | None = None  # whose key the other knows, or is about to prove
+        self._is_secured = False
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
         self._has_entered = False
@@ -116,7 +117,7 @@ class MemberConversation:
         if isinstance(error, msgspec.DecodeError):
             self._refuse_to_understand(error)
             return
-        if isinstance(error, ssl.SSLError):
+        if isinstance(error, ssl.SSLError) and not self._is_secured:
             self._counts["connections_without_key"] += 1
             log.warning(
                 "closing the connection of %s: it doesn't know the key of job %r (%s)",
@@ -136,6 +137,7 @@ class MemberConversation:
 
     def secured(self) -> None:
         assert self._connection is not None
+        self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
         self._connection.send(self._greeter.hello())
 

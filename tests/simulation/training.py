@@ -194,7 +194,7 @@ class Host:
                 continue
             seat.told = aside
             left_s = self.until - self.world.now()
-            seat.send(self.meetings.meet(place, self.step, self.lost, left_s, aside))
+            seat.send(self.meetings.message(place, self.step, self.lost, left_s, aside))
 
     def on_refused_seat(self, seat, text):
         self.seats.pop(seat.place, None)
