@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     """For Popen's preexec_fn: a process that is killed with SIGKILL leaves no orphans. `parent`: its pid."""
 
     def prepare() -> None:
@@ -78,7 +78,7 @@ async def start(
             stdout=child_stdout,
             stderr=child_stderr,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
     finally:
         os.close(child_stdout)
