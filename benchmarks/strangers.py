@@ -238,17 +238,17 @@ def main(forged: int, flipped: int, recorded: int, seconds: float, seed: int) ->
             )
 
         row("idle", idle, 0)
-        last_s = forged / per_second + 8
-        for name, port in (("elsewhere", DISCARD_PORT), ("forged", PORT)):
-            row(name, bench.run(name, last_s, [("forged", now, to, port, forged, per_second, seed)]), forged)
-        row(
-            "flipped",
-            bench.run("flipped", seconds, [("flipped", now, to, PORT, flipped, per_second / 10, seed)]),
-            flipped,
-        )
-        again = ("recorded", old, to, PORT, recorded, per_second / 10, seed)
-        row("recorded, next epoch", bench.run("idle", seconds, [again]), recorded)
-        row("recorded, another job", bench.run("another", seconds, [again]), recorded)
+
+        def attacked(name: str, job: str, kind: str, file: str, count: int, rate: float, port: int = PORT) -> None:
+            """The hosts sum for as long as packets come, and some seconds more."""
+            attack = (kind, file, to, port, count, rate, seed)
+            row(name, bench.run(job, max(seconds, count / rate + 8), [attack]), count)
+
+        attacked("elsewhere", "elsewhere", "forged", now, forged, per_second, DISCARD_PORT)
+        attacked("forged", "forged", "forged", now, forged, per_second)
+        attacked("flipped", "flipped", "flipped", now, flipped, per_second / 10)
+        attacked("recorded, next epoch", "idle", "recorded", old, recorded, per_second / 10)
+        attacked("recorded, another job", "another", "recorded", old, recorded, per_second / 10)
         counters = bench.counters()
     console = Console(width=120)
     console.print(table)
