@@ -10,8 +10,8 @@ of the rows another machine of the star, which can send from any address, sends
 - flipped: packets that were sniffed just now, in which 1 to 8 bits are flipped;
 - recorded: packets of an earlier epoch, and of another job.
 
-"forged by" counts packets that were sent, beside those of the hosts. Below the table are the switch's counters. Links
-are of 100 Mbit/s, so that two cores are enough for everybody. Ends with an error if any element is wrong.
+"forged by" counts packets that were sent, beside those of the hosts. Below the table are the switch's counters. The
+hosts' links are of 100 Mbit/s, so that two cores are enough for everybody. Ends with an error if any element is wrong.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from jax_passing.protocol.packet import CONTRIBUTION, HEADER, TAG_BYTES, TAGGED
 PORT = 7171
 DISCARD_PORT = 9
 STRANGER = 2
+STRANGER_GBIT = 1.0
 RECORDED = 5000
 SNIFF_S = 60.0  # at most, until the hosts have started
 ELEMENTS = 1 << 18
@@ -214,6 +215,7 @@ def main(forged: int, flipped: int, recorded: int, seconds: float, seed: int) ->
     for column in ("row", "goodput MB/s", "of idle", "sums", "wrong", "packets of hosts", "forged by", "RSS MiB"):
         table.add_column(column, justify="right")
     with StarNetwork(hosts=3, gbit=0.1) as star:
+        star.shape(STRANGER_GBIT, STRANGER)
         bench = Bench(star, seed)
         to, now = star.address(SWITCH), str(star.folder / "now")
         idle = bench.run("idle", seconds, file="old")

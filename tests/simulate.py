@@ -144,6 +144,8 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
     args = parser.parse_args()
     sys.path.append(str(args.build))
+    if 0 < args.hours < 12:
+        parser.error("memory is warm after half of the hours only if these are 12 at least")
     if args.hours:
         return live(args.seed or 0, args.hours)
     if args.elastic:

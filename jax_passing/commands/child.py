@@ -45,8 +45,8 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def end(self) -> str:
-        """How it ended, for people."""
+    def how_it_ended(self) -> str:
+        """For people."""
         code = self.process.returncode or 0
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 

@@ -90,7 +90,9 @@ async def _run(
                 return None
             restarts -= 1
             dead.signal_group(signal.SIGKILL)  # what the script has left behind
-            console.print(f"[bold]{dead.tag} ended ({dead.end()}): started again, {restarts} more times[/bold]")
+            console.print(
+                f"[bold]{dead.tag} ended ({dead.how_it_ended()}): started again, {restarts} more times[/bold]"
+            )
             rank = ranks.index(dead)
             ranks[rank] = await start(rank)
             return ranks[rank]
@@ -116,7 +118,7 @@ async def _run(
 def _report(culprit: Child, console: Console, unreachable: str | None) -> int:
     """`unreachable`: the machine, if ssh failed."""
     code = culprit.process.returncode or 0
-    what = f"{culprit.tag} failed first ({culprit.end()})"
+    what = f"{culprit.tag} failed first ({culprit.how_it_ended()})"
     if unreachable is not None:
         what = f"{culprit.tag} can't be started: ssh doesn't reach {unreachable}, or lost it (exit code {code})"
     console.print(f"[bold red]{what}; all others were stopped.[/bold red]")

@@ -126,7 +126,7 @@ def is_newer(sequence: int, held: int) -> bool:
 
 
 def is_ahead(sequence: int, of: int, by: int) -> bool:
-    """By more than that."""
+    """Whether it is ahead by more than `by`."""
     return by < (sequence - of) % (1 << 32) < 1 << 31
 
 

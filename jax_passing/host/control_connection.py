@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.errors import AuthenticationError, Failure, JoinError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, JoinError, SwitchUnreachableError
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import secure_channel
@@ -37,12 +37,13 @@ class ControlConnection:
 
     def secure(self, key: bytes, job: str, until: float) -> messages.FromSwitch:
         """Returns what the switch says first when the connection is encrypted, and both have proved that they know the
-        job's key. Raises ssl.SSLError if one doesn't, or what the switch refuses us with."""
+        job's key. Raises ssl.SSLError if one doesn't."""
         assert isinstance(self._socket, socket.socket)
         self.send(messages.Secure(job))
         answer = self.receive(until)
         if isinstance(answer, messages.Refused):
-            raise Failure(answer.kind, answer.message).exception()
+            # Who says so hasn't proved anything, and a switch has room again soon: the caller tries again.
+            raise ConnectionRefusedError(f"it says: {answer.message}")
         if not isinstance(answer, messages.Secured):
             raise msgspec.DecodeError(f"{type(answer).__name__} instead of Secured")
         if self._received:

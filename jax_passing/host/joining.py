@@ -26,7 +26,7 @@ class Joined(NamedTuple):
 
 
 class Joining:
-    """Of one session, which joins once, or again whenever it rejoins. Raises ConfigError if its key file is none."""
+    """How one session joins: once, or again whenever it rejoins. Raises ConfigError if its key file is none."""
 
     def __init__(self, settings: Settings, device_count: int):
         self._settings, self._device_count = settings, device_count
@@ -91,6 +91,6 @@ class Joining:
             self._meetings.close()
 
     def forget_in_child(self) -> None:
-        """After a fork."""
+        """In a child that was forked, whose parent keeps the connections."""
         if self._meetings is not None:
             self._meetings.forget_in_child()

@@ -18,7 +18,7 @@ from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -39,6 +39,7 @@ Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
 Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Path = Annotated[tuple[Name, ...], Meta(max_length=LEVELS_MAX)]
 SeatId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # of one connection
 MeetingId = Annotated[int, Meta(ge=0, lt=1 << 62)]  # random: two switches may each hold a meeting of one job
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -154,7 +155,7 @@ class RankJoin(Message, frozen=True):
     slot_count: SlotCount
     lanes_per_chunk: Lanes
     whole_chunks: bool
-    path: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=LEVELS_MAX)]
+    path: Annotated[Path, Meta(min_length=1)]
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
     tagged: bool = False
@@ -307,10 +308,11 @@ class Refused(Message, frozen=True, forbid_unknown_fields=False):
 
 class RackMeet(Message, frozen=True):
     """A rack's switch, first, over one connection for all of its hosts that have seats in a job: the host in this one
-    says so. Without `said` it has given the seat up, or is gone."""
+    says so. Without `said` it has given the seat up, or is gone. `path`: the instances of the switches on its way."""
 
     seat: SeatId
     said: Meet | None = None
+    path: Path = ()
 
 
 class RackMet(Message, frozen=True):

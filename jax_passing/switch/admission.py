@@ -81,10 +81,7 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
     _check_rank(join.rank, join.world_size)
     if not is_power_of_two(join.slot_count):
         raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
-    if here.instance in join.path:
-        raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")
-    if len(join.path) >= messages.LEVELS_MAX:
-        raise RefusalError(f"A tree has at most {messages.LEVELS_MAX} levels of switches.")
+    check_path(join.path, here.instance)
     lanes, whole = common_lanes((join.lanes_per_chunk, join.whole_chunks), (here.lanes_per_chunk, here.whole_chunks))
     return msgspec.structs.replace(
         join,
@@ -95,6 +92,14 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
         path=(*join.path, here.instance),
         switch_link_gbit=least(join.switch_link_gbit, here.link_gbit),
     )
+
+
+def check_path(path: tuple[str, ...], instance: str) -> None:
+    """`path`: the instances of the switches between a host and the one that has this instance. Raises RefusalError."""
+    if instance in path:
+        raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")
+    if len(path) >= messages.LEVELS_MAX:
+        raise RefusalError(f"A tree has at most {messages.LEVELS_MAX} levels of switches.")
 
 
 def least(*rates: float | None) -> float | None:

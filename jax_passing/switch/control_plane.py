@@ -63,7 +63,7 @@ class ControlPlane:
         )
         self._quota = ConnectionQuota(connections_max, settings.connections_per_address)
         self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
-        self._meetings = Meetings(self._jobs, outside, settings.parent, self.key_of)
+        self._meetings = Meetings(self._jobs, outside, settings.parent, self.instance, self.key_of)
         self._watch = Watch(data_plane, self._jobs, outside, settings.lease_s)
         self._counts: Counter[str] = Counter()
 

@@ -12,6 +12,7 @@ from functools import partial
 from jax_passing.config import RANKS_MAX, address_text
 from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.admission import check_path
 from jax_passing.switch.epoch_states import State
 from jax_passing.switch.epochs import Epoch
 from jax_passing.switch.jobs import JobTable
@@ -37,13 +38,15 @@ class Meetings:
         jobs: JobTable,
         outside: Outside,
         parent: tuple[str, int] | None,
+        instance: str,
         key_of: Callable[[str], bytes | None],
     ):
-        """`parent`: the switch at which hosts really meet, if this one isn't the root. `key_of`: returns the key of a
-        job, if this switch has one."""
+        """`parent`: the switch at which hosts really meet, if this one isn't the root. `instance`: tells this switch
+        from any other. `key_of`: returns the key of a job, if this switch has one."""
         self._jobs = jobs
         self._outside = outside
         self._parent = parent
+        self._instance = instance
         self._key_of = key_of
         self._meetings: dict[str, Meeting] = {}
         self._at_parent: dict[str, SeatsAtParent] = {}
@@ -53,9 +56,11 @@ class Meetings:
         """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there."""
         if is_racks:
             return SeatsOfRack(connection, partial(self._seat, job), self._refuse, self._seats_of_racks)
-        return self._seat(job, connection)
+        return self._seat(job, connection, ())
 
-    def _seat(self, job: str, host: ToHost) -> Seat:
+    def _seat(self, job: str, host: ToHost, path: tuple[str, ...]) -> Seat:
+        """`path`: the instances of the switches on its way. Raises RefusalError."""
+        check_path(path, self._instance)
         if self._parent is not None:
             if job not in self._at_parent:
                 self._at_parent[job] = SeatsAtParent(
@@ -67,7 +72,7 @@ class Meetings:
                     self._at_parent.pop,
                 )
                 self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
-            return self._at_parent[job].seat(host)
+            return self._at_parent[job].seat(host, (*path, self._instance))
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
         meeting = self._meetings[job]

@@ -102,7 +102,7 @@ class ParentConversation:
             self._greeting.secured()
 
     def closed(self, error: Exception | None) -> None:
-        self._lose(problem_of(error))
+        self._lose(problem_of(error, self._greeting))
 
     def send(self, message: messages.Message) -> bool:
         """False if the parent has stopped reading. Before we have joined, and afterwards, it is told nothing."""

@@ -16,7 +16,11 @@ GREETING_TIMEOUT_S = 5.0
 
 
 class ParentGreeting:
-    """Lasts from the moment when the connection is open until the parent has greeted us, or the connection ends."""
+    """Lasts from the moment when the connection is open until the parent has greeted us, or the connection ends.
+
+    Attributes:
+      is_secured: whether the parent has proved that it has our key.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class ParentGreeting:
         self._job, self._key = job, key
         self._outside = outside
         self._closed = closed
-        self._is_secured = False
+        self.is_secured = False
         self._silence: Timer | None = None
         self._expect_more()
 
@@ -49,7 +53,7 @@ class ParentGreeting:
             self._silence.cancel()
 
     def secured(self) -> None:
-        self._is_secured = True
+        self.is_secured = True
 
     def heard(self, line: bytes) -> messages.Hello | None:
         """The parent's greeting, if this line is the one that counts. Where we have a key, it comes from whoever has
@@ -73,12 +77,12 @@ class ParentGreeting:
                 raise RefusalError(
                     f"Of the switches, {one} has a key, and {other} has none: start both with the same --key-file."
                 )
-            case messages.Hello() if self._key is None or self._is_secured:
+            case messages.Hello() if self._key is None or self.is_secured:
                 self.end()
                 return message
             case messages.Hello():
                 self._connection.send(messages.Secure(self._job))
-            case messages.Secured() if self._key is not None and not self._is_secured:
+            case messages.Secured() if self._key is not None and not self.is_secured:
                 self._connection.secure(self._key)
             case messages.Refused(_, text):
                 raise ConnectionRefusedError(f"it says: {text}")
@@ -95,9 +99,9 @@ class ParentGreeting:
         return RefusalError(protocol_difference(self._parent, version, own, own_version, "that switch"))
 
 
-def problem_of(error: Exception | None) -> str:
-    """In words for people, with what a connection to a parent has ended."""
-    if isinstance(error, ssl.SSLError):
+def problem_of(error: Exception | None, greeting: ParentGreeting | None) -> str:
+    """In words for people, with what a connection to a parent has ended. `greeting`: if it was open."""
+    if isinstance(error, ssl.SSLError) and greeting is not None and not greeting.is_secured:
         return f"it doesn't have the same key: start all switches of a tree with the same --key-file ({error})"
     if error is None:
         return "it closed the connection"

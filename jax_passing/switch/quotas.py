@@ -18,8 +18,6 @@ UNJOINED_MAX = 1024
 # So many ranks may join through the switches of racks that have one address, and so many hosts may have seats through
 # them: enough for 16 jobs of 512 ranks each. What a rank says takes up to 20 KB, so all of them take 160 MB.
 RANKS_PER_ADDRESS = 8192
-
-
 # A TLS handshake that comes to nothing takes up to 3 ms of the switch's one thread, twenty times as much as a
 # connection without one. So one address can keep 5 % of the thread busy. Handshakes that succeed don't count.
 HANDSHAKES_PER_S = 16
@@ -89,7 +87,7 @@ class ConnectionQuota:
         """Returns an empty text, or why this address may not begin a handshake now. It may have as many handshakes that
         come to nothing as it may have connections; some of them are forgiven every second."""
         count = self._handshakes_of(address, now)
-        if count > self._per_address - 1:
+        if count + 1 > self._per_address:
             self.counts["handshakes_refused"] += 1
             return (
                 f"{self._per_address} connections of {address} haven't shown that they know a job's key, as many as "

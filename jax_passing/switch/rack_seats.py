@@ -11,6 +11,7 @@ import msgspec
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch import quotas
+from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.outside import Connection
 from jax_passing.switch.seats import Refuse, Seat, ToHost
 
@@ -19,10 +20,14 @@ class SeatsOfRack:
     """All seats of one job that one rack's switch speaks for."""
 
     def __init__(
-        self, connection: Connection, new_seat: Callable[[ToHost], Seat], refuse: Refuse, counts: Counter[str]
+        self,
+        connection: Connection,
+        new_seat: Callable[[ToHost, tuple[str, ...]], Seat],
+        refuse: Refuse,
+        counts: Counter[str],
     ):
-        """`new_seat`: makes one for a host. `refuse`: sends a host away. `counts`: says of each address how many seats
-        it has in this way."""
+        """`new_seat`: makes one for a host, and is told the switches on its way; it may raise RefusalError. `refuse`:
+        sends a host away. `counts`: says of each address how many seats it has in this way."""
         self._connection = connection
         self._new_seat = new_seat
         self._refuse = refuse
@@ -30,6 +35,9 @@ class SeatsOfRack:
         self._seats: dict[int, Seat] = {}
 
     def hear(self, message: messages.FromMember) -> None:
+        if isinstance(message, messages.Heartbeat):
+            self._connection.send(message)
+            return
         if not isinstance(message, messages.RackMeet):
             raise msgspec.DecodeError(f"{type(message).__name__} from a switch whose hosts meet others")
         if message.said is None:
@@ -39,12 +47,16 @@ class SeatsOfRack:
         if message.seat not in self._seats:
             host = self._connection.host
             to_host = _ThroughRack(self, message.seat, host, self._connection.own_name)
-            if self._counts[host] >= quotas.RANKS_PER_ADDRESS:
-                why = f"{self._counts[host]} hosts have seats here through switches at {host}, as many as may be."
-                self._refuse(to_host, message.said.job, why)
+            try:
+                if self._counts[host] >= quotas.RANKS_PER_ADDRESS:
+                    count = self._counts[host]
+                    raise RefusalError(f"{count} hosts have seats here through switches at {host}, as many as may be.")
+                seat = self._new_seat(to_host, message.path)
+            except RefusalError as refusal:
+                self._refuse(to_host, message.said.job, str(refusal))
                 return
             self._counts[host] += 1
-            self._seats[message.seat] = self._new_seat(to_host)
+            self._seats[message.seat] = seat
         self._seats[message.seat].hear(message.said)
 
     def send(self, seat: int, answer: messages.Met | messages.Refused | None) -> bool:

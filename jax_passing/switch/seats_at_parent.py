@@ -9,11 +9,14 @@ import msgspec
 from jax_passing.errors import JoinError, SwitchUnreachableError, is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError
-from jax_passing.switch.outside import Connection, Outside
+from jax_passing.switch.outside import Connection, Outside, Timer
 from jax_passing.switch.parent_greeting import ParentGreeting, problem_of
 from jax_passing.switch.seats import ToHost, meet_of
 
 log = logging.getLogger("jax_passing.switch")
+
+BEAT_S = 1.0
+BEATS_MAX = 5  # a parent that leaves so many heartbeats without an answer is gone
 
 
 class SeatsAtParent:
@@ -41,28 +44,32 @@ class SeatsAtParent:
         self._greeting: ParentGreeting | None = None  # once connected
         self._seats: dict[int, SeatAtParent] = {}
         self._numbers = itertools.count()
-        self._is_greeted = self._is_over = False
+        self._is_greeted = self._has_begun = self._is_answered = self._is_over = False
+        self._beat_timer: Timer | None = None
+        self._beats = 0  # since it said something
 
-    def seat(self, host: ToHost) -> "SeatAtParent":
+    def seat(self, host: ToHost, path: tuple[str, ...]) -> "SeatAtParent":
+        """`path`: the instances of the switches on the host's way to the parent."""
         number = next(self._numbers)
-        self._seats[number] = SeatAtParent(self, number, self._job, host)
+        self._seats[number] = SeatAtParent(self, number, self._job, host, path)
         return self._seats[number]
 
-    def tell(self, number: int, said: messages.Meet) -> None:
+    def tell(self, number: int) -> None:
         """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
         all at once when it has."""
-        if self._is_greeted and number in self._seats:
+        if self._has_begun and number in self._seats:
             assert self._connection is not None
-            self._connection.send(messages.RackMeet(number, said))
+            seat = self._seats[number]
+            self._connection.send(messages.RackMeet(number, seat.said, seat.path))
 
     def leave(self, number: int) -> None:
         if self._seats.pop(number, None) is None:
             return
         if not self._seats:
             self._end()
-        elif self._is_greeted:
+        elif self._has_begun:
             assert self._connection is not None
-            self._connection.send(messages.RackMeet(number, None))
+            self._connection.send(messages.RackMeet(number))
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
@@ -92,16 +99,38 @@ class SeatsAtParent:
                 self._on_message(messages.decode_from_parent(line))
             elif self._greeting.heard(line) is not None:
                 self._is_greeted = True
-                for number, seat in self._seats.items():
-                    self.tell(number, seat.said)
+                # One that is full says so right behind its greeting, and hangs up. If we spoke to it before we have
+                # heard that, the kernel would drop what it said.
+                self._outside.call_later(0.0, self._begin)
         except RefusalError as refusal:
             self._refuse_all(str(refusal))
         except (OSError, msgspec.DecodeError) as error:
             self.closed(error)
 
+    def _begin(self) -> None:
+        if self._is_over:
+            return
+        self._has_begun = True
+        for number in self._seats:
+            self.tell(number)
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._beats == BEATS_MAX:
+            self.closed(TimeoutError())
+            return
+        assert self._connection is not None
+        self._connection.send(messages.Heartbeat())
+        self._beats += 1
+        self._beat_timer = self._outside.call_later(BEAT_S, self._beat)
+
     def _on_message(self, message: messages.FromParent) -> None:
+        self._beats = 0
         match message:
+            case messages.Heartbeat():
+                self._is_answered = True
             case messages.RackMet(number, answer):
+                self._is_answered = True
                 self._on_answer(number, answer)
             case messages.Refused(kind, text) if is_kind(kind):
                 self._refuse_all(f"The switch at {self._parent} refuses the one at {self._own_name}: {text}", kind)
@@ -113,11 +142,15 @@ class SeatsAtParent:
         if seat is None:
             return  # it has left meanwhile
         if answer is None:
+            del self._seats[number]
             seat.host.close()
+            if not self._seats:
+                self._end()
         else:
             seat.host.send(answer)
 
     def _refuse_all(self, text: str, kind: str = JoinError.__name__) -> None:
+        log.warning("refused %d hosts of job %r that meet: %s", len(self._seats), self._job, text)
         for seat in self._seats.values():
             seat.host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         self._end()
@@ -125,9 +158,9 @@ class SeatsAtParent:
     def closed(self, error: Exception | None) -> None:
         if self._is_over:
             return
-        problem = problem_of(error)
-        log.info("parent at %s, for hosts of job %r that meet: %s", self._parent, self._job, problem)
-        if self._is_greeted:
+        problem = problem_of(error, self._greeting)
+        if self._is_answered:
+            log.info("parent at %s, for hosts of job %r that meet: %s", self._parent, self._job, problem)
             self._end()
         else:  # hosts try again, until their deadline
             text = (
@@ -144,6 +177,8 @@ class SeatsAtParent:
         self._forget(self._job)
         if self._greeting is not None:
             self._greeting.end()
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
         for seat in self._seats.values():
             seat.host.close()
         self._seats.clear()
@@ -155,20 +190,23 @@ class SeatAtParent:
     """The seat of one host.
 
     Attributes:
-      said: what the host said last.
+      host: the way to it.
+      path: the instances of the switches on its way to the parent.
+      said: what it said last.
     """
 
     said: messages.Meet
 
-    def __init__(self, at_parent: SeatsAtParent, number: int, job: str, host: ToHost):
+    def __init__(self, at_parent: SeatsAtParent, number: int, job: str, host: ToHost, path: tuple[str, ...]):
         self._at_parent = at_parent
         self._number = number
         self._job = job
         self.host = host
+        self.path = path
 
     def hear(self, message: messages.FromMember) -> None:
         self.said = meet_of(self._job, message)
-        self._at_parent.tell(self._number, self.said)
+        self._at_parent.tell(self._number)
 
     def leave(self) -> None:
         self._at_parent.leave(self._number)

@@ -127,12 +127,11 @@ def run(settings: SwitchSettings) -> None:
             loop.call_later(LOG_PERIOD_S, tell_of_left_out)
 
         # Epochs that are over and connections that are closed hold each other. Python looks for such circles after so
-        # many new objects that 15 KB for each job stayed for an hour. What is there already stays in any case.
+        # many new objects that 15 KB for each job stayed for an hour.
         def collect_garbage() -> None:
             gc.collect()
             loop.call_later(GARBAGE_PERIOD_S, collect_garbage)
 
-        gc.freeze()
         collect_garbage()
         tell_of_left_out()
         return await serve(settings, stop, lambda address: print(f"listening on {address}", flush=True))

@@ -200,6 +200,8 @@ class SimulatedSwitch(Process):
             "jobs of the data plane": len(self.data_plane.running),
             "reserved slots": len(plane._jobs.starts._partition._ranges),
             "meetings": len(plane._meetings._meetings),
+            "jobs whose hosts meet at the parent": len(plane._meetings._at_parent),
+            "seats of racks": plane._meetings._seats_of_racks.total(),
             "questions": len(plane._questions.pending),
             "connections": len(self.streams),
             "connections in the quota": plane._quota._count.total(),

@@ -70,7 +70,8 @@ static __always_inline void read_lanes(const __u32* lanes, __u32 count, __be32* 
 }
 
 // The furthest complete sequence of a job goes on, never back, whichever processor comes first. Whoever is beaten to it
-// so often has been overtaken.
+// four times leaves it at that: it is behind by some positions then, of which the reach has many to spare, and goes on
+// with the next one that is complete.
 static __always_inline void go_on_to(__u32 sequence, __u32* completed) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -80,7 +81,9 @@ static __always_inline void go_on_to(__u32 sequence, __u32* completed) {
 }
 
 // `packet` is a contribution that passed all checks but the slot's. Writes the result to `result` if the verdict is
-// COMPLETE or RESEND. `completed` is the job's: it changes under the slot's lock, so never after another job owns it.
+// COMPLETE or RESEND. `completed` is the job's: it changes under the slot's lock, so never after another job owns the
+// slot. If that job has fewer slots, a last packet in one of the others may still change its `completed`. Jobs begin at
+// position 0, where a sequence from before is behind it or puts it ahead, which lets more packets in, not fewer.
 static __always_inline enum verdict contribute(struct slot_version* slot, const struct packet* packet, __u32 count,
                                                struct packet* result, __u32* completed) {
   const struct header* header = &packet->header;

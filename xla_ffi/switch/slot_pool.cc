@@ -220,7 +220,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   if (held.bitmap != all) return drop(Verdict::kAdded);
   const uint64_t position = wire::PositionNear(of_job.completed, held.sequence);
   // Of jobs that begin at 0, forged packets may lie before it.
-  if (wire::SequenceBefore(static_cast<uint32_t>(of_job.completed), held.sequence)) of_job.completed = position;
+  const auto ahead = static_cast<int32_t>(held.sequence - static_cast<uint32_t>(of_job.completed));
+  if (ahead > 0) of_job.completed = position;
   ToNetworkOrder(held.lanes, held.element_count);
   wire::Header out = header;
   out.flags = held.flags;

@@ -64,6 +64,11 @@ class P4DataPlane:
                 f"it runs another build of the program, with {lanes} lanes and {slots} slots instead of "
                 f"{self.lanes_per_chunk} and {self.slot_total}: load the first one again, or restart this switch"
             )
+        if (cells := len(pipeline.counter("verdicts"))) != len(VERDICTS):
+            raise PipelineError(
+                f"its program is of another version of jax_passing: it counts {cells} verdicts instead of "
+                f"{len(VERDICTS)}. Compile that of this version, and load it"
+            )
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
         for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
             pipeline.insert(Entry("forward", {"mac": mac}, "to_port", {"port": port}))

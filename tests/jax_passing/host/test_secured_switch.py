@@ -342,8 +342,8 @@ def test_a_switch_that_hangs_up_in_the_handshake_is_tried_again():
 
 def test_a_refusal_before_the_handshake_is_told():
     impostor = Impostor(HELLO, messages.Refused("JoinError", "as many as one address may"))
-    with pytest.raises(JoinError, match="as many as one address may"):
-        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
+    with pytest.raises(SwitchUnreachableError, match=r"\(it says: as many as one address may\)"):
+        connect(impostor.address, 0.2, key=keys.new_key(), job=JOB)
 
 
 def test_what_comes_in_the_clear_behind_secure_closes_the_connection(secured):

@@ -188,12 +188,13 @@ def test_a_broken_connection_names_the_switch(three):
     several = members(three)
     several[1]._shards[2].hang_up()
     until(lambda: all(member.failure for member in several))
-    assert several[1].failure.kind == "SwitchLostError"
-    assert f"Rank 1 lost the switch at {three.each[2].address}" in several[1].failure.message
-    # Rank 0 hears it from rank 1 through the other switches, or from the switch that rank 1 is lost to.
-    assert several[0].failure.kind in ("SwitchLostError", "HostLostError")
-    assert "Rank 1" in several[0].failure.message
+    # Both know it from rank 1, or from the switch that rank 1 is lost to: whichever is faster to tell the others.
+    known = {
+        "SwitchLostError": f"Rank 1 lost the switch at {three.each[2].address}",
+        "HostLostError": "Rank 1 closed its connection (job 'test/shard 2'",
+    }
     for member in several:
+        assert known[member.failure.kind] in member.failure.message
         member.close()
 
 

@@ -1,6 +1,8 @@
 """How a rack's switch takes what its parent says first: for hosts that join, and for hosts that meet."""
 
 import asyncio
+import ssl
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -65,7 +67,7 @@ async def test_one_that_says_nothing(rack, parent, host, heard):
 
 @below(says=b"HTTP/1.1 400\r\n\r\n")
 async def test_one_that_is_no_switch(rack, parent, host, heard):
-    await _is_named(rack, parent, host, "")
+    await _is_named(rack, parent, host, "JSON is malformed: invalid character (byte 0))")
 
 
 @below(says=messages.encode(messages.Heartbeat()))
@@ -82,6 +84,13 @@ async def test_one_that_sends_it_away(rack, parent, host, heard):
 async def test_one_that_has_a_key(rack, parent, host, heard):
     refusal = await host.refusal()
     assert refusal.startswith(f"Of the switches, {parent} has a key, and the one at {rack.name} has none: start both")
+
+
+def test_a_parent_is_without_the_key_only_until_it_has_proved_it():
+    error = ssl.SSLError("bad record")
+    for is_secured, problem in (False, "it doesn't have the same key"), (True, "('bad record',)"):
+        greeting = SimpleNamespace(is_secured=is_secured)
+        assert parent_greeting.problem_of(error, greeting).startswith(problem)
 
 
 @pytest.mark.parametrize("more", [{}, {"color": "red"}, {"data_port": {"first": 1}}], ids=str)

@@ -1,11 +1,12 @@
 """Hosts that meet at several switches of a tree before they join."""
 
+import pytest
 from control import until
 from control_trees import in_tree
 from seats import meet, met, seat
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch import quotas
+from jax_passing.switch import quotas, seats_at_parent
 
 
 @in_tree()
@@ -115,3 +116,49 @@ async def test_through_several_levels(tree, root, spine, other):
     await until(lambda: not any(switch.plane._meetings._at_parent for switch in (*racks, spine, other)))
     assert not root.plane._meetings._meetings
     assert not root.plane._meetings._seats_of_racks
+
+
+@in_tree(racks=0)
+async def test_hosts_that_are_refused_leave_nothing_at_any_level(tree, root):
+    middle = await tree.add(root)
+    rack = await tree.add(middle)
+    for instance in "abc":
+        host = await seat(rack, 0, 4, 4, deadline_s=0.2, instance=instance)
+        assert "that rank 0 waited" in await host.refusal()
+        assert await host.receive() is None
+        host.writer.close()
+    await until(lambda: not middle.server._streams and not root.server._streams)
+    assert not rack.plane._meetings._at_parent
+    assert not middle.plane._meetings._at_parent
+    assert not root.plane._meetings._seats_of_racks
+
+
+@in_tree(racks=0, connections_per_address=1)
+async def test_a_parent_that_is_full_is_named_to_all_hosts_of_a_rack(tree, root):
+    await seat(root, 0)
+    rack = await tree.add(root, connections_per_address=9)
+    for host in [await seat(rack, rank) for rank in range(1, 5)]:
+        refused = await host.receive()
+        assert isinstance(refused, messages.Refused)
+        assert f"switch at {root.name}" in refused.message
+
+
+@in_tree(racks=1)
+async def test_a_parent_that_falls_silent_ends_the_seats(tree, root, rack):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seats_at_parent, "BEAT_S", 0.05)
+        host = await seat(rack, 0, 2, 2)
+        await until(lambda: root.plane._meetings._meetings)
+        for stream in root.server._streams:
+            stream.send = lambda _: True
+        assert await host.receive() is None
+
+
+@in_tree(racks=0)
+async def test_switches_that_are_each_others_parents(tree, root):
+    rack = await tree.add(root)
+    root.plane._meetings._parent = rack.address
+    host = await seat(rack, 0)
+    assert "lead in a circle" in await host.refusal()
+    host.writer.close()
+    await until(lambda: not rack.plane._meetings._at_parent and not root.plane._meetings._at_parent)

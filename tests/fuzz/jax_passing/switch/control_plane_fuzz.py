@@ -194,6 +194,7 @@ def test_one_input(data: bytes) -> None:
     assert not list(process.plane._jobs.epochs()), list(process.plane._jobs.epochs())
     meetings = process.plane._meetings
     assert not meetings._meetings, meetings._meetings
+    assert not meetings._at_parent, meetings._at_parent
     assert not meetings._seats_of_racks, meetings._seats_of_racks
     assert not process.plane._quota._count, process.plane._quota._count
 

@@ -237,6 +237,15 @@ def test_a_restart_with_another_build_is_no_replacement(data_plane, device, chan
     data_plane.add_job(JOB)
 
 
+def test_a_program_of_another_version_is_no_replacement(data_plane, device):
+    data_plane.add_job(JOB)
+    device.restart()
+    device.verdicts.pop()
+    assert "it was restarted" in data_plane.check()
+    with pytest.raises(PipelineError, match=rf"it counts {len(VERDICTS) - 1} verdicts instead of {len(VERDICTS)}"):
+        data_plane.add_job(JOB)
+
+
 def test_an_outage(data_plane, device):
     data_plane.add_job(JOB)
     device.verdicts = list(range(len(VERDICTS)))
