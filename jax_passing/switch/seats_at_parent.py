@@ -111,7 +111,7 @@ class SeatsAtParent:
         if self._is_over:
             return
         self._has_begun = True
-        for number in self._seats:
+        for number in list(self._seats):
             self.tell(number)
         self._beat()
 
