@@ -183,8 +183,9 @@ def test_it_listens_on_ipv6_if_told(start):
 
 def test_a_taken_udp_port_costs_a_warning_only(start):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as free:  # TCP's port is, so far
+            port = free.getsockname()[1]
+            taken.bind(("127.0.0.1", port))
         process = start("--listen", f"127.0.0.1:{port}")
         assert port_of(process) == port
         data_port = hello(port).data_port
