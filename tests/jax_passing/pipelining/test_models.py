@@ -1,7 +1,6 @@
 """Pipelines of the models of examples/models; tests/every_pipeline.py tries every schedule and number of stages."""
 
 import jax
-import numpy as np
 import optax
 import pytest
 from pipeline_cases import Case, error
@@ -18,7 +17,7 @@ def _compiled_fast():
 
 
 def train(value_and_grad, params, batches):
-    """The losses of all steps."""
+    """Of each step: the parameters it began with, its batch, and its loss, aux and gradients."""
     optimizer = optax.sgd(5e-3, momentum=0.9)
 
     @jax.jit
@@ -28,13 +27,11 @@ def train(value_and_grad, params, batches):
         params = optax.apply_updates(params, updates)
         return {**params, "batch_stats": aux["batch_stats"]} if "batch_stats" in aux else params, state
 
-    state, losses = optimizer.init(params), []
+    state = optimizer.init(params)
     for batch in batches:
-        (loss, aux), gradients = value_and_grad(params, batch)
-        gradients, aux = jax.device_get((gradients, aux))  # from all devices
-        params, state = update(params, state, gradients, aux)
-        losses.append(float(loss))
-    return np.array(losses)
+        result, gradients = jax.device_get(value_and_grad(params, batch))  # from all devices
+        yield params, batch, result, gradients
+        params, state = update(params, state, gradients, result[1])
 
 
 @pytest.mark.slow
@@ -50,14 +47,18 @@ def train(value_and_grad, params, batches):
     ],
 )
 def test_pipelines_train_models_as_they_are(name, stages, schedule, has_key):
-    """Stages add up in another order, so results differ by rounding: losses by up to 8e-7 when this was written."""
+    """Stages add up in another order, so results differ by rounding: by up to 2e-7 when this was written.
+
+    Each step of a training is compared by itself. Over several, rounding grows: the losses of two trainings of resnet50
+    were 1e-7 apart after three steps, and 4e-2 after seven.
+    """
     case = Case(name, stages, has_key)
     run = case.pipeline(schedule)
-    result, gradients = run(case.params, case.batch)
-    whole, whole_gradients = case.unpartitioned(case.params, case.batch)
-    assert error(gradients, whole_gradients) <= 1e-5
-    assert error(gradients, case.through_gpipe[1]) <= 1e-6
-    assert error(result, whole) <= 1e-5
-    ours, theirs = (train(step, case.params, case.batches(STEPS)) for step in (run, case.unpartitioned))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert theirs[-1] < theirs[0]
+    assert error(run(case.params, case.batch)[1], case.through_gpipe[1]) <= 1e-6
+    losses = []
+    for params, batch, result, gradients in train(run, case.params, case.batches(STEPS)):
+        whole, whole_gradients = case.unpartitioned(params, batch)
+        assert error(gradients, whole_gradients) <= 1e-5
+        assert error(result, whole) <= 1e-5
+        losses.append(float(result[0]))
+    assert losses[-1] < losses[0]
