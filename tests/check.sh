@@ -159,7 +159,7 @@ slot_protocol() {
 pytest_in() {
   local not_slow=()
   if $fast; then not_slow=(-m "not slow"); fi
-  timeout 3000 "$1/bin/pytest" --quiet --durations=5 --numprocesses=2 --dist=worksteal "${not_slow[@]}" "${@:2}"
+  timeout 3000 "$1/bin/pytest" --quiet --durations=20 --numprocesses=2 --dist=worksteal "${not_slow[@]}" "${@:2}"
 }
 
 # By a third worker, too, as many of these tests wait.
