@@ -182,6 +182,14 @@ def _no_process() -> tuple[int, int, str] | None:
     return None
 
 
+def settings_given(
+    arguments: Mapping[str, Any], config: str | Path | None = None, *, environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """The settings that are given somewhere, each checked by itself: for those who open no session. Raises
+    ConfigError."""
+    return convert(Settings, gather(Settings, _SOURCES, arguments, config, environment))
+
+
 def resolve(
     arguments: Mapping[str, Any],
     config: str | Path | None = None,

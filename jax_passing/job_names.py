@@ -1,6 +1,6 @@
 """A job's name. It comes from the launcher's own, where its makers document that all hosts of one run have the same.
 
-Two kinds of jobs have a name that is made of another job's, with a mark that users' names may not have."""
+Three kinds of jobs have a name that is made of another job's, with a mark that users' names may not have."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one, with strategy "flat"
 SHARD_MARK = "/shard "  # in the names that switches give to the shards of a job
+DOCTOR_MARK = "/doctor "  # in those of the jobs in which `jax-passing doctor` tries a switch
 
 Environment = Mapping[str, str]
 
@@ -20,6 +21,8 @@ def check(name: str) -> None:
         raise ValueError(f"expected another name: with {DEVICES_SUFFIX!r} at its end it is the devices' of a job")
     if SHARD_MARK in name:
         raise ValueError(f"expected another name: with {SHARD_MARK!r} in it, it is a shard's of a job")
+    if DOCTOR_MARK in name:
+        raise ValueError(f"expected another name: with {DOCTOR_MARK!r} in it, it is a doctor's trial")
 
 
 def of_devices(job: str) -> str:
@@ -31,9 +34,14 @@ def of_shard(job: str, shard: int) -> str:
     return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
+def of_doctor(job: str, trial: str) -> str:
+    """A job of its own for each `trial`, with the key of `job`."""
+    return job + DOCTOR_MARK + trial
+
+
 def base(job: str) -> str:
     """The users' name of a job, whoever made another one of it: all that belongs to it has one key."""
-    return job.partition(SHARD_MARK)[0].removesuffix(DEVICES_SUFFIX)
+    return job.partition(DOCTOR_MARK)[0].partition(SHARD_MARK)[0].removesuffix(DEVICES_SUFFIX)
 
 
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:

@@ -1,5 +1,7 @@
 """Where this process runs, as far as JAX knows."""
 
+import os
+
 import jax
 from jax._src import distributed, xla_bridge
 from jax._src.clusters import ClusterEnv
@@ -15,6 +17,8 @@ def in_cluster() -> tuple[int, int, str] | None:
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
+    if (of_mpi := _in_open_mpi()) is not None:
+        return of_mpi
     for cluster in ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():
             return (
@@ -23,3 +27,12 @@ def in_cluster() -> tuple[int, int, str] | None:
                 f"{cluster.__name__}, as JAX detects",
             )
     return None
+
+
+def _in_open_mpi() -> tuple[int, int, str] | None:
+    """By the variables that all versions of Open MPI document. JAX asks for another one, which Open MPI 5 doesn't set;
+    and then it takes the processes by which `mpirun` reaches the other machines of a Slurm job for the job's."""
+    rank, count = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE"))
+    if not rank.isdecimal() or not count.isdecimal():
+        return None
+    return int(rank), int(count), "variable OMPI_COMM_WORLD_RANK"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import jax_passing
-from jax_passing.commands import bench, conformance, key, plan, run, switch
+from jax_passing.commands import bench, conformance, doctor, key, plan, run, switch
 from jax_passing.errors import PassingError
 
 app = typer.Typer(no_args_is_help=True, help="Sums over hosts for JAX, inside the network.")
@@ -34,6 +34,7 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_intersperse
 app.command()(plan.plan)
 app.command()(bench.bench)
 app.command()(conformance.conformance)
+app.command()(doctor.doctor)
 app.command()(key.key)
 
 

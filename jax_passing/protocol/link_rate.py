@@ -7,7 +7,7 @@ import psutil
 _SYS_NET = Path("/sys/class/net")
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
     """The interface that has this address, IPv4 or IPv6, if only one does.
 
     Sockets tell an address of one link (fe80::…) without the interface, and two VLANs of a card may share it.
@@ -23,7 +23,7 @@ def link_gbit(address: str, sys_net: Path = _SYS_NET) -> float | None:
     None if it isn't known. Interfaces without a device behind them (veth, bridges) invent their speed: not taken.
     psutil tells it of those too, so the speed is read where the device is looked for.
     """
-    name = _interface_of(address)
+    name = interface_of(address)
     if name is None or not (sys_net / name / "device").exists():
         return None
     try:

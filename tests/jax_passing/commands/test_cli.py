@@ -31,7 +31,7 @@ def test_the_version(command):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance", "key"}),
+        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance", "doctor", "key"}),
         ("jax-passing sw", {"switch"}),
         ("jax-passing run --ho", {"--hosts"}),
     ],

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jax_passing.protocol.link_rate import _interface_of, link_gbit
+from jax_passing.protocol.link_rate import interface_of, link_gbit
 
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
@@ -13,15 +13,15 @@ IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 @pytest.fixture
 def loopback(tmp_path):
     """A made-up /sys/class/net whose loopback interface has a device behind it."""
-    name = next(name for _, name in socket.if_nameindex() if name == _interface_of("127.0.0.1"))
+    name = next(name for _, name in socket.if_nameindex() if name == interface_of("127.0.0.1"))
     (tmp_path / name / "device").mkdir(parents=True)
     return tmp_path / name
 
 
 def test_the_interface_is_found_by_its_address():
-    assert _interface_of("127.0.0.1") == "lo"
-    assert _interface_of("192.0.2.1") is None
-    assert _interface_of("2001:db8::1") is None
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    assert interface_of("2001:db8::1") is None
 
 
 def interfaces_by_ipv6_address():
@@ -36,15 +36,15 @@ def interfaces_by_ipv6_address():
 @pytest.mark.skipif(not IPV6_ADDRESSES.exists() or not IPV6_ADDRESSES.read_text(), reason="no IPv6 on this machine")
 def test_the_interface_is_found_by_its_ipv6_address():
     for address, names in interfaces_by_ipv6_address().items():
-        assert _interface_of(address) == (names[0] if len(names) == 1 else None)
+        assert interface_of(address) == (names[0] if len(names) == 1 else None)
 
 
 def test_an_address_of_a_link_that_several_interfaces_have_says_nothing(monkeypatch):
     held = {name: [SimpleNamespace(address=f"fe80::1%{name}")] for name in ("eth0", "eth0.5")}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: held)
-    assert _interface_of("fe80::1") is None
+    assert interface_of("fe80::1") is None
     del held["eth0.5"]
-    assert _interface_of("fe80::1") == "eth0"
+    assert interface_of("fe80::1") == "eth0"
 
 
 def test_a_card_tells_its_rate(loopback):

@@ -1,0 +1,89 @@
+"""All checks of this machine, one after the other."""
+
+import datetime
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jax_passing import config
+from jax_passing.config import address_text
+from jax_passing.doctor import cuda_driver, gpu, kernel, route, software, trial
+from jax_passing.doctor.findings import Finding, bad, good, left_out
+from jax_passing.errors import ConfigError
+from jax_passing.protocol import keys
+
+ROOT = Path("/")
+_NCCL = "libnccl.so.2"
+_NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_ANY_JOB = "any"  # the trial's, where no job is named: without a key, names only have to differ
+
+
+def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
+    """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
+    yield software.python(sys.version_info, platform.python_implementation().lower())
+    installed = software.Here()
+    yield software.jax(installed)
+    yield software.handlers(software.sum_of_one_host)
+    yield software.hash_seed(os.environ)
+    yield from _kernel()
+    settings: dict[str, Any] = {}
+    try:
+        settings = config.settings_given(arguments)
+        key = keys.read_key(settings.get("key_file"), keys.JOB)
+        yield good("settings", ", ".join(sorted(settings)) or "none")
+    except ConfigError as error:
+        yield bad("settings", str(error), "Correct it (docs/settings.md).")
+        yield left_out("switch", "the settings have to be right first")
+        interface = None
+    else:
+        interface = yield from _switches(settings, key)
+    yield from gpu.findings(cuda_driver.Driver, ROOT, installed, _nccl_version, interface)
+
+
+def _kernel() -> Iterator[Finding]:
+    gso, gro = (kernel.has_udp_option(*option) for option in ((kernel.UDP_SEGMENT, 1440), (kernel.UDP_GRO, 1)))
+    yield kernel.super_packets(gso, gro)
+    yield kernel.buffers(kernel.granted_buffers(), kernel.buffer_limits(ROOT))
+    yield kernel.cores(kernel.allowed_cores(), kernel.core_quota(ROOT), kernel.devices(os.environ))
+    yield kernel.files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    installed = datetime.datetime.fromtimestamp(Path(__file__).stat().st_mtime, datetime.UTC)
+    yield kernel.clock(datetime.datetime.now(datetime.UTC), installed)
+
+
+def _switches(settings: dict[str, Any], key: bytes | None) -> Iterator[Any]:
+    """Returns the interface that leads to the first one, if that is known."""
+    addresses = settings.get("switch", ())
+    if not addresses:
+        yield left_out("switch", "none is given", "--switch HOST:PORT, or JAX_PASSING_SWITCH, has the way there checked.")
+        return None
+    interface = None
+    for number, address in enumerate(addresses):
+        name = address_text(*address)
+        try:
+            way = route.to(address)
+        except OSError as error:
+            yield bad(f"switch {name}", f"no way leads there: {error}", "Check the name, the address and the routes.")
+            continue
+        interface = way.interface if number == 0 else interface
+        yield route.mtu(way)
+        yield route.rate(way, settings.get("link_gbit"))
+        yield from trial.findings(trial.look(address, key, settings.get("job", _ANY_JOB)), name)
+    return interface
+
+
+def _nccl_version() -> str:
+    """That of the wheel that JAX takes, or the system's."""
+    for wheel in _NCCL_WHEELS:
+        try:
+            distribution = metadata.distribution(wheel)
+        except metadata.PackageNotFoundError:
+            continue
+        for file in distribution.files or ():
+            if file.name == _NCCL:
+                return f"{cuda_driver.nccl_version(str(file.locate()))}, of {wheel} {distribution.version}"
+    return f"{cuda_driver.nccl_version(_NCCL)}, the system's"

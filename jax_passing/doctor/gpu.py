@@ -1,0 +1,167 @@
+"""GPUs: the driver, what it must be able to do for sums, NCCL, JAX's plugin, and the card beside each."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from jax_passing.doctor import pci
+from jax_passing.doctor.cuda_driver import NO_DEVICE, CudaError, Device, Driver
+from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
+from jax_passing.doctor.software import Installed, numbers
+
+PINNED_BYTES = 64 << 20
+ROUNDS = 5
+COPY_SHARE = 0.5  # of what the card's link carries; less means that something is in the way
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+_LEFT_OUT = "driver, devices, pinned memory, copies, stream waits, NCCL, JAX's plugin, the card beside each GPU"
+_INSTALL_DRIVER = "Install NVIDIA's driver; in a container, start it with the GPUs (--gpus all, or the device plugin)."
+
+
+def findings(
+    load: Callable[[], Driver],
+    root: Path,
+    installed: Installed,
+    nccl: Callable[[], str],
+    interface: str | None,
+) -> list[Finding]:
+    """
+    Args:
+      load: the driver. Raises OSError or CudaError.
+      root: below it lies /sys.
+      installed: the packages here.
+      nccl: tells the version. Raises OSError or CudaError.
+      interface: which one leads to the switch, if that is known.
+    """
+    try:
+        driver = load()
+        devices = driver.devices()
+        major, minor = driver.cuda_version()
+    except OSError as error:
+        return [_no_driver(root, str(error))]
+    except CudaError as error:
+        if error.code == NO_DEVICE:
+            return [_no_driver(root, str(error))]
+        return [bad("GPU driver", str(error), "Look at dmesg and nvidia-smi; does the driver fit the kernel module?")]
+    if not devices:
+        return [_no_driver(root, "the driver shows no device (CUDA_VISIBLE_DEVICES?)")]
+    found = [good("GPU driver", f"serves CUDA {major}.{minor}, {len(devices)} device{'s' * (len(devices) > 1)}")]
+    for device in devices:
+        found += _device(driver, device, root)
+    found.append(_nccl(nccl, len(devices)))
+    found.append(plugin(installed, major))
+    cards = pci.cards(root)
+    return found + [beside(device, root, cards, interface) for device in devices]
+
+
+def _no_driver(root: Path, reason: str) -> Finding:
+    if there := pci.nvidia_devices(root):
+        on_bus = f"NVIDIA's card{'s' * (len(there) > 1)} {', '.join(there)}"
+        return bad("GPU driver", f"{on_bus} can't be used: {reason}", _INSTALL_DRIVER)
+    return left_out("GPU", f"there is none ({reason}). Left out: {_LEFT_OUT}")
+
+
+def _device(driver: Driver, device: Device, root: Path) -> list[Finding]:
+    name = f"GPU {device.ordinal}"
+    found = [good(name, f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB, at {device.pci}")]
+    try:
+        with driver.context(device), driver.pinned(PINNED_BYTES) as pinned:
+            found.append(_copies(driver, device, pinned, root))
+            found.append(_stream_waits(driver, device, pinned))
+    except CudaError as error:
+        done = len(found) > 1
+        found.append(
+            bad(
+                f"{name}, {'context' if done else 'pinned memory'}",
+                f"{PINNED_BYTES >> 20} MiB: {error}",
+                "Is the device free (nvidia-smi), and is there memory that may be locked (ulimit -l; the container's)?",
+            )
+        )
+    return found
+
+
+def _copies(driver: Driver, device: Device, pinned: int, root: Path) -> Finding:
+    check = f"GPU {device.ordinal}, pinned memory"
+    try:
+        rates = driver.copy_rates(pinned, PINNED_BYTES, ROUNDS)
+    except CudaError as error:
+        return bad(check, f"it can't be copied: {error}", "Is the device free? nvidia-smi tells who has its memory.")
+    text = f"{rates.to_device / 1e9:.1f} GB/s to the device, {rates.from_device / 1e9:.1f} GB/s back"
+    link = pci.link_bytes_per_s(root, device.pci)
+    if link is not None:
+        text += f", over a link of {link / 1e9:.1f} GB/s"
+        if min(rates.to_device, rates.from_device) < COPY_SHARE * link:
+            return warning(
+                check,
+                f"{text}: less than half of it",
+                "Bind the process to the NUMA node of the GPU (numactl), and look for others that copy.",
+            )
+    return good(check, text)
+
+
+def _stream_waits(driver: Driver, device: Device, pinned: int) -> Finding:
+    check = f"GPU {device.ordinal}, stream waits"
+    try:
+        works = driver.stream_waits(pinned)
+        reason = "a stream didn't wait for a value in pinned memory, or not only for that"
+    except CudaError as error:
+        works, reason = False, str(error)
+    if not works:
+        return bad(check, reason, "Install a driver for CUDA 12 or later.")
+    if not device.waits_64:
+        return warning(check, "values of 32 bits, but not of 64", "Install a newer driver if there is one.")
+    return good(check, "a stream waits for a value in pinned memory; values may have 64 bits")
+
+
+def _nccl(nccl: Callable[[], str], devices: int) -> Finding:
+    try:
+        return good("NCCL", nccl())
+    except (OSError, CudaError) as error:
+        reason, remedy = f"it can't be loaded: {error}", "pip install 'jax[cuda13]' brings it (or cuda12)."
+        if devices > 1:
+            return bad("NCCL", f"{reason}; XLA sums over {devices} devices of a host by it", remedy)
+        return warning("NCCL", f"{reason}; XLA needs it as soon as there are two devices", remedy)
+
+
+def plugin(installed: Installed, driver_major: int) -> Finding:
+    """JAX's plugin for CUDA: there, of jaxlib's version, and not too new for the driver."""
+    check = "JAX's CUDA plugin"
+    found = [(name, version) for name in PLUGINS if (version := installed.version(name)) is not None]
+    if not found:
+        wanted = "cuda13" if driver_major >= 13 else "cuda12"
+        return bad(check, "not installed: JAX sees no GPU", f"pip install 'jax[{wanted}]'")
+    text = ", ".join(f"{name} {version}" for name, version in found)
+    jaxlib = installed.version("jaxlib") or ""
+    if all(int(re.sub(r"\D", "", name)) > driver_major for name, _ in found):
+        return bad(check, f"{text}: the driver serves CUDA {driver_major} at most", "Install a newer driver.")
+    if all(numbers(version) != numbers(jaxlib) for _, version in found):
+        return warning(check, f"{text}, but jaxlib {jaxlib}", "Install them together: pip install -U 'jax[cuda13]'.")
+    return good(check, text)
+
+
+def beside(device: Device, root: Path, cards: list[pci.Place], interface: str | None) -> Finding:
+    """Which card is nearest, and whether packets leave by it."""
+    check = f"GPU {device.ordinal}, card beside it"
+    gpu = pci.gpu(root, device.pci)
+    if gpu is None:
+        return left_out(check, f"/sys doesn't show {device.pci}")
+    neighbour = pci.nearest(gpu, cards)
+    if neighbour is None:
+        return left_out(check, "/sys shows no network card on PCI")
+    names = " and ".join(card.name for card in neighbour.cards)
+    node = neighbour.cards[0].numa
+    how = f"{neighbour.shared} steps of the way through PCI are the same" if neighbour.shared else "other root of PCI"
+    text = f"{names} ({how}, NUMA node {node if node >= 0 else 'unknown'})"
+    if gpu.numa >= 0 and node >= 0 and gpu.numa != node:
+        return warning(
+            check,
+            f"{text}; the GPU is on node {gpu.numa}: what it sends crosses between the sockets",
+            "Use a GPU and a card of one node where you can choose.",
+        )
+    leaves_by = next((card for card in cards if interface in card.name.split("/")), None)
+    if leaves_by is not None and leaves_by not in neighbour.cards:
+        return warning(
+            check,
+            f"{text}, but packets to the switch leave by {leaves_by.name}",
+            f"Give the switch an address that is reached through {names}.",
+        )
+    return good(check, text)

@@ -1,0 +1,104 @@
+"""Which network card is beside which GPU, as /sys has them: the nearest shares the longest way through PCI."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT_OR_ADDRESS = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_CLASSES = {"net": "sys/class/net", "rdma": "sys/class/infiniband"}
+_NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")  # VGA and 3D controllers
+
+
+@dataclass(frozen=True)
+class Place:
+    """`path`: the root complex and the addresses from there on, of bridges and of the device itself. `numa`: its node,
+    -1 if the machine doesn't tell."""
+
+    name: str
+    path: tuple[str, ...]
+    numa: int = -1
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The cards that are nearest to a GPU. `shared`: so many steps of their way are the same; 0: not even the root."""
+
+    cards: tuple[Place, ...]
+    shared: int
+
+
+def place(name: str, link: Path) -> Place | None:
+    """Of the device to which this link of /sys leads; None if it isn't on PCI."""
+    if not link.exists():
+        return None
+    real = Path(os.path.realpath(link))
+    path = tuple(part for part in real.parts if _ROOT_OR_ADDRESS.fullmatch(part))
+    if not path:
+        return None
+    numa = -1
+    for folder in (real, *real.parents):  # a virtio device has it in the PCI device above
+        if (folder / "numa_node").is_file():
+            numa = int((folder / "numa_node").read_text())
+            break
+    return Place(name, path, numa)
+
+
+def gpu(root: Path, address: str) -> Place | None:
+    """`address`: as the driver has it, whose domain may have more digits than that of /sys."""
+    domain, _, rest = address.lower().partition(":")
+    return place(address, root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}")
+
+
+def nvidia_devices(root: Path) -> list[str]:
+    """Addresses of the graphics cards on the bus, with a driver or without."""
+    found = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        try:
+            vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASSES):
+            found.append(folder.name)
+    return found
+
+
+def cards(root: Path) -> list[Place]:
+    """Network and RDMA devices; several of one card are one place."""
+    by_path: dict[tuple[str, ...], list[Place]] = {}
+    for folder in _CLASSES.values():
+        for link in sorted((root / folder).glob("*")):
+            if (found := place(link.name, link / "device")) is not None:
+                by_path.setdefault(found.path, []).append(found)
+    return [
+        Place("/".join(one.name for one in places), path, places[0].numa) for path, places in sorted(by_path.items())
+    ]
+
+
+def nearest(of: Place, candidates: Sequence[Place]) -> Neighbour | None:
+    """None if there are no candidates. Where the way says nothing, those of the same NUMA node are nearer."""
+    if not candidates:
+        return None
+
+    def nearness(card: Place) -> tuple[int, bool]:
+        return len(os.path.commonprefix([of.path, card.path])), of.numa >= 0 and of.numa == card.numa
+
+    best = max(map(nearness, candidates))
+    return Neighbour(tuple(card for card in candidates if nearness(card) == best), best[0])
+
+
+def link_bytes_per_s(root: Path, address: str) -> float | None:
+    """What the device's own link to PCI carries one way, at its highest speed and with the lanes that it has now (an
+    idle card slows its link down); None if /sys doesn't tell."""
+    domain, _, rest = address.lower().partition(":")
+    folder = root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}"
+    try:
+        speed = re.match(r"[\d.]+", (folder / "max_link_speed").read_text())
+        width = int((folder / "current_link_width").read_text())
+    except (OSError, ValueError):
+        return None
+    if speed is None or width <= 0:
+        return None
+    transfers = float(speed[0]) * 1e9
+    return transfers * width / 8 * (8 / 10 if transfers < 8e9 else 128 / 130)

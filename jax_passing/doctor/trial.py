@@ -1,0 +1,287 @@
+"""A small job at a switch, both of whose workers are this process: what the protocol itself can show of the way there.
+
+It takes some of the switch's slots for a second or two, and leaves other jobs alone.
+"""
+
+import statistics
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from jax_passing import job_names
+from jax_passing.config import address_text
+from jax_passing.conformance.data_socket import GroupSocket
+from jax_passing.conformance.group_checks import hear
+from jax_passing.conformance.joining import GroupAnswer, Joined, RefusedError, WorkerEnd, decline, join, receive
+from jax_passing.conformance.switch_under_test import UntestableError
+from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
+from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
+from jax_passing.host.control_connection import connect_now
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
+from jax_passing.protocol.packet import CONTRIBUTION, HEADER, RESULT, TAG_BYTES, MalformedError, Packet, decode
+
+JOIN_S = 5.0
+ANSWER_S = 0.25  # a packet without an answer for so long is lost
+TRIES = 4  # of one chunk
+CHUNKS = 32  # of each length
+LEAVE_S = 3.0
+WORKERS = 2
+
+
+@dataclass
+class Passed:
+    """Chunks of one length that were tried. `times_s`: of those whose sum came back, from the contributions to it."""
+
+    lanes: int
+    packet_bytes: int
+    tried: int = 0
+    lost: int = 0
+    times_s: list[float] = field(default_factory=list)
+    trouble: str = ""
+
+
+@dataclass
+class Seen:
+    """What a trial has shown. Empty texts: nothing is wrong.
+
+    Attributes:
+      unreachable: why no switch answers.
+      locked: which key is missing or wrong.
+      refused: why the trial didn't begin.
+      connect_s: how long it took to hear the switch's greeting.
+      data: where packets go.
+      passed: the shortest packets, and then the longest.
+      offers_group: whether there is a multicast group.
+      deaf: why that isn't heard.
+    """
+
+    unreachable: str = ""
+    locked: str = ""
+    refused: str = ""
+    connect_s: float = 0.0
+    data: str = ""
+    passed: list[Passed] = field(default_factory=list)
+    offers_group: bool = False
+    deaf: str = ""
+
+
+def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
+    """`key`: of `job`, if there is one."""
+    seen = Seen()
+    began = time.monotonic()
+    name = job_names.of_doctor(job, uuid.uuid4().hex[:12])
+    try:
+        control, hello = connect_now(address, key=key, job=name)
+        seen.connect_s = time.monotonic() - began
+        control.hang_up()
+        control.close()
+        if hello.protocol_version != messages.PROTOCOL_VERSION:
+            version = messages.PROTOCOL_VERSION
+            who = address_text(*address), hello.protocol_version, "this host", version, "this host"
+            seen.unreachable = protocol_difference(*who)
+            return seen
+    except SwitchUnreachableError as error:
+        seen.unreachable = str(error)
+        return seen
+    except AuthenticationError as error:
+        seen.locked = str(error)
+        return seen
+    try:
+        with _joined(address, name, key, partial(_note_offer, seen)) as joined:
+            _try_packets(joined, seen)
+        if seen.offers_group:
+            with _joined(address, name + "g", key, partial(_listen, seen)) as joined:
+                if not seen.deaf and not joined.welcome.multicast:
+                    seen.deaf = "the switch learned too late that it is heard"
+    except (OSError, msgspec.DecodeError, PassingError, RefusedError, UntestableError) as error:
+        seen.refused = str(error)
+    return seen
+
+
+def _note_offer(seen: Seen, workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> None:
+    seen.offers_group = True
+    decline(workers, offers)
+
+
+def _listen(seen: Seen, workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> GroupSocket | None:
+    try:
+        return hear(workers, offers)
+    except (OSError, UntestableError) as error:
+        seen.deaf = str(error)
+        return None  # the switch notices, and sends results to each
+
+
+@contextmanager
+def _joined(address: tuple[str, int], name: str, key: bytes | None, answer: GroupAnswer) -> Iterator[Joined]:
+    workers: list[WorkerEnd] = []
+    group: GroupSocket | None = None
+    try:
+        for _ in range(WORKERS):
+            workers.append(WorkerEnd(address, name, key))
+        joined = join(workers, name, answer, JOIN_S)
+        group = joined.group
+        _seal(joined)
+        yield joined
+        _leave(workers)
+    finally:
+        for worker in workers:
+            worker.close()
+        if group is not None:
+            group.close()
+
+
+def _seal(joined: Joined) -> None:
+    if (tags := joined.tags) is not None:
+        for number, worker in enumerate(joined.workers):
+            worker.udp.seal = partial(tags.sealed, tags.contributions[number])
+            worker.udp.open = partial(tags.opened, tags.results)
+
+
+def _leave(workers: Sequence[WorkerEnd]) -> None:
+    """Waits for the switch to have dealt with it, so that it isn't taken for a failure."""
+    until = time.monotonic() + LEAVE_S
+    with suppress(OSError, msgspec.DecodeError):
+        for worker in workers:
+            worker.control.send(messages.Leave())
+        for worker in workers:
+            while not isinstance(receive(worker.control, until), messages.Bye):
+                pass
+
+
+def _try_packets(joined: Joined, seen: Seen) -> None:
+    welcome = joined.welcome
+    host, port = joined.workers[0].data_address
+    seen.data = address_text(host, port)
+    for worker in joined.workers:
+        worker.udp.forbid_fragments()
+    header_bytes = HEADER.size + (TAG_BYTES if joined.tags is not None else 0)
+    most = welcome.lanes_per_chunk
+    position = 0
+    for lanes in (most,) if welcome.whole_chunks else (1, most):
+        passed = Passed(lanes, header_bytes + 4 * lanes)
+        seen.passed.append(passed)
+        for _ in range(min(CHUNKS, welcome.slot_count)):
+            _try_chunk(joined, position, passed)
+            if passed.trouble:
+                return
+            position += 1
+
+
+def _try_chunk(joined: Joined, position: int, passed: Passed) -> None:
+    """One sum. A resend asks for it again, as a host's does."""
+    welcome, count = joined.welcome, joined.welcome.slot_count
+    packets = [
+        Packet(
+            type=CONTRIBUTION,
+            job=welcome.job_id,
+            epoch=welcome.epoch,
+            worker=number,
+            slot=welcome.slot_first + position % count,
+            version=position // count % 2,
+            sequence=position,
+            lanes=tuple((number + 1) * (lane + 1) for lane in range(passed.lanes)),
+        ).encode()
+        for number in range(WORKERS)
+    ]
+    wanted = tuple(sum(range(1, WORKERS + 1)) * (lane + 1) for lane in range(passed.lanes))
+    waiting = dict(enumerate(joined.workers))
+    passed.tried += 1
+    for attempt in range(TRIES):
+        sent = time.monotonic()
+        for number in range(WORKERS) if attempt == 0 else list(waiting):
+            with suppress(OSError):  # too long for the path, or the port is closed: nothing comes back
+                joined.workers[number].udp.send(packets[number])
+        if attempt == 0 and joined.tags is not None:
+            joined.tags.complete(packets[0])
+        until = time.monotonic() + ANSWER_S
+        for number, worker in list(waiting.items()):
+            if (problem := _await_result(worker, position, wanted, until)) is None:
+                continue
+            if problem:
+                passed.trouble = problem
+                return
+            del waiting[number]
+        if not waiting:
+            passed.times_s.append(time.monotonic() - sent)
+            return
+        passed.lost += 1
+    passed.trouble = f"no answer to {TRIES} packets of {passed.packet_bytes} bytes"
+
+
+def _await_result(worker: WorkerEnd, sequence: int, wanted: tuple[int, ...], until: float) -> str | None:
+    """Returns what is wrong with the result, "" if nothing is, and None if it doesn't come."""
+    while True:
+        try:
+            result = decode(worker.udp.receive(until))
+        except MalformedError as error:
+            return f"a malformed packet came from the switch ({error})"
+        except OSError:  # a timeout, or ICMP says that the port is closed
+            return None
+        if (result.type, result.sequence) == (RESULT, sequence):
+            return "" if result.lanes == wanted else "the switch's sum of a chunk is wrong"
+
+
+def findings(seen: Seen, switch: str) -> list[Finding]:
+    """`switch`: its address, for people."""
+    at = f"switch {switch}"
+    if seen.unreachable:
+        remedy = "Start it (jax-passing switch), check the address, let TCP and UDP pass; see all of its log."
+        return [bad(at, seen.unreachable, remedy), left_out("packets", "no switch answers")]
+    if seen.locked:
+        return [
+            bad(at, seen.locked, "Give the job's key and name: --key-file and --job (docs/security.md)."),
+            left_out("packets", "joining needs the key"),
+        ]
+    answers = good(at, f"greets {seen.connect_s * 1e3:.1f} ms after TCP's first packet")
+    if seen.refused and not seen.passed:
+        return [
+            answers,
+            warning("packets", f"the trial didn't begin: {seen.refused}", "Try again when the switch has room."),
+        ]
+    return [answers, _packets(seen), _multicast(seen)]
+
+
+def _packets(seen: Seen) -> Finding:
+    check = "packets"
+    last = seen.passed[-1]
+    if last.trouble and len(seen.passed) > 1:
+        return bad(
+            check,
+            f"short ones go to {seen.data} and come back, those of {last.lanes} lanes ({last.packet_bytes} bytes, and "
+            f"IP's) don't: {last.trouble}",
+            "Raise the MTU of all links on the way, or start the switch with a smaller --lanes-per-chunk.",
+        )
+    if last.trouble:
+        remedy = f"Let UDP pass to {seen.data} and back: firewalls on both machines, and between them."
+        return bad(check, f"UDP to {seen.data}: {last.trouble}", remedy)
+    tried, lost = (sum(getattr(one, name) for one in seen.passed) for name in ("tried", "lost"))
+    round_trip_us = statistics.median(last.times_s) * 1e6
+    text = (
+        f"{last.lanes} lanes ({last.packet_bytes} bytes) go to {seen.data} and come back without fragments; two "
+        f"workers' sum takes {round_trip_us:.0f} us (median, from Python)"
+    )
+    if lost:
+        return warning(
+            check, f"{text}; of {tried} chunks {lost} had to be sent again", "Look for what loses packets on the way."
+        )
+    return good(check, text)
+
+
+def _multicast(seen: Seen) -> Finding:
+    check = "multicast"
+    if not seen.offers_group:
+        return good(check, "the switch doesn't use it")
+    problem = seen.deaf or seen.refused
+    if not problem:
+        return good(check, "what the switch sends to a group comes here")
+    return warning(
+        check,
+        f"results go to each host by itself: {problem}",
+        "Let multicast pass (IGMP snooping needs a querier), or spare the attempt: jax-passing switch --no-multicast.",
+    )
