@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 
 import pytest
+import yaml
 from pages import PAGES, ROOT, blocks
 
 
@@ -15,7 +16,17 @@ def check_shell(text):
     assert ended.returncode == 0, ended.stderr
 
 
-CHECKS = {"bash": check_shell, "json": json.loads, "python": ast.parse, "toml": tomllib.loads}
+def check_yaml(text):
+    assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
+
+
+CHECKS = {
+    "bash": check_shell,
+    "json": json.loads,
+    "python": ast.parse,
+    "toml": tomllib.loads,
+    "yaml": check_yaml,
+}
 
 
 def test_every_fence_is_found():

@@ -1,0 +1,47 @@
+"""MTU and rate of made-up ways to a switch, and of loopback."""
+
+import pytest
+
+from jax_passing.doctor import route
+from jax_passing.doctor.findings import State
+from jax_passing.doctor.route import Route
+
+
+@pytest.mark.parametrize(
+    ("own", "mtu", "state", "lanes"),
+    [
+        ("10.0.0.2", 1500, State.GOOD, None),
+        ("10.0.0.2", 1496, State.GOOD, None),
+        ("10.0.0.2", 1495, State.WARNING, 359),
+        ("10.0.0.2", 1460, State.WARNING, 351),  # docs/clusters.md
+        ("10.0.0.2", 1400, State.WARNING, 336),
+        ("fd00::2", 1516, State.GOOD, None),
+        ("fd00::2", 1500, State.WARNING, 356),
+    ],
+)
+def test_mtu(own, mtu, state, lanes):
+    found = route.mtu(Route("s:1", "eth0", own, mtu, None))
+    assert found.state == state
+    assert (lanes is None) == (found.remedy == "")
+    assert lanes is None or f"--lanes-per-chunk {lanes} " in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("card", "setting", "state", "says"),
+    [(25.0, None, State.GOOD, "25 Gbit/s, as the card"), (None, 10.0, State.GOOD, "10 Gbit/s, as link_gbit"),
+     (None, None, State.WARNING, "doesn't tell")],
+)  # fmt: skip
+def test_rate(card, setting, state, says):
+    found = route.rate(Route("s:1", "eth0", "10.0.0.2", 1500, card), setting)
+    assert (found.state, says in found.reason) == (state, True), found
+
+
+def test_loopback():
+    way = route.to(("127.0.0.1", 7171))
+    assert (way.interface, way.own, way.gbit) == ("lo", "127.0.0.1", None)
+    assert route.mtu(way).state == State.GOOD
+
+
+def test_a_name_that_nobody_has():
+    with pytest.raises(OSError, match=""):
+        route.to(("no-such-host.invalid", 7171))

@@ -1,0 +1,71 @@
+"""Python, JAX and the handlers, as made-up environments have them, and as this one has."""
+
+import pytest
+
+from jax_passing.doctor import software
+from jax_passing.doctor.findings import State
+
+OURS = ["jax>=0.10.0", "jaxlib>=0.10.0", 'jaxlib==0.1; extra == "no"']
+
+
+class Made:
+    def __init__(self, requires=(), **versions):
+        self._versions, self._requires = versions, {"jax-passing": OURS, "jax": requires}
+
+    def version(self, package):
+        return self._versions.get(package)
+
+    def requires(self, package):
+        return self._requires.get(package, ())
+
+
+@pytest.mark.parametrize(
+    ("version", "implementation", "state"),
+    [((3, 12, 1), "cpython", State.GOOD), ((3, 12, 1), "pypy", State.WARNING), ((3, 10, 9), "cpython", State.BAD)],
+)
+def test_python(version, implementation, state):
+    assert software.python(version, implementation).state == state
+
+
+@pytest.mark.parametrize(
+    ("versions", "requires", "state", "says"),
+    [
+        ({"jax": "0.10.0", "jaxlib": "0.10.0"}, ["jaxlib<=0.10.0,>=0.10.0"], State.GOOD, "jaxlib 0.10.0"),
+        ({"jax": "0.11.1", "jaxlib": "0.11.0"}, ["jaxlib<=0.11.1,>=0.11.0"], State.GOOD, ""),
+        ({"jax": "0.10.0", "jaxlib": "0.10.1"}, ["jaxlib<=0.10.0,>=0.10.0"], State.BAD, "needs jaxlib"),
+        ({"jax": "0.10.0", "jaxlib": "0.10.0"}, ['jaxlib==0.9; extra == "ci"'], State.GOOD, ""),
+        ({"jax": "0.9.2", "jaxlib": "0.9.2"}, [], State.BAD, "needs jax >=0.10.0"),
+        ({"jax": "0.10.0"}, [], State.BAD, "jaxlib: not installed"),
+        ({}, [], State.BAD, "jax and jaxlib"),
+        ({"jax": "0.10.1.dev20260401", "jaxlib": "0.10.1"}, [], State.WARNING, "no release"),
+    ],
+)
+def test_jax(versions, requires, state, says):
+    found = software.jax(Made(requires, **versions))
+    assert (found.state, says in found.reason) == (state, True), found
+    assert bool(found.remedy) == (state != State.GOOD)
+
+
+def test_jax_of_this_environment():
+    assert software.jax(software.Here()).state in (State.GOOD, State.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [((0, "4.0\n"), State.GOOD), ((0, "3.0\n"), State.BAD), ((1, "Traceback\nRuntimeError: no\n"), State.BAD)],
+)
+def test_handlers(ended, state):
+    found = software.handlers(lambda: ended)
+    assert found.state == state
+    assert ended[0] == 0 or "RuntimeError: no" in found.reason
+
+
+def test_handlers_of_this_environment(monkeypatch):
+    monkeypatch.setenv("JAX_PASSING_SWITCH", "nowhere:1")  # what is set doesn't matter
+    monkeypatch.setenv("JAX_PASSING_NONSENSE", "1")
+    assert software.handlers(software.sum_of_one_host).state == State.GOOD
+
+
+@pytest.mark.parametrize(("text", "state"), [("0", "good"), ("", "warning"), ("random", "warning")])
+def test_hash_seed(text, state):
+    assert software.hash_seed({"PYTHONHASHSEED": text}).state == state

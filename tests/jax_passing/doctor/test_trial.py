@@ -1,0 +1,178 @@
+"""Trials at real switches: what passes, what is lost on the way, who is refused. Nothing is left at the switch."""
+
+import re
+import socket
+from contextlib import closing
+
+import pytest
+from in_process import SwitchThread
+
+from jax_passing import job_names
+from jax_passing.conformance import joining
+from jax_passing.conformance.data_socket import DataSocket, GroupSocket
+from jax_passing.config import parse_address
+from jax_passing.doctor import trial
+from jax_passing.doctor.findings import State
+from jax_passing.errors import ConfigError
+from jax_passing.protocol import keys
+
+JOB = "train"
+
+
+@pytest.fixture
+def switch():
+    started = []
+
+    def start(**changes):
+        started.append(SwitchThread(**changes))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def findings(running, key=None, job=JOB):
+    seen = trial.look(parse_address(running.address), key, job)
+    return seen, {finding.check.partition(" ")[0]: finding for finding in trial.findings(seen, running.address)}
+
+
+def states(found):
+    return {check: finding.state for check, finding in found.items()}
+
+
+def forged_lengths(monkeypatch, lost):
+    """Packets that `lost` says of, by their bytes, are lost on the way to the switch."""
+    send = DataSocket.send_raw
+
+    def send_some(self, packet):
+        if not lost(packet):
+            send(self, packet)
+
+    monkeypatch.setattr(DataSocket, "send_raw", send_some)
+    monkeypatch.setattr(trial, "ANSWER_S", 0.05)
+
+
+@pytest.mark.parametrize("lanes", [360, 32])
+def test_all_is_well(switch, lanes):
+    running = switch(lanes_per_chunk=lanes)
+    seen, found = findings(running)
+    assert states(found) == dict.fromkeys(("switch", "packets", "multicast"), State.GOOD), found
+    assert [one.lanes for one in seen.passed] == [1, lanes]
+    assert all(len(one.times_s) == one.tried == trial.CHUNKS for one in seen.passed)
+    assert f"{lanes} lanes ({20 + 4 * lanes} bytes)" in found["packets"].reason
+    running.stop()
+    assert running.counters["added"] > 0
+    assert "failures" not in {name for name, count in running.counters.items() if count}
+
+
+def test_a_switch_without_multicast(switch):
+    _, found = findings(switch(multicast=False))
+    assert found["multicast"].state == State.GOOD
+    assert "doesn't use it" in found["multicast"].reason
+
+
+def test_a_group_that_is_not_heard(switch, monkeypatch):
+    monkeypatch.setattr("jax_passing.conformance.group_checks.PROBING_S", 0.3)
+
+    def receive(self, until):
+        raise TimeoutError
+
+    monkeypatch.setattr(GroupSocket, "receive", receive)
+    _, found = findings(switch())
+    assert states(found) == {"switch": State.GOOD, "packets": State.GOOD, "multicast": State.WARNING}
+    assert "0 of its 44 probes came" in found["multicast"].reason
+    assert "--no-multicast" in found["multicast"].remedy
+
+
+def test_long_packets_that_do_not_pass(switch, monkeypatch):
+    forged_lengths(monkeypatch, lambda packet: len(packet) > 1400)
+    _, found = findings(switch())
+    assert found["packets"].state == State.BAD
+    assert "those of 360 lanes (1460 bytes" in found["packets"].reason
+    assert "--lanes-per-chunk" in found["packets"].remedy
+
+
+def test_udp_that_does_not_pass(switch, monkeypatch):
+    forged_lengths(monkeypatch, lambda packet: True)
+    _, found = findings(switch())
+    assert found["packets"].state == State.BAD
+    assert "no answer" in found["packets"].reason
+    assert "firewalls" in found["packets"].remedy
+
+
+def test_a_packet_that_is_lost(switch, monkeypatch):
+    seen = set()
+
+    def lost(packet):  # the first one of a chunk
+        before = len(seen)
+        seen.add(packet[12:16])
+        return len(seen) == 5 > before
+
+    forged_lengths(monkeypatch, lost)
+    _, found = findings(switch())
+    assert found["packets"].state == State.WARNING
+    assert f"of {2 * trial.CHUNKS} chunks 1 " in found["packets"].reason
+
+
+def test_a_switch_that_adds_wrongly(switch, monkeypatch):
+    receive = DataSocket.receive
+
+    def other(self, until):
+        packet = receive(self, until)
+        return packet[:-1] + bytes([packet[-1] ^ 1])
+
+    monkeypatch.setattr(DataSocket, "receive", other)
+    _, found = findings(switch(multicast=False))
+    assert found["packets"].state == State.BAD
+    assert "sum of a chunk is wrong" in found["packets"].reason
+
+
+def test_a_key(switch, tmp_path):
+    path, key = tmp_path / "switch.key", keys.new_key()
+    path.write_text(keys.key_line(keys.SWITCH, key))
+    path.chmod(0o600)
+    running = switch(key_file=path)
+    _, found = findings(running, keys.job_key(key, JOB))
+    assert states(found) == dict.fromkeys(("switch", "packets", "multicast"), State.GOOD), found
+    assert "1468 bytes" in found["packets"].reason  # with a tag
+    for wrong, job in ((None, JOB), (keys.job_key(key, "other"), JOB), (keys.job_key(key, JOB), "other")):
+        _, found = findings(running, wrong, job)
+        assert states(found) == {"switch": State.BAD, "packets": State.LEFT_OUT}, (job, found)
+        assert "--key-file" in found["switch"].remedy
+    _, found = findings(switch(), keys.job_key(key, JOB))
+    assert found["switch"].state == State.BAD  # a switch that wants no key
+
+
+def test_no_slots(switch):
+    running = switch(slot_total=64, slots_per_job=64, slots_per_address=64, multicast=False)
+    host, port = parse_address(running.address)
+    workers = [joining.WorkerEnd((host, port), "other", None)]
+    try:
+        joining.join(workers, "other", joining.decline, 5.0)
+        seen, found = findings(running)
+    finally:
+        workers[0].close()
+    assert "slots" in seen.refused
+    assert states(found) == {"switch": State.GOOD, "packets": State.WARNING}
+
+
+def test_nobody_answers():
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = free.getsockname()
+    seen = trial.look(address, None, JOB)
+    found = trial.findings(seen, "there")
+    assert [one.state for one in found] == [State.BAD, State.LEFT_OUT]
+    assert "No switch answered" in found[0].reason
+
+
+def test_a_trial_has_the_key_of_its_job_and_a_name_that_users_do_not_give():
+    name = job_names.of_doctor(JOB, "17")
+    assert job_names.base(name) == JOB
+    assert job_names.base(job_names.of_shard(job_names.of_devices(name), 1)) == JOB
+    with pytest.raises(ValueError, match="doctor"):
+        job_names.check(name)
+    with pytest.raises(ConfigError, match=re.escape("doctor")):
+        from jax_passing import config
+
+        config.settings_given({"job": name}, environment={})

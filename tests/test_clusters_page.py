@@ -1,0 +1,173 @@
+"""The files of docs/clusters.md: every variable, flag, secret, port and name in them is one that there is."""
+
+import re
+import shlex
+
+import pytest
+import typer
+import yaml
+from pages import ROOT, blocks
+
+from jax_passing import config
+from jax_passing.commands import cli
+from jax_passing.switch import settings as switch_settings
+
+PAGE = ROOT / "docs" / "clusters.md"
+TEXT = PAGE.read_text()
+SHELL = [block.text for block in blocks(PAGE) if block.language == "bash"]
+MANIFESTS = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml"]
+COMMANDS = typer.main.get_command(cli.app).commands
+
+both = pytest.mark.parametrize("manifest", MANIFESTS, ids=["kubernetes", "tpu"])
+
+
+def flags(subcommand):
+    """Of `jax-passing`, with whether each takes a value."""
+    return {
+        name: not parameter.is_flag
+        for parameter in COMMANDS[subcommand].params
+        for name in [*parameter.opts, *parameter.secondary_opts]
+    }
+
+
+def started(words):
+    """Looks at the words of a command: [..., "jax-passing", "switch", flags]. Returns the flags' values."""
+    subcommand, *rest = words[words.index("jax-passing") + 1 :]
+    known, values = flags(subcommand), {}
+    while rest and rest[0] not in ("&", ">", "|"):
+        name, equals, value = rest.pop(0).partition("=")
+        assert name in known, (subcommand, name)
+        values[name] = (value if equals else rest.pop(0)) if known[name] else None
+    return values
+
+
+def job(manifest, name):
+    (found,) = (one for one in manifest["spec"]["replicatedJobs"] if one["name"] == name)
+    return found
+
+
+def pod(manifest, name):
+    return job(manifest, name)["template"]["spec"]["template"]["spec"]
+
+
+def container(manifest, name):
+    (only,) = pod(manifest, name)["containers"]
+    return only
+
+
+def variables(manifest):
+    return {one["name"]: one.get("value") for one in container(manifest, "hosts")["env"]}
+
+
+def test_there_is_what_this_looks_at():
+    assert len(MANIFESTS) == 2
+    assert sum("jax-passing" in text for text in SHELL) >= 3
+    assert {"switch", "key", "doctor"} <= COMMANDS.keys()
+
+
+def test_variables_are_settings():
+    known = {config.PREFIX + name.upper() for name in [*config.Settings.__dataclass_fields__, "config"]}
+    used = set(re.findall(r"JAX_PASSING_\w+", TEXT))
+    assert {"JAX_PASSING_SWITCH", "JAX_PASSING_KEY_FILE", "JAX_PASSING_RANK"} <= used
+    assert used <= known
+
+
+def test_flags_are_those_of_the_commands():
+    lines = [line for text in SHELL for line in text.splitlines() if "jax-passing" in line]
+    for line in lines:
+        started(shlex.split(line))
+    for flag in re.findall(r"`jax-passing (\w+)([^`]*)`", TEXT):
+        started(shlex.split(f"jax-passing {flag[0]}{flag[1]}"))
+    for flag in re.findall(r"`(--(?:lanes|key|listen)[\w-]*)", TEXT):
+        assert flag in flags("switch")
+
+
+@both
+def test_a_switch_starts_with_its_flags(manifest):
+    values = started(container(manifest, "switch")["command"])
+    given = {name.removeprefix("--").replace("-", "_"): value for name, value in values.items()}
+    given = {name: value for name, value in given.items() if name not in ("verbose", "no_multicast")}
+    assert switch_settings.resolve(given, None, environment={}).listen == ("0.0.0.0", 7171)
+
+
+@both
+def test_hosts_find_the_switch_where_it_listens(manifest):
+    """JobSet names a pod NAME-JOB-INDEX-INDEX, in the domain `subdomain`."""
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    assert spec["network"]["enableDNSHostnames"] is True
+    host, port = config.parse_peer(variables(manifest)["JAX_PASSING_SWITCH"])
+    assert host == f"{name}-switch-0-0.{spec['network']['subdomain']}"
+    of_switch = container(manifest, "switch")
+    listens = int(started(of_switch["command"])["--listen"].rpartition(":")[2])
+    assert port == listens
+    assert {(one["containerPort"], one["protocol"]) for one in of_switch["ports"]} == {(port, "TCP"), (port, "UDP")}
+    probes = [probe for key, probe in of_switch.items() if key.endswith("Probe")]
+    assert probes
+    assert {probe["tcpSocket"]["port"] for probe in probes} == {port}
+
+
+@both
+def test_every_pod_has_a_rank_of_its_own(manifest):
+    hosts = job(manifest, "hosts")
+    spec = hosts["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"]
+    assert int(variables(manifest)["JAX_PASSING_WORLD_SIZE"]) == hosts["replicas"] * spec["completions"]
+    (rank,) = (one for one in container(manifest, "hosts")["env"] if one["name"] == "JAX_PASSING_RANK")
+    field = rank["valueFrom"]["fieldRef"]["fieldPath"]
+    several_pods, several_jobs = spec["completions"] > 1, hosts["replicas"] > 1
+    assert several_pods != several_jobs
+    assert ("job-completion-index" in field) == several_pods
+    assert ("jobset.sigs.k8s.io/job-index" in field) == several_jobs
+
+
+@both
+def test_the_settings_of_a_host_are_whole(manifest, tmp_path):
+    environment = {**variables(manifest), "JAX_PASSING_RANK": "1"}
+    settings, _ = config.resolve({}, environment=environment)
+    assert (settings.rank, settings.world_size, settings.job) == (1, 2, "train")
+    assert "PYTHONHASHSEED" in environment
+
+
+@both
+def test_the_end_is_that_of_the_hosts(manifest):
+    names = {one["name"] for one in manifest["spec"]["replicatedJobs"]}
+    assert names == {"switch", "hosts"}
+    assert manifest["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["hosts"]}
+
+
+@both
+def test_secrets_are_those_that_are_made(manifest):
+    """By `kubectl create secret generic NAME --from-file=FILE`."""
+    made = dict(re.findall(r"kubectl create secret generic (\S+) --from-file=(\S+)", "\n".join(SHELL)))
+    used = {
+        "switch": started(container(manifest, "switch")["command"])["--key-file"],
+        "hosts": variables(manifest)["JAX_PASSING_KEY_FILE"],
+    }
+    for name, path in used.items():
+        (volume,) = pod(manifest, name)["volumes"]
+        (mount,) = container(manifest, name)["volumeMounts"]
+        assert volume["name"] == mount["name"]
+        assert volume["secret"]["defaultMode"] == 0o400
+        assert path == f"{mount['mountPath']}/{made[volume['secret']['secretName']]}"
+    (line,) = (line for text in SHELL for line in text.splitlines() if "key --switch-key switch.key" in line)
+    assert started(shlex.split(line))["--job"] == variables(manifest)["JAX_PASSING_JOB"]
+
+
+def test_packets_fit_the_mtu_that_is_said():
+    from jax_passing.doctor.route import Route
+
+    said = {1400: MANIFESTS[0], 1460: MANIFESTS[1]}
+    for mtu, manifest in said.items():
+        assert f"{mtu:,}" in TEXT
+        lanes = int(started(container(manifest, "switch")["command"])["--lanes-per-chunk"])
+        assert lanes == Route("", "eth0", "10.0.0.1", mtu, None).lanes_that_fit
+
+
+def test_a_tpu_host_asks_for_all_chips_of_its_slice():
+    host = container(MANIFESTS[1], "hosts")
+    topology = pod(MANIFESTS[1], "hosts")["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = 1
+    for side in topology.split("x"):
+        chips *= int(side)
+    assert {host["resources"][kind]["google.com/tpu"] for kind in ("requests", "limits")} == {chips}
