@@ -26,14 +26,10 @@ def doctor(
             show_default="JAX_PASSING_SWITCH",
         ),
     ] = None,
-    job: Annotated[
-        str | None, typer.Option(help="Use the key of this job.", show_default="JAX_PASSING_JOB")
-    ] = None,
+    job: Annotated[str | None, typer.Option(help="Use the key of this job.", show_default="JAX_PASSING_JOB")] = None,
     key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Take the job's key from this file.", show_default="JAX_PASSING_KEY_FILE"
-        ),
+        typer.Option(metavar="FILE", help="Take the job's key from this file.", show_default="JAX_PASSING_KEY_FILE"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -5,7 +5,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _ANY_JOB = "any"  # the trial's, where no job is named: without a key, names onl
 
 def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
     """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
-    yield software.python(sys.version_info, platform.python_implementation().lower())
+    yield software.python(sys.version_info[:3], platform.python_implementation().lower())
     installed = software.Here()
     yield software.jax(installed)
     yield software.handlers(software.sum_of_one_host)
@@ -55,11 +55,13 @@ def _kernel() -> Iterator[Finding]:
     yield kernel.clock(datetime.datetime.now(datetime.UTC), installed)
 
 
-def _switches(settings: dict[str, Any], key: bytes | None) -> Iterator[Any]:
+def _switches(settings: dict[str, Any], key: bytes | None) -> Generator[Finding, None, str | None]:
     """Returns the interface that leads to the first one, if that is known."""
     addresses = settings.get("switch", ())
     if not addresses:
-        yield left_out("switch", "none is given", "--switch HOST:PORT, or JAX_PASSING_SWITCH, has the way there checked.")
+        yield left_out(
+            "switch", "none is given", "--switch HOST:PORT, or JAX_PASSING_SWITCH, has the way there checked."
+        )
         return None
     interface = None
     for number, address in enumerate(addresses):

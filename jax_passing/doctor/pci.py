@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _ROOT_OR_ADDRESS = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
@@ -82,7 +83,8 @@ def nearest(of: Place, candidates: Sequence[Place]) -> Neighbour | None:
         return None
 
     def nearness(card: Place) -> tuple[int, bool]:
-        return len(os.path.commonprefix([of.path, card.path])), of.numa >= 0 and of.numa == card.numa
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(of.path, card.path, strict=False))
+        return len(list(same)), of.numa >= 0 and of.numa == card.numa
 
     best = max(map(nearness, candidates))
     return Neighbour(tuple(card for card in candidates if nearness(card) == best), best[0])

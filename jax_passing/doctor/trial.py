@@ -17,7 +17,16 @@ from jax_passing import job_names
 from jax_passing.config import address_text
 from jax_passing.conformance.data_socket import GroupSocket
 from jax_passing.conformance.group_checks import hear
-from jax_passing.conformance.joining import GroupAnswer, Joined, RefusedError, WorkerEnd, decline, join, receive
+from jax_passing.conformance.joining import (
+    ANSWER_S,
+    GroupAnswer,
+    Joined,
+    RefusedError,
+    WorkerEnd,
+    decline,
+    join,
+    receive,
+)
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
@@ -27,7 +36,6 @@ from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.packet import CONTRIBUTION, HEADER, RESULT, TAG_BYTES, MalformedError, Packet, decode
 
 JOIN_S = 5.0
-ANSWER_S = 0.25  # a packet without an answer for so long is lost
 TRIES = 4  # of one chunk
 CHUNKS = 32  # of each length
 LEAVE_S = 3.0

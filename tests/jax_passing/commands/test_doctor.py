@@ -14,7 +14,11 @@ COMMAND = [sys.executable, "-P", "-m", "jax_passing", "doctor"]
 def doctor(*arguments, **environment):
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("JAX_", "PYTHONHASH"))}
     ended = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=150, env=clean | {"COLUMNS": "300"} | environment
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=clean | {"COLUMNS": "300"} | environment,
     )
     assert not ended.stderr, ended.stderr
     return ended

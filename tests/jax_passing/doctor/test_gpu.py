@@ -94,15 +94,17 @@ def test_every_device_is_looked_at(look):
     assert found["GPU 1, stream waits"].state == State.GOOD
 
 
-def test_pinned_memory_that_is_slower_than_its_link(look, tree):
+@pytest.mark.parametrize(
+    ("to", "back", "state"), [(20e9, 25e9, State.GOOD), (10e9, 25e9, State.WARNING), (20e9, 5e9, State.WARNING)]
+)
+def test_copies_are_compared_with_the_link(look, tree, monkeypatch, to, back, state):
     folder = tree / "sys/bus/pci/devices/0000:3d:00.0"
     (folder / "current_link_width").write_text("16\n")
-    (folder / "max_link_speed").write_text("1.0 GT/s PCIe\n")
-    assert look()["GPU 0, pinned memory"].state == State.GOOD  # a copy of a megabyte here takes less than a millisecond
-    (folder / "max_link_speed").write_text("64000.0 GT/s PCIe\n")
-    slow = look()["GPU 0, pinned memory"]
-    assert slow.state == State.WARNING
-    assert "less than half" in slow.reason
+    (folder / "max_link_speed").write_text("16.0 GT/s PCIe\n")
+    monkeypatch.setattr(Driver, "copy_rates", lambda *_: cuda_driver.CopyRates(to, back))
+    found = look()["GPU 0, pinned memory"]
+    assert found.state == state
+    assert f"{to / 1e9:.1f} GB/s to the device, {back / 1e9:.1f} GB/s back, over a link of 31.5 GB/s" in found.reason
 
 
 @pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuDevicePrimaryCtxRetain"])
