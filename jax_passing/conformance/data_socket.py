@@ -13,7 +13,8 @@ TTL = 1  # of what goes to a group: it doesn't pass routers
 BUFFER_BYTES = 4 << 20
 _IP_RECVTTL, _IP_MULTICAST_ALL = 12, 49  # linux/in.h
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
-_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2  # linux/in.h, linux/in6.h
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23  # linux/in.h, linux/in6.h
+_PMTUDISC_WANT, _PMTUDISC_DO = 1, 2
 
 Source = tuple[str, int]
 
@@ -45,12 +46,13 @@ class DataSocket:
         """Where packets go, and come from. Raises OSError."""
         self._switch = socket.getaddrinfo(host, port, self._udp.family, socket.SOCK_DGRAM)[0][4]
 
-    def forbid_fragments(self) -> None:
-        """From now on a packet that doesn't fit is lost, or raises OSError."""
+    def let_fragments(self, allowed: bool) -> None:
+        """Where they aren't, a packet that is too long for the path is lost, or raises OSError."""
+        value = _PMTUDISC_WANT if allowed else _PMTUDISC_DO
         if self._udp.family == socket.AF_INET6:
-            self._udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
+            self._udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, value)
         else:
-            self._udp.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
+            self._udp.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, value)
 
     def send(self, packet: bytes) -> None:
         self.send_raw(self.seal(packet))

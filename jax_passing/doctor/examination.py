@@ -72,9 +72,10 @@ def _switches(settings: dict[str, Any], key: bytes | None) -> Generator[Finding,
             yield bad(f"switch {name}", f"no way leads there: {error}", "Check the name, the address and the routes.")
             continue
         interface = way.interface if number == 0 else interface
-        yield route.mtu(way)
+        seen = trial.look(address, key, settings.get("job", _ANY_JOB))
+        yield route.mtu(way, seen.lanes)
         yield route.rate(way, settings.get("link_gbit"))
-        yield from trial.findings(trial.look(address, key, settings.get("job", _ANY_JOB)), name)
+        yield from trial.findings(seen, name)
     return interface
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jax_passing.config import address_text
 from jax_passing.doctor.findings import Finding, good, warning
 from jax_passing.protocol.link_rate import interface_of, link_gbit
-from jax_passing.protocol.packet import HEADER, LANES_MAX, TAG_BYTES
+from jax_passing.protocol.packet import HEADER, TAG_BYTES
 
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _UDP_BYTES, _IPV4_BYTES, _IPV6_BYTES = 8, 20, 40
@@ -26,10 +26,9 @@ class Route:
     def lanes_that_fit(self) -> int:
         return (self.mtu - self._header_bytes) // 4
 
-    @property
-    def needed_mtu(self) -> int:
-        """Of the longest packets, with tags."""
-        return self._header_bytes + 4 * LANES_MAX
+    def mtu_for(self, lanes: int) -> int:
+        """With tags."""
+        return self._header_bytes + 4 * lanes
 
     @property
     def _header_bytes(self) -> int:
@@ -53,14 +52,15 @@ def to(address: tuple[str, int]) -> Route:
     return Route(address_text(*address), interface_of(own), own, mtu, link_gbit(own))
 
 
-def mtu(route: Route) -> Finding:
+def mtu(route: Route, lanes: int) -> Finding:
+    """`lanes`: of the longest packets."""
     check = "MTU"
-    if route.mtu >= route.needed_mtu:
+    if route.mtu >= route.mtu_for(lanes):
         return good(check, f"{route.mtu} bytes to {route.switch}, through {route.through}")
     return warning(
         check,
-        f"{route.mtu} bytes to {route.switch}, through {route.through}; packets of {LANES_MAX} lanes with a tag take "
-        f"{route.needed_mtu}, so IP cuts them in two, if nobody drops them",
+        f"{route.mtu} bytes to {route.switch}, through {route.through}; packets of {lanes} lanes with a tag take "
+        f"{route.mtu_for(lanes)}, so IP cuts them in two, if nobody drops them",
         f"Raise the MTU to 1500 or more, or start the switch with --lanes-per-chunk {route.lanes_that_fit} or fewer.",
     )
 

@@ -23,7 +23,6 @@ from jax_passing.conformance.joining import (
     Joined,
     RefusedError,
     WorkerEnd,
-    decline,
     join,
     receive,
 )
@@ -33,7 +32,16 @@ from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreacha
 from jax_passing.host.control_connection import connect_now
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
-from jax_passing.protocol.packet import CONTRIBUTION, HEADER, RESULT, TAG_BYTES, MalformedError, Packet, decode
+from jax_passing.protocol.packet import (
+    CONTRIBUTION,
+    HEADER,
+    LANES_MAX,
+    RESULT,
+    TAG_BYTES,
+    MalformedError,
+    Packet,
+    decode,
+)
 
 JOIN_S = 5.0
 TRIES = 4  # of one chunk
@@ -44,10 +52,12 @@ WORKERS = 2
 
 @dataclass
 class Passed:
-    """Chunks of one length that were tried. `times_s`: of those whose sum came back, from the contributions to it."""
+    """Chunks of one length that were tried. `fragments`: IP may cut their packets. `times_s`: of those whose sum came
+    back, from the contributions to it."""
 
     lanes: int
     packet_bytes: int
+    fragments: bool = False
     tried: int = 0
     lost: int = 0
     times_s: list[float] = field(default_factory=list)
@@ -64,7 +74,8 @@ class Seen:
       refused: why the trial didn't begin.
       connect_s: how long it took to hear the switch's greeting.
       data: where packets go.
-      passed: the shortest packets, and then the longest.
+      lanes: of the longest packets.
+      passed: the shortest packets, then the longest, then these in fragments if they didn't pass without.
       offers_group: whether there is a multicast group.
       deaf: why that isn't heard.
     """
@@ -74,6 +85,7 @@ class Seen:
     refused: str = ""
     connect_s: float = 0.0
     data: str = ""
+    lanes: int = LANES_MAX
     passed: list[Passed] = field(default_factory=list)
     offers_group: bool = False
     deaf: str = ""
@@ -114,7 +126,8 @@ def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
 
 def _note_offer(seen: Seen, workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> None:
     seen.offers_group = True
-    decline(workers, offers)
+    for worker, offer in zip(workers, offers, strict=True):
+        worker.control.send(messages.GroupReady(offer.nonce, "jax-passing doctor takes these results one by one"))
 
 
 def _listen(seen: Seen, workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> GroupSocket | None:
@@ -166,19 +179,23 @@ def _try_packets(joined: Joined, seen: Seen) -> None:
     welcome = joined.welcome
     host, port = joined.workers[0].data_address
     seen.data = address_text(host, port)
-    for worker in joined.workers:
-        worker.udp.forbid_fragments()
     header_bytes = HEADER.size + (TAG_BYTES if joined.tags is not None else 0)
-    most = welcome.lanes_per_chunk
+    seen.lanes = most = welcome.lanes_per_chunk
     position = 0
-    for lanes in (most,) if welcome.whole_chunks else (1, most):
-        passed = Passed(lanes, header_bytes + 4 * lanes)
+    for lanes, fragments in ((1, False), (most, False), (most, True)):
+        if welcome.whole_chunks and lanes != most:
+            continue
+        for worker in joined.workers:
+            worker.udp.let_fragments(fragments)
+        passed = Passed(lanes, header_bytes + 4 * lanes, fragments)
         seen.passed.append(passed)
         for _ in range(min(CHUNKS, welcome.slot_count)):
             _try_chunk(joined, position, passed)
-            if passed.trouble:
-                return
             position += 1
+            if passed.trouble:
+                break
+        if (lanes == most) != bool(passed.trouble):
+            return  # short ones are lost as well, or the longest pass
 
 
 def _try_chunk(joined: Joined, position: int, passed: Passed) -> None:
@@ -257,22 +274,23 @@ def findings(seen: Seen, switch: str) -> list[Finding]:
 
 def _packets(seen: Seen) -> Finding:
     check = "packets"
-    last = seen.passed[-1]
-    if last.trouble and len(seen.passed) > 1:
+    first, last = seen.passed[0], seen.passed[-1]
+    long = f"{last.lanes} lanes ({last.packet_bytes} bytes, and those of IP and UDP)"
+    raise_mtu = "Raise the MTU of all links on the way, or start the switch with a smaller --lanes-per-chunk."
+    if last.trouble and not first.trouble:
         return bad(
-            check,
-            f"short ones go to {seen.data} and come back, those of {last.lanes} lanes ({last.packet_bytes} bytes, and "
-            f"IP's) don't: {last.trouble}",
-            "Raise the MTU of all links on the way, or start the switch with a smaller --lanes-per-chunk.",
+            check, f"short ones go to {seen.data} and come back, those of {long} don't: {last.trouble}", raise_mtu
         )
     if last.trouble:
         remedy = f"Let UDP pass to {seen.data} and back: firewalls on both machines, and between them."
         return bad(check, f"UDP to {seen.data}: {last.trouble}", remedy)
+    if last.fragments:
+        return warning(check, f"those of {long} go to {seen.data} and come back, but only in fragments", raise_mtu)
     tried, lost = (sum(getattr(one, name) for one in seen.passed) for name in ("tried", "lost"))
     round_trip_us = statistics.median(last.times_s) * 1e6
     text = (
-        f"{last.lanes} lanes ({last.packet_bytes} bytes) go to {seen.data} and come back without fragments; two "
-        f"workers' sum takes {round_trip_us:.0f} us (median, from Python)"
+        f"{long} go to {seen.data} and come back, without fragments; the sum of two workers takes "
+        f"{round_trip_us:.0f} us (median, from Python)"
     )
     if lost:
         return warning(

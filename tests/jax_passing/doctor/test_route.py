@@ -22,10 +22,15 @@ from jax_passing.doctor.route import Route
     ],
 )
 def test_mtu(own, mtu, state, lanes):
-    found = route.mtu(Route("s:1", "eth0", own, mtu, None))
+    found = route.mtu(Route("s:1", "eth0", own, mtu, None), 360)
     assert found.state == state
     assert (lanes is None) == (found.remedy == "")
     assert lanes is None or f"--lanes-per-chunk {lanes} " in found.remedy
+
+
+def test_a_switch_with_shorter_packets_needs_less():
+    way = Route("s:1", "eth0", "10.0.0.2", 1400, None)
+    assert [route.mtu(way, lanes).state for lanes in (336, 337)] == [State.GOOD, State.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_rate(card, setting, state, says):
 def test_loopback():
     way = route.to(("127.0.0.1", 7171))
     assert (way.interface, way.own, way.gbit) == ("lo", "127.0.0.1", None)
-    assert route.mtu(way).state == State.GOOD
+    assert route.mtu(way, 360).state == State.GOOD
 
 
 def test_a_name_that_nobody_has():

@@ -67,7 +67,7 @@ def test_all_is_well(switch, lanes):
     assert states(found) == dict.fromkeys(("switch", "packets", "multicast"), State.GOOD), found
     assert [one.lanes for one in seen.passed] == [1, lanes]
     assert all(len(one.times_s) == one.tried == trial.CHUNKS for one in seen.passed)
-    assert f"{lanes} lanes ({20 + 4 * lanes} bytes)" in found["packets"].reason
+    assert f"{lanes} lanes ({20 + 4 * lanes} bytes," in found["packets"].reason
     running.stop()
     assert running.counters["added"] > 0
     assert "failures" not in {name for name, count in running.counters.items() if count}
@@ -98,6 +98,26 @@ def test_long_packets_that_do_not_pass(switch, monkeypatch):
     assert found["packets"].state == State.BAD
     assert "those of 360 lanes (1460 bytes" in found["packets"].reason
     assert "--lanes-per-chunk" in found["packets"].remedy
+
+
+def test_long_packets_that_pass_in_fragments_only(switch, monkeypatch):
+    allowed = set()
+    monkeypatch.setattr(DataSocket, "let_fragments", lambda self, yes: (allowed.add if yes else allowed.discard)(self))
+    send = DataSocket.send_raw
+    monkeypatch.setattr(
+        DataSocket,
+        "send_raw",
+        lambda self, packet: send(self, packet) if len(packet) < 1400 or self in allowed else None,
+    )
+    monkeypatch.setattr(trial, "ANSWER_S", 1.0)
+    seen, found = findings(switch(multicast=False))
+    assert [(one.lanes, one.fragments, bool(one.trouble)) for one in seen.passed] == [
+        (1, False, False),
+        (360, False, True),
+        (360, True, False),
+    ]
+    assert found["packets"].state == State.WARNING
+    assert "only in fragments" in found["packets"].reason
 
 
 def test_udp_that_does_not_pass(switch, monkeypatch):
