@@ -39,7 +39,8 @@ export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDI
 debian_packages() {
   local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev spin)
   local missing=() package
-  $fast || wanted+=(libclang-rt-14-dev iproute2 tshark bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  $fast || wanted+=(libclang-rt-14-dev iproute2 openmpi-bin tshark)
+  $fast || wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done

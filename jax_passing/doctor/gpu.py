@@ -68,10 +68,9 @@ def _device(driver: Driver, device: Device, root: Path) -> list[Finding]:
             found.append(_copies(driver, device, pinned, root))
             found.append(_stream_waits(driver, device, pinned))
     except CudaError as error:
-        done = len(found) > 1
         found.append(
             bad(
-                f"{name}, {'context' if done else 'pinned memory'}",
+                f"{name}, pinned memory",
                 f"{PINNED_BYTES >> 20} MiB: {error}",
                 "Is the device free (nvidia-smi), and is there memory that may be locked (ulimit -l; the container's)?",
             )

@@ -40,7 +40,7 @@ def init(
     """Joins a job and waits for its other hosts.
 
     What isn't given comes from JAX_PASSING_* variables, then from a TOML file; rank and world size then from
-    jax.distributed if it is initialized, or from the launcher that it would detect. Without a switch the world is this
+    jax.distributed if it is initialized, or from the launcher (docs/clusters.md). Without a switch the world is this
     host.
 
     Args:

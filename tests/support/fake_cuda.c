@@ -8,21 +8,21 @@
 
 enum { kSuccess = 0, kInvalid = 1, kNotReady = 600, kPinned = 77 };
 
-static _Atomic uint32_t *awaited;  // the word that the stream waits for
+static _Atomic uint32_t* awaited;  // the word that the stream waits for
 static int retained;
 
-static int setting(const char *name, int otherwise) {
-  const char *text = getenv(name);
+static int setting(const char* name, int otherwise) {
+  const char* text = getenv(name);
   return text == NULL || *text == 0 ? otherwise : atoi(text);
 }
 
-static int is_set(const char *name, const char *text) {
-  const char *is = getenv(name);
+static int is_set(const char* name, const char* text) {
+  const char* is = getenv(name);
   return is != NULL && strcmp(is, text) == 0;
 }
 
-static int fails(const char *function) {
-  const char *found = getenv("FAKE_CUDA_FAILS");
+static int fails(const char* function) {
+  const char* found = getenv("FAKE_CUDA_FAILS");
   while (found != NULL && (found = strstr(found, function)) != NULL) {
     found += strlen(function);
     if (*found == '=') return atoi(found + 1);
@@ -30,13 +30,13 @@ static int fails(const char *function) {
   return kSuccess;
 }
 
-#define MAY_FAIL() \
-  do { \
-    const int code = fails(__func__); \
+#define MAY_FAIL()                     \
+  do {                                 \
+    const int code = fails(__func__);  \
     if (code != kSuccess) return code; \
   } while (0)
-#define NEED(condition) \
-  do { \
+#define NEED(condition)                \
+  do {                                 \
     if (!(condition)) return kInvalid; \
   } while (0)
 
@@ -46,49 +46,49 @@ int cuInit(unsigned flags) {
   return kSuccess;
 }
 
-int cuDriverGetVersion(int *version) {
+int cuDriverGetVersion(int* version) {
   *version = setting("FAKE_CUDA_VERSION", 12040);
   return kSuccess;
 }
 
-int cuGetErrorName(int code, const char **name) {
+int cuGetErrorName(int code, const char** name) {
   *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 100 ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_SOMETHING";
   return kSuccess;
 }
 
-int cuDeviceGetCount(int *count) {
+int cuDeviceGetCount(int* count) {
   *count = setting("FAKE_CUDA_DEVICES", 1);
   return kSuccess;
 }
 
-int cuDeviceGet(int *device, int ordinal) {
+int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal + 10;  // a handle isn't the ordinal
   return kSuccess;
 }
 
-int cuDeviceGetName(char *name, int size, int device) {
+int cuDeviceGetName(char* name, int size, int device) {
   snprintf(name, size, "Fake %d", device - 10);
   return kSuccess;
 }
 
-int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   NEED(device >= 10);
   *bytes = (size_t)80 << 30;
   return kSuccess;
 }
 
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
   NEED(device >= 10 && attribute == 122);
   *value = setting("FAKE_CUDA_WAITS_64", 1);
   return kSuccess;
 }
 
-int cuDeviceGetPCIBusId(char *text, int size, int device) {
+int cuDeviceGetPCIBusId(char* text, int size, int device) {
   snprintf(text, size, "0000:%X:00.0", 0x3d + 0x10 * (device - 10));
   return kSuccess;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) {
+int cuDevicePrimaryCtxRetain(void** context, int device) {
   MAY_FAIL();
   NEED(device >= 10);
   ++retained;
@@ -102,78 +102,78 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
   return kSuccess;
 }
 
-int cuCtxSetCurrent(void *context) {
+int cuCtxSetCurrent(void* context) {
   NEED(context == NULL || context == &retained);
   return kSuccess;
 }
 
-int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   MAY_FAIL();
   NEED(retained == 1 && flags == 3);
   *memory = calloc(1, bytes);
   return kSuccess;
 }
 
-int cuMemFreeHost(void *memory) {
+int cuMemFreeHost(void* memory) {
   free(memory);
   return kSuccess;
 }
 
-int cuMemHostGetDevicePointer_v2(uint64_t *pointer, void *memory, unsigned flags) {
+int cuMemHostGetDevicePointer_v2(uint64_t* pointer, void* memory, unsigned flags) {
   NEED(flags == 0);
   *pointer = (uint64_t)(uintptr_t)memory + kPinned;  // another address than the host's
   return kSuccess;
 }
 
-int cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
+int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
   MAY_FAIL();
   *pointer = (uint64_t)(uintptr_t)malloc(bytes);
   return kSuccess;
 }
 
 int cuMemFree_v2(uint64_t pointer) {
-  free((void *)(uintptr_t)pointer);
+  free((void*)(uintptr_t)pointer);
   return kSuccess;
 }
 
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   MAY_FAIL();
-  memcpy((void *)(uintptr_t)to, from, bytes);
+  memcpy((void*)(uintptr_t)to, from, bytes);
   return kSuccess;
 }
 
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
-  memcpy(to, (void *)(uintptr_t)from, bytes);
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+  memcpy(to, (void*)(uintptr_t)from, bytes);
   return kSuccess;
 }
 
-int cuStreamCreate(void **stream, unsigned flags) {
+int cuStreamCreate(void** stream, unsigned flags) {
   NEED(flags == 1);
   awaited = NULL;
   *stream = &awaited;
   return kSuccess;
 }
 
-int cuStreamDestroy_v2(void *stream) {
+int cuStreamDestroy_v2(void* stream) {
   NEED(stream == &awaited);
   return kSuccess;
 }
 
-int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
   MAY_FAIL();
   NEED(stream == &awaited && value == 1 && flags == 0);
-  awaited = (_Atomic uint32_t *)(uintptr_t)(address - kPinned);
+  awaited = (_Atomic uint32_t*)(uintptr_t)(address - kPinned);
   return kSuccess;
 }
 
-int cuStreamQuery(void *stream) {
+int cuStreamQuery(void* stream) {
   NEED(stream == &awaited);
   if (is_set("FAKE_CUDA_STREAM", "early") || awaited == NULL) return kSuccess;
   if (is_set("FAKE_CUDA_STREAM", "never")) return kNotReady;
   return *awaited >= 1 ? kSuccess : kNotReady;
 }
 
-int ncclGetVersion(int *version) {
+int ncclGetVersion(int* version) {
   MAY_FAIL();
   *version = setting("FAKE_NCCL_VERSION", 22703);
   return kSuccess;
