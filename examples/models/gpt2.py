@@ -99,6 +99,7 @@ def loss_of(model):
         tokens, key = batch["tokens"], batch.get("key")
         rngs = None if key is None else {"dropout": key}
         logits = model.apply({"params": params}, tokens[:, :-1], train=key is not None, rngs=rngs)
+        logits = logits.astype(jnp.float32)  # the loss has more bits than parameters of bfloat16
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean(), {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == tokens[:, 1:])}
 

@@ -1,0 +1,71 @@
+"""What a trace of jax.profiler tells of a GPU's streams: how long they computed and copied, and what of it at once."""
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Spans = list[tuple[float, float]]
+
+
+def union(spans: Iterable[tuple[float, float]]) -> Spans:
+    """The same points in time, in order and apart from each other."""
+    joined: Spans = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - begin for begin, end in union(spans))
+
+
+def common(one: Spans, other: Spans) -> float:
+    return length(one) + length(other) - length([*one, *other])
+
+
+def streams_of(events: list[dict[str, Any]]) -> dict[str, dict[str, Spans]]:
+    """By the stream's name, {"kernels": ..., "copies": ...}, in us."""
+    names: dict[tuple[str, Any, Any], str] = {}
+    for event in events:
+        if event.get("ph") == "M" and event["name"] in ("process_name", "thread_name"):
+            names[event["name"], event["pid"], event.get("tid")] = event["args"]["name"]
+    processes = {pid: name for (kind, pid, _), name in names.items() if kind == "process_name"}
+    streams: dict[str, dict[str, Spans]] = {}
+    for event in events:
+        if event.get("ph") != "X" or "GPU" not in processes.get(event["pid"], ""):
+            continue
+        name = names.get(("thread_name", event["pid"], event["tid"]), "")
+        if not name.startswith("Stream"):
+            continue  # what the profiler derives from the streams
+        kind = "copies" if "memcpy" in event["name"].lower() else "kernels"
+        span = (event["ts"], event["ts"] + event.get("dur", 0.0))
+        streams.setdefault(name, {"kernels": [], "copies": []})[kind].append(span)
+    return streams
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Of the trace in this folder; its path, too, for Perfetto."""
+    found = sorted(folder.rglob("*.trace.json.gz"))
+    if not found:
+        return {"left_out": "the profiler wrote no trace"}
+    with gzip.open(found[-1], "rt") as file:
+        streams = streams_of(json.load(file)["traceEvents"])
+    kernels = [span for stream in streams.values() for span in stream["kernels"]]
+    copies = [span for stream in streams.values() for span in stream["copies"]]
+    result: dict[str, Any] = {"trace": str(found[-1])}
+    if not streams:
+        return {**result, "left_out": "the trace has no stream of a GPU"}
+    return {
+        **result,
+        "streams": {
+            name: {f"{kind}_ms": length(spans) / 1e3 for kind, spans in stream.items()}
+            for name, stream in sorted(streams.items())
+        },
+        "copies_ms": length(copies) / 1e3,
+        "copies_beside_kernels_ms": common(kernels, copies) / 1e3,
+    }

@@ -1,0 +1,179 @@
+"""Trains GPT-2 in bfloat16 on text; the hosts' gradients are summed beside the backward pass.
+
+    jax-passing run --hosts 2 examples/train_gpt2.py        # the tiny one, on CPU devices; --size small, medium, large, xl
+
+Run by itself (python examples/train_gpt2.py) it is the same program in a world of one host. It takes whatever devices
+JAX finds. The text is a file (--text), or all sources of Python's standard library; a token is a byte, in every size.
+Parameters are kept in float32. A step computes with bfloat16 copies of them, so gradients travel in two bytes each.
+
+At the end rank 0 reports:
+
+- speed: tokens of all hosts a second, while training, with all that belongs to it.
+- MFU, model FLOP utilisation: the FLOPs that the model needs for these tokens, over the peak of the devices. A token
+  needs 6 N + 12 layers x width x context of them, with N parameters (Chowdhery et al., PaLM, JMLR 2023, appendix B).
+  The peak is in the data sheet of some GPUs, or given (--peak-tflops), or else that of a matrix product, measured here.
+- waiting: the share of a step that is spent for the sums. The same step with sums and without any, of which each device
+  uses its own gradients, take turns after the training. If their medians take t and t0 seconds, this is 1 - t0 / t. So
+  what the backward pass hides of the sums doesn't count, and what they take from the computation does.
+"""
+
+import argparse
+import statistics
+import sysconfig
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec as P
+from models import gpt2
+
+import jax_passing
+
+SIZES = {  # with the learning rates of Brown et al., Language Models are Few-Shot Learners (2020), table 2.1
+    "tiny": (gpt2.TINY, 3e-3),
+    "small": (gpt2.SMALL, 6e-4),
+    "medium": (gpt2.MEDIUM, 3e-4),
+    "large": (gpt2.LARGE, 2.5e-4),
+    "xl": (gpt2.XL, 2e-4),
+}
+PEAKS = {  # TFLOP/s of dense bfloat16 in NVIDIA's data sheets, by a part of the device's name: the first that fits
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H200 NVL": 835,
+    "H100": 989,
+    "H200": 989,
+    "A100": 312,
+}
+WARM_UPS = 3  # steps that compile, and learn the order of sums
+PAIRS = 10  # of steps with sums and without, to compare
+
+
+def read_text(path):
+    if path is not None:
+        return np.fromfile(path, np.uint8)
+    files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    sources = [file for file in files if not {"site-packages", "dist-packages"} & set(file.parts)]
+    return np.frombuffer(b"".join(file.read_bytes() for file in sources), np.uint8)
+
+
+def batches(text, rows, context, session):
+    """Of the rows that the seed draws for all hosts, this host's."""
+    rng, length = np.random.default_rng(seed=0), context + 1
+    while True:
+        drawn = rng.integers(0, len(text) - length, session.world_size * rows)
+        starts = drawn[session.rank * rows :][:rows]
+        yield {"tokens": text[starts[:, np.newaxis] + np.arange(length)].astype(np.int32)}
+
+
+def make_step(loss_of, mesh, sums=True):
+    """A step of training, (state, batch) -> (state, loss), or the same without any sum."""
+
+    def step(state, batch):
+        halves = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
+        # Means over all devices of all hosts; or each device's own loss and gradients.
+        value_and_grad = jax_passing.overlap(loss_of, "d") if sums else jax.value_and_grad(loss_of)
+        loss, grads = value_and_grad(halves, batch)
+        return state.apply_gradients(grads=jax.tree.map(lambda x: x.astype(jnp.float32), grads)), loss
+
+    here, split = P(), P("d")
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(here, split), out_specs=here, check_vma=sums)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def measure(steps, state, batch):
+    """The median time of each step."""
+    times_s = {name: [] for name in steps}
+    for turn in range(-1, PAIRS):
+        for name, step in steps.items():
+            jax_passing.barrier()  # else a step would wait for what the hosts did before
+            began = time.perf_counter()
+            state, _ = jax.block_until_ready(step(state, batch))
+            if turn >= 0:  # the first one compiles
+                times_s[name].append(time.perf_counter() - began)
+    return {name: statistics.median(seconds) for name, seconds in times_s.items()}
+
+
+def peak_flops_of(devices, given):
+    """FLOP/s of this host's devices, and who says so."""
+    kind = devices[0].device_kind
+    if given is not None:
+        return given * 1e12 * len(devices), "as given"
+    for part, tflops in PEAKS.items():
+        if part in kind:
+            return tflops * 1e12 * len(devices), f"data sheet of {kind}"
+    size, fastest_s = 1024, np.inf
+    for dtype in (jnp.bfloat16, jnp.float32):  # a processor may know only one of them
+        x = jnp.ones((size, size), dtype)
+        product = jax.jit(jnp.matmul).lower(x, x).compile()
+        for _ in range(10):
+            began = time.perf_counter()
+            product(x, x).block_until_ready()
+            fastest_s = min(fastest_s, time.perf_counter() - began)
+    # One CPU device has all cores at its disposal, however many devices share them.
+    return 2 * size**3 / fastest_s * (1 if devices[0].platform == "cpu" else len(devices)), "of a measured product"
+
+
+def main(session, given):
+    config, rate = SIZES[given.size]
+    model, devices = gpt2.GPT2(config), jax.local_devices()
+    mesh = jax.sharding.Mesh(devices, ("d",))
+    rows = given.rows * len(devices)
+    text = read_text(given.text)
+    own = batches(text, rows, config.context, session)
+    peak_flops, source = peak_flops_of(devices, given.peak_tflops)
+
+    with_aux = gpt2.loss_of(model)
+    steps = {
+        name: make_step(lambda params, batch: with_aux(params, batch)[0], mesh, sums)
+        for name, sums in (("sums", True), ("no sums", False))
+    }
+    example = jnp.zeros((1, config.context), jnp.int32)
+    params = jax.jit(lambda: model.init(jax.random.key(0), example)["params"])()
+    parameter_count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(rate))
+    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, P()))
+
+    first_loss, began = None, time.perf_counter()
+    for number in range(1, given.steps + 1):
+        state, loss = steps["sums"](state, next(own))
+        if number == 1:
+            first_loss = float(loss)
+        if number == WARM_UPS:
+            jax.block_until_ready(state)
+            began = time.perf_counter()
+        if (number == 1 or number % 10 == 0) and session.rank == 0:
+            print(f"step {number}: loss {loss:.4f}", flush=True)
+    jax.block_until_ready(state)
+    step_s = (time.perf_counter() - began) / (given.steps - WARM_UPS)
+    times_s = measure(steps, state, next(own))
+    if session.rank != 0:
+        return
+
+    tokens = rows * config.context  # of this host in a step
+    token_flops = 6 * parameter_count + 12 * config.layers * config.width * config.context
+    share = 1 - times_s["no sums"] / times_s["sums"]
+    print(f"model    GPT-2 {given.size}, {parameter_count / 1e6:.2f} M parameters; text of {len(text) / 1e6:.1f} MB")
+    print(f"devices  {len(devices)} of {devices[0].device_kind} on each of {session.world_size} hosts")
+    print(f"loss     {first_loss:.4f} in step 1, {loss:.4f} in step {given.steps}")
+    print(f"speed    {session.world_size * tokens / step_s:.0f} tokens/s, {step_s:.4f} s a step")
+    print(f"MFU      {tokens * token_flops / step_s / peak_flops:.2%} of {peak_flops / 1e12:.3g} TFLOP/s, {source}")
+    print(f"waiting  {share:.1%} of a step: {times_s['sums']:.4f} s with sums, {times_s['no sums']:.4f} s without any")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="tiny")
+    add("--rows", type=int, default=8, help="of text, of each device in a step")
+    add("--steps", type=int, default=100, help=f"at least {WARM_UPS + 1}")
+    add("--text", metavar="FILE", help="to learn, instead of Python's standard library; the same on all hosts")
+    add("--peak-tflops", type=float, help="of a device, in bfloat16")
+    given = parser.parse_args()
+    if given.steps <= WARM_UPS:
+        parser.error(f"--steps {given.steps}: the first {WARM_UPS} aren't timed, so there must be more")
+    with jax_passing.init(axis_name="d") as session:
+        main(session, given)
