@@ -78,7 +78,7 @@ def drawn(kind: str, dtype: Any, count: int, rank: int) -> Any:
 
     rng = np.random.default_rng((rank, count, zlib.crc32(f"{kind} {dtype}".encode())))
     if kind == "small integers":  # their sums are exact in every dtype
-        values = rng.integers(0 if dtype == bool else -20, 2 if dtype == bool else 21, count)
+        values = rng.integers(*((0, 2) if dtype.kind == "b" else (-20, 21)), count)
         if dtype.kind == "c":
             values = values + 1j * rng.integers(-20, 21, count)
         return values.astype(dtype)
@@ -269,7 +269,7 @@ def copying(source: Any, there: Any) -> Callable[[Any], Any]:
 
 
 def copies(host: Host) -> Any:
-    """A sum of one host: all that happens to the data but the network, beside plain copies from and to pinned memory."""
+    """A sum of one host: all that happens to the data but the network, beside copies from and to pinned memory."""
     import jax
     import numpy as np
 
@@ -325,9 +325,7 @@ def training(host: Host) -> tuple[Any, Any, Any]:
         grads = jax.tree.map(lambda x: x.astype(jnp.float32) / jax_passing.axis_size("d"), sums)
         return state.apply_gradients(grads=grads)
 
-    gradients = jax.jit(
-        jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"), check_vma=False)
-    )
+    gradients = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"), check_vma=False))
     update = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), donate_argnums=(0, 1))
 
     def two_programs(state: Any, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The report of benchmarks/gpu.py in Markdown. It shows what was measured and why something wasn't, and nothing else."""
+"""The report of benchmarks/gpu.py in Markdown. It shows what was measured and why something wasn't: nothing else."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -69,7 +69,13 @@ def of_sums(report: Entry) -> list[str]:
 
 def of_errors(report: Entry) -> list[str]:
     rows = [
-        (hosts_of(entry), found["raised"], f"{found['raised_s']:.2f} s", found["device_computes"], found["next_session_sums"])
+        (
+            hosts_of(entry),
+            found["raised"],
+            f"{found['raised_s']:.2f} s",
+            found["device_computes"],
+            found["next_session_sums"],
+        )
         for entry in ran(report, "errors")
         for found in [entry["result"]]
     ]
@@ -123,8 +129,8 @@ def of_copies(report: Entry) -> list[str]:
             rows.append(cells)
     columns = ("hosts", "dtype", "size", "psum", "copy to pinned memory", "share", "copy from it", "share")
     note = (
-        f"A sum of one host has no network: what remains are copies and fixed point. Wanted is {COPY_SHARE:.0%} of each "
-        "rate. The copies are JAX's, between the device and memory of kind pinned_host. Medians."
+        f"A sum of one host has no network: what remains are copies and fixed point. Wanted is {COPY_SHARE:.0%} of "
+        "each rate. The copies are JAX's, between the device and memory of kind pinned_host. Medians."
     )
     return ["### Copies", "", note, "", *table(columns, rows)] if rows else []
 
@@ -203,7 +209,7 @@ def is_right(report: Entry) -> bool:
 
 
 def verdict(report: Entry) -> str:
-    count = {status: 0 for status in ("ran", "failed", "left out")}
+    count = dict.fromkeys(("ran", "failed", "left out"), 0)
     for entry in report["parts"]:
         count[entry["status"]] += 1
     told = ", ".join(f"{number} {status}" for status, number in count.items())
@@ -221,7 +227,8 @@ def of_the_rest(report: Entry) -> list[str]:
     without = [entry for entry in report["parts"] if entry["status"] == "left out"]
     if without:
         lines += ["## Left out", ""]
-        lines += table(("part", "hosts", "why"), ((entry["name"], hosts_of(entry), entry["reason"]) for entry in without))
+        rows = ((entry["name"], hosts_of(entry), entry["reason"]) for entry in without)
+        lines += table(("part", "hosts", "why"), rows)
     return lines
 
 

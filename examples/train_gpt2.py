@@ -1,6 +1,6 @@
 """Trains GPT-2 in bfloat16 on text; the hosts' gradients are summed beside the backward pass.
 
-    jax-passing run --hosts 2 examples/train_gpt2.py        # the tiny one, on CPU devices; --size small, medium, large, xl
+    jax-passing run --hosts 2 examples/train_gpt2.py      # the tiny one, on CPU devices; --size small ... xl for others
 
 Run by itself (python examples/train_gpt2.py) it is the same program in a world of one host. It takes whatever devices
 JAX finds. The text is a file (--text), or all sources of Python's standard library; a token is a byte, in every size.
@@ -86,7 +86,7 @@ def make_step(loss_of, mesh, sums=True):
 
 def measure(steps, state, batch):
     """The median time of each step."""
-    times_s = {name: [] for name in steps}
+    times_s: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-1, PAIRS):
         for name, step in steps.items():
             jax_passing.barrier()  # else a step would wait for what the hosts did before

@@ -9,9 +9,10 @@ import pytest
 from .conftest import PASSING, Process, finish
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "train_gpt2.py"
-STEPS = 40
-# Sums of bfloat16 are rounded otherwise than one host's gradients, and Adam widens that.
-BOUND = 0.02
+STEPS = 30
+# Sums of bfloat16 are rounded otherwise than one host's gradients, and Adam widens that: to .001 at most, of losses
+# that are .02 to .2 from those of a host alone with its rows, from step 10 on.
+BOUND = 0.005
 
 
 def losses_of(process: Process) -> list[float]:
@@ -25,20 +26,16 @@ def number(process: Process, pattern: str) -> float:
 @pytest.mark.slow
 def test_two_hosts_learn_as_one_and_report() -> None:
     beside = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu"}  # models is in the program's own folder
-    text = ["--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "docs" / "protocol.md")]
+    text = ["--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "LICENSE")]
     one = Process([sys.executable, str(PROGRAM), "--rows", "16", *text], beside)
     two = Process([*PASSING, "run", "--hosts", "2", str(PROGRAM), "--rows", "8", *text], beside)
-    # What hosts would do that don't sum.
-    half = Process([sys.executable, str(PROGRAM), "--rows", "8", *text], beside)
     try:
-        finish([one, two, half])
+        finish([one, two])
     finally:
-        for process in (one, two, half):
-            process.stop()
-    print(losses_of(one), losses_of(two), losses_of(half))
+        one.stop()
+        two.stop()
     assert len(losses_of(one)) == 1 + STEPS // 10
     assert losses_of(two) == pytest.approx(losses_of(one), abs=BOUND)
-    assert losses_of(half) != pytest.approx(losses_of(one), abs=BOUND)
     assert losses_of(two)[0] == pytest.approx(5.55, abs=0.1)  # ln 256: it knows nothing yet
     assert losses_of(two)[-1] < losses_of(two)[0] - 1
     for process, hosts in ((one, 1), (two, 2)):

@@ -104,7 +104,8 @@ def test_wrong_elements_are_counted() -> None:
             wrong = right.copy()
             wrong[finite] += 1
             assert count_wrong(wrong, parts, name, kind) == len(finite)
-            assert count_wrong((exact - parts[1].astype(np.float64)).astype(dtype), parts, name, kind) > 2000
+            if kind == "normal":  # without one of the hosts
+                assert count_wrong((exact - parts[1].astype(np.float64)).astype(dtype), parts, name, kind) > 2900
             special = np.flatnonzero(~np.isfinite(exact))
             wrong = right.copy()
             wrong[special] = 1.0
