@@ -280,12 +280,14 @@ def copies(host: Host) -> Any:
             size_bytes = mebibytes * 2**20
             x = placed(host, np.resize(pattern, size_bytes // jax.numpy.dtype(dtype).itemsize), dtype)
             row = {"dtype": dtype, "bytes": size_bytes}
-            steps = {"psum_s": summing(host)}
-            if host.on_gpu:
-                pinned = x.sharding.with_memory_kind("pinned_host")
-                parked = jax.device_put(x, pinned).block_until_ready()
-                # The sum is last, as it is given x.
-                steps = {"copy_out_s": copying(x, pinned), "copy_in_s": copying(parked, x.sharding), **steps}
+            pinned = x.sharding.with_memory_kind("pinned_host")
+            parked = jax.device_put(x, pinned).block_until_ready()
+            # The sum is last, as it is given x.
+            steps = {
+                "copy_out_s": copying(x, pinned),
+                "copy_in_s": copying(parked, x.sharding),
+                "psum_s": summing(host),
+            }
             for name, step in steps.items():
                 row[name] = statistics.median(done_s for _, done_s in list(times_of(step, x, ROUNDS + 3))[3:])
             rows.append(row)
@@ -293,7 +295,7 @@ def copies(host: Host) -> Any:
 
 
 def training(host: Host) -> tuple[Any, Any, Any]:
-    """Steps of GPT-2 (with sums beside the backward pass; after it, in a program of their own; none), state, batch."""
+    """Steps of GPT-2 (sums beside the backward pass; after it, in a program of their own; none), state, batch."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -301,9 +303,6 @@ def training(host: Host) -> tuple[Any, Any, Any]:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    import jax_passing
-
-    mesh = host.mesh
     sys.path.append(str(EXAMPLES))
     import train_gpt2
     from models import gpt2
@@ -316,30 +315,29 @@ def training(host: Host) -> tuple[Any, Any, Any]:
     def loss_of(params: Any, batch: Any) -> Any:
         return with_aux(params, batch)[0]
 
-    def gradients(state: Any, batch: Any) -> Any:
-        grads = jax.grad(loss_of)(jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params), batch)
-        return jax.tree.map(lambda x: x[jnp.newaxis], grads)
+    def gradients_of(state: Any, batch: Any) -> Any:
+        return jax.grad(loss_of)(jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params), batch)
 
-    def update(state: Any, grads: Any) -> Any:
-        sums = jax_passing.psum(jax.tree.map(lambda x: x[0], grads), "d")
-        grads = jax.tree.map(lambda x: x.astype(jnp.float32) / jax_passing.axis_size("d"), sums)
-        return state.apply_gradients(grads=grads)
+    def update_by(state: Any, sums: Any) -> Any:
+        means = jax.tree.map(lambda x: x.astype(jnp.float32) / host.world_size, sums)
+        return state.apply_gradients(grads=means)
 
-    gradients = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"), check_vma=False))
-    update = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), donate_argnums=(0, 1))
+    here, split = P(), P("d")
+    gradients_of = jax.shard_map(gradients_of, mesh=host.mesh, in_specs=(here, split), out_specs=split, check_vma=False)
+    gradients, add_up, update = jax.jit(gradients_of), summing(host), jax.jit(update_by, donate_argnums=0)
 
-    def two_programs(state: Any, batch: Any) -> Any:
-        return update(state, jax.block_until_ready(gradients(state, batch))), None
+    def apart(state: Any, batch: Any) -> Any:
+        return update(state, add_up(jax.block_until_ready(gradients(state, batch)))), None
 
     steps = {
-        "overlap": train_gpt2.make_step(loss_of, mesh),
-        "two programs": two_programs,
-        "no sums": train_gpt2.make_step(loss_of, mesh, sums=False),
+        "overlap": train_gpt2.make_step(loss_of, host.mesh),
+        "apart": apart,
+        "no sums": train_gpt2.make_step(loss_of, host.mesh, sums=False),
     }
     example = jnp.zeros((1, config.context), jnp.int32)
     params = jax.jit(lambda: model.init(jax.random.key(0), example)["params"])()
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(rate))
-    return steps, jax.device_put(state, NamedSharding(mesh, P())), batch
+    return steps, jax.device_put(state, NamedSharding(host.mesh, P())), batch
 
 
 def overlap(host: Host) -> Any:

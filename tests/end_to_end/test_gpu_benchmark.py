@@ -70,7 +70,7 @@ def _first(report: Any, name: str) -> Any:
     ("plant", "told"),
     [
         (lambda report: _first(report, "sums")["result"][3].update(wrong=7), "- wrong: 7 of int16"),
-        (lambda report: _first(report, "sums")["result"][3].update(hosts_differ=True), "| NO | yes |"),
+        (lambda report: _first(report, "sums")["result"][3].update(hosts_differ=True), "| NO | these are |"),
         (_bits, "NO: complex128 (small integers)"),
         (lambda report: _first(report, "errors")["result"].update(raised="nothing"), "| nothing |"),
         (lambda report: _first(report, "call").update(status="failed", reason="it fell", output="out"), "it fell"),
