@@ -161,9 +161,9 @@ def of_overlap(report: Entry) -> list[str]:
         rows.append((hosts_of(entry), *times, f"{sums_s / alone_s:.2f}", hidden))
     columns = ("hosts", "no sums", "apart", "overlap", "communication / computation", "hidden")
     note = (
-        "A step of GPT-2 (examples/train_gpt2.py; small on a GPU, tiny on CPUs) without any sum; apart, with the sums in a "
-        "program of their own after the gradients'; and with overlap: medians of steps that take turns. Communication "
-        "is (apart - no sums), hidden (apart - overlap) / the smaller of communication and computation; "
+        "A step of GPT-2 (examples/train_gpt2.py; small on a GPU, tiny on CPUs) without any sum; apart, with the sums "
+        "in a program of their own after the gradients'; and with overlap: medians of steps that take turns. "
+        "Communication is (apart - no sums), hidden (apart - overlap) / the smaller of communication and computation; "
         f"wanted are {HIDDEN_SHARE:.0%} where both are about as long. Hosts on one card share its computing, too."
     )
     return ["### Overlap", "", note, "", *table(columns, rows)] if rows else []
