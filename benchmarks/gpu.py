@@ -27,7 +27,7 @@ import gpu_report
 HERE = Path(__file__).parent
 PACKAGES = ("jax-passing", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "numpy", "flax", "optax")
 GPU, CPU = "cuda", "cpu"
-PART_S = 150.0  # that a part may take
+PART_S = 180.0  # that a part may take
 
 
 @dataclass(frozen=True)
