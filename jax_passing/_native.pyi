@@ -244,6 +244,16 @@ def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
 def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
     """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""
 
+def cuda_ffi_targets() -> dict[str, dict[str, CapsuleType]]:
+    """The same as `ffi_targets` for platform "CUDA", with `passing_psum_done`: xla_ffi/ffi/cuda_handlers.h."""
+
+def cuda_ffi_targets_on_cpu(library: str) -> dict[str, dict[str, CapsuleType]]:
+    """For tests: those of sums for platform "cpu", with a driver that stands in for CUDA's."""
+
+def cuda_ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]: ...
+def set_cuda_devices(ordinals_and_ids: Sequence[tuple[int, int]], *, first_device_id: int) -> None:
+    """Tells the handlers of this process's GPUs, in the order of their ids. `first_device_id`: as of `attach`."""
+
 def block_exponent(dtype: str, buffers: Sequence[bytes]) -> int:
     """The exponent of one block: the same elements of each local device. For tests, as the two that follow."""
 

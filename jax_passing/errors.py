@@ -88,6 +88,10 @@ class ThreadError(PassingError):
     """Two threads dispatch programs with sums, without an order between them that all hosts share."""
 
 
+class AcceleratorError(PassingError):
+    """The driver of a GPU is missing or refused what a sum needs, or XLA moved the arrays of a sum under way."""
+
+
 class TooManyProgramsError(PassingError):
     """A session ran so many different programs that it can't count the executions of another one."""
 

@@ -15,7 +15,8 @@ INCLUDES = {
     "net": ["wire"],
     "host": ["net", "wire"],
     "switch": ["net", "wire"],
-    "ffi": ["host", "net", "wire"],
+    "cuda": ["host"],
+    "ffi": ["cuda", "host", "net", "wire"],
     "python": ["ffi", "host", "net", "switch", "wire"],
 }
 # What a module may import from jax_passing itself; all else there are names for users, of rooms further up.

@@ -12,6 +12,13 @@ def backend_exists() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+def cuda_devices() -> list[jax.Device]:
+    """This process's GPUs that JAX uses by way of CUDA, by id. Makes JAX's backends exist."""
+    if "cuda" not in xla_bridge.backends():
+        return []
+    return sorted(jax.local_devices(backend="cuda"), key=lambda device: device.id)
+
+
 def in_cluster() -> tuple[int, int, str] | None:
     """(index of this process, number of processes, who says so), as `jax.distributed` knows or would detect it."""
     if jax.distributed.is_initialized():

@@ -225,7 +225,7 @@ def host_count(scope: scopes.Scope) -> "int | jax.Array":
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
     raise NotImplementedError(
-        "axis_index and the number of hosts are known on CPU devices only so far, not on "
+        "axis_index and the number of hosts are known on CPU devices and CUDA GPUs only so far, not on "
         f"{ctx.module_context.platforms}"
     )
 
@@ -246,7 +246,8 @@ def _define(primitive: Primitive, weak_type: bool) -> None:
     primitive.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32), weak_type=weak_type))
     batching.primitive_batchers[primitive] = lambda operands, dims: (primitive.bind(), None)
     mlir.register_lowering(primitive, _lower_elsewhere)
-    mlir.register_lowering(primitive, lower, platform="cpu")
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(primitive, lower, platform=platform)
 
 
 _define(passing_rank_p, weak_type=False)

@@ -49,7 +49,14 @@ class _Line:
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
 
 
-def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: Callable[[Any], tuple[Any, Any]]) -> Any:
+def in_order(
+    ctx: mlir.LoweringRuleContext,
+    site: Site,
+    size_bytes: int,
+    call: Callable[[Any], tuple[Any, Any]],
+    *,
+    on_gpu: bool = False,
+) -> Any:
     """Lowers a call of the primitive in its place.
 
     Args:
@@ -57,13 +64,14 @@ def in_order(ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, call: C
       site: its.
       size_bytes: of its leaves.
       call: given int32[] to wait for, makes the call: (int32[] that is there when it is done, its results).
+      on_gpu: there the int32[] is there when the sum has started, which is enough (start_and_done.py).
     """
     line: _Line = lowered_modules.of_block(ctx, _Line)
     group = (site.place, site.call, site.kind, site.function, site.stream) if size_bytes >= LARGE_BYTES else object()
     if line.group != group or not line.after:
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []
-    elif len(line.after) == 1 and meshes.lowering_mesh(ctx).all_manual:
+    elif len(line.after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
         _make_larger(ctx)
     after, results = call(line.before)
     line.after.append(after)
@@ -78,6 +86,12 @@ def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]
     """
     line: _Line = lowered_modules.of_block(ctx, _Line)
     return list(dict.fromkeys(token for value in values for token in line.tokens.get(value, ())))
+
+
+def after_sums(ctx: mlir.LoweringRuleContext) -> list[Any]:
+    """The int32[] that say together that all sums of this block so far are done, on GPUs that they have started."""
+    line: _Line = lowered_modules.of_block(ctx, _Line)
+    return list(line.after)
 
 
 def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:

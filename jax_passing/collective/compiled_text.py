@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from jax_passing._compat import process
+
 
 def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | None:
     """A digest of the newest executable whose module calls `target` with these attributes, and a summary for people:
@@ -17,11 +19,12 @@ def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | N
     The module is the scheduled one, after all of XLA's passes: it decides in which order XLA makes the copies of a
     call. The digest leaves out where sources lie, and the attributes.
     """
-    for executable in jax.local_devices(backend="cpu")[0].client.live_executables():
-        for module in executable.hlo_modules():
-            text = module.to_string()
-            if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
-                return _digest(text, attributes)
+    for device in (jax.local_devices(backend="cpu")[0], *process.cuda_devices()[:1]):
+        for executable in device.client.live_executables():
+            for module in executable.hlo_modules():
+                text = module.to_string()
+                if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
+                    return _digest(text, attributes)
     return None
 
 

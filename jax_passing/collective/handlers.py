@@ -1,11 +1,13 @@
 """XLA's handlers of our primitives: registered once, and told about what was compiled."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 from jax_passing import _native
-from jax_passing._compat import lowered_modules
+from jax_passing._compat import lowered_modules, process
 from jax_passing.collective.ahead_of_time import check_calls
 from jax_passing.collective.compiled_text import fingerprint_of_module
 from jax_passing.host import session
@@ -15,13 +17,24 @@ from jax_passing.host import session
 def register_ffi() -> None:
     """Tells XLA of the handlers; once is enough. Makes JAX's backends exist."""
     # XLA takes a state type only once its backend exists.
-    jax.local_devices(backend="cpu")
-    name, type_id, type_info = _native.ffi_state_type()
-    jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
-    for target, handlers in _native.ffi_targets().items():
-        jax.ffi.register_ffi_target(target, handlers, platform="cpu")
+    cpu_devices = jax.local_devices(backend="cpu")
+    _register("cpu", _native.ffi_state_type(), _native.ffi_targets())
+    cuda_devices = process.cuda_devices()
+    if cuda_devices:
+        _register("CUDA", _native.cuda_ffi_state_type(), _native.cuda_ffi_targets())
+        _native.set_cuda_devices(
+            [(device.local_hardware_id, device.id) for device in cuda_devices],
+            first_device_id=min(device.id for device in cpu_devices),
+        )
     check_calls()
     jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _register(platform: str, state: tuple[str, Any, Any], targets: Mapping[str, Any]) -> None:
+    name, type_id, type_info = state
+    jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform=platform)
+    for target, handlers in targets.items():
+        jax.ffi.register_ffi_target(target, handlers, platform=platform)
 
 
 def _on_event(event: str, duration_secs: float, **_: str | int) -> None:

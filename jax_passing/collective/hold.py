@@ -11,6 +11,8 @@ sum under way. Nor that of the token that the sum produces for the next one in o
 takes it, too: a token that nobody reads is 4 bytes, and a layer's next temporary array would be laid over them. That
 costs nothing at run time, and saves copies of parameters that would be updated while the backward pass still needs
 them. (An optimization_barrier is gone before the line is made.)
+
+On GPU it is the second half of each sum that needs `last` as well: start_and_done.py.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_passing.collective.call_order import INT32, tokens_of
 from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.start_and_done import finish_behind
 
 passing_hold_p = Primitive("passing_hold")
 passing_hold_p.multiple_results = True
@@ -64,6 +67,11 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequenc
     return held
 
 
+def _lower_on_gpu(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
+    finish_behind(ctx, operands[:count], operands[count:], ctx.avals_in[count:])
+    return operands[:count]
+
+
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
     return operands[:count]
 
@@ -75,3 +83,4 @@ ad.primitive_transposes[passing_hold_p] = _transpose
 batching.primitive_batchers[passing_hold_p] = _batch
 mlir.register_lowering(passing_hold_p, _lower_elsewhere, cacheable=False)  # it looks at the block around it
 mlir.register_lowering(passing_hold_p, _lower, platform="cpu", cacheable=False)
+mlir.register_lowering(passing_hold_p, _lower_on_gpu, platform="cuda", cacheable=False)

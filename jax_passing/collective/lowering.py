@@ -1,4 +1,5 @@
-"""How a sum is lowered on CPU: to one asynchronous FFI call for each device, without a collective of XLA."""
+"""How a sum is lowered: on CPU to one asynchronous FFI call for each device, without a collective of XLA. On GPU it is
+two calls: start_and_done.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jax_passing.collective.call_place import place_of
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.collective.placement import Placement, place
 from jax_passing.collective.sites import Site, canonical, type_text
+from jax_passing.collective.start_and_done import places, start_and_done
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
 from jax_passing.host import scope as scopes
 
@@ -23,7 +25,9 @@ _INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
 
 
 def lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:
-    raise NotImplementedError(f"passing_psum runs on CPU devices only so far, not on {ctx.module_context.platforms}")
+    raise NotImplementedError(
+        f"passing_psum runs on CPU devices and CUDA GPUs only so far, not on {ctx.module_context.platforms}"
+    )
 
 
 def lower(
@@ -36,8 +40,9 @@ def lower(
     device_ranks: int,
     op: str,
     site: Site,
+    on_gpu: bool = False,
 ) -> Sequence[Any]:
-    """JAX's rule for the primitive on CPU. primitive.py says what its parameters are."""
+    """JAX's rule for the primitive on CPU, or on GPU. primitive.py says what its parameters are."""
     if over_hosts is None:
         raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
     mesh = meshes.lowering_mesh(ctx)
@@ -53,7 +58,6 @@ def lower(
     if flat:
         _check_flat(placement, axes, device_ranks)
     register_ffi()
-    where = _group_and_member(ctx, mesh, axes)
     avals = [avals_in[i] for i in carried]
     spans = placement.process_count > 1 and mesh.devices is not None
     attributes = {
@@ -71,23 +75,43 @@ def lower(
     # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
     # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
     # refuses side effects in what it partitions itself.)
-    call = jax.ffi.ffi_lowering(
-        "passing_psum",
-        operand_output_aliases={i + 2: i + 1 for i in range(len(avals))},
-        has_side_effect=mesh.all_manual,
-    )
-    outs = [ctx.avals_out[i] for i in carried]
-    call_ctx = ctx.replace(avals_in=[_INT32_2, INT32, *avals], avals_out=[INT32, *outs])
+    attributes["has_side_effect"] = mesh.all_manual
+    own = ctx.replace(avals_in=avals, avals_out=[ctx.avals_out[i] for i in carried])
+    values = [leaves[i] for i in carried]
+    if on_gpu:
+        attributes |= places(mesh, axes, spans, site.place)
+    else:
+        where = _group_and_member(ctx, mesh, axes)
 
     def sum_after(before: Any) -> tuple[Any, Any]:
-        after, *sums = call(call_ctx, *where, before, *(leaves[i] for i in carried), **attributes)
-        return after, sums
+        if on_gpu:
+            return start_and_done(own, before, values, **attributes)
+        return _call(own, where, before, values, **attributes)
 
-    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after)
+    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after, on_gpu=on_gpu)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value
     return result
+
+
+def _call(
+    ctx: mlir.LoweringRuleContext,
+    where: Any,
+    before: Any,
+    leaves: Sequence[Any],
+    *,
+    has_side_effect: bool,
+    **attributes: Any,
+) -> tuple[Any, Any]:
+    call = jax.ffi.ffi_lowering(
+        "passing_psum",
+        operand_output_aliases={i + 2: i + 1 for i in range(len(leaves))},
+        has_side_effect=has_side_effect,
+    )
+    own = ctx.replace(avals_in=[_INT32_2, INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_out])
+    after, *sums = call(own, *where, before, *leaves, **attributes)
+    return after, sums
 
 
 def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, over_hosts: bool) -> Placement:

@@ -167,3 +167,4 @@ for _primitive in (passing_psum_p, passing_psum_invariant_p):
     # Each call is lowered by itself: with JAX's cache, equal calls would share a site. lowering.py has the rule.
     mlir.register_lowering(_primitive, lower_elsewhere, cacheable=False)
     mlir.register_lowering(_primitive, lower, platform="cpu", cacheable=False)
+    mlir.register_lowering(_primitive, functools.partial(lower, on_gpu=True), platform="cuda", cacheable=False)

@@ -94,7 +94,7 @@ class Session:
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
-            self._joining = Joining(settings, len(device_ids))
+            self._joining = Joining(settings, len(jax.local_devices()))  # of the platform on which programs run
             self._join(step=None, lost=())
         self._enter_scope()
         atexit.register(self._at_exit)

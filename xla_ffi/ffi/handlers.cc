@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/handler_parts.h"
 #include "ffi/instance.h"
 #include "ffi/rendezvous.h"
 #include "xla/ffi/api/ffi.h"
@@ -16,56 +17,17 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-struct State {
+struct State : InstanceState {
   static ffi::TypeId id;
-  explicit State(SiteInfo info) : instance(std::move(info)) {}
-  Instance instance;
+  using InstanceState::InstanceState;
 };
 ffi::TypeId State::id = XLA_FFI_UNKNOWN_TYPE_ID;
 constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<State>();
 
-// JAX shows the text; jax_passing.errors turns it back into the exception of that kind.
-ffi::Error ToError(const Failure& failure) {
-  return ffi::Error(ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
-}
-
-std::optional<Op> ParseOp(std::string_view name) {
-  if (name == "sum") return Op::kSum;
-  if (name == "max") return Op::kMax;
-  return std::nullopt;
-}
-
-ffi::ErrorOr<std::unique_ptr<State>> Instantiate(std::string_view program, int64_t ordinal, int64_t site,
-                                                 std::string_view identity, std::string_view site_name,
-                                                 std::string_view dtype_name, std::string_view op_name,
-                                                 ffi::Span<const int64_t> leaf_elements, int64_t member_count,
-                                                 int64_t local_member_count, int64_t replica_count, int64_t world_size,
-                                                 int64_t flat, int64_t conditional, std::string_view devices) {
-  const auto dtype = ParseDType(dtype_name);
-  if (!dtype) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + std::string(dtype_name)));
-  }
-  const auto op = ParseOp(op_name);
-  if (!op) return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown op " + std::string(op_name)));
-  if (*op == Op::kMax && *dtype != DType::kInt32) {
-    return ffi::Unexpected(
-        ffi::Error::InvalidArgument("passing_psum: maxima are of int32, not " + std::string(dtype_name)));
-  }
-  return std::make_unique<State>(SiteInfo{.program = std::string(program),
-                                          .ordinal = ordinal,
-                                          .site = site,
-                                          .identity = std::string(identity),
-                                          .site_name = std::string(site_name),
-                                          .dtype = *dtype,
-                                          .op = *op,
-                                          .leaf_elements = {leaf_elements.begin(), leaf_elements.end()},
-                                          .member_count = static_cast<uint32_t>(member_count),
-                                          .local_member_count = static_cast<uint32_t>(local_member_count),
-                                          .replica_count = static_cast<uint32_t>(replica_count),
-                                          .world_size = static_cast<uint32_t>(world_size),
-                                          .flat = flat != 0,
-                                          .conditional = conditional != 0,
-                                          .devices = std::string(devices)});
+ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary attributes) {
+  auto info = ParseSite(attributes);
+  if (info.has_error()) return ffi::Unexpected(info.error());
+  return std::make_unique<State>(std::move(*info));
 }
 
 ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> place,
@@ -94,10 +56,7 @@ ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::Buffer
 }
 
 ffi::ErrorOr<std::unique_ptr<State>> InstantiateVisit(std::string_view program, int64_t ordinal) {
-  SiteInfo info;
-  info.program = program;
-  info.ordinal = ordinal;
-  return std::make_unique<State>(std::move(info));
+  return std::make_unique<State>(ParseVisit(program, ordinal));
 }
 
 ffi::Error Visit(State* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
@@ -127,24 +86,7 @@ ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Suc
 }  // namespace
 
 XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::BindInstantiate()
-                             .Attr<std::string_view>("program")
-                             .Attr<int64_t>("ordinal")
-                             .Attr<int64_t>("site")
-                             .Attr<std::string_view>("identity")
-                             .Attr<std::string_view>("site_name")
-                             .Attr<std::string_view>("dtype")
-                             .Attr<std::string_view>("op")
-                             .Attr<ffi::Span<const int64_t>>("leaf_elements")
-                             .Attr<int64_t>("member_count")
-                             .Attr<int64_t>("local_member_count")
-                             .Attr<int64_t>("replica_count")
-                             .Attr<int64_t>("world_size")
-                             .Attr<int64_t>("flat")
-                             .Attr<int64_t>("conditional")
-                             .Attr<std::string_view>("devices")
-                             .To(Instantiate)
-                             .release();
+  static auto* handler = ffi::Ffi::BindInstantiate().Attrs().To(Instantiate).release();
   return handler->Call(frame);
 }
 

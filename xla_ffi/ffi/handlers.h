@@ -1,4 +1,4 @@
-// The custom calls as XLA sees them. With its source, the only file that knows XLA.
+// The custom calls as XLA sees them on the CPU. No other files know XLA but this, cuda_handlers and handler_parts.
 #ifndef XLA_FFI_FFI_HANDLERS_H_
 #define XLA_FFI_FFI_HANDLERS_H_
 

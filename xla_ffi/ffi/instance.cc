@@ -139,6 +139,7 @@ void OpenExecutable::Complete() {
   for (const Instance* instance : instances_) {
     executable_->visits |= instance->is_visit();
     if (instance->is_visit()) continue;
+    executable_->on_gpu = instance->info().on_gpu;
     if (instance->info().conditional && instance->info().world_size != 1) conditional = instance;
     program.devices = instance->info().devices;
   }

@@ -51,6 +51,7 @@ struct SiteInfo {
   bool flat = false;                // each device is a rank, not each host
   bool conditional = false;         // in a loop or branch, which not every execution may come to
   std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
+  bool on_gpu = false;              // means nothing to other hosts
 };
 
 // What the sums of one executable share.
@@ -58,6 +59,7 @@ struct Executable {
   uint64_t hash = 0;               // of `program` but its devices
   ProgramInfo program;             // devices: as SiteInfo says
   bool visits = false;             // it tells of each execution: not each may come to a sum
+  bool on_gpu = false;             // runs on this host's GPUs, not its CPU devices
   std::optional<Failure> refused;  // why its sums can't be told apart
 
   // Its executions; guarded by the rendezvous.

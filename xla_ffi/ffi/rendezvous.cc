@@ -33,6 +33,8 @@ Failure TooLate(const Site& site, const std::vector<Call>& calls, double deadlin
                                        Members(calls) + ")"};
 }
 
+Failure ShutDown() { return {"ClosedError", "the session was shut down while sums were under way"}; }
+
 }  // namespace
 
 Failure NotInitialized(const std::string& what) {
@@ -70,7 +72,7 @@ void Rendezvous::Detach() {
     wake_watch_.notify_all();
   }
   watch.join();
-  const Failure failure{"ClosedError", "the session was shut down while sums were under way"};
+  const Failure failure = ShutDown();
   for (auto& gathering : open) Finish(std::move(gathering), &failure);
 }
 
@@ -163,6 +165,14 @@ std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<co
   return complete;
 }
 
+std::optional<Failure> Rendezvous::failure() {
+  std::unique_lock lock(mutex_);
+  if (!attachment_) return ShutDown();
+  const auto session_failure = attachment_->failure;
+  lock.unlock();
+  return session_failure();
+}
+
 std::optional<uint32_t> Rendezvous::rank() {
   std::lock_guard lock(mutex_);
   return attachment_ ? std::optional(attachment_->rank) : std::nullopt;
@@ -196,9 +206,21 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
   }
-  Collective& collective = *gathering->collective;
-  sum.done = [this, gathering = std::move(gathering)](const Failure* failure) { Finish(gathering, failure); };
-  collective.Start(std::move(sum));
+  sum.done = [this, gathering](const Failure* failure) { Finish(gathering, failure); };
+  if (!calls.front().await_inputs) {
+    gathering->collective->Start(std::move(sum));
+    return;
+  }
+  pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum)] {
+    for (const Call& call : gathering->calls) {
+      if (const auto failure = call.await_inputs()) {
+        FailSession(*failure);
+        Finish(gathering, &*failure);
+        return;
+      }
+    }
+    gathering->collective->Start(sum);
+  });
 }
 
 void Rendezvous::Finish(std::shared_ptr<Gathering> gathering, const Failure* failure) {

@@ -38,7 +38,8 @@ struct Call {
   int64_t member = 0;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
+  std::function<std::optional<Failure>()> await_inputs{};  // blocks until they can be read; null: they can be now
+  std::function<void(const Failure*)> done;                // called exactly once; null when the sum succeeded
 };
 
 // Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
@@ -66,6 +67,11 @@ class Rendezvous {
   // A device began an execution of a program whose sums stand in loops or branches.
   void Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device);
 
+  // Fails all sums, now and later, on all hosts.
+  void FailSession(const Failure& failure);
+  // Why no sum succeeds any more: the session failed, or is over.
+  std::optional<Failure> failure();
+
   // Of this host in its session, if there is one.
   std::optional<uint32_t> rank();
   std::optional<uint32_t> world_size();  // hosts of that session
@@ -89,7 +95,6 @@ class Rendezvous {
   // Without the lock.
   void StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
-  void FailSession(const Failure& failure);
   void Watch();
 
   CompletionPool& pool_;

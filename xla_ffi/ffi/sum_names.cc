@@ -17,6 +17,14 @@ Failure TooMany(const std::string& name, size_t max_names) {
               "session down (session.shutdown()) and call jax_passing.init again, on all hosts"};
 }
 
+// Executions on CPU devices and on GPUs aren't in one order.
+Failure OnBoth(const std::string& site_name) {
+  return {"ProgramMismatchError",
+          "the program of " + site_name +
+              " ran on CPU devices of this host and on its GPUs in one session, and other hosts can't tell these "
+              "executions apart. Run it on one kind, or give the function another name for the other"};
+}
+
 }  // namespace
 
 Failure Overlapped(const std::string& site_name) {
@@ -74,6 +82,9 @@ std::variant<SumKey, Failure> SumNames::Name(const Site& site, int32_t run_id, s
   }
   Executions& executions = found->second;
   if (executions.last != now) {
+    if (executions.last.executable && executions.last.executable->on_gpu != executable->on_gpu) {
+      return OnBoth(site.shape->site_name);
+    }
     if (executions.last.executable == executable && IsLater(executions.last.run_id, run_id)) {
       return Overlapped(site.shape->site_name);
     }

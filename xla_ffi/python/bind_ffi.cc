@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/cuda_handlers.h"
+#include "ffi/cuda_sums.h"
 #include "ffi/flat_collective.h"
 #include "ffi/handlers.h"
 #include "ffi/local_collective.h"
@@ -27,6 +29,14 @@ namespace {
 
 nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+// The stages of a custom call; without a state there is nothing to instantiate.
+nb::dict Bundle(XLA_FFI_Error* (*instantiate)(XLA_FFI_CallFrame*), XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)) {
+  nb::dict bundle;
+  if (instantiate) bundle["instantiate"] = Capsule(instantiate);
+  bundle["execute"] = Capsule(execute);
+  return bundle;
 }
 
 using Local = std::shared_ptr<LocalCollective>;
@@ -84,7 +94,12 @@ void BindFfi(nb::module_& m) {
   m.def("attach", AttachTransports, "collective"_a, "deadline_s"_a, "flat"_a, nb::kw_only(), "rank"_a,
         "first_device_id"_a);
   m.def(
-      "detach", [] { Rendezvous::Get().Detach(); }, nb::call_guard<nb::gil_scoped_release>());
+      "detach",
+      [] {
+        Rendezvous::Get().Detach();
+        CudaSums::Get().ReleaseIdle();
+      },
+      nb::call_guard<nb::gil_scoped_release>());
 
   m.def("end_compilation", EndCompilation, "modules"_a);
   m.def(
@@ -94,28 +109,50 @@ void BindFfi(nb::module_& m) {
       },
       "program"_a, "ordinal"_a, "fingerprint"_a);
   m.def("ffi_targets", [] {
-    nb::dict psum;
-    psum["instantiate"] = Capsule(PsumInstantiate);
-    psum["execute"] = Capsule(PsumExecute);
-    nb::dict visit;
-    visit["instantiate"] = Capsule(VisitInstantiate);
-    visit["execute"] = Capsule(VisitExecute);
-    nb::dict rank;
-    rank["execute"] = Capsule(RankExecute);
-    nb::dict world_size;
-    world_size["execute"] = Capsule(WorldSizeExecute);
-    nb::dict hold;
-    hold["execute"] = Capsule(HoldExecute);
     nb::dict targets;
-    targets["passing_psum"] = psum;
-    targets["passing_visit"] = visit;
-    targets["passing_rank"] = rank;
-    targets["passing_world_size"] = world_size;
-    targets["passing_hold"] = hold;
+    targets["passing_psum"] = Bundle(PsumInstantiate, PsumExecute);
+    targets["passing_visit"] = Bundle(VisitInstantiate, VisitExecute);
+    targets["passing_rank"] = Bundle(nullptr, RankExecute);
+    targets["passing_world_size"] = Bundle(nullptr, WorldSizeExecute);
+    targets["passing_hold"] = Bundle(nullptr, HoldExecute);
     return targets;
   });
   m.def("ffi_state_type",
         [] { return nb::make_tuple(kStateName, nb::capsule(StateTypeId()), nb::capsule(StateTypeInfo())); });
+  m.def("cuda_ffi_targets", [] {
+    nb::dict targets;
+    targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumExecute);
+    targets["passing_psum_done"] = Bundle(nullptr, CudaPsumDoneExecute);
+    targets["passing_visit"] = Bundle(CudaVisitInstantiate, CudaVisitExecute);
+    targets["passing_rank"] = Bundle(nullptr, CudaRankExecute);
+    targets["passing_world_size"] = Bundle(nullptr, CudaWorldSizeExecute);
+    targets["passing_hold"] = Bundle(nullptr, HoldExecute);
+    return targets;
+  });
+  m.def(
+      "cuda_ffi_targets_on_cpu",
+      [](std::string library) {
+        CudaSums::Get().SetLibrary(std::move(library));
+        nb::dict targets;
+        targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumOnCpuExecute);
+        targets["passing_psum_done"] = Bundle(nullptr, CudaPsumDoneOnCpuExecute);
+        return targets;
+      },
+      "library"_a);
+  m.def("cuda_ffi_state_type", [] {
+    return nb::make_tuple(kCudaStateName, nb::capsule(CudaStateTypeId()), nb::capsule(CudaStateTypeInfo()));
+  });
+  m.def(
+      "set_cuda_devices",
+      [](const std::vector<std::pair<int32_t, int64_t>>& ordinals_and_ids, int64_t first_device_id) {
+        std::vector<CudaDevice> devices;
+        for (const auto& [ordinal, id] : ordinals_and_ids) {
+          const auto index = static_cast<int64_t>(devices.size());
+          devices.push_back({.ordinal = ordinal, .id = id, .index = index, .number = first_device_id + index});
+        }
+        CudaSums::Get().SetDevices(std::move(devices));
+      },
+      "ordinals_and_ids"_a, nb::kw_only(), "first_device_id"_a);
 }
 
 }  // namespace passing

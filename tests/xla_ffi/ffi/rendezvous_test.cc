@@ -195,6 +195,52 @@ TEST_F(RendezvousTest, allDevicesFailTogether) {
   EXPECT_EQ(b.Result(), "HostLostError: rank 1");
 }
 
+TEST_F(RendezvousTest, sumsWaitForTheirInputs_andNobodyElseDoes) {
+  const auto site = MakeSite(7, 2);
+  Device a{0}, b{2};
+  std::promise<void> copied;
+  Call late = a.MakeCall(10, 0), early = b.MakeCall(10, 1);
+  late.await_inputs = [&]() -> std::optional<Failure> {
+    copied.get_future().wait();
+    return std::nullopt;
+  };
+  early.await_inputs = []() -> std::optional<Failure> { return std::nullopt; };
+  rendezvous_.Arrive(site, std::move(early));
+  rendezvous_.Arrive(site, std::move(late));
+  EXPECT_EQ(collective_->count(), 0);
+  a.value = 1;
+  copied.set_value();
+  while (collective_->count() == 0) std::this_thread::yield();
+  collective_->Complete(0);
+  EXPECT_EQ(a.Result(), "");
+  EXPECT_EQ(b.Result(), "");
+  EXPECT_EQ(a.value, 6);
+}
+
+TEST_F(RendezvousTest, inputsThatDontComeFailTheSession) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  for (Call call : {a.MakeCall(10, 0), b.MakeCall(10, 1)}) {
+    call.await_inputs = [device = call.device]() -> std::optional<Failure> {
+      return device == kFirstDevice ? std::optional<Failure>({"AcceleratorError", "broken"}) : std::nullopt;
+    };
+    rendezvous_.Arrive(site, std::move(call));
+  }
+  EXPECT_EQ(a.Result(), "AcceleratorError: broken");
+  EXPECT_EQ(b.Result(), "AcceleratorError: broken");
+  EXPECT_EQ(session_failure(), "AcceleratorError");
+  EXPECT_EQ(collective_->count(), 0);
+}
+
+TEST_F(RendezvousTest, tellsWhyNoSumSucceeds) {
+  EXPECT_FALSE(rendezvous_.failure());
+  rendezvous_.FailSession({"HostLostError", "rank 1"});
+  ASSERT_TRUE(rendezvous_.failure());
+  EXPECT_EQ(rendezvous_.failure()->kind, "HostLostError");
+  rendezvous_.Detach();
+  EXPECT_EQ(rendezvous_.failure()->kind, "ClosedError");
+}
+
 TEST_F(RendezvousTest, overlappingExecutionsFailTheSession) {
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2};

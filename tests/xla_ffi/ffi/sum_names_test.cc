@@ -69,6 +69,13 @@ TEST_F(SumNamesTest, runIdsOfTwoExecutablesArentCompared) {
   EXPECT_EQ(Key(again, -5), (SumKey{7, 1, 0}));
 }
 
+TEST_F(SumNamesTest, aProgramStaysOnOneKindOfDevice) {
+  const auto site = MakeSite(7, 1), on_gpu = MakeSite(7, 1);
+  on_gpu->executable->on_gpu = true;
+  EXPECT_EQ(Key(on_gpu, 11), (SumKey{7, 0, 0}));
+  EXPECT_TRUE(Refusal(site, 12).starts_with("ProgramMismatchError: the program of train.py:41 ran on CPU devices"));
+}
+
 // Hosts may number their devices from anywhere, and lay out their meshes in any order.
 TEST_F(SumNamesTest, nameCoversTheDevicesIndices) {
   const auto site = MakeLocalSite(7, 2);

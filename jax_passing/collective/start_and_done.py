@@ -1,0 +1,100 @@
+"""Sums on GPUs: two FFI calls for each, so that XLA enqueues other work between them (docs/accelerators.md).
+
+*start* gives XLA's thread back at once; *done* blocks it until the sum is there. Between them XLA must keep the leaves,
+as done takes them. Where sums are held behind the backward pass (hold.py), so are their done calls: by then all that
+doesn't need the sums is enqueued.
+
+Sums wait for the start of those before them in the program, not for their end as on CPU. That is order enough: whoever
+blocks in a done call has started all sums before it, so hosts can't wait for each other in a circle.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_passing._compat import meshes
+from jax_passing.collective.axes import Axes
+from jax_passing.collective.call_order import INT32, after_sums, tokens_of
+from jax_passing.errors import ConfigError
+
+_ANY_DEVICE = -1  # of xla_ffi/ffi/cuda_handlers.h
+
+_GATE = 1  # which operand of a done call says when it may block
+
+
+def start_and_done(
+    ctx: mlir.LoweringRuleContext, before: Any, leaves: Sequence[Any], *, has_side_effect: bool, **attributes: Any
+) -> tuple[Any, list[Any]]:
+    """Lowers a sum of `leaves`, whose types are those of `ctx`: (int32[] that is there when it has started, sums)."""
+    count = len(leaves)
+    start = jax.ffi.ffi_lowering(
+        "passing_psum",
+        operand_output_aliases={i + 1: i + 1 for i in range(count)},
+        has_side_effect=has_side_effect,
+    )
+    own = ctx.replace(avals_in=[INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_in])
+    token, *under_way = start(own, before, *leaves, **attributes)
+    done = jax.ffi.ffi_lowering(
+        "passing_psum_done",
+        operand_output_aliases={i + 2: i for i in range(count)},
+        has_side_effect=has_side_effect,
+    )
+    own = ctx.replace(avals_in=[INT32, INT32, *ctx.avals_in], avals_out=ctx.avals_out)
+    return token, list(done(own, token, token, *under_way))
+
+
+def finish_behind(
+    ctx: mlir.LoweringRuleContext, sums: Sequence[Any], others: Sequence[Any], avals: Sequence[Any]
+) -> None:
+    """Has the done calls that give `sums` block only when `others`, of these types, and all sums so far are there."""
+    # Those of this block: in another one, a loop's or a branch's, they might not be carried out as often.
+    done = dict.fromkeys(value.owner.operation for value in sums if tokens_of(ctx, [value]))
+    calls = [call for call in done if not any(True for result in call.results for _ in result.uses)]
+    if not calls:
+        return
+    started = after_sums(ctx)
+    own = ctx.replace(primitive=None, avals_in=[*avals, *[INT32] * len(started)], avals_out=[INT32])
+    (gate,) = jax.ffi.ffi_lowering("passing_hold")(own, *others, *started)
+    for call in calls:
+        call.operands[_GATE] = gate
+        call.move_after(gate.owner)
+
+
+def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: str) -> dict[str, np.ndarray]:
+    """The attributes of a start call that say which devices add up: the host can't read the GPU's own index in time.
+
+    Args:
+      mesh: which the program is lowered for.
+      axes: of the sum.
+      spans: whether the mesh spans processes. Else devices count from this process's first, as on all hosts.
+      where: the place of the call.
+    """
+    if mesh.device_count == 1 or not mesh.axis_sizes:
+        return _attributes([_ANY_DEVICE], [0], [0])
+    if mesh.devices is None:
+        raise ConfigError(
+            f"the sum at {where} is lowered for {mesh.device_count} GPUs that JAX doesn't name: give jax.shard_map its "
+            "mesh of devices (mesh=jax.make_mesh(...)), not an abstract one."
+        )
+    numbers = [device.id for device in mesh.devices]
+    if not spans:
+        local = sorted(device.id for device in jax.local_devices(backend=mesh.devices[0].platform))
+        numbers = [local.index(number) for number in numbers]
+    sizes = tuple(mesh.axis_sizes.values())
+    coordinates = dict(zip(mesh.axis_sizes, np.indices(sizes).reshape(len(sizes), -1), strict=True))
+
+    def index(names: Sequence[Any]) -> np.ndarray:
+        total = np.zeros(mesh.device_count, np.int64)
+        for name in names:
+            total = total * mesh.axis_sizes[name] + coordinates[name]
+        return total
+
+    others = [axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes]
+    return _attributes(numbers, index(others), index(axes))
+
+
+def _attributes(mesh: Any, groups: Any, members: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(each, np.int64) for name, each in (("mesh", mesh), ("groups", groups), ("members", members))}

@@ -1,0 +1,62 @@
+"""Hosts whose sums go the way of GPUs, on CPU devices with a driver that stands in for CUDA's."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import digest
+
+if TYPE_CHECKING:
+    from .conftest import Cluster
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 8
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shared library of tests/xla_ffi/cuda."""
+    library = tmp_path_factory.mktemp("driver") / "libfake_cuda_driver.so"
+    source = ROOT / "tests" / "xla_ffi" / "cuda" / "fake_driver.cc"
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-shared", "-fPIC", "-pthread", f"-I{ROOT / 'xla_ffi'}"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=120)
+    return str(library)
+
+
+def test_every_dtype_and_transform_between_a_gpu_and_a_cpu_host(cluster: "Cluster", driver: str) -> None:
+    processes = cluster.run("as_on_gpu.py", driver, "0", "sums.py", devices=1)
+    assert ["as on a GPU" in process.text for process in processes] == [True, False]
+    digest(processes)  # the bits of both
+
+
+def test_steps_on_two_gpu_hosts_have_the_bits_of_cpu_hosts(cluster: "Cluster", driver: str) -> None:
+    digests = {digest(cluster.run("as_on_gpu.py", driver, ranks, "held.py", devices=1)) for ranks in ("0,1", "1", "")}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("ranks", ["0,1", "1"])
+def test_hosts_that_issue_sums_in_another_order(cluster: "Cluster", driver: str, ranks: str) -> None:
+    for process in cluster.run("as_on_gpu.py", driver, ranks, "matching.py", "2", devices=1):
+        assert "rounds 2" in process.text
+
+
+@pytest.mark.parametrize("kind", ["branch", "loop"])
+def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str, kind: str) -> None:
+    for process in cluster.run("as_on_gpu.py", driver, "0", "conditional.py", kind, "agree", devices=1):
+        assert "all steps are right" in process.text
+
+
+def test_a_killed_host_is_an_error_by_name_and_the_process_goes_on(cluster: "Cluster", driver: str) -> None:
+    processes = cluster.start("as_on_gpu.py", driver, "0,1,2", "endless.py", str(DEADLINE_S), hosts=3, devices=1)
+    for process in processes:
+        process.wait_for("running as process")
+    processes[1].signal(signal.SIGKILL)
+    for rank in (0, 2):
+        assert processes[rank].wait_for(r"^raised (\w+) after")[1] == "HostLostError", processes[rank].text
+        assert "ranks (1,)\n" in processes[rank].text
+        processes[rank].wait_for("went on with 1.0")
+        assert processes[rank].wait() == 0, processes[rank].text

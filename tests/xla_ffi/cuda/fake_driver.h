@@ -1,0 +1,48 @@
+// A CUDA driver without a GPU, for tests: a shared library with the functions that cuda/driver.h finds in libcuda.
+//
+// Device memory is the process's own. A stream is a thread that works off a queue, each entry after a delay drawn from
+// a seed; the default stream does everything at once. Calls need a current context, as in CUDA.
+#ifndef TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_
+#define TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "cuda/driver.h"
+
+inline constexpr CUresult kFakeOutOfMemory = 2;
+inline constexpr CUresult kFakeInvalidContext = 201;
+inline constexpr CUresult kFakeInvalidHandle = 400;
+inline constexpr CUresult kFakeLaunchFailed = 719;
+inline constexpr int kFakeDeviceCount = 2;
+
+// What tests tell it and ask it.
+struct FakeCuda {
+  void (*seed)(uint64_t seed);
+  // From now on calls of the function with this symbol fail, after so many that don't; with 0 they don't.
+  void (*fail)(const char* symbol, CUresult error, int after);
+  // A stream of XLA's, whose context becomes current on this thread: kernels for it are `run`.
+  CUstream (*make_stream)(int ordinal);
+  void (*destroy_stream)(CUstream stream);  // after what is in it
+  void (*run)(CUstream stream, void (*kernel)(void*), void* argument);
+  void (*synchronize)(CUstream stream);
+  size_t (*pinned_bytes)();  // that aren't freed
+  size_t (*handles)();       // streams and events that aren't destroyed
+};
+
+extern "C" const FakeCuda* fake_cuda();
+
+// Of the library at FAKE_CUDA_DRIVER.
+inline const FakeCuda& Fake() {
+  static const FakeCuda& fake = [&]() -> const FakeCuda& {
+    void* const handle = dlopen(FAKE_CUDA_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) std::abort();
+    return *reinterpret_cast<decltype(&fake_cuda)>(dlsym(handle, "fake_cuda"))();
+  }();
+  return fake;
+}
+
+#endif  // TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_

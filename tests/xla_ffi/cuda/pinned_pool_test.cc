@@ -1,0 +1,116 @@
+#include "cuda/pinned_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "../tests/xla_ffi/cuda/fake_driver.h"
+
+namespace passing {
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+
+class PinnedPoolTest : public testing::Test {
+ protected:
+  PinnedPoolTest() {
+    CUcontext context = nullptr;
+    driver_.PrimaryContextRetain(&context, 0);
+    driver_.ContextSetCurrent(context);
+  }
+
+  const Driver driver_{FAKE_CUDA_DRIVER};
+  const size_t handles_before_ = Fake().handles();
+};
+
+TEST_F(PinnedPoolTest, sizeClassesAreQuartersOfPowersOfTwo) {
+  EXPECT_EQ(PinnedPool::SizeClass(0), 4096);
+  EXPECT_EQ(PinnedPool::SizeClass(4096), 4096);
+  EXPECT_EQ(PinnedPool::SizeClass(4097), 5120);
+  EXPECT_EQ(PinnedPool::SizeClass(7169), 8192);
+  EXPECT_EQ(PinnedPool::SizeClass(kMiB), kMiB);
+  EXPECT_EQ(PinnedPool::SizeClass(kMiB + 1), kMiB + kMiB / 4);
+}
+
+TEST_F(PinnedPoolTest, blocksAreUsedAgain_theLongestIdleFirst) {
+  PinnedPool pool(driver_);
+  auto a = pool.Acquire(kMiB), b = pool.Acquire(kMiB);
+  void *const memory_a = a->memory, *const memory_b = b->memory;
+  EXPECT_NE(memory_a, memory_b);
+  EXPECT_EQ(pool.bytes_in_use(), 2 * kMiB);
+  b.reset();
+  a.reset();
+  EXPECT_EQ(pool.bytes_in_use(), 0);
+  EXPECT_EQ(pool.Acquire(kMiB - 1)->memory, memory_b);
+  EXPECT_EQ(pool.Acquire(kMiB)->memory, memory_a);
+  EXPECT_EQ(Fake().pinned_bytes(), 2 * kMiB);
+}
+
+TEST_F(PinnedPoolTest, pinsNoMoreThanWasInUseAtOnce) {
+  PinnedPool pool(driver_);
+  { const auto a = pool.Acquire(4 * kMiB), b = pool.Acquire(4 * kMiB); }
+  EXPECT_EQ(Fake().pinned_bytes(), 8 * kMiB);
+  {
+    const auto small = pool.Acquire(kMiB);  // one of the large ones goes
+    EXPECT_EQ(Fake().pinned_bytes(), 5 * kMiB);
+    const auto large = pool.Acquire(16 * kMiB);
+    EXPECT_EQ(Fake().pinned_bytes(), 17 * kMiB);
+  }
+  for (size_t i = 1; i < 16; ++i) {
+    pool.Acquire(i * kMiB / 4);
+    EXPECT_LE(Fake().pinned_bytes(), 17 * kMiB);
+    EXPECT_EQ(Fake().pinned_bytes(), pool.pinned_bytes());
+  }
+}
+
+TEST_F(PinnedPoolTest, idleMemoryIsReleased) {
+  PinnedPool pool(driver_);
+  const auto used = pool.Acquire(kMiB);
+  pool.Acquire(2 * kMiB);
+  pool.ReleaseIdle();
+  EXPECT_EQ(Fake().pinned_bytes(), kMiB);
+  EXPECT_EQ(Fake().handles(), handles_before_ + 1);
+}
+
+TEST_F(PinnedPoolTest, allIsGoneWithThePool) {
+  {
+    PinnedPool pool(driver_);
+    pool.Acquire(kMiB);
+    pool.Acquire(2 * kMiB);
+  }
+  EXPECT_EQ(Fake().pinned_bytes(), 0);
+  EXPECT_EQ(Fake().handles(), handles_before_);
+}
+
+TEST_F(PinnedPoolTest, failuresLeaveNothingBehind) {
+  PinnedPool pool(driver_);
+  for (const char* symbol : {"cuMemHostAlloc", "cuEventCreate"}) {
+    Fake().fail(symbol, kFakeOutOfMemory, 0);
+    EXPECT_THROW(pool.Acquire(kMiB), DriverError);
+    Fake().fail(symbol, 0, 0);
+    EXPECT_EQ(pool.bytes_in_use(), 0);
+    EXPECT_EQ(Fake().pinned_bytes(), 0);
+  }
+  EXPECT_NE(pool.Acquire(kMiB)->memory, nullptr);
+}
+
+TEST_F(PinnedPoolTest, threadsShareIt) {
+  PinnedPool pool(driver_);
+  CUcontext context = nullptr;
+  driver_.ContextGetCurrent(&context);
+  std::vector<std::thread> threads;
+  for (size_t seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      driver_.ContextSetCurrent(context);
+      for (size_t i = 0; i < 200; ++i) pool.Acquire((seed + i) % 7 * 4096);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(pool.bytes_in_use(), 0);
+  EXPECT_LE(Fake().pinned_bytes(), 4 * 7 * 4096);
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,262 @@
+#include "cuda/staging.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../tests/xla_ffi/cuda/fake_driver.h"
+
+namespace passing {
+namespace {
+
+// A kernel that runs until it is told to end.
+struct Blocker {
+  std::atomic<bool> ended = false;
+
+  explicit Blocker(CUstream stream) {
+    Fake().run(
+        stream, [](void* self) { static_cast<Blocker*>(self)->ended.wait(false); }, this);
+  }
+  void End() {
+    ended = true;
+    ended.notify_all();
+  }
+};
+
+std::optional<Failure> Never() { return std::nullopt; }
+
+class StagingTest : public testing::Test {
+ protected:
+  ~StagingTest() override {
+    Fake().synchronize(stream_);
+    driver_.StreamDestroy(stream_);
+  }
+
+  std::shared_ptr<StagedSum> Start(CUdeviceptr token, std::vector<std::vector<float>*> leaves,
+                                   const std::shared_ptr<const void>& site) {
+    std::vector<DeviceArray> arrays;
+    for (const auto* leaf : leaves) {
+      arrays.push_back({reinterpret_cast<CUdeviceptr>(leaf->data()), leaf->size() * sizeof(float)});
+    }
+    return staging_.Start(stream_, site, token, std::move(arrays));
+  }
+
+  // As if all hosts had sent the same `count` times.
+  static void Sum(StagedSum& part, float count) {
+    part.AwaitLeaves();
+    for (size_t i = 0; i < part.leaves().size(); ++i) {
+      auto* values = static_cast<float*>(part.memory()[i]);
+      for (size_t j = 0; j < part.leaves()[i].bytes / sizeof(float); ++j) values[j] *= count;
+    }
+    part.Complete(nullptr);
+  }
+
+  // Copies from it may be under way until the staging is gone.
+  std::vector<float>& Array(size_t size, float value) { return arrays_.emplace_back(size, value); }
+
+  std::deque<std::vector<float>> arrays_;
+  const Driver driver_{FAKE_CUDA_DRIVER};
+  const CUstream stream_ = Fake().make_stream(0);
+  Staging staging_{driver_, 0};
+  const std::shared_ptr<const void> site_ = std::make_shared<int>();
+};
+
+TEST_F(StagingTest, thereAndBack_behindWhatXlaEnqueuedBefore) {
+  auto &a = Array(1000, 0), &b = Array(3, 0);
+  Blocker backward(stream_);
+  Fake().run(
+      stream_, [](void* a) { std::iota(static_cast<float*>(a), static_cast<float*>(a) + 1000, 0.f); }, a.data());
+  const auto part = Start(1, {&a, &b}, site_);
+  std::atomic<bool> arrived = false;
+  std::thread worker([&] {
+    part->AwaitLeaves();
+    arrived = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(arrived);  // nothing is read before the gradients are there
+  backward.End();
+  worker.join();
+  EXPECT_EQ(static_cast<float*>(part->memory()[0])[999], 999);
+  EXPECT_EQ(static_cast<float*>(part->memory()[1])[2], 0);
+  Sum(*part, 2);
+  EXPECT_EQ(a[999], 999);
+  const auto same = staging_.Take(1);
+  EXPECT_EQ(same, part);
+  EXPECT_FALSE(same->Await(Never));
+  same->CopyBack(stream_);
+  Fake().synchronize(stream_);
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], 2 * i);
+  EXPECT_EQ(b, (std::vector<float>{0, 0, 0}));
+}
+
+TEST_F(StagingTest, sumsAreTakenOnceAndInAnyOrder) {
+  auto &a = Array(1, 1), &b = Array(1, 2);
+  const auto other_site = std::make_shared<int>();
+  const auto first = Start(1, {&a}, site_), second = Start(2, {&b}, other_site);
+  EXPECT_EQ(staging_.Take(3), nullptr);
+  EXPECT_EQ(staging_.Take(2), second);
+  EXPECT_EQ(staging_.Take(2), nullptr);
+  EXPECT_EQ(staging_.Take(1), first);
+  EXPECT_EQ(staging_.pending_count(), 0);
+}
+
+TEST_F(StagingTest, whatBrokenExecutionsLeftIsForgotten) {
+  auto& a = Array(1, 1);
+  const auto other_site = std::make_shared<int>();
+  auto gone_site = std::make_shared<int>();
+  std::weak_ptr<StagedSum> same_token = Start(1, {&a}, other_site);
+  std::weak_ptr<StagedSum> same_site = Start(2, {&a}, site_);
+  std::weak_ptr<StagedSum> no_site = Start(3, {&a}, gone_site);
+  gone_site.reset();
+  auto kept_site = std::make_shared<int>();
+  std::weak_ptr<StagedSum> kept = Start(4, {&a}, kept_site);
+  EXPECT_TRUE(no_site.expired());
+  EXPECT_FALSE(same_token.expired());
+  const auto part = Start(1, {&a}, site_);
+  EXPECT_TRUE(same_token.expired());
+  EXPECT_TRUE(same_site.expired());
+  EXPECT_FALSE(kept.expired());
+  EXPECT_EQ(staging_.Take(1), part);
+  EXPECT_EQ(staging_.pending_count(), 1);
+  EXPECT_EQ(staging_.pool().bytes_in_use(), 2 * 4096);
+}
+
+TEST_F(StagingTest, memoryIsUsedAgainOnlyBehindTheCopiesFromIt) {
+  auto &a = Array(1000, 1), &b = Array(1000, 100);
+  auto part = Start(1, {&a}, site_);
+  void* const memory = part->memory()[0];
+  Sum(*part, 2);
+  Blocker forward(stream_);
+  staging_.Take(1)->CopyBack(stream_);
+  part.reset();
+  // Another stream of XLA's comes along while the first one's copy waits.
+  const CUstream other_stream = Fake().make_stream(0);
+  const std::vector<DeviceArray> leaves{{reinterpret_cast<CUdeviceptr>(b.data()), 4000}};
+  part = staging_.Start(other_stream, site_, 1, leaves);
+  EXPECT_EQ(part->memory()[0], memory);
+  Fake().synchronize(other_stream);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  forward.End();
+  part->AwaitLeaves();
+  Fake().synchronize(stream_);
+  EXPECT_EQ(a, std::vector<float>(1000, 2));
+  EXPECT_EQ(static_cast<float*>(memory)[999], 100);
+  driver_.StreamDestroy(other_stream);
+}
+
+TEST_F(StagingTest, failuresOfTheDriverHaveNames_andLeaveNothingBehind) {
+  auto &a = Array(1000, 1), &b = Array(1000, 2);
+  const auto error_of = [](const auto& action) -> std::string {
+    try {
+      action();
+    } catch (const DriverError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const char* symbol : {"cuMemHostAlloc", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2"}) {
+    for (const int after : {0, 1}) {
+      if (after == 1 && symbol == std::string("cuEventRecord")) continue;  // then nobody knows when the copies are over
+      Fake().fail(symbol, kFakeOutOfMemory, after);
+      const std::string error = error_of([&] {
+        const auto part = Start(1, {&a, &b}, site_);
+        const auto other = Start(2, {&a, &b}, std::make_shared<int>());  // a second allocation
+      });
+      Fake().fail(symbol, 0, 0);
+      EXPECT_NE(error.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << symbol << ": " << error;
+      while (staging_.Take(1)) {
+      }
+      EXPECT_EQ(staging_.pending_count(), 0);
+      EXPECT_EQ(staging_.pool().bytes_in_use(), 0);
+      staging_.ReleaseIdle();
+      EXPECT_EQ(Fake().pinned_bytes(), 0);
+    }
+  }
+  const auto part = Start(1, {&a}, site_);
+  Fake().fail("cuEventSynchronize", kFakeLaunchFailed, 0);
+  EXPECT_NE(error_of([&] { part->AwaitLeaves(); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
+  Fake().fail("cuEventSynchronize", 0, 0);
+  Sum(*part, 2);
+  Fake().fail("cuMemcpyHtoDAsync_v2", kFakeLaunchFailed, 0);
+  EXPECT_NE(error_of([&] { part->CopyBack(stream_); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
+  Fake().fail("cuMemcpyHtoDAsync_v2", 0, 0);
+}
+
+TEST_F(StagingTest, waitsNoLongerThanTheSession) {
+  auto& a = Array(1, 1);
+  const auto part = Start(1, {&a}, site_);
+  const auto failure = part->Await([] { return std::optional<Failure>({"HostLostError", "rank 1"}); });
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, "HostLostError");
+  const Failure late{"ClosedError", "late"};
+  part->Complete(&late);
+  EXPECT_EQ(part->Await(Never)->kind, "ClosedError");
+}
+
+TEST_F(StagingTest, aThousandSumsWithoutGrowth) {
+  constexpr uint64_t kSeed = 17;
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  std::deque<std::vector<float>>& leaves = arrays_;
+  std::vector<std::shared_ptr<int>> sites;
+  for (int i = 0; i < 8; ++i) {
+    leaves.emplace_back(100 + random() % 3000, 1.f);
+    sites.push_back(std::make_shared<int>());
+  }
+  size_t handles = 0, pinned = 0;
+  for (int step = 0; step < 125; ++step) {
+    for (auto& leaf : leaves) leaf.assign(leaf.size(), static_cast<float>(step));
+    std::vector<std::shared_ptr<StagedSum>> parts;
+    for (size_t i = 0; i < leaves.size(); ++i) parts.push_back(Start(i + 1, {&leaves[i]}, sites[i]));
+    std::thread transport([&] {
+      for (const auto& part : parts) Sum(*part, 3);
+    });
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const auto part = staging_.Take(i + 1);
+      ASSERT_FALSE(part->Await(Never));
+      part->CopyBack(stream_);
+    }
+    transport.join();
+    Fake().synchronize(stream_);
+    for (const auto& leaf : leaves) ASSERT_EQ(leaf, std::vector<float>(leaf.size(), 3.f * static_cast<float>(step)));
+    if (step == 4) handles = Fake().handles(), pinned = Fake().pinned_bytes();
+  }
+  EXPECT_EQ(Fake().handles(), handles);
+  EXPECT_EQ(Fake().pinned_bytes(), pinned);
+}
+
+TEST_F(StagingTest, numbersAreWrittenInOrder) {
+  int32_t number = 0;
+  Blocker before(stream_);
+  staging_.Write(stream_, reinterpret_cast<CUdeviceptr>(&number), -7);
+  EXPECT_EQ(number, 0);
+  before.End();
+  Fake().synchronize(stream_);
+  EXPECT_EQ(number, -7);
+}
+
+TEST_F(StagingTest, idleMemoryIsReleased_andTheCallersContextStays) {
+  auto& a = Array(1, 1);
+  {
+    const auto part = Start(1, {&a}, site_);
+    staging_.Take(1);
+  }
+  driver_.ContextSetCurrent(nullptr);
+  staging_.ReleaseIdle();
+  EXPECT_EQ(Fake().pinned_bytes(), 0);
+  CUcontext context = nullptr;
+  driver_.ContextGetCurrent(&context);
+  EXPECT_EQ(context, nullptr);
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,319 @@
+#include "ffi/cuda_sums.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../tests/xla_ffi/cuda/fake_driver.h"
+#include "../tests/xla_ffi/ffi/make_site.h"
+
+namespace passing {
+namespace {
+
+// Sums at once, on a thread of its own, or keeps the sums until the test says what becomes of them.
+class TestCollective : public Collective {
+ public:
+  uint32_t world_size() const override { return 2; }
+  void Start(Sum sum) override {
+    std::lock_guard lock(mutex_);
+    if (!held_) return Complete(sum);
+    sums_.push_back(std::move(sum));
+  }
+  void Hold() { held_ = true; }
+  size_t count() {
+    std::lock_guard lock(mutex_);
+    return sums_.size();
+  }
+  void FailAll(const Failure& failure) {
+    std::lock_guard lock(mutex_);
+    for (Sum& sum : sums_) sum.done(&failure);
+    sums_.clear();
+  }
+
+ private:
+  // As if another host had sent the same.
+  static void Complete(Sum& sum) {
+    const size_t leaf_count = sum.shape->leaf_elements.size();
+    for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+      for (size_t i = 0; i < sum.shape->leaf_elements[leaf]; ++i) {
+        float total = 0;
+        for (size_t at = leaf; at < sum.inputs.size(); at += leaf_count) {
+          total += static_cast<const float*>(sum.inputs[at])[i];
+        }
+        for (size_t at = leaf; at < sum.outputs.size(); at += leaf_count) {
+          static_cast<float*>(sum.outputs[at])[i] = 2 * total;
+        }
+      }
+    }
+    sum.done(nullptr);
+  }
+
+  std::mutex mutex_;
+  std::atomic<bool> held_ = false;
+  std::vector<Sum> sums_;
+};
+
+struct Device {
+  int32_t ordinal;
+  CUstream stream = Fake().make_stream(ordinal);
+  std::vector<float> a, b;
+  int32_t token = 0;
+
+  Device(int32_t number, float value) : ordinal(number), a(1000, value), b(10, value + 1) {}
+  ~Device() { Fake().destroy_stream(stream); }
+
+  CudaCall MakeCall(int32_t run_id) {
+    return {.run_id = run_id,
+            .ordinal = ordinal,
+            .device = ordinal,
+            .member = ordinal,
+            .stream = stream,
+            .token = reinterpret_cast<CUdeviceptr>(&token),
+            .leaves = {reinterpret_cast<CUdeviceptr>(a.data()), reinterpret_cast<CUdeviceptr>(b.data())}};
+  }
+};
+
+std::shared_ptr<Site> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members) {
+  const auto site = MakeSite(hash, members);
+  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1000, 10}, members});
+  return site;
+}
+
+std::string KindOf(const std::optional<Failure>& failure) { return failure ? failure->kind : ""; }
+
+class CudaSumsTest : public testing::Test {
+ protected:
+  CudaSumsTest() { Attach(); }
+  ~CudaSumsTest() override { collective_->FailAll({"ClosedError", "the test is over"}); }
+
+  void Attach() {
+    failure_.reset();
+    ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
+                                    .failure =
+                                        [this] {
+                                          std::lock_guard lock(mutex_);
+                                          return failure_;
+                                        },
+                                    .fail =
+                                        [this](const Failure& failure) {
+                                          std::lock_guard lock(mutex_);
+                                          if (!failure_) failure_ = failure;
+                                        }}));
+  }
+  // Copies from its arrays may be under way until the sums are gone.
+  Device& MakeDevice(int32_t ordinal, float value) {
+    std::lock_guard lock(mutex_);
+    return devices_.emplace_back(ordinal, value);
+  }
+  std::string session_failure() {
+    std::lock_guard lock(mutex_);
+    return KindOf(failure_);
+  }
+  // Waits until no sum has pinned memory any more.
+  bool AllIsReturned() {
+    for (int i = 0; i < 5000; ++i) {
+      sums_.ReleaseIdle();
+      if (Fake().pinned_bytes() == 0) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return false;
+  }
+
+  const std::shared_ptr<TestCollective> collective_ = std::make_shared<TestCollective>();
+  std::mutex mutex_;
+  std::deque<Device> devices_;
+  std::optional<Failure> failure_;
+  std::optional<CompletionPool> pool_{std::in_place};
+  Rendezvous rendezvous_{*pool_};
+  CudaSums sums_{rendezvous_, FAKE_CUDA_DRIVER};
+};
+
+TEST_F(CudaSumsTest, sumsOfTwoDevices) {
+  const auto site = MakeSiteOfTwoLeaves(7, 2);
+  Device &one = MakeDevice(0, 1), &two = MakeDevice(1, 10);
+  EXPECT_EQ(KindOf(sums_.Start(site, two.MakeCall(10))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, one.MakeCall(10))), "");
+  for (Device* device : {&one, &two}) {
+    EXPECT_EQ(KindOf(sums_.Finish(device->MakeCall(10))), "");
+    Fake().synchronize(device->stream);
+    EXPECT_EQ(device->a, std::vector<float>(1000, 22));
+    EXPECT_EQ(device->b, std::vector<float>(10, 26));
+  }
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, startsAreQuickToReturn_andFinishWaits) {
+  const auto site = MakeSiteOfTwoLeaves(7, 1);
+  collective_->Hold();
+  Device& device = MakeDevice(0, 1);
+  ASSERT_FALSE(sums_.Start(site, device.MakeCall(10)));
+  std::atomic<bool> finished = false;
+  std::string kind;
+  std::thread xla([&] {
+    kind = KindOf(sums_.Finish(device.MakeCall(10)));
+    finished = true;
+  });
+  while (collective_->count() == 0) std::this_thread::yield();
+  EXPECT_FALSE(finished);
+  collective_->FailAll({"HostLostError", "rank 1"});
+  xla.join();
+  EXPECT_EQ(kind, "HostLostError");
+  EXPECT_EQ(device.a, std::vector<float>(1000, 1));  // nothing is written over the arrays of a sum that failed
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, sumsThatAreRefusedFailWhenTheyFinish) {
+  rendezvous_.Detach();
+  Device& device = MakeDevice(0, 1);
+  EXPECT_EQ(KindOf(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10))), "");
+  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "NotInitializedError");
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, unknownTokensAndMovedArraysFailTheSession) {
+  Device& device = MakeDevice(0, 1);
+  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "AcceleratorError");
+  EXPECT_EQ(session_failure(), "AcceleratorError");
+  rendezvous_.Detach();
+  Attach();
+  ASSERT_FALSE(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(11)));
+  CudaCall moved = device.MakeCall(11);
+  moved.leaves[1] += 4;
+  EXPECT_EQ(KindOf(sums_.Finish(moved)), "AcceleratorError");
+  EXPECT_EQ(session_failure(), "AcceleratorError");
+  EXPECT_EQ(device.a, std::vector<float>(1000, 1));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, aGpuThatNeverComesToAnEndHoldsNobodyBack) {
+  Device& device = MakeDevice(0, 1);
+  std::atomic<bool> ended = false;
+  Fake().run(
+      device.stream, [](void* ended) { static_cast<std::atomic<bool>*>(ended)->wait(false); }, &ended);
+  ASSERT_FALSE(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10)));
+  std::thread others([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    rendezvous_.FailSession({"DeadlineExceededError", "rank 0 didn't come"});
+  });
+  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "DeadlineExceededError");
+  others.join();
+  EXPECT_GT(Fake().pinned_bytes(), 0);  // the copy may still come
+  ended = true;
+  ended.notify_all();
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, shutdownEndsSums) {
+  Device& one = MakeDevice(0, 1);
+  ASSERT_FALSE(sums_.Start(MakeSiteOfTwoLeaves(7, 2), one.MakeCall(10)));  // the other device never comes
+  rendezvous_.Detach();
+  EXPECT_EQ(KindOf(sums_.Finish(one.MakeCall(10))), "ClosedError");
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, failuresOfTheDriverFailTheSessionByName) {
+  for (const char* symbol : {"cuDeviceGet", "cuStreamCreate", "cuMemHostAlloc", "cuMemcpyDtoHAsync_v2",
+                             "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemsetD32Async"}) {
+    SCOPED_TRACE(symbol);
+    CudaSums sums(rendezvous_, FAKE_CUDA_DRIVER);
+    Device &one = MakeDevice(0, 1), &two = MakeDevice(1, 1);
+    const auto site = MakeSiteOfTwoLeaves(7, 2);
+    std::optional<Failure> failed, other;
+    if (std::string(symbol) != "cuMemsetD32Async") other = sums.Start(site, two.MakeCall(10));
+    ASSERT_FALSE(other);
+    Fake().fail(symbol, kFakeLaunchFailed, 0);
+    if (std::string(symbol) == "cuMemsetD32Async") {
+      failed = sums.Write(0, one.stream, reinterpret_cast<CUdeviceptr>(&one.token), 3);
+    } else {
+      failed = sums.Start(site, one.MakeCall(10));
+      if (!failed) failed = sums.Finish(one.MakeCall(10));
+      other = sums.Finish(two.MakeCall(10));
+    }
+    Fake().fail(symbol, 0, 0);
+    ASSERT_TRUE(failed);
+    EXPECT_EQ(failed->kind, "AcceleratorError");
+    EXPECT_NE(failed->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << failed->message;
+    EXPECT_EQ(session_failure(), "AcceleratorError");
+    EXPECT_EQ(KindOf(other), std::string(symbol) == "cuMemsetD32Async" ? "" : "AcceleratorError");
+    rendezvous_.Detach();
+    pool_.reset();  // its tasks hold parts of sums
+    pool_.emplace();
+    Attach();
+  }
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, withoutADriverThereIsAnError) {
+  CudaSums sums(rendezvous_, "libnocuda.so.1");
+  Device& device = MakeDevice(0, 1);
+  const auto failure = sums.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10));
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, "AcceleratorError");
+  EXPECT_NE(failure->message.find("libnocuda.so.1"), std::string::npos);
+  EXPECT_EQ(KindOf(sums.Finish(device.MakeCall(10))), "AcceleratorError");
+}
+
+TEST_F(CudaSumsTest, executionsThatBreakOffLeaveNothingBehind) {
+  const auto site = MakeSiteOfTwoLeaves(7, 1);
+  Device& device = MakeDevice(0, 1);
+  for (int32_t run_id = 1; run_id <= 100; ++run_id) {
+    Device& elsewhere = MakeDevice(0, 1);  // the token, too
+    ASSERT_FALSE(sums_.Start(site, (run_id % 2 ? device : elsewhere).MakeCall(run_id)));
+    // XLA aborts; the sum itself goes on, as other hosts take part in it.
+  }
+  Device& last = MakeDevice(0, 1);
+  ASSERT_FALSE(sums_.Start(site, last.MakeCall(101)));
+  EXPECT_EQ(KindOf(sums_.Finish(last.MakeCall(101))), "");
+  Fake().synchronize(last.stream);
+  EXPECT_EQ(last.a, std::vector<float>(1000, 2));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, aThousandSumsOfTwoDevicesAtOnce) {
+  constexpr uint64_t kSeed = 29;
+  SCOPED_TRACE(kSeed);
+  Fake().seed(kSeed);
+  constexpr int kSteps = 125, kSites = 8;
+  std::vector<std::shared_ptr<Site>> sites;
+  for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfTwoLeaves(100 + i, 2));
+  std::atomic<int> wrong = 0;
+  const auto train = [&](int32_t ordinal) {
+    std::mt19937_64 random(kSeed + ordinal);
+    std::vector<Device*> layers;
+    for (int i = 0; i < kSites; ++i) layers.push_back(&MakeDevice(ordinal, 0));
+    for (int step = 1; step <= kSteps; ++step) {
+      for (int i = 0; i < kSites; ++i) {
+        layers[i]->a.assign(1000, static_cast<float>(step + i + ordinal));
+        wrong += sums_.Start(sites[i], layers[i]->MakeCall(step)).has_value();
+      }
+      std::vector<int> order;
+      for (int i = 0; i < kSites; ++i) order.push_back(i);
+      std::shuffle(order.begin(), order.end(), random);
+      for (const int i : order) wrong += sums_.Finish(layers[i]->MakeCall(step)).has_value();
+      for (int i = 0; i < kSites; ++i) {
+        Fake().synchronize(layers[i]->stream);
+        wrong += layers[i]->a != std::vector<float>(1000, 2.f * static_cast<float>(2 * (step + i) + 1));
+      }
+    }
+  };
+  std::thread other([&] { train(1); });
+  train(0);
+  other.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(Fake().pinned_bytes(), 2 * kSites * PinnedPool::SizeClass(4096 + 256));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,92 @@
+#include "cuda/pinned_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <utility>
+
+namespace passing {
+namespace {
+
+constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
+
+}  // namespace
+
+size_t PinnedPool::SizeClass(size_t bytes) {
+  bytes = std::max(bytes, kSmallest);
+  const size_t step = std::bit_floor(bytes) / 4;
+  return (bytes + step - 1) / step * step;
+}
+
+PinnedPool::~PinnedPool() {
+  assert(bytes_in_use_ == 0);
+  ReleaseIdle();
+}
+
+std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
+  const size_t size = SizeClass(bytes);
+  std::lock_guard lock(mutex_);
+  const size_t in_use = bytes_in_use_ + size;
+  const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& block) { return block->bytes == size; });
+  std::unique_ptr<PinnedBlock> block;
+  if (found != idle_.end()) {
+    block = std::move(*found);
+    idle_.erase(found);
+  } else {
+    while (!idle_.empty() && pinned_bytes_ + size > std::max(most_in_use_, in_use)) {
+      auto oldest = std::move(idle_.front());
+      idle_.pop_front();
+      Free(std::move(oldest));
+    }
+    block = Make(size);
+  }
+  bytes_in_use_ = in_use;
+  most_in_use_ = std::max(most_in_use_, in_use);
+  return {block.release(), [this](PinnedBlock* block) { Return(block); }};
+}
+
+void PinnedPool::Return(PinnedBlock* block) {
+  std::lock_guard lock(mutex_);
+  bytes_in_use_ -= block->bytes;
+  idle_.emplace_back(block);
+}
+
+std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
+  auto block = std::make_unique<PinnedBlock>();
+  block->bytes = bytes;
+  driver_.Check(driver_.HostAlloc(&block->memory, bytes, 0), "pinning host memory for a sum");
+  const CUresult result = driver_.EventCreate(&block->last_use, Driver::kEventForWaiting);
+  if (result != 0) driver_.HostFree(block->memory);
+  driver_.Check(result, "making an event");
+  pinned_bytes_ += bytes;
+  return block;
+}
+
+void PinnedPool::Free(std::unique_ptr<PinnedBlock> block) {
+  // Where the GPU has failed, so do these; then nothing is copied any more, either.
+  driver_.EventSynchronize(block->last_use);
+  driver_.EventDestroy(block->last_use);
+  driver_.HostFree(block->memory);
+  pinned_bytes_ -= block->bytes;
+}
+
+void PinnedPool::ReleaseIdle() {
+  std::lock_guard lock(mutex_);
+  while (!idle_.empty()) {
+    Free(std::move(idle_.front()));
+    idle_.pop_front();
+  }
+  most_in_use_ = bytes_in_use_;
+}
+
+size_t PinnedPool::pinned_bytes() const {
+  std::lock_guard lock(mutex_);
+  return pinned_bytes_;
+}
+
+size_t PinnedPool::bytes_in_use() const {
+  std::lock_guard lock(mutex_);
+  return bytes_in_use_;
+}
+
+}  // namespace passing

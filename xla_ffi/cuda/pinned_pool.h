@@ -1,0 +1,57 @@
+// Host memory that a GPU copies from and to by itself.
+#ifndef XLA_FFI_CUDA_PINNED_POOL_H_
+#define XLA_FFI_CUDA_PINNED_POOL_H_
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "cuda/driver.h"
+
+namespace passing {
+
+struct PinnedBlock {
+  void* memory = nullptr;
+  size_t bytes = 0;
+  CUevent last_use = nullptr;  // recorded behind every copy from or to it: until then the GPU may be at it
+};
+
+// Pinning memory takes milliseconds, so blocks are kept and used again. What is pinned at a time is no more than was in
+// use at once before, or what is asked for now: idle blocks go before a new one would exceed that.
+//
+// A block is given out again while the GPU may still be at it. Whoever copies has his stream wait for `last_use`.
+class PinnedPool {
+ public:
+  // The context must be current where a member may call the driver: in Acquire, ReleaseIdle and the destructor.
+  explicit PinnedPool(const Driver& driver) : driver_(driver) {}
+  ~PinnedPool();  // all blocks are back
+  PinnedPool(const PinnedPool&) = delete;
+
+  // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Throws
+  // DriverError.
+  std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
+  void ReleaseIdle();
+
+  size_t pinned_bytes() const;
+  size_t bytes_in_use() const;
+
+  // Of a block for so many: a step of a quarter of a power of two, so that few sizes serve all sums.
+  static size_t SizeClass(size_t bytes);
+
+ private:
+  void Return(PinnedBlock* block);
+  std::unique_ptr<PinnedBlock> Make(size_t bytes);
+  void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
+
+  const Driver& driver_;
+  mutable std::mutex mutex_;
+  std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
+  size_t pinned_bytes_ = 0;
+  size_t bytes_in_use_ = 0;
+  size_t most_in_use_ = 0;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_CUDA_PINNED_POOL_H_

@@ -1,0 +1,125 @@
+#include "cuda/staging.h"
+
+#include <chrono>
+#include <utility>
+
+namespace passing {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of a leaf in pinned memory
+constexpr auto kFailureInterval = std::chrono::milliseconds(200);
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Whether both own, or owned, the same.
+bool Same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
+}  // namespace
+
+void StagedSum::AwaitLeaves() const {
+  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  driver_.Check(driver_.EventSynchronize(block_->last_use), "copying a sum from the GPU");
+}
+
+void StagedSum::Complete(const Failure* failure) {
+  std::lock_guard lock(mutex_);
+  complete_ = true;
+  if (failure != nullptr) failure_ = *failure;
+  completed_.notify_all();
+}
+
+std::optional<Failure> StagedSum::Await(const std::function<std::optional<Failure>()>& session_failure) {
+  std::unique_lock lock(mutex_);
+  while (!completed_.wait_for(lock, kFailureInterval, [this] { return complete_; })) {
+    lock.unlock();
+    if (auto failure = session_failure()) return failure;
+    lock.lock();
+  }
+  return failure_;
+}
+
+void StagedSum::CopyBack(CUstream stream) const {
+  CUresult result = 0;
+  for (size_t i = 0; i < leaves_.size() && result == 0; ++i) {
+    result = driver_.CopyToDevice(leaves_[i].address, memory_[i], leaves_[i].bytes, stream);
+  }
+  const CUresult recorded = driver_.EventRecord(block_->last_use, stream);  // of those that were enqueued, in any case
+  driver_.Check(result, "copying a sum to the GPU");
+  driver_.Check(recorded, "recording an event behind a sum");
+}
+
+Staging::Staging(const Driver& driver, int ordinal) : driver_(driver), pool_(driver) {
+  driver_.Check(driver_.DeviceGet(&device_, ordinal), "finding a GPU");
+  driver_.Check(driver_.PrimaryContextRetain(&context_, device_), "entering a GPU's context");
+  CUresult result = driver_.ContextSetCurrent(context_);
+  if (result == 0) result = driver_.StreamCreate(&copies_, Driver::kStreamNonBlocking);
+  if (result != 0) driver_.PrimaryContextRelease(device_);
+  driver_.Check(result, "making a stream for copies");
+}
+
+Staging::~Staging() {
+  pending_.clear();
+  driver_.ContextSetCurrent(context_);
+  pool_.ReleaseIdle();
+  driver_.StreamDestroy(copies_);
+  driver_.PrimaryContextRelease(device_);
+}
+
+std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
+                                          std::vector<DeviceArray> leaves) {
+  size_t bytes = 0;
+  for (const DeviceArray& leaf : leaves) bytes += Aligned(leaf.bytes);
+  std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
+  std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](const auto& entry) {
+    const auto& [its_token, its_sum] = entry;
+    return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
+  });
+  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  sum->block_ = pool_.Acquire(bytes);
+  const CUevent event = sum->block_->last_use;
+  char* memory = static_cast<char*>(sum->block_->memory);
+  CUresult result = driver_.StreamWaitEvent(copies_, event, 0);  // for the sum that had the block before
+  if (result == 0) result = driver_.EventRecord(event, stream);  // here the leaves are there
+  if (result == 0) result = driver_.StreamWaitEvent(copies_, event, 0);
+  driver_.Check(result, "waiting for the arrays of a sum");
+  for (const DeviceArray& leaf : sum->leaves_) {
+    if (result == 0) result = driver_.CopyToHost(memory, leaf.address, leaf.bytes, copies_);
+    sum->memory_.push_back(memory);
+    memory += Aligned(leaf.bytes);
+  }
+  const CUresult recorded = driver_.EventRecord(event, copies_);  // of those that were enqueued, in any case
+  driver_.Check(result, "copying a sum from the GPU");
+  driver_.Check(recorded, "recording an event behind a sum");
+  pending_[token] = sum;
+  return sum;
+}
+
+std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {
+  std::lock_guard lock(mutex_);
+  const auto found = pending_.find(token);
+  if (found == pending_.end()) return nullptr;
+  auto sum = std::move(found->second);
+  pending_.erase(found);
+  return sum;
+}
+
+void Staging::Write(CUstream stream, CUdeviceptr address, int value) {
+  driver_.Check(driver_.Fill(address, static_cast<unsigned>(value), 1, stream), "writing a number to the GPU");
+}
+
+void Staging::ReleaseIdle() {
+  CUcontext before = nullptr;
+  driver_.ContextGetCurrent(&before);
+  if (driver_.ContextSetCurrent(context_) == 0) pool_.ReleaseIdle();
+  driver_.ContextSetCurrent(before);
+}
+
+size_t Staging::pending_count() const {
+  std::lock_guard lock(mutex_);
+  return pending_.size();
+}
+
+}  // namespace passing

@@ -1,0 +1,116 @@
+#include "ffi/cuda_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace passing {
+namespace {
+
+Failure AcceleratorFailure(const std::string& message) { return {"AcceleratorError", message}; }
+
+// Rests on what XLA promises of buffers that a call gets in place; if that ever breaks, no sum may come of it.
+Failure Moved() {
+  return AcceleratorFailure(
+      "a sum's arrays aren't where they were when it started, so what was sent may not be what was meant. XLA copied "
+      "them in between, which this version of jax_passing doesn't expect: try the jaxlib that it was tested with, and "
+      "report it");
+}
+
+}  // namespace
+
+CudaSums& CudaSums::Get() {
+  static auto& sums = *new CudaSums(Rendezvous::Get(), Driver::kLibrary);
+  return sums;
+}
+
+void CudaSums::SetLibrary(std::string library) {
+  std::lock_guard lock(mutex_);
+  library_ = std::move(library);
+}
+
+void CudaSums::SetDevices(std::vector<CudaDevice> devices) {
+  std::lock_guard lock(mutex_);
+  devices_ = std::move(devices);
+}
+
+std::optional<CudaDevice> CudaSums::Device(int32_t ordinal) {
+  std::lock_guard lock(mutex_);
+  const auto found =
+      std::find_if(devices_.begin(), devices_.end(), [&](const CudaDevice& each) { return each.ordinal == ordinal; });
+  return found == devices_.end() ? std::nullopt : std::optional(*found);
+}
+
+Staging& CudaSums::StagingOf(int32_t ordinal) {
+  std::lock_guard lock(mutex_);
+  if (!driver_) driver_ = std::make_unique<Driver>(library_);
+  auto& staging = stagings_[ordinal];
+  if (!staging) staging = std::make_unique<Staging>(*driver_, ordinal);
+  return *staging;
+}
+
+std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>()>& action) {
+  std::optional<Failure> failure;
+  try {
+    return action();
+  } catch (const DriverError& error) {
+    failure = AcceleratorFailure(error.what());
+  }
+  rendezvous_.FailSession(*failure);
+  return failure;
+}
+
+std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, CudaCall call) {
+  return Try([&]() -> std::optional<Failure> {
+    const SumShape& shape = *site->shape;
+    std::vector<DeviceArray> leaves;
+    for (size_t i = 0; i < call.leaves.size(); ++i) {
+      leaves.push_back({call.leaves[i], shape.leaf_elements[i] * SizeOf(shape.dtype)});
+    }
+    const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves));
+    const auto& memory = part->memory();
+    rendezvous_.Arrive(site, {.run_id = call.run_id,
+                              .device = call.device,
+                              .member = call.member,
+                              .inputs = {memory.begin(), memory.end()},
+                              .outputs = memory,
+                              .await_inputs = [part]() -> std::optional<Failure> {
+                                try {
+                                  part->AwaitLeaves();
+                                } catch (const DriverError& error) {
+                                  return AcceleratorFailure(error.what());
+                                }
+                                return std::nullopt;
+                              },
+                              .done = [part](const Failure* failure) { part->Complete(failure); }});
+    return std::nullopt;
+  });
+}
+
+std::optional<Failure> CudaSums::Finish(const CudaCall& call) {
+  return Try([&]() -> std::optional<Failure> {
+    const auto part = StagingOf(call.ordinal).Take(call.token);
+    const auto is_at = [](const DeviceArray& leaf, CUdeviceptr address) { return leaf.address == address; };
+    if (!part ||
+        !std::equal(part->leaves().begin(), part->leaves().end(), call.leaves.begin(), call.leaves.end(), is_at)) {
+      rendezvous_.FailSession(Moved());
+      return Moved();
+    }
+    if (auto failure = part->Await([this] { return rendezvous_.failure(); })) return failure;
+    part->CopyBack(call.stream);
+    return std::nullopt;
+  });
+}
+
+std::optional<Failure> CudaSums::Write(int32_t ordinal, CUstream stream, CUdeviceptr address, int value) {
+  return Try([&]() -> std::optional<Failure> {
+    StagingOf(ordinal).Write(stream, address, value);
+    return std::nullopt;
+  });
+}
+
+void CudaSums::ReleaseIdle() {
+  std::lock_guard lock(mutex_);
+  for (auto& [ordinal, staging] : stagings_) staging->ReleaseIdle();
+}
+
+}  // namespace passing

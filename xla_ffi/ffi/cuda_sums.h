@@ -1,0 +1,80 @@
+// Sums of arrays on GPUs: what the handlers of the CUDA platform do, without XLA's headers.
+#ifndef XLA_FFI_FFI_CUDA_SUMS_H_
+#define XLA_FFI_FFI_CUDA_SUMS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.h"
+#include "cuda/staging.h"
+#include "ffi/instance.h"
+#include "ffi/rendezvous.h"
+
+namespace passing {
+
+// A GPU of this process.
+struct CudaDevice {
+  int32_t ordinal = 0;  // XLA's and CUDA's number of it
+  int64_t id = 0;       // JAX's, by which a mesh over all processes knows it
+  int64_t index = 0;    // among this process's GPUs, by id
+  int64_t number = 0;   // for the rendezvous: as if it were the CPU device of the same index
+};
+
+// Where one device's call of a sum comes from.
+struct CudaCall {
+  int32_t run_id = 0;
+  int32_t ordinal = 0;
+  int64_t device = 0;  // CudaDevice::number
+  int64_t member = 0;
+  CUstream stream = nullptr;
+  CUdeviceptr token = 0;
+  std::vector<CUdeviceptr> leaves;
+};
+
+// The driver is opened when it is first needed, and no failure of it is an exception here: it fails the session, as
+// other hosts wait for the sum.
+class CudaSums {
+ public:
+  CudaSums(Rendezvous& rendezvous, std::string library) : rendezvous_(rendezvous), library_(std::move(library)) {}
+
+  // The process's; never destroyed, as XLA's threads may still call it when the process ends.
+  static CudaSums& Get();
+
+  // In place of NVIDIA's driver, before it is opened.
+  void SetLibrary(std::string library);
+  void SetDevices(std::vector<CudaDevice> devices);
+  // Null if jax_passing wasn't told of it.
+  std::optional<CudaDevice> Device(int32_t ordinal);
+
+  // Never blocks but to pin memory. The sum itself may have failed already: `Finish` returns that.
+  std::optional<Failure> Start(const std::shared_ptr<const Site>& site, CudaCall call);
+  // Blocks until the sum that was started with this token is there, then enqueues that it is copied to the leaves.
+  std::optional<Failure> Finish(const CudaCall& call);
+  // Enqueues that an int32 is written.
+  std::optional<Failure> Write(int32_t ordinal, CUstream stream, CUdeviceptr address, int value);
+
+  // Gives pinned memory that no sum uses back to the system.
+  void ReleaseIdle();
+
+ private:
+  // Throws DriverError.
+  Staging& StagingOf(int32_t ordinal);
+  std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
+
+  Rendezvous& rendezvous_;
+  std::mutex mutex_;  // of all below; not held while a Staging works
+  std::string library_;
+  std::vector<CudaDevice> devices_;
+  std::unique_ptr<Driver> driver_;
+  std::map<int32_t, std::unique_ptr<Staging>> stagings_;  // by ordinal
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_CUDA_SUMS_H_
