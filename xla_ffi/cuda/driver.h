@@ -18,7 +18,7 @@ using CUevent = struct CUevent_st*;
 namespace passing {
 
 // The driver is missing, or refused a call.
-class DriverError : public std::runtime_error {
+class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -45,21 +45,21 @@ class DriverError : public std::runtime_error {
   F(CopyToDevice, "cuMemcpyHtoDAsync_v2", (CUdeviceptr to, const void* from, size_t bytes, CUstream stream)) \
   F(Fill, "cuMemsetD32Async", (CUdeviceptr to, unsigned value, size_t count, CUstream stream))
 
-class Driver {
+class CudaDriver {
  public:
   static constexpr char kLibrary[] = "libcuda.so.1";   // comes with NVIDIA's kernel module
   static constexpr unsigned kStreamNonBlocking = 1;    // doesn't wait for the default stream, nor that for it
   static constexpr unsigned kEventForWaiting = 1 | 2;  // sleep while waiting (CU_EVENT_BLOCKING_SYNC); no timing
 
-  // Throws DriverError: no such library, a function missing, no device.
-  explicit Driver(const std::string& library = kLibrary);
-  Driver(const Driver&) = delete;
+  // Throws CudaError: no such library, a function missing, no device.
+  explicit CudaDriver(const std::string& library = kLibrary);
+  CudaDriver(const CudaDriver&) = delete;
 
 #define PASSING_DECLARE(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   PASSING_CUDA_FUNCTIONS(PASSING_DECLARE)
 #undef PASSING_DECLARE
 
-  // Throws DriverError with the error's name if a call of the driver gave one. `what` was tried: "copying a sum".
+  // Throws CudaError with the error's name if a call of the driver gave one. `what` was tried: "copying a sum".
   void Check(CUresult result, const char* what) const;
 };
 

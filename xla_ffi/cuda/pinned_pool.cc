@@ -55,7 +55,7 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
   auto block = std::make_unique<PinnedBlock>();
   block->bytes = bytes;
   driver_.Check(driver_.HostAlloc(&block->memory, bytes, 0), "pinning host memory for a sum");
-  const CUresult result = driver_.EventCreate(&block->last_use, Driver::kEventForWaiting);
+  const CUresult result = driver_.EventCreate(&block->last_use, CudaDriver::kEventForWaiting);
   if (result != 0) driver_.HostFree(block->memory);
   driver_.Check(result, "making an event");
   pinned_bytes_ += bytes;

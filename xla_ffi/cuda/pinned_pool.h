@@ -24,12 +24,12 @@ struct PinnedBlock {
 class PinnedPool {
  public:
   // The context must be current where a member may call the driver: in Acquire, ReleaseIdle and the destructor.
-  explicit PinnedPool(const Driver& driver) : driver_(driver) {}
+  explicit PinnedPool(const CudaDriver& driver) : driver_(driver) {}
   ~PinnedPool();  // all blocks are back
   PinnedPool(const PinnedPool&) = delete;
 
   // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Throws
-  // DriverError.
+  // CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
   void ReleaseIdle();
 
@@ -44,7 +44,7 @@ class PinnedPool {
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
   void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
 
-  const Driver& driver_;
+  const CudaDriver& driver_;
   mutable std::mutex mutex_;
   std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
   size_t pinned_bytes_ = 0;

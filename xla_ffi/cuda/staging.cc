@@ -50,11 +50,11 @@ void StagedSum::CopyBack(CUstream stream) const {
   driver_.Check(recorded, "recording an event behind a sum");
 }
 
-Staging::Staging(const Driver& driver, int ordinal) : driver_(driver), pool_(driver) {
+Staging::Staging(const CudaDriver& driver, int ordinal) : driver_(driver), pool_(driver) {
   driver_.Check(driver_.DeviceGet(&device_, ordinal), "finding a GPU");
   driver_.Check(driver_.PrimaryContextRetain(&context_, device_), "entering a GPU's context");
   CUresult result = driver_.ContextSetCurrent(context_);
-  if (result == 0) result = driver_.StreamCreate(&copies_, Driver::kStreamNonBlocking);
+  if (result == 0) result = driver_.StreamCreate(&copies_, CudaDriver::kStreamNonBlocking);
   if (result != 0) driver_.PrimaryContextRelease(device_);
   driver_.Check(result, "making a stream for copies");
 }

@@ -35,7 +35,7 @@ class StagedSum {
   // The leaves in pinned memory; their sums are to be written over them.
   const std::vector<void*>& memory() const { return memory_; }
 
-  // Blocks until the leaves are in `memory`. From any thread that may keep the GPU's context. Throws DriverError.
+  // Blocks until the leaves are in `memory`. From any thread that may keep the GPU's context. Throws CudaError.
   void AwaitLeaves() const;
 
   // The sums are in `memory`, or there is a failure. Exactly once, from any thread.
@@ -44,15 +44,16 @@ class StagedSum {
   // for a GPU that never comes to an end. Returns the failure.
   std::optional<Failure> Await(const std::function<std::optional<Failure>()>& session_failure);
 
-  // Enqueues that the sums are copied over the leaves. Throws DriverError.
+  // Enqueues that the sums are copied over the leaves. Throws CudaError.
   void CopyBack(CUstream stream) const;
 
  private:
   friend class Staging;
-  StagedSum(const Driver& driver, CUcontext context, std::weak_ptr<const void> site, std::vector<DeviceArray> leaves)
+  StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
+            std::vector<DeviceArray> leaves)
       : driver_(driver), context_(context), site_(std::move(site)), leaves_(std::move(leaves)) {}
 
-  const Driver& driver_;
+  const CudaDriver& driver_;
   const CUcontext context_;
   const std::weak_ptr<const void> site_;
   const std::vector<DeviceArray> leaves_;
@@ -68,20 +69,20 @@ class StagedSum {
 // Of one GPU.
 class Staging {
  public:
-  // Throws DriverError.
-  Staging(const Driver& driver, int ordinal);
+  // Throws CudaError.
+  Staging(const CudaDriver& driver, int ordinal);
   ~Staging();
   Staging(const Staging&) = delete;
 
   // The leaves are there when `stream` comes to this point; nobody writes to them until `CopyBack`, or ever. `token` is
   // an address that no other sum under way has; `site`, whose calls come one after the other, is where the program
   // sums. Sums that were left by executions that broke off are forgotten: those of the same token, of the same site,
-  // and of sites that are gone. Throws DriverError.
+  // and of sites that are gone. Throws CudaError.
   std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
                                    std::vector<DeviceArray> leaves);
   // The sum that was started with this token, once; null if there is none.
   std::shared_ptr<StagedSum> Take(CUdeviceptr token);
-  // Enqueues that an int32 is written. Throws DriverError.
+  // Enqueues that an int32 is written. Throws CudaError.
   void Write(CUstream stream, CUdeviceptr address, int value);
 
   // Gives pinned memory that no sum uses back to the system. From any thread.
@@ -91,7 +92,7 @@ class Staging {
   const PinnedPool& pool() const { return pool_; }
 
  private:
-  const Driver& driver_;
+  const CudaDriver& driver_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;  // the device's primary one, which XLA uses, too
   CUstream copies_ = nullptr;    // from the device, beside XLA's stream

@@ -19,7 +19,7 @@ Failure Moved() {
 }  // namespace
 
 CudaSums& CudaSums::Get() {
-  static auto& sums = *new CudaSums(Rendezvous::Get(), Driver::kLibrary);
+  static auto& sums = *new CudaSums(Rendezvous::Get(), CudaDriver::kLibrary);
   return sums;
 }
 
@@ -42,7 +42,7 @@ std::optional<CudaDevice> CudaSums::Device(int32_t ordinal) {
 
 Staging& CudaSums::StagingOf(int32_t ordinal) {
   std::lock_guard lock(mutex_);
-  if (!driver_) driver_ = std::make_unique<Driver>(library_);
+  if (!driver_) driver_ = std::make_unique<CudaDriver>(library_);
   auto& staging = stagings_[ordinal];
   if (!staging) staging = std::make_unique<Staging>(*driver_, ordinal);
   return *staging;
@@ -52,7 +52,7 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
   std::optional<Failure> failure;
   try {
     return action();
-  } catch (const DriverError& error) {
+  } catch (const CudaError& error) {
     failure = AcceleratorFailure(error.what());
   }
   rendezvous_.FailSession(*failure);
@@ -76,7 +76,7 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
                               .await_inputs = [part]() -> std::optional<Failure> {
                                 try {
                                   part->AwaitLeaves();
-                                } catch (const DriverError& error) {
+                                } catch (const CudaError& error) {
                                   return AcceleratorFailure(error.what());
                                 }
                                 return std::nullopt;

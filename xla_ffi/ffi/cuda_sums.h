@@ -63,7 +63,7 @@ class CudaSums {
   void ReleaseIdle();
 
  private:
-  // Throws DriverError.
+  // Throws CudaError.
   Staging& StagingOf(int32_t ordinal);
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
 
@@ -71,7 +71,7 @@ class CudaSums {
   std::mutex mutex_;  // of all below; not held while a Staging works
   std::string library_;
   std::vector<CudaDevice> devices_;
-  std::unique_ptr<Driver> driver_;
+  std::unique_ptr<CudaDriver> driver_;
   std::map<int32_t, std::unique_ptr<Staging>> stagings_;  // by ordinal
 };
 

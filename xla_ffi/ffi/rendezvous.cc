@@ -4,6 +4,8 @@
 #include <cassert>
 #include <chrono>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -211,15 +213,25 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     gathering->collective->Start(std::move(sum));
     return;
   }
-  pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum)] {
+  const auto started = std::make_shared<std::promise<void>>();
+  std::shared_future<void> before;
+  {
+    std::lock_guard lock(mutex_);
+    before = std::exchange(last_waiting_[calls.front().device], started->get_future().share());
+  }
+  pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum), before, started] {
+    std::optional<Failure> failure;
     for (const Call& call : gathering->calls) {
-      if (const auto failure = call.await_inputs()) {
-        FailSession(*failure);
-        Finish(gathering, &*failure);
-        return;
-      }
+      if (!failure) failure = call.await_inputs();
     }
-    gathering->collective->Start(sum);
+    if (before.valid()) before.wait();
+    if (failure) {
+      FailSession(*failure);
+      Finish(gathering, &*failure);
+    } else {
+      gathering->collective->Start(sum);
+    }
+    started->set_value();
   });
 }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,7 +103,11 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
-  uint64_t attachment_number_ = 1;                                              // before the first one
+  // By device, that the last sum that had to wait for its inputs has started. Such sums of the same devices start in
+  // the order in which they came, that of the program: hosts whose sums end one by one must not be asked for a later
+  // one.
+  std::unordered_map<int64_t, std::shared_future<void>> last_waiting_;
+  uint64_t attachment_number_ = 1;  // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;  // fails gatherings that stay open

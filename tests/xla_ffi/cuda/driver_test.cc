@@ -12,32 +12,32 @@ namespace {
 std::string ErrorOf(const auto& action) {
   try {
     action();
-  } catch (const DriverError& error) {
+  } catch (const CudaError& error) {
     return error.what();
   }
   return "";
 }
 
 TEST(DriverTest, findsAllFunctions) {
-  const Driver driver(FAKE_CUDA_DRIVER);
+  const CudaDriver driver(FAKE_CUDA_DRIVER);
   CUdevice device = -1;
   driver.Check(driver.DeviceGet(&device, 1), "finding a GPU");
   EXPECT_EQ(device, 1);
 }
 
 TEST(DriverTest, libraryThatIsntThere_isNamed) {
-  const std::string error = ErrorOf([] { Driver("libnocuda.so.1"); });
+  const std::string error = ErrorOf([] { CudaDriver("libnocuda.so.1"); });
   EXPECT_NE(error.find("can't be opened"), std::string::npos) << error;
   EXPECT_NE(error.find("libnocuda.so.1"), std::string::npos) << error;
 }
 
 TEST(DriverTest, functionThatIsntThere_isNamed) {
-  const std::string error = ErrorOf([] { Driver("libc.so.6"); });
+  const std::string error = ErrorOf([] { CudaDriver("libc.so.6"); });
   EXPECT_NE(error.find("has no cuInit"), std::string::npos) << error;
 }
 
 TEST(DriverTest, errorsHaveTheirNames) {
-  const Driver driver(FAKE_CUDA_DRIVER);
+  const CudaDriver driver(FAKE_CUDA_DRIVER);
   EXPECT_EQ(ErrorOf([&] { driver.Check(0, "trying"); }), "");
   EXPECT_TRUE(ErrorOf([&] {
                 driver.Check(kFakeOutOfMemory, "trying");
@@ -47,7 +47,7 @@ TEST(DriverTest, errorsHaveTheirNames) {
 
 TEST(DriverTest, driverThatDoesntStart) {
   Fake().fail("cuInit", kFakeInvalidContext, 0);
-  const std::string error = ErrorOf([] { Driver(FAKE_CUDA_DRIVER); });
+  const std::string error = ErrorOf([] { CudaDriver(FAKE_CUDA_DRIVER); });
   Fake().fail("cuInit", 0, 0);
   EXPECT_TRUE(error.starts_with("starting the CUDA driver failed: CUDA_ERROR_INVALID_CONTEXT")) << error;
 }

@@ -21,7 +21,7 @@ class PinnedPoolTest : public testing::Test {
     driver_.ContextSetCurrent(context);
   }
 
-  const Driver driver_{FAKE_CUDA_DRIVER};
+  const CudaDriver driver_{FAKE_CUDA_DRIVER};
   const size_t handles_before_ = Fake().handles();
 };
 
@@ -88,7 +88,7 @@ TEST_F(PinnedPoolTest, failuresLeaveNothingBehind) {
   PinnedPool pool(driver_);
   for (const char* symbol : {"cuMemHostAlloc", "cuEventCreate"}) {
     Fake().fail(symbol, kFakeOutOfMemory, 0);
-    EXPECT_THROW(pool.Acquire(kMiB), DriverError);
+    EXPECT_THROW(pool.Acquire(kMiB), CudaError);
     Fake().fail(symbol, 0, 0);
     EXPECT_EQ(pool.bytes_in_use(), 0);
     EXPECT_EQ(Fake().pinned_bytes(), 0);

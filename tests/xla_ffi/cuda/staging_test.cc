@@ -64,7 +64,7 @@ class StagingTest : public testing::Test {
   std::vector<float>& Array(size_t size, float value) { return arrays_.emplace_back(size, value); }
 
   std::deque<std::vector<float>> arrays_;
-  const Driver driver_{FAKE_CUDA_DRIVER};
+  const CudaDriver driver_{FAKE_CUDA_DRIVER};
   const CUstream stream_ = Fake().make_stream(0);
   Staging staging_{driver_, 0};
   const std::shared_ptr<const void> site_ = std::make_shared<int>();
@@ -158,7 +158,7 @@ TEST_F(StagingTest, failuresOfTheDriverHaveNames_andLeaveNothingBehind) {
   const auto error_of = [](const auto& action) -> std::string {
     try {
       action();
-    } catch (const DriverError& error) {
+    } catch (const CudaError& error) {
       return error.what();
     }
     return "";

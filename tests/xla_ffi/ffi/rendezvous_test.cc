@@ -217,6 +217,34 @@ TEST_F(RendezvousTest, sumsWaitForTheirInputs_andNobodyElseDoes) {
   EXPECT_EQ(a.value, 6);
 }
 
+TEST_F(RendezvousTest, sumsThatWaitStartInTheOrderInWhichTheyCame) {
+  Device a{1}, b{2};
+  std::promise<void> copied;
+  Call first = a.MakeCall(10, 0), second = b.MakeCall(10, 0);
+  first.await_inputs = [&]() -> std::optional<Failure> {
+    copied.get_future().wait();
+    return std::nullopt;
+  };
+  std::promise<void> second_copied;
+  second.await_inputs = [&]() -> std::optional<Failure> {
+    second_copied.set_value();
+    return std::nullopt;
+  };
+  rendezvous_.Arrive(MakeSite(7, 1), std::move(first));
+  rendezvous_.Arrive(MakeSite(8, 1), std::move(second));
+  second_copied.get_future().wait();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(collective_->count(), 0);
+  copied.set_value();
+  while (collective_->count() < 2) std::this_thread::yield();
+  EXPECT_EQ(collective_->sums[0].key.site, 7);
+  EXPECT_EQ(collective_->sums[1].key.site, 8);
+  collective_->Complete(0);
+  collective_->Complete(1);
+  EXPECT_EQ(a.Result(), "");
+  EXPECT_EQ(b.Result(), "");
+}
+
 TEST_F(RendezvousTest, inputsThatDontComeFailTheSession) {
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2};
