@@ -57,13 +57,13 @@ def finish_behind(
         return
     started = after_sums(ctx)
     own = ctx.replace(primitive=None, avals_in=[*avals, *[INT32] * len(started)], avals_out=[INT32])
-    (gate,) = jax.ffi.ffi_lowering("passing_hold")(own, *others, *started)
+    gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *others, *started)[0]
     for call in calls:
         call.operands[_GATE] = gate
         call.move_after(gate.owner)
 
 
-def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: str) -> dict[str, np.ndarray]:
+def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: Any) -> dict[str, np.ndarray]:
     """The attributes of a start call that say which devices add up: the host can't read the GPU's own index in time.
 
     Args:
