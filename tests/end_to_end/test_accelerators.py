@@ -34,19 +34,18 @@ def test_every_dtype_and_transform_between_a_gpu_and_a_cpu_host(cluster: "Cluste
 
 
 def test_steps_on_two_gpu_hosts_have_the_bits_of_cpu_hosts(cluster: "Cluster", driver: str) -> None:
-    digests = {digest(cluster.run("as_on_gpu.py", driver, ranks, "held.py", devices=1)) for ranks in ("0,1", "1", "")}
+    digests = {digest(cluster.run("as_on_gpu.py", driver, ranks, "held.py", devices=1)) for ranks in ("0,1", "")}
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("ranks", ["0,1", "1"])
+@pytest.mark.parametrize("ranks", ["0,1", "0"])
 def test_hosts_that_issue_sums_in_another_order(cluster: "Cluster", driver: str, ranks: str) -> None:
-    for process in cluster.run("as_on_gpu.py", driver, ranks, "matching.py", "2", devices=1):
-        assert "rounds 2" in process.text
+    for process in cluster.run("as_on_gpu.py", driver, ranks, "matching.py", "1", devices=1):
+        assert "rounds 1" in process.text
 
 
-@pytest.mark.parametrize("kind", ["branch", "loop"])
-def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str, kind: str) -> None:
-    for process in cluster.run("as_on_gpu.py", driver, "0", "conditional.py", kind, "agree", devices=1):
+def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str) -> None:
+    for process in cluster.run("as_on_gpu.py", driver, "0", "conditional.py", "loop", "agree", devices=1):
         assert "all steps are right" in process.text
 
 
@@ -57,6 +56,6 @@ def test_a_killed_host_is_an_error_by_name_and_the_process_goes_on(cluster: "Clu
     processes[1].signal(signal.SIGKILL)
     for rank in (0, 2):
         assert processes[rank].wait_for(r"^raised (\w+) after")[1] == "HostLostError", processes[rank].text
-        assert "ranks (1,)\n" in processes[rank].text
         processes[rank].wait_for("went on with 1.0")
+        assert "ranks (1,)\n" in processes[rank].text
         assert processes[rank].wait() == 0, processes[rank].text
