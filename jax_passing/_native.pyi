@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import final, overload
 
+import numpy as np
 from typing_extensions import CapsuleType
 
 @final
@@ -222,6 +223,51 @@ class SlotPool:
 
 def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
     """(reason why it can't be decoded, or "none"; fields)"""
+
+@final
+class HostProgram:
+    """The sums of a module whose calls come through Python: xla_ffi/ffi/host_calls.h. Devices are indices among this
+    process's."""
+
+    def __init__(self) -> None: ...
+    def add_sum(
+        self,
+        *,
+        program: str,
+        ordinal: int,
+        site: int,
+        identity: str,
+        site_name: str,
+        dtype: str,
+        op: str,
+        leaf_elements: Sequence[int],
+        member_count: int,
+        local_member_count: int,
+        replica_count: int,
+        world_size: int,
+        flat: bool,
+        conditional: bool,
+        devices: str,
+    ) -> int:
+        """Returns the site's index. The attributes are those of SiteInfo in xla_ffi/ffi/instance.h."""
+
+    def add_visit(self, *, program: str, ordinal: int) -> None: ...
+    def begin(self, *, place: int, device: int) -> int:
+        """Returns the number of the execution that begins."""
+
+    def sum(
+        self,
+        site: int,
+        *,
+        execution: int,
+        group: int,
+        member: int,
+        device: int,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+    ) -> tuple[str, str] | None:
+        """Blocks until the sum is done, without the GIL. `inputs`, `outputs`: uint8[n] of each leaf, the latter to be
+        written. Returns the failure, (kind, message), if there is one."""
 
 def end_compilation(modules: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Tells the FFI handlers that the executables of these modules that there are by now are complete.

@@ -17,12 +17,17 @@ from jax.interpreters import mlir
 from jax_passing._compat.jaxprs import holds_sums
 from jax_passing._compat.stacks import Frame, frames_of
 
-_of_thread = threading.local()  # .calls, the stacks of the inner jitted calls around what is being lowered
+_of_thread = threading.local()  # .calls, the stacks of the inner jitted calls around what is being lowered; .shared
 
 
 def calls_around() -> list[list[Frame]]:
     """The stacks of the calls of jitted functions around what is being lowered, the innermost first."""
     return list(reversed(getattr(_of_thread, "calls", ())))
+
+
+def in_shared_function() -> bool:
+    """Whether what is being lowered is part of a function that the module may call several times."""
+    return getattr(_of_thread, "shared", 0) > 0
 
 
 def wrap_lowering_of_control_flow(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -39,7 +44,11 @@ def _lower_jit(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **para
     try:
         if any(not isinstance(each, named_sharding.UnspecifiedValue) for each in _shardings(params)):
             # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
-            return pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
+            _of_thread.shared = getattr(_of_thread, "shared", 0) + 1
+            try:
+                return pjit._pjit_lowering(ctx, *operands, jaxpr=jaxpr, **params)
+            finally:
+                _of_thread.shared -= 1
         return _lower_lines(ctx, operands, jaxpr)
     finally:
         calls.pop()

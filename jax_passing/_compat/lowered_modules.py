@@ -4,7 +4,7 @@ All contexts of one module share `shape_poly_state`, which goes when the lowerin
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -76,11 +76,45 @@ _of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary() 
 def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
     """What `make` made when it was first asked for, in the block of operations that is being lowered now."""
     block = ir.InsertionPoint.current.block
-    of_blocks = _of_blocks.setdefault(ctx.module_context.shape_poly_state, [])
-    for known, value in reversed(of_blocks):
-        if known == block:
-            made: _T = value
-            return made
+    known: _T | None = _known_of(ctx, block)
+    if known is not None:
+        return known
     made = make()
-    of_blocks.append((block, made))
+    _of_blocks.setdefault(ctx.module_context.shape_poly_state, []).append((block, made))
+    return made
+
+
+def of_blocks_around(ctx: mlir.LoweringRuleContext) -> Iterator[Any]:
+    """What `of_block` made for this block and those around it, whose values can be used in this one; the innermost
+    first."""
+    block = ir.InsertionPoint.current.block
+    while True:
+        known = _known_of(ctx, block)
+        if known is not None:
+            yield known
+        around = block.owner.operation
+        if around.name in _ISOLATED:
+            return
+        block = around.block
+
+
+_ISOLATED = ("builtin.module", "func.func", "sdy.manual_computation")  # what these hold uses no values of outside
+
+
+def _known_of(ctx: mlir.LoweringRuleContext, block: Any) -> Any:
+    for known, value in reversed(_of_blocks.get(ctx.module_context.shape_poly_state, ())):
+        if known == block:
+            return value
+    return None
+
+
+_of_modules: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
+    """What `make` made when it was first asked for, in the module that is being lowered now."""
+    key = ctx.module_context.shape_poly_state
+    if key not in _of_modules:
+        _of_modules[key] = make()
+    made: _T = _of_modules[key]
     return made

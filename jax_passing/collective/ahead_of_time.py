@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jax_passing.collective.compiled_text import identities
+from jax_passing.collective.compiled_text import streams as streams_of
 from jax_passing.errors import ThreadError
 from jax_passing.host import scope as scopes
 
@@ -36,7 +36,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 def _check(compiled: Any) -> None:
     streams = _streams.get(compiled)
     if streams is None:
-        streams = _streams[compiled] = frozenset(identity["stream"] for identity in identities(compiled))
+        streams = _streams[compiled] = streams_of(compiled)
     if not streams:
         return
     scope = scopes.current()

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +12,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jax_passing._compat import jax_collectives, named_axes
+from jax_passing.collective import host_calls
 from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.platforms import BY_FFI, lower_elsewhere
 from jax_passing.errors import ConfigError, NotInitializedError
 from jax_passing.host import scope as scopes
+from jax_passing.host import session
 
 Axes = tuple[named_axes.Axis, ...]
 
@@ -223,20 +226,25 @@ def host_count(scope: scopes.Scope) -> "int | jax.Array":
     return count
 
 
-def _lower_elsewhere(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
-    raise NotImplementedError(
-        "axis_index and the number of hosts are known on CPU devices and CUDA GPUs only so far, not on "
-        f"{ctx.module_context.platforms}"
-    )
-
-
-def _define(primitive: Primitive, weak_type: bool) -> None:
-    """A number that the session knows: without operands, int32[]."""
+def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_type: bool) -> None:
+    """A number that the session tells: without operands, int32[]."""
 
     def lower(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
         register_ffi()
         result: Sequence[Any] = jax.ffi.ffi_lowering(primitive.name)(ctx)
         return result
+
+    def lower_by_callback(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
+        return host_calls.call(ctx, ask, [], [], ctx.avals_out, has_side_effect=False)
+
+    def ask() -> Sequence[np.ndarray]:
+        current = session.current()
+        if current is None:
+            raise NotInitializedError(
+                "no session: call jax_passing.init() before running a program that asks for its rank, or for the "
+                "number of hosts"
+            )
+        return [np.array(tell(current), np.int32)]
 
     @functools.cache
     def jitted() -> Any:
@@ -245,10 +253,11 @@ def _define(primitive: Primitive, weak_type: bool) -> None:
     primitive.def_impl(lambda: jitted()())
     primitive.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32), weak_type=weak_type))
     batching.primitive_batchers[primitive] = lambda operands, dims: (primitive.bind(), None)
-    mlir.register_lowering(primitive, _lower_elsewhere)
-    for platform in ("cpu", "cuda"):
+    mlir.register_lowering(primitive, lower_elsewhere)
+    for platform in BY_FFI:
         mlir.register_lowering(primitive, lower, platform=platform)
+    mlir.register_lowering(primitive, lower_by_callback, platform="tpu", cacheable=False)
 
 
-_define(passing_rank_p, weak_type=False)
-_define(passing_world_size_p, weak_type=True)
+_define(passing_rank_p, lambda current: current.rank, weak_type=False)
+_define(passing_world_size_p, lambda current: current.world_size, weak_type=True)

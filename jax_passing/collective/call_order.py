@@ -28,6 +28,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing._compat import inlined_calls, jaxprs, lowered_modules, meshes
+from jax_passing.collective import host_calls, platforms
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.collective.sites import Site
 from jax_passing.host import scope as scopes
@@ -42,6 +43,8 @@ INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
 @dataclass
 class _Line:
     """The calls in one block of a module so far: those of the last group started side by side."""
+
+    execution: Any = None  # which one it is, where the program has to say so
 
     group: object = None
     before: Any = None  # what they had to wait for
@@ -67,7 +70,9 @@ def in_order(
       on_gpu: there the int32[] is there when the sum has started, which is enough (start_and_done.py).
     """
     line: _Line = lowered_modules.of_block(ctx, _Line)
-    group = (site.place, site.call, site.kind, site.function, site.stream) if size_bytes >= LARGE_BYTES else object()
+    # A call that blocks its device can't have others beside it.
+    side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
+    group = (site.place, site.call, site.kind, site.function, site.stream) if side_by_side else object()
     if line.group != group or not line.after:
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []
@@ -77,6 +82,24 @@ def in_order(
     line.after.append(after)
     line.tokens.update((result, (line.before, after)) for result in results)
     return results
+
+
+def execution_of(ctx: mlir.LoweringRuleContext) -> Any:
+    """int32[], the number of the execution, for calls of Python."""
+    for line in lowered_modules.of_blocks_around(ctx):
+        if line.execution is not None:
+            return line.execution
+    if in_control_flow():
+        raise NotImplementedError(_OUTSIDE)
+    line = lowered_modules.of_block(ctx, _Line)
+    line.execution = host_calls.begin(ctx)
+    return line.execution
+
+
+_OUTSIDE = (
+    "a sum over hosts stands in jax.shard_map, inside of a loop or branch outside of it. Where XLA calls Python for the "
+    "sums, as on a TPU, put the loop or branch inside of jax.shard_map."
+)
 
 
 def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
@@ -100,12 +123,20 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
         if not any(map(jaxprs.holds_sums, jaxprs.bodies(params))):
             return rule(ctx, *operands, **params)
-        register_ffi()
-        line: _Line = lowered_modules.of_block(ctx, _Line)
         in_line = meshes.lowering_mesh(ctx).all_manual
         scope = scopes.of_session()
-        if scope is not None and not scope.alone and not in_control_flow():
-            operands = _visit(ctx, operands, in_line)
+        counted = scope is not None and not scope.alone and not in_control_flow()
+        if platforms.by_host_calls(ctx):
+            if not in_line:
+                raise NotImplementedError(_OUTSIDE)
+            execution_of(ctx)
+            if counted:
+                host_calls.count_executions(ctx)
+        else:
+            register_ffi()
+            if counted:
+                operands = _visit(ctx, operands, in_line)
+        line: _Line = lowered_modules.of_block(ctx, _Line)
         smallest = _smallest(ctx.avals_in)
         if in_line and line.after and smallest is not None:
             held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
@@ -172,6 +203,8 @@ def _is_plain(aval: Any) -> bool:
 
 def _hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
     """`value`, which is there when `other` is."""
+    if platforms.by_host_calls(ctx):
+        return host_calls.hold(ctx, aval, value, other_aval, other)
     own = ctx.replace(primitive=None, avals_in=(aval, other_aval), avals_out=(aval,))
     (held,) = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases={0: 0})(own, value, other)
     return held

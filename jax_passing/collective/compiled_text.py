@@ -28,11 +28,23 @@ def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | N
     return None
 
 
-def identities(compiled: Any) -> list[dict[str, Any]]:
-    """What the sums of a `jax.stages.Compiled` are told apart by, as XLA kept it."""
-    texts = re.findall(
-        r'custom_call_target="passing_psum"[^\n]*?\bidentity = "((?:[^"\\]|\\.)*)"', compiled.as_text() or ""
-    )
+STREAM = "passing_stream"  # the attribute of a call of Python that sums: the stream, as `stream_text` writes it
+
+
+def stream_text(stream: str) -> str:
+    return "x" + stream.encode().hex()
+
+
+def streams(compiled: Any) -> frozenset[str]:
+    """Those of the sums of a `jax.stages.Compiled`, as XLA kept them."""
+    text = compiled.as_text() or ""
+    by_host_calls = (bytes.fromhex(each).decode() for each in re.findall(rf'\b{STREAM}="x([0-9a-f]*)"', text))
+    return frozenset([*(identity["stream"] for identity in _identities(text)), *by_host_calls])
+
+
+def _identities(text: str) -> list[dict[str, Any]]:
+    """What the sums that are called by FFI are told apart by."""
+    texts = re.findall(r'custom_call_target="passing_psum"[^\n]*?\bidentity = "((?:[^"\\]|\\.)*)"', text)
 
     def character(match: re.Match[str]) -> str:
         return "\\" if match[1] == "\\" else chr(int(match[1], 16))

@@ -1,8 +1,9 @@
 """How a sum is lowered: on CPU to one asynchronous FFI call for each device, without a collective of XLA. On GPU it is
 two calls: start_and_done.py."""
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +22,43 @@ from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
 from jax_passing.host import scope as scopes
 
 _ANY_WORLD_SIZE = 0  # of xla_ffi/ffi/instance.h: an elastic session's
-_INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
+INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
+
+Call = Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+"""Lowers the call of a sum: given int32[] to wait for, and leaves, it returns int32[] that is there when the sum is done,
+on GPU when it has started, and the leaves' sums."""
 
 
-def lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Sequence[Any]:
-    raise NotImplementedError(
-        f"passing_psum runs on CPU devices and CUDA GPUs only so far, not on {ctx.module_context.platforms}"
-    )
+class HostsSum(NamedTuple):
+    """A sum over the hosts.
+
+    Attributes:
+      mesh, axes: over which it goes.
+      site: what names it.
+      avals: types of its leaves, none empty.
+      avals_out: of the leaves' sums.
+      spans: whether the mesh spans processes, and JAX tells which.
+      attributes: what else there is to say: those of SiteInfo in xla_ffi/ffi/instance.h.
+    """
+
+    mesh: meshes.LoweringMesh
+    axes: Axes
+    site: Site
+    avals: list[Any]
+    avals_out: list[Any]
+    spans: bool
+    attributes: dict[str, Any]
+
+    @property
+    def has_side_effect(self) -> bool:
+        """Of its calls. The program says that they are carried out, and how often: with a side effect XLA leaves them
+        where they are. What it would remove, or hoist out of a loop, may depend on the rest of the program, in which
+        hosts may differ. (XLA refuses side effects in what it partitions itself.)"""
+        return self.mesh.all_manual
 
 
-def lower(
+def lower_by(
+    call_of: Callable[[mlir.LoweringRuleContext, HostsSum], Call],
     ctx: mlir.LoweringRuleContext,
     *leaves: Any,
     axes: Axes,
@@ -42,7 +70,8 @@ def lower(
     site: Site,
     on_gpu: bool = False,
 ) -> Sequence[Any]:
-    """JAX's rule for the primitive on CPU, or on GPU. primitive.py says what its parameters are."""
+    """JAX's rule for the primitive, where `call_of` says how a sum is called. primitive.py says what its parameters
+    are."""
     if over_hosts is None:
         raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
     mesh = meshes.lowering_mesh(ctx)
@@ -57,7 +86,6 @@ def lower(
     flat = device_ranks > 0
     if flat:
         _check_flat(placement, axes, device_ranks)
-    register_ffi()
     avals = [avals_in[i] for i in carried]
     spans = placement.process_count > 1 and mesh.devices is not None
     attributes = {
@@ -72,46 +100,44 @@ def lower(
         "conditional": np.int64(in_control_flow()),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
-    # The program says that it is carried out, and how often: with a side effect XLA leaves it where it is. What it
-    # would remove, or hoist out of a loop, may depend on the rest of the program, in which hosts may differ. (XLA
-    # refuses side effects in what it partitions itself.)
-    attributes["has_side_effect"] = mesh.all_manual
-    own = ctx.replace(avals_in=avals, avals_out=[ctx.avals_out[i] for i in carried])
-    values = [leaves[i] for i in carried]
-    if on_gpu:
-        attributes |= places(mesh, axes, spans, site.place)
-    else:
-        where = _group_and_member(ctx, mesh, axes)
-
-    def sum_after(before: Any) -> tuple[Any, Any]:
-        if on_gpu:
-            return start_and_done(own, before, values, **attributes)
-        return _call(own, where, before, values, **attributes)
-
-    sums = in_order(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals), sum_after, on_gpu=on_gpu)
+    call = call_of(ctx, HostsSum(mesh, axes, site, avals, [ctx.avals_out[i] for i in carried], spans, attributes))
+    given = [leaves[i] for i in carried]
+    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
+    sums = in_order(ctx, site, size_bytes, lambda before: call(before, given), on_gpu=on_gpu)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value
     return result
 
 
-def _call(
-    ctx: mlir.LoweringRuleContext,
-    where: Any,
-    before: Any,
-    leaves: Sequence[Any],
-    *,
-    has_side_effect: bool,
-    **attributes: Any,
-) -> tuple[Any, Any]:
-    call = jax.ffi.ffi_lowering(
+def _by_ffi(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+    register_ffi()
+    where = group_and_member(ctx, total)
+    lowering = jax.ffi.ffi_lowering(
         "passing_psum",
-        operand_output_aliases={i + 2: i + 1 for i in range(len(leaves))},
-        has_side_effect=has_side_effect,
+        operand_output_aliases={i + 2: i + 1 for i in range(len(total.avals))},
+        has_side_effect=total.has_side_effect,
     )
-    own = ctx.replace(avals_in=[_INT32_2, INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_out])
-    after, *sums = call(own, *where, before, *leaves, **attributes)
-    return after, sums
+    own = ctx.replace(avals_in=[INT32_2, INT32, *total.avals], avals_out=[INT32, *total.avals_out])
+
+    def call(before: Any, leaves: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        after, *sums = lowering(own, *where, before, *leaves, **total.attributes)
+        return after, sums
+
+    return call
+
+
+def _by_start_and_done(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+    register_ffi()
+    own = ctx.replace(avals_in=total.avals, avals_out=total.avals_out)
+    attributes = total.attributes | places(total.mesh, total.axes, total.spans, total.site.place)
+    return functools.partial(start_and_done, own, has_side_effect=total.has_side_effect, **attributes)
+
+
+lower = functools.partial(lower_by, _by_ffi)
+"""JAX's rule for the primitive on CPU."""
+lower_on_gpu = functools.partial(lower_by, _by_start_and_done, on_gpu=True)
+"""The same on GPU."""
 
 
 def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, over_hosts: bool) -> Placement:
@@ -160,14 +186,15 @@ def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
         )
 
 
-def _group_and_member(ctx: mlir.LoweringRuleContext, mesh: meshes.LoweringMesh, axes: Axes) -> Any:
+def group_and_member(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Any:
     """int32[2], this device's index along the other manual axes, and along those of the sum."""
+    mesh, axes = total.mesh, total.axes
     others = tuple(axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes)
 
     def indices() -> jax.Array:
         return jnp.stack([jax_collectives.axis_index(names) if names else jnp.int32(0) for names in (others, axes)])
 
-    own = ctx.replace(primitive=None, avals_in=(), avals_out=(_INT32_2,))
+    own = ctx.replace(primitive=None, avals_in=(), avals_out=(INT32_2,))
     return mlir.lower_fun(indices, multiple_results=False)(own)
 
 

@@ -43,6 +43,10 @@ Failure NotInitialized(const std::string& what) {
   return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
 }
 
+Failure BeganBefore(const std::string& site_name) {
+  return {"ClosedError", "this execution of " + site_name + " began before the session did"};
+}
+
 Rendezvous::~Rendezvous() { Detach(); }
 
 Rendezvous& Rendezvous::Get() {
@@ -88,7 +92,7 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
     return NotInitialized(name);
   }
   if (seen && executable.attachment != attachment_number_) {
-    return Failure{"ClosedError", "this execution of " + name + " began before the session did"};
+    return BeganBefore(name);
   }
   executable.attachment = attachment_number_;
   if (site.flat && !attachment_->flat) {
@@ -173,6 +177,11 @@ std::optional<Failure> Rendezvous::failure() {
   const auto session_failure = attachment_->failure;
   lock.unlock();
   return session_failure();
+}
+
+std::optional<Rendezvous::Attached> Rendezvous::attached() {
+  std::lock_guard lock(mutex_);
+  return attachment_ ? std::optional(Attached{attachment_number_, attachment_->first_device_id}) : std::nullopt;
 }
 
 std::optional<uint32_t> Rendezvous::rank() {

@@ -73,6 +73,12 @@ class Rendezvous {
   // Why no sum succeeds any more: the session failed, or is over.
   std::optional<Failure> failure();
 
+  // Which attachment there is, if any: its number, which no other one has, and the first device.
+  struct Attached {
+    uint64_t number = 0;
+    int64_t first_device_id = 0;
+  };
+  std::optional<Attached> attached();
   // Of this host in its session, if there is one.
   std::optional<uint32_t> rank();
   std::optional<uint32_t> world_size();  // hosts of that session
@@ -115,6 +121,8 @@ class Rendezvous {
 
 // `what` needs a session.
 Failure NotInitialized(const std::string& what);
+// An execution is older than the session.
+Failure BeganBefore(const std::string& site_name);
 
 }  // namespace passing
 

@@ -1,5 +1,7 @@
 // What Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -15,6 +17,7 @@
 #include "ffi/cuda_sums.h"
 #include "ffi/flat_collective.h"
 #include "ffi/handlers.h"
+#include "ffi/host_calls.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
 #include "host/transport.h"
@@ -82,6 +85,61 @@ void AttachTransports(const SharedTransport& host, double deadline_s, const std:
                  .first_device_id = first_device_id});
 }
 
+size_t AddSum(HostProgram& self, std::string program, int64_t ordinal, int64_t site, std::string identity,
+              std::string site_name, const std::string& dtype_name, const std::string& op_name,
+              std::vector<uint64_t> leaf_elements, uint32_t member_count, uint32_t local_member_count,
+              uint32_t replica_count, uint32_t world_size, bool flat, bool conditional, std::string devices) {
+  const auto dtype = ParseDType(dtype_name);
+  if (!dtype || (op_name != "sum" && op_name != "max")) {
+    throw std::invalid_argument("no sum is called " + op_name + " of " + dtype_name);
+  }
+  return self.AddSite({.program = std::move(program),
+                       .ordinal = ordinal,
+                       .site = site,
+                       .identity = std::move(identity),
+                       .site_name = std::move(site_name),
+                       .dtype = *dtype,
+                       .op = op_name == "max" ? Op::kMax : Op::kSum,
+                       .leaf_elements = std::move(leaf_elements),
+                       .member_count = member_count,
+                       .local_member_count = local_member_count,
+                       .replica_count = replica_count,
+                       .world_size = world_size,
+                       .flat = flat,
+                       .conditional = conditional,
+                       .devices = std::move(devices)});
+}
+
+void AddVisit(HostProgram& self, std::string program, int64_t ordinal) {
+  SiteInfo info;
+  info.program = std::move(program);
+  info.ordinal = ordinal;
+  self.AddSite(std::move(info));
+}
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::optional<std::pair<std::string, std::string>> SumOfHosts(HostProgram& self, size_t site, int32_t execution,
+                                                              int64_t group, int64_t member, int64_t device,
+                                                              const std::vector<ConstBytes>& inputs,
+                                                              const std::vector<Bytes>& outputs) {
+  HostProgram::Buffers buffers;
+  for (const ConstBytes& input : inputs) {
+    buffers.inputs.push_back(input.data());
+    buffers.bytes.push_back(input.size());
+  }
+  std::vector<size_t> output_bytes;
+  for (const Bytes& output : outputs) {
+    buffers.outputs.push_back(output.data());
+    output_bytes.push_back(output.size());
+  }
+  if (output_bytes != buffers.bytes) throw std::invalid_argument("results of other sizes than the operands");
+  nb::gil_scoped_release release;
+  const auto failure = self.Sum(site, execution, group, member, device, std::move(buffers));
+  return failure ? std::optional(std::pair(failure->kind, failure->message)) : std::nullopt;
+}
+
 }  // namespace
 
 void BindFfi(nb::module_& m) {
@@ -100,6 +158,16 @@ void BindFfi(nb::module_& m) {
         CudaSums::Get().ReleaseIdle();
       },
       nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<HostProgram>(m, "HostProgram")
+      .def("__init__", [](HostProgram* self) { new (self) HostProgram(Rendezvous::Get()); })
+      .def("add_sum", AddSum, nb::kw_only(), "program"_a, "ordinal"_a, "site"_a, "identity"_a, "site_name"_a, "dtype"_a,
+           "op"_a, "leaf_elements"_a, "member_count"_a, "local_member_count"_a, "replica_count"_a, "world_size"_a,
+           "flat"_a, "conditional"_a, "devices"_a)
+      .def("add_visit", AddVisit, nb::kw_only(), "program"_a, "ordinal"_a)
+      .def("begin", &HostProgram::Begin, nb::kw_only(), "place"_a, "device"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("sum", SumOfHosts, "site"_a, nb::kw_only(), "execution"_a, "group"_a, "member"_a, "device"_a, "inputs"_a,
+           "outputs"_a);
 
   m.def("end_compilation", EndCompilation, "modules"_a);
   m.def(

@@ -1,0 +1,81 @@
+"""Calls of this process's Python from programs on devices."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax._src import callback as private_callback
+from jax._src import dispatch
+from jax.interpreters import mlir
+
+Callback = Callable[..., Sequence[np.ndarray]]
+
+
+class _Elsewhere:
+    """In place of the backend of a platform that this process doesn't have. The program can be looked at, not run."""
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, callback: Callback, *_: Any) -> Callback:
+        return callback
+
+
+def platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
+    """For which this is lowered: several, if JAX lowers one program for all of them."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether it is lowered for other processes."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def call(
+    ctx: mlir.LoweringRuleContext,
+    callback: Callback,
+    operands: Sequence[Any],
+    avals_in: Any,
+    avals_out: Any,
+    **kw: bool,
+) -> Sequence[Any]:
+    """The values that `callback` returns for these operands.
+
+    Args:
+      ctx: of the equation that is being lowered.
+      callback: takes and returns numpy arrays of these types; 64-bit ones only where JAX has them on all threads. It may
+        run on any thread, and on several at once.
+      operands: values in the module.
+      avals_in: their types.
+      avals_out: those of the results: one or more, none empty.
+      kw: has_side_effect, so that XLA neither moves nor removes the call.
+    """
+    module = ctx.module_context
+    if not _has_backend(module):
+        module = module.replace(backend=_Elsewhere(module.platforms[0]))
+    own = ctx.replace(module_context=module, primitive=None, avals_in=list(avals_in), avals_out=list(avals_out))
+    results, _, _ = private_callback.emit_python_callback(
+        own,
+        callback,
+        None,
+        list(operands),
+        own.avals_in,
+        own.avals_out,
+        returns_token=False,
+        sharding=private_callback._callback_op_sharding(module.axis_context, None, own.avals_out),
+        **kw,
+    )
+    found: Sequence[Any] = results
+    return found
+
+
+def _has_backend(module: Any) -> bool:
+    try:
+        return module.get_backend(optional=True) is not None
+    except RuntimeError:  # JAX has none of that name
+        return False
+
+
+def require_devices(primitive: Any) -> None:
+    """From now on, JAX lowers a program with this primitive for each set of devices by itself, and says for which."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)

@@ -1,0 +1,123 @@
+"""How programs reach this process where XLA doesn't call our handlers: by calls of Python (platforms.py says where).
+
+A call blocks until it returns, which costs nothing but a thread of the host. It doesn't say which device calls, nor in
+which execution. So the program does: where it begins, it asks for the number of its execution, and passes that on to
+its sums (xla_ffi/ffi/host_calls.h). Loops and branches need no visit for this: they begin where the program does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_passing import _native
+from jax_passing._compat import host_callbacks, jax_collectives, lowered_modules, meshes
+
+_INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
+
+
+@dataclass
+class Program:
+    """The calls of one module."""
+
+    native: _native.HostProgram = field(default_factory=_native.HostProgram)
+    place_count: int = 0  # where it begins
+    has_visit: bool = False
+
+
+def program_of(ctx: mlir.LoweringRuleContext) -> Program:
+    """That of the module that is being lowered."""
+    return lowered_modules.of_module(ctx, Program)
+
+
+def call(
+    ctx: mlir.LoweringRuleContext,
+    callback: Callable[..., Sequence[np.ndarray]],
+    operands: Sequence[Any],
+    avals_in: Sequence[Any],
+    avals_out: Sequence[Any],
+    *,
+    has_side_effect: bool,
+) -> Sequence[Any]:
+    """The values that `callback` returns, of types that no array is empty of. XLA may call it on several threads.
+
+    Raises:
+      NotImplementedError: the program is lowered for other processes.
+    """
+    if host_callbacks.is_exported(ctx):
+        raise NotImplementedError(
+            f"A program with sums over hosts can't be exported for {host_callbacks.platforms(ctx)[0]}: there it calls "
+            "Python of the process that lowered it. Lower and compile it where it runs (jax.jit does)."
+        )
+    return host_callbacks.call(ctx, callback, operands, avals_in, avals_out, has_side_effect=has_side_effect)
+
+
+def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
+    """Of each device of the mesh, in row-major order: its index among this process's devices of that platform, by id;
+    -1 for other processes'. None if JAX doesn't tell the devices."""
+    if mesh.devices is None:
+        return None
+    own = sorted(device.id for device in jax.local_devices(backend=mesh.devices[0].platform))
+    return np.array([own.index(device.id) if device.id in own else -1 for device in mesh.devices])
+
+
+def index_of(device: int) -> int:
+    """What `local_indices` says of a device that calls. Raises RuntimeError if that isn't one of this process's."""
+    if device < 0:
+        raise RuntimeError("a device of another process calls this one")
+    return device
+
+
+def begin(ctx: mlir.LoweringRuleContext) -> Any:
+    """Lowers the beginning of an execution: int32[], its number."""
+    program, mesh = program_of(ctx), meshes.lowering_mesh(ctx)
+    place, devices = program.place_count, local_indices(mesh)
+    program.place_count += 1
+    native = program.native
+
+    def number(position: np.ndarray) -> Sequence[np.ndarray]:
+        if devices is None:
+            raise RuntimeError("JAX lowered this program without saying for which devices")
+        return [np.array(native.begin(place=place, device=index_of(devices[int(position)])), np.int32)]
+
+    names = tuple(mesh.axis_sizes) if mesh.device_count > 1 else ()
+
+    def position() -> jax.Array:
+        return jax_collectives.axis_index(names) if names else jnp.int32(0)
+
+    own = ctx.replace(primitive=None, avals_in=(), avals_out=(_INT32,))
+    operands = mlir.lower_fun(position, multiple_results=False)(own)
+    (value,) = call(ctx, number, operands, [_INT32], [_INT32], has_side_effect=True)
+    return value
+
+
+def count_executions(ctx: mlir.LoweringRuleContext) -> None:
+    """Sums of the program stand in loops or branches, so that hosts count its executions, not its sums alone."""
+    program = program_of(ctx)
+    if not program.has_visit:
+        name = lowered_modules.program_name(ctx)
+        program.native.add_visit(program=name, ordinal=lowered_modules.module_ordinal(ctx, name))
+        program.has_visit = True
+
+
+def hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
+    """`value`, which is there when `other` is: reckoned from both in a way that the compiler can't see through."""
+
+    def held(value: jax.Array, other: jax.Array) -> jax.Array:
+        first = jnp.reshape(other, -1)[0]
+        number = (first.real if jnp.iscomplexobj(first) else first).astype(np.int32)
+        zero = (number * (number + np.int32(1))) & np.int32(1)  # of two numbers in a row, one is even
+        if value.dtype == np.bool_:
+            return value ^ (zero != 0)
+        if jnp.issubdtype(value.dtype, np.integer):
+            return value + zero.astype(value.dtype)
+        return jnp.where(zero == 0, value, jnp.full_like(value, np.nan))
+
+    plain = [jax.core.ShapedArray(each.shape, each.dtype) for each in (aval, other_aval)]
+    own = ctx.replace(primitive=None, avals_in=plain, avals_out=plain[:1])
+    (result,) = mlir.lower_fun(held, multiple_results=False)(own, value, other)
+    return result

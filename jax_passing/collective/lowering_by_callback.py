@@ -1,0 +1,142 @@
+"""How a sum is lowered where XLA doesn't call our handlers (TPU): to one call of Python for each device."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from jax_passing._compat import host_callbacks, inlined_calls, jaxprs
+from jax_passing.collective import host_calls, platforms
+from jax_passing.collective.call_order import INT32, execution_of
+from jax_passing.collective.compiled_text import STREAM, stream_text
+from jax_passing.collective.lowering import INT32_2, Call, HostsSum, group_and_member, lower_by
+from jax_passing.errors import Failure, UnsupportedDtypeError
+from jax_passing.host import session
+
+
+def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+    mesh, (platform,) = total.mesh, host_callbacks.platforms(ctx)
+    if not mesh.all_manual:
+        raise NotImplementedError(
+            f"{total.attributes['site_name']}: on {platform}, sums over hosts run in jax.shard_map over all axes of "
+            "the mesh, or on one device. Here XLA would partition some of the program."
+        )
+    if inlined_calls.in_shared_function():
+        raise NotImplementedError(
+            f"{total.attributes['site_name']} stands in a jitted function that has shardings of its own, which XLA "
+            f"copies where it is called; on {platform} nothing tells the copies apart. Leave out in_shardings and "
+            "out_shardings of the inner jax.jit."
+        )
+    if platform == "tpu" and total.attributes["dtype"] == "float64":
+        raise UnsupportedDtypeError(f"{total.attributes['site_name']}: a TPU has no numbers of 64 bits with a point")
+    program = host_calls.program_of(ctx).native
+    number = program.add_sum(**{name: _plain(value) for name, value in total.attributes.items()})
+    devices = host_calls.local_indices(mesh)
+    if devices is not None:
+        devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
+        devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
+        member_count = int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int))
+        devices = devices.reshape(-1, member_count)  # of (group, member)
+    words = [_of_words(aval) for aval in total.avals]
+    own_place = group_and_member(ctx, total)
+
+    def add(where: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
+        group, member = (int(number) for number in where)
+        if devices is None:
+            raise RuntimeError("JAX lowered this program without saying for which devices")
+        sums = [np.empty(aval.shape, aval.dtype) for aval in words]
+        failure = program.sum(
+            number,
+            execution=int(execution),
+            group=group,
+            member=member,
+            device=host_calls.index_of(devices[group, member]),
+            inputs=[_bytes(leaf) for leaf in leaves],
+            outputs=[_bytes(each) for each in sums],
+        )
+        if failure is not None:
+            raise Failure(*failure).exception()
+        return [np.zeros((), np.int32), *sums]
+
+    def call(before: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+        execution = execution_of(ctx)
+        given = [_convert(ctx, *each) for each in zip(leaves, total.avals, words, strict=True)]
+        avals_in = [INT32_2, INT32, INT32, *words]
+        operands = [*own_place, execution, before, *given]
+        after, *sums = host_calls.call(ctx, add, operands, avals_in, [INT32, *words], has_side_effect=True)
+        _note(after, STREAM, stream_text(total.site.stream))
+        return after, [_convert(ctx, *each) for each in zip(sums, words, total.avals, strict=True)]
+
+    return call
+
+
+lower_by_callback = functools.partial(lower_by, _by_host_call)
+"""JAX's rule for the primitive on such a platform."""
+
+
+def _axis_order(names: list[Any], axes: Sequence[Any]) -> list[int]:
+    """Of a mesh's axes in the order of (group, member): those of the sum last."""
+    return [names.index(axis) for axis in [*(name for name in names if name not in axes), *axes]] or [0]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+# JAX's callbacks return 64-bit numbers only where they are enabled on all threads, so they travel as 32-bit words.
+
+
+def _of_words(aval: Any) -> Any:
+    """The type in which an array of this type travels."""
+    shape, dtype = aval.shape, aval.dtype
+    if dtype == np.complex128:
+        return jax.core.ShapedArray((*shape, 2, 2), np.dtype(np.uint32))
+    if dtype.itemsize == 8 and dtype != np.complex64:
+        return jax.core.ShapedArray((*shape, 2), np.dtype(np.uint32))
+    return jax.core.ShapedArray(shape, dtype)
+
+
+def _convert(ctx: mlir.LoweringRuleContext, value: Any, of: Any, to: Any) -> Any:
+    """From an array's own type to that in which it travels, or back."""
+    if of.dtype == to.dtype:
+        return value
+
+    def convert(x: jax.Array) -> jax.Array:
+        if x.dtype == np.complex128:
+            x = jnp.stack([x.real, x.imag], -1)
+        if to.dtype == np.complex128:
+            parts = jax.lax.bitcast_convert_type(x, np.float64)
+            return jax.lax.complex(parts[..., 0], parts[..., 1])
+        return jax.lax.bitcast_convert_type(x, to.dtype)
+
+    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in (of, to)]
+    own = ctx.replace(primitive=None, avals_in=plain[:1], avals_out=plain[1:])
+    (result,) = mlir.lower_fun(convert, multiple_results=False)(own, value)
+    return result
+
+
+def _note(value: Any, name: str, text: str) -> None:
+    """Writes an attribute beside the call that makes `value`; the compiled program keeps it."""
+    attributes = value.owner.attributes
+    known = "mhlo.frontend_attributes"
+    notes = {each.name: each.attr for each in attributes[known]} if known in attributes else {}
+    attributes[known] = ir.DictAttr.get({**notes, name: ir.StringAttr.get(text)})
+
+
+def _say_devices() -> None:
+    """A program on one device is lowered once for all devices, if JAX may; but here it must know its own."""
+    if any(device.platform in platforms.BY_HOST_CALLS for device in jax.local_devices()):
+        for primitive in jaxprs.summing:
+            host_callbacks.require_devices(primitive)
+
+
+session.when_beginning(_say_devices)

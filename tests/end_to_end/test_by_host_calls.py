@@ -1,0 +1,81 @@
+"""Hosts whose sums are calls of Python, as on TPUs, with other such hosts and with CPU hosts: real processes."""
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import digest
+
+if TYPE_CHECKING:
+    from .conftest import Cluster, Process
+
+PROGRAM = "by_host_calls.py"
+ALL = "0,1,2"
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [(2, 2), (3, 1)])
+def test_bits_are_those_of_cpu_hosts(cluster: "Cluster", hosts: int, devices: int) -> None:
+    expected = digest(cluster.run("sums.py", hosts=hosts, devices=devices))
+    for ranks in (ALL, "1"):  # all hosts; one among CPU hosts
+        assert digest(cluster.run(PROGRAM, ranks, "sums.py", hosts=hosts, devices=devices)) == expected
+
+
+@pytest.mark.parametrize("ranks", [ALL, "0"])
+def test_independent_sums_match(cluster: "Cluster", ranks: str) -> None:
+    for process in cluster.run(PROGRAM, ranks, "matching.py", "2"):
+        assert "rounds 2" in process.text
+
+
+@pytest.mark.parametrize("ranks", [ALL, "0"])
+@pytest.mark.parametrize("kind", ["branch", "loop", "dead"])
+def test_sums_that_only_some_executions_come_to(cluster: "Cluster", kind: str, ranks: str) -> None:
+    for process in cluster.run(PROGRAM, ranks, "conditional.py", kind, "agree"):
+        assert "all steps are right" in process.text
+
+
+@pytest.mark.parametrize("ranks", [ALL, "0"])
+@pytest.mark.parametrize("kind", ["branch", "loop"])
+def test_sums_of_different_executions_never_meet(cluster: "Cluster", kind: str, ranks: str) -> None:
+    for process in cluster.run(PROGRAM, ranks, "conditional.py", kind, "disagree"):
+        assert "raised DeadlineExceededError" in process.text, process.text
+        assert "in a loop or branch that all hosts must go through alike (execution " in process.text
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "count", "order"])
+@pytest.mark.parametrize("ranks", [ALL, "1"])
+def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str, ranks: str) -> None:
+    for process in cluster.run(PROGRAM, ranks, "mismatch.py", kind, devices=1):
+        raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)
+        assert raised, process.text
+        assert raised[1] == "ProgramMismatchError"
+        assert "Hosts run different programs. In jit_body on 1 devices" in process.text
+        assert "mismatch.py:" in process.text
+
+
+def raised(process: "Process") -> str:
+    """The exception that the host got; afterwards it must have gone on."""
+    match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)")
+    process.wait_for("went on with")
+    assert process.wait() == 0, process.text
+    return match[1]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_killed_host(cluster: "Cluster", devices: int) -> None:
+    processes = cluster.start(PROGRAM, ALL, "endless.py", "8", hosts=3, devices=devices)
+    for process in processes:
+        process.wait_for("running as process")
+    processes[1].signal(signal.SIGKILL)
+    for rank in (0, 2):
+        assert raised(processes[rank]) == "HostLostError", processes[rank].text
+        assert "ranks (1,)\n" in processes[rank].text
+
+
+def test_stopped_host(cluster: "Cluster") -> None:
+    processes = cluster.start(PROGRAM, ALL, "endless.py", "8", devices=1)
+    for process in processes:
+        process.wait_for("running as process")
+    processes[1].signal(signal.SIGSTOP)
+    assert raised(processes[0]) == "DeadlineExceededError", processes[0].text

@@ -1,0 +1,311 @@
+"""Sums by calls of Python, the way of TPUs: forced on CPU devices, and lowered for TPUs.
+
+What several hosts do is in tests/end_to_end/test_by_host_calls.py.
+"""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from host_calls_on_cpu import host_calls_on_cpu
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+from jax_passing.errors import NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
+from jax_passing.host import scope
+
+pytestmark = pytest.mark.usefixtures("session")
+
+LAYERS = 4
+
+
+def mesh_of(devices):
+    return jax.sharding.Mesh(jax.local_devices()[:devices], ("d",))
+
+
+def on_mesh(f, devices=2, *, in_specs=P("d"), out_specs=P("d"), check_vma=False):
+    return jax.jit(jax.shard_map(f, mesh=mesh_of(devices), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
+
+
+def values(dtype, shape=(4, 3, 5)):
+    random = np.random.default_rng(7)
+    numbers = random.normal(size=shape) * 2.0 ** random.integers(-6, 6, shape)
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return random.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+    return (numbers + 1j * numbers[::-1] if np.issubdtype(dtype, np.complexfloating) else numbers).astype(dtype)
+
+
+def bits(tree):
+    return [(leaf.dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+
+
+def same_as_ffi(program, *args):
+    """The result of `program()`, both ways; and a call of Python was made."""
+    expected = program()(*args)
+    with host_calls_on_cpu():
+        ours = program()
+        assert "xla_ffi_python_cpu_callback" in ours.lower(*args).as_text()
+        assert "passing_psum" not in ours.lower(*args).as_text()
+        result = jax.block_until_ready(ours(*args))
+        assert bits(result) == bits(expected)
+        for _ in range(2):
+            assert bits(ours(*args)) == bits(expected)
+    return result
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"])
+def test_dtypes(dtype, devices, check_vma):
+    x = values(jnp.dtype(dtype))
+    program = lambda: on_mesh(  # noqa: E731
+        lambda x: jax_passing.psum(x, "d"), devices, out_specs=P(), check_vma=check_vma
+    )
+    result = same_as_ffi(program, x)
+    if np.issubdtype(jnp.dtype(dtype), np.integer):
+        parts = x.reshape(devices, 4 // devices, 3, 5)
+        np.testing.assert_array_equal(result, parts.sum(0, dtype=dtype))  # wraps
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_dtypes_x64(dtype):
+    with jax.enable_x64(True):  # on this thread only
+        result = same_as_ffi(lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), 2), values(np.dtype(dtype)))
+    assert result.dtype == dtype
+
+
+def test_trees_with_empty_and_strided_leaves():
+    def body(x):
+        a, b, empty, number = jax_passing.psum((x, x[:, ::2].T.astype(jnp.int32), x[:, :0], x[0, 0]), "d")
+        return a, b, number + empty.sum()
+
+    same_as_ffi(lambda: on_mesh(body, out_specs=P()), values(np.dtype(np.float32), (4, 6)))
+
+
+def test_nan_and_infinities():
+    x = np.array([[1, np.nan, np.inf, -np.inf, np.inf], [1, 2, 3, 4, -np.inf]], np.float32)
+    result = same_as_ffi(lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), out_specs=P()), x)
+    np.testing.assert_array_equal(result, x.sum(0, keepdims=True))
+
+
+def network(check_vma):
+    """Gradients of several layers, in a bucket for each: of 64 KiB, so that on CPU they start side by side."""
+
+    def step(params, x):
+        def loss(params):
+            y = x
+            for w in params:
+                y = jnp.tanh(y @ w)
+            return jnp.sum(y)
+
+        if check_vma:
+            return jax.grad(lambda params: loss(jax_passing.pvary(params, "d")))(params)
+        return jax_passing.psum(jax.grad(loss)(params), "d", bucket_bytes=1)
+
+    return on_mesh(step, in_specs=(P(), P("d")), out_specs=P(), check_vma=check_vma)
+
+
+def test_gradients(check_vma):
+    keys = jax.random.split(jax.random.key(0), LAYERS + 1)
+    params = [jax.random.normal(key, (128, 128)) / 8 for key in keys[1:]]
+    same_as_ffi(lambda: network(check_vma), params, jax.random.normal(keys[0], (8, 128)))
+
+
+def test_scans_branches_and_loops():
+    def body(x):
+        def once(carry, i):
+            taken = jax.lax.cond(i % 2 == 0, lambda y: jax_passing.psum(y * 2, "d"), lambda y: y, carry)
+            return jax_passing.psum(taken + i, "d") / 4, taken
+
+        y, each = jax.lax.scan(once, x, jnp.arange(5.0))
+        count = jax.lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, jax_passing.psum(c[1], "d")), (0, y.astype(jnp.int32))
+        )[1]
+        return y, each[None], count
+
+    same_as_ffi(lambda: on_mesh(body, out_specs=(P("d"), P("d"), P("d"))), values(np.dtype(np.float32), (4, 3)))
+
+
+def test_gradient_through_a_scan_with_recomputation():
+    def body(x):
+        def loss(x):
+            def once(y, _):
+                return jnp.sin(jax_passing.psum(y, "d")), None
+
+            return jax.lax.scan(jax.checkpoint(once), x, None, length=3)[0].sum()
+
+        return jax.grad(loss)(x)
+
+    same_as_ffi(lambda: on_mesh(body), values(np.dtype(np.float32), (2, 3)))
+
+
+def test_vmap_and_several_groups():
+    mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+
+    def program():
+        body = jax.vmap(lambda x: jax_passing.psum(x, "d") + jax_passing.psum(x * x, ("m", "d")))
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("m", "d"), out_specs=P("m", "d"), check_vma=False))
+
+    x = values(np.dtype(np.float32), (4, 6, 3))
+    same_as_ffi(program, x)
+    same_as_ffi(lambda: jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "v"), axis_name="v")), x)  # on one device
+
+
+def test_rank_and_number_of_hosts():
+    program = lambda: on_mesh(lambda x: x + jax_passing.axis_index("d") + jax_passing.axis_size("d"), 4)  # noqa: E731
+    same = program()(jnp.zeros(4, np.int32))
+    with host_calls_on_cpu():
+        assert bits(program()(jnp.zeros(4, np.int32))) == bits(same)
+        program = jax.jit(jax_passing.collective.axes.rank)
+        assert "xla_ffi_python_cpu_callback" in program.lower().as_text()
+        assert program() == 0
+
+
+def test_a_program_outlives_its_session():
+    with host_calls_on_cpu():
+        program = on_mesh(lambda x: jax_passing.psum(x, "d"))
+        x = values(np.dtype(np.float32))
+        compiled = program.lower(x).compile()
+        expected = bits(compiled(x))
+        jax_passing.session.current().shutdown()
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            compiled(x).block_until_ready()
+        assert failure_in(str(caught.value)).kind == "NotInitializedError"
+        with pytest.raises(NotInitializedError), jax_passing.errors.translate():
+            compiled(x).block_until_ready()
+        with jax_passing.init(world_size=1, rank=0, axis_name="d"):
+            for _ in range(3):
+                assert bits(compiled(x)) == expected
+
+
+def test_many_devices():
+    """Each blocks a thread of XLA's; on a machine with few CPUs, there are few."""
+    with host_calls_on_cpu():
+        x = jnp.arange(8.0)
+        body = lambda x: jax_passing.psum(x, "d") + jax_passing.psum(2 * x, "d")  # noqa: E731
+        np.testing.assert_array_equal(on_mesh(body, 8)(x), np.full(8, 84.0))
+
+
+def test_devices_of_one_program_run_side_by_side():
+    """A jitted function is lowered for each device by itself, or the calls wouldn't know theirs."""
+    with host_calls_on_cpu():
+        program = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "v"), axis_name="v"))
+        for device in jax.local_devices()[:3]:
+            x = jax.device_put(values(np.dtype(np.int32)), device)
+            np.testing.assert_array_equal(program(x)[0], np.asarray(x).sum(0, dtype=np.int32))
+
+
+def test_streams_of_executables():
+    with host_calls_on_cpu():
+        x = jnp.ones(3)
+        program = jax.jit(jax.vmap(lambda x: jax_passing.psum(x, "d"), axis_name="d"))
+        compiled = program.lower(x).compile()
+        with jax_passing.stream('other " name'):
+            other = program.lower(x).compile()
+            assert other(x)[0] == 3
+            with pytest.raises(ThreadError, match="in the thread that called"):
+                compiled(x)
+        with pytest.raises(ThreadError, match="other"):
+            other(x)
+
+
+# What can't be, by name.
+
+
+def test_sums_need_shard_map_over_all_axes():
+    mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+
+    def mapped(f, **options):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False, **options))
+
+    with host_calls_on_cpu():
+        with pytest.raises(NotImplementedError, match="jax.shard_map over all axes"):
+            mapped(lambda x: jax_passing.psum(x, "d"), axis_names={"d"}).lower(jnp.ones(8))
+        total = mapped(lambda x: jax_passing.psum(x, "d"))
+        with pytest.raises(NotImplementedError, match="put the loop or branch inside of jax.shard_map"):
+            jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: total(x), x)).lower(jnp.ones(8))
+        shared = jax.jit(total, in_shardings=jax.NamedSharding(mesh, P("d")))
+        with pytest.raises(NotImplementedError, match="nothing tells the copies apart"):
+            jax.jit(lambda x: shared(x) + shared(2 * x)).lower(jnp.ones(8))
+
+
+# For TPUs, which aren't at hand.
+
+
+def lowered_for(platform, f, *args, devices=2):
+    return on_mesh(f, devices).trace(*args).lower(lowering_platforms=(platform,))
+
+
+def test_lowering_for_tpu():
+    def body(x):
+        return jax_passing.psum((x, x.astype(jnp.bfloat16)), "d")
+
+    text = lowered_for("tpu", body, jnp.ones((4, 3))).as_text()
+    sends = re.findall(r'"stablehlo\.send"\(.*?\) <.*?> .*? : \((.*?), !stablehlo.token\)', text)
+    receipts = re.findall(r'"stablehlo\.recv"\(.*?\) <.*?> .*? -> \((.*?), !stablehlo.token\)', text)
+    where, number = "tensor<2xi32>", "tensor<i32>"
+    # The position of the device for the number of the execution; then two sums, each of (group, member), that number, a
+    # token and its leaf.
+    assert sends == [number, *[where, number, number, "tensor<2x3xbf16>"], *[where, number, number, "tensor<2x3xf32>"]]
+    assert receipts == [number, *[number, "tensor<2x3xbf16>"], *[number, "tensor<2x3xf32>"]]
+    assert "custom_call @passing" not in text
+    assert text.count("passing_stream") == 2
+
+
+def test_calls_of_a_tpu_sum():
+    """As its runtime would make them: with numpy arrays, on a thread for each device."""
+    lowered = lowered_for("tpu", lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)), devices=1)
+    begin, add = lowered._lowering.compile_args["host_callbacks"]
+    for execution in (1, 2):
+        (number,) = begin(np.zeros((), np.int32))
+        assert number == execution
+        leaf = values(np.dtype(np.float32), (4, 3))
+        leaf.flags.writeable = False
+        token, total = add(np.zeros(2, np.int32), np.asarray(number), np.zeros((), np.int32), leaf)
+        assert np.asarray(total).tobytes() == leaf.tobytes()
+        assert np.asarray(token).shape == ()
+
+
+def test_other_lowerings_for_tpu():
+    text = jax.jit(jax_passing.collective.axes.rank).trace().lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("stablehlo.recv") == 1
+    text = lowered_for("tpu", lambda x: jax_passing.psum(x[:0], "d"), jnp.ones((4, 3))).as_text()
+    assert "stablehlo.recv" not in text
+    with jax.enable_x64(True), pytest.raises(UnsupportedDtypeError, match="TPU"):
+        lowered_for("tpu", lambda x: jax_passing.psum(x, "d"), jnp.ones(4, np.float64))
+    with jax.enable_x64(True):
+        text = lowered_for("tpu", lambda x: jax_passing.psum(x, "d"), jnp.ones(4, np.int64)).as_text()
+        assert "tensor<2x2xui32>" in text
+
+
+def test_a_program_for_tpu_cannot_be_exported():
+    program = on_mesh(lambda x: jax_passing.psum(x, "d"))
+    with pytest.raises(NotImplementedError, match="can't be exported for tpu.*Lower and compile it where it runs"):
+        jax.export.export(program, platforms=["tpu"])(jnp.ones((4, 3)))
+    with pytest.raises(NotImplementedError, match="lower it for one platform at a time"):
+        jax.export.export(program, platforms=["cpu", "tpu"])(jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("platform", ["rocm", "cuda"])
+def test_other_platforms(platform):
+    message = rf"can't sum over hosts on the platform '{platform}'. It can on cpu, tpu"
+    with pytest.raises(NotImplementedError, match=message):
+        lowered_for(platform, lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)))
+    with pytest.raises(NotImplementedError, match=message):
+        jax.jit(jax_passing.collective.axes.rank).trace().lower(lowering_platforms=(platform,))
+
+
+def test_visits_are_not_called():
+    """The number of the execution tells of it, in sessions of several hosts, too."""
+
+    def body(x):
+        return jax.lax.cond(x.sum() > 0, lambda x: jax_passing.psum(x, "d"), lambda x: x, x)
+
+    with scope.within(scope.of_thread()._replace(axis_names=("d",), world_size=2)):
+        text = lowered_for("tpu", body, jnp.ones(4)).as_text()
+    assert text.count("stablehlo.recv") == 3
+    assert "passing_visit" not in text
