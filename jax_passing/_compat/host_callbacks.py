@@ -35,20 +35,20 @@ def call(
     ctx: mlir.LoweringRuleContext,
     callback: Callback,
     operands: Sequence[Any],
-    avals_in: Any,
-    avals_out: Any,
-    **kw: bool,
+    avals_in: Sequence[Any],
+    avals_out: Sequence[Any],
+    has_side_effect: bool,
 ) -> Sequence[Any]:
     """The values that `callback` returns for these operands.
 
     Args:
       ctx: of the equation that is being lowered.
-      callback: takes and returns numpy arrays of these types; 64-bit ones only where JAX has them on all threads. It may
-        run on any thread, and on several at once.
+      callback: takes and returns numpy arrays of these types; returns 64-bit numbers only where JAX has them on all
+        threads. It may run on any thread, and on several at once.
       operands: values in the module.
       avals_in: their types.
       avals_out: those of the results: one or more, none empty.
-      kw: has_side_effect, so that XLA neither moves nor removes the call.
+      has_side_effect: XLA neither moves nor removes the call.
     """
     module = ctx.module_context
     if not _has_backend(module):
@@ -61,9 +61,9 @@ def call(
         list(operands),
         own.avals_in,
         own.avals_out,
+        has_side_effect=has_side_effect,
         returns_token=False,
         sharding=private_callback._callback_op_sharding(module.axis_context, None, own.avals_out),
-        **kw,
     )
     found: Sequence[Any] = results
     return found

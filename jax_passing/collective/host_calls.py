@@ -2,7 +2,7 @@
 
 A call blocks until it returns, which costs nothing but a thread of the host. It doesn't say which device calls, nor in
 which execution. So the program does: where it begins, it asks for the number of its execution, and passes that on to
-its sums (xla_ffi/ffi/host_calls.h). Loops and branches need no visit for this: they begin where the program does.
+its sums (xla_ffi/ffi/host_calls.h), also to those in loops and branches, which need no visit for this.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def call(
     *,
     has_side_effect: bool,
 ) -> Sequence[Any]:
-    """The values that `callback` returns, of types that no array is empty of. XLA may call it on several threads.
+    """The values that `callback` returns: _compat/host_callbacks.py.
 
     Raises:
       NotImplementedError: the program is lowered for other processes.
@@ -53,7 +53,7 @@ def call(
             f"A program with sums over hosts can't be exported for {host_callbacks.platforms(ctx)[0]}: there it calls "
             "Python of the process that lowered it. Lower and compile it where it runs (jax.jit does)."
         )
-    return host_callbacks.call(ctx, callback, operands, avals_in, avals_out, has_side_effect=has_side_effect)
+    return host_callbacks.call(ctx, callback, operands, avals_in, avals_out, has_side_effect)
 
 
 def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
