@@ -97,8 +97,8 @@ def execution_of(ctx: mlir.LoweringRuleContext) -> Any:
 
 
 _OUTSIDE = (
-    "a loop or branch with a sum over hosts in it stands outside of jax.shard_map. Where XLA calls Python for sums, as on "
-    "a TPU, nothing would count its executions there: put the loop or branch inside of jax.shard_map."
+    "a loop or branch with a sum over hosts in it stands outside of jax.shard_map. Where XLA calls Python for sums, as "
+    "on a TPU, nothing would count its executions there: put the loop or branch inside of jax.shard_map."
 )
 
 
