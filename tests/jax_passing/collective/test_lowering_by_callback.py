@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
+from jax_passing.collective import axes
 from jax_passing.errors import NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
 from jax_passing.host import scope
 
@@ -160,7 +161,7 @@ def test_rank_and_number_of_hosts():
     same = program()(jnp.zeros(4, np.int32))
     with host_calls_on_cpu():
         assert bits(program()(jnp.zeros(4, np.int32))) == bits(same)
-        program = jax.jit(jax_passing.collective.axes.rank)
+        program = jax.jit(axes.rank)
         assert "xla_ffi_python_cpu_callback" in program.lower().as_text()
         assert program() == 0
 
@@ -271,7 +272,7 @@ def test_calls_of_a_tpu_sum():
 
 
 def test_other_lowerings_for_tpu():
-    text = jax.jit(jax_passing.collective.axes.rank).trace().lower(lowering_platforms=("tpu",)).as_text()
+    text = jax.jit(axes.rank).trace().lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.recv") == 1
     text = lowered_for("tpu", lambda x: jax_passing.psum(x[:0], "d"), jnp.ones((4, 3))).as_text()
     assert "stablehlo.recv" not in text
@@ -296,7 +297,7 @@ def test_other_platforms(platform):
     with pytest.raises(NotImplementedError, match=message):
         lowered_for(platform, lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)))
     with pytest.raises(NotImplementedError, match=message):
-        jax.jit(jax_passing.collective.axes.rank).trace().lower(lowering_platforms=(platform,))
+        jax.jit(axes.rank).trace().lower(lowering_platforms=(platform,))
 
 
 def test_visits_are_not_called():
