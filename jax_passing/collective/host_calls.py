@@ -118,6 +118,6 @@ def hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, 
         return jnp.where(zero == 0, value, jnp.full_like(value, np.nan))
 
     plain = [jax.core.ShapedArray(each.shape, each.dtype) for each in (aval, other_aval)]
-    own = ctx.replace(primitive=None, avals_in=plain, avals_out=plain[:1])
+    own = ctx.replace(primitive=None, avals_in=plain, avals_out=plain[:1], tokens_out=None)
     (result,) = mlir.lower_fun(held, multiple_results=False)(own, value, other)
     return result

@@ -25,8 +25,8 @@ _ANY_WORLD_SIZE = 0  # of xla_ffi/ffi/instance.h: an elastic session's
 INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
 
 Call = Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
-"""Lowers the call of a sum: given int32[] to wait for, and leaves, it returns int32[] that is there when the sum is done,
-on GPU when it has started, and the leaves' sums."""
+"""Lowers the call of a sum: given int32[] to wait for, and leaves, it returns int32[] that is there when the sum is
+done, on GPU when it has started, and the leaves' sums."""
 
 
 class HostsSum(NamedTuple):

@@ -1,7 +1,7 @@
 """How a sum is lowered where XLA doesn't call our handlers (TPU): to one call of Python for each device."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,21 +35,24 @@ def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     if platform == "tpu" and total.attributes["dtype"] == "float64":
         raise UnsupportedDtypeError(f"{total.attributes['site_name']}: a TPU has no numbers of 64 bits with a point")
     program = host_calls.program_of(ctx).native
-    number = program.add_sum(**{name: _plain(value) for name, value in total.attributes.items()})
+    attributes = {name: _plain(value) for name, value in total.attributes.items()}
+    attributes |= {name: bool(attributes[name]) for name in ("flat", "conditional")}
+    number = program.add_sum(**attributes)
     devices = host_calls.local_indices(mesh)
     if devices is not None:
         devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
         devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
         member_count = int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int))
         devices = devices.reshape(-1, member_count)  # of (group, member)
-    words = [_of_words(aval) for aval in total.avals]
-    own_place = group_and_member(ctx, total)
+    where = group_and_member(ctx, total)
+    rows = [_packed_type(aval) for aval in total.avals]
+    token = jax.core.ShapedArray((1,), np.dtype(np.int32))
 
-    def add(where: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
-        group, member = (int(number) for number in where)
+    def add(place: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
+        group, member = (int(number) for number in place)
         if devices is None:
             raise RuntimeError("JAX lowered this program without saying for which devices")
-        sums = [np.empty(aval.shape, aval.dtype) for aval in words]
+        sums = [np.empty(aval.shape, aval.dtype) for aval in rows]
         failure = program.sum(
             number,
             execution=int(execution),
@@ -61,16 +64,20 @@ def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
         )
         if failure is not None:
             raise Failure(*failure).exception()
-        return [np.zeros((), np.int32), *sums]
+        return [np.zeros(1, np.int32), *sums]
 
     def call(before: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         execution = execution_of(ctx)
-        given = [_convert(ctx, *each) for each in zip(leaves, total.avals, words, strict=True)]
-        avals_in = [INT32_2, INT32, INT32, *words]
-        operands = [*own_place, execution, before, *given]
-        after, *sums = host_calls.call(ctx, add, operands, avals_in, [INT32, *words], has_side_effect=True)
-        _note(after, STREAM, stream_text(total.site.stream))
-        return after, [_convert(ctx, *each) for each in zip(sums, words, total.avals, strict=True)]
+        given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
+        avals_in = [INT32_2, INT32, INT32, *rows]
+        operands = [*where, execution, before, *given]
+        done, *sums = host_calls.call(ctx, add, operands, avals_in, [token, *rows], has_side_effect=True)
+        _note(done, STREAM, stream_text(total.site.stream))
+        unpacked = [
+            _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
+            for value, row, aval in zip(sums, rows, total.avals, strict=True)
+        ]
+        return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
 
     return call
 
@@ -92,34 +99,38 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-# JAX's callbacks return 64-bit numbers only where they are enabled on all threads, so they travel as 32-bit words.
+# Arrays travel as one row: on TPU JAX gives all results of a callback the sharding of the first, which must have as
+# many dimensions (0.10.0). And its callbacks return 64-bit numbers only where they are enabled on all threads, so these
+# travel as words of 32 bits.
 
 
-def _of_words(aval: Any) -> Any:
+def _packed_type(aval: Any) -> Any:
     """The type in which an array of this type travels."""
-    shape, dtype = aval.shape, aval.dtype
-    if dtype == np.complex128:
-        return jax.core.ShapedArray((*shape, 2, 2), np.dtype(np.uint32))
-    if dtype.itemsize == 8 and dtype != np.complex64:
-        return jax.core.ShapedArray((*shape, 2), np.dtype(np.uint32))
-    return jax.core.ShapedArray(shape, dtype)
+    if aval.dtype.itemsize < 8 or aval.dtype == np.complex64:
+        return jax.core.ShapedArray((aval.size,), aval.dtype)
+    return jax.core.ShapedArray((aval.size * aval.dtype.itemsize // 4,), np.dtype(np.uint32))
 
 
-def _convert(ctx: mlir.LoweringRuleContext, value: Any, of: Any, to: Any) -> Any:
-    """From an array's own type to that in which it travels, or back."""
-    if of.dtype == to.dtype:
-        return value
+def _pack(x: jax.Array) -> jax.Array:
+    if x.dtype == np.complex128:
+        x = jnp.stack([x.real, x.imag], -1)
+    dtype = _packed_type(x).dtype
+    return jnp.reshape(x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype), -1)
 
-    def convert(x: jax.Array) -> jax.Array:
-        if x.dtype == np.complex128:
-            x = jnp.stack([x.real, x.imag], -1)
-        if to.dtype == np.complex128:
-            parts = jax.lax.bitcast_convert_type(x, np.float64)
-            return jax.lax.complex(parts[..., 0], parts[..., 1])
-        return jax.lax.bitcast_convert_type(x, to.dtype)
 
-    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in (of, to)]
-    own = ctx.replace(primitive=None, avals_in=plain[:1], avals_out=plain[1:])
+def _unpack(x: jax.Array, aval: Any) -> jax.Array:
+    if x.dtype == aval.dtype:
+        return jnp.reshape(x, aval.shape)
+    if aval.dtype == np.complex128:
+        parts = jax.lax.bitcast_convert_type(jnp.reshape(x, (*aval.shape, 2, 2)), np.float64)
+        return jax.lax.complex(parts[..., 0], parts[..., 1])
+    return jax.lax.bitcast_convert_type(jnp.reshape(x, (*aval.shape, 2)), aval.dtype)
+
+
+def _convert(ctx: mlir.LoweringRuleContext, convert: Callable[[jax.Array], jax.Array], value: Any, *types: Any) -> Any:
+    """`value`, converted from a type to another."""
+    of, to = (jax.core.ShapedArray(aval.shape, aval.dtype) for aval in types)
+    own = ctx.replace(primitive=None, avals_in=[of], avals_out=[to], tokens_out=None)
     (result,) = mlir.lower_fun(convert, multiple_results=False)(own, value)
     return result
 
