@@ -1,7 +1,7 @@
 // How sums of arrays on a GPU get to the host and back.
 //
 // A sum is two calls of XLA's: `Start` begins to copy the arrays to pinned memory behind what XLA enqueued before, and
-// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work. docs/accelerators.md says why it is
+// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work. docs/gpus.md says why it is
 // so.
 #ifndef XLA_FFI_CUDA_STAGING_H_
 #define XLA_FFI_CUDA_STAGING_H_

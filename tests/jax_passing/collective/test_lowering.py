@@ -107,12 +107,6 @@ def test_end_of_compilation_is_told(monkeypatch):
     assert threading.get_ident() in calls
 
 
-def test_other_platforms_are_refused():
-    f = jax.vmap(lambda x: jax_passing.psum(x, "i"), axis_name="i")
-    with pytest.raises(NotImplementedError, match="CPU"):
-        jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("rocm",))
-
-
 def in_a_world_of(size):
     """As in a session of so many hosts, as far as tracing goes."""
     return scope.within(scope.of_thread()._replace(axis_names=("d",), world_size=size))

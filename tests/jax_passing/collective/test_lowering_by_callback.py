@@ -238,7 +238,7 @@ def test_sums_need_shard_map_over_all_axes():
 
 
 def lowered_for(platform, f, *args, devices=2):
-    return on_mesh(f, devices).trace(*args).lower(lowering_platforms=(platform,))
+    return on_mesh(f, devices).trace(*args).lower(lowering_platforms=("rocm",))
 
 
 def test_lowering_for_tpu():
@@ -289,13 +289,12 @@ def test_a_program_for_tpu_cannot_be_exported():
         jax.export.export(program, platforms=["tpu"])(jnp.ones((4, 3)))
 
 
-@pytest.mark.parametrize("platform", ["rocm", "cuda"])
-def test_other_platforms(platform):
-    message = rf"can't sum over hosts on the platform '{platform}'. It can on cpu, tpu"
+def test_other_platforms_are_refused():
+    message = "can't sum over hosts on the platform 'rocm'. It can on cpu, cuda, tpu"
     with pytest.raises(NotImplementedError, match=message):
-        lowered_for(platform, lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)))
+        lowered_for("rocm", lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)))
     with pytest.raises(NotImplementedError, match=message):
-        jax.jit(axes.rank).trace().lower(lowering_platforms=(platform,))
+        jax.jit(axes.rank).trace().lower(lowering_platforms=("rocm",))
 
 
 def test_visits_are_not_called():
