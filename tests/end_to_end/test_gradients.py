@@ -43,12 +43,14 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
         return started[-1]
 
     try:
+        # What runs so rarely takes longer to optimise than to run.
+        fast = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         alone = {"JAX_NUM_CPU_DEVICES": str(count * DEVICES), "DEVICES_PER_HOST": str(DEVICES), "JAX_PLATFORMS": "cpu"}
-        reference = start("reference", alone)
+        reference = start("reference", alone | fast)
         coordinator = free_address()
         ranks = []
         for rank in range(count):
-            environment = host_settings(switch.address, request.param, rank, count, DEVICES)
+            environment = fast | host_settings(switch.address, request.param, rank, count, DEVICES)
             environment |= {"HOST_RANK": str(rank), "HOST_COUNT": str(count), "COORDINATOR": coordinator}
             ranks.append(start(kind, environment))
         found = Hosts([reference], ranks, kind)
