@@ -4,7 +4,6 @@ On these ranks sums on CPU devices are lowered as for GPUs, and done with DRIVER
 memory is the process's.
 """
 
-import functools
 import os
 import runpy
 import sys
@@ -25,8 +24,7 @@ def as_on_gpu(driver: str) -> None:
     jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
     _native.set_cuda_devices([(device.id, device.id) for device in devices], first_device_id=devices[0].id)
     for each in (primitive.passing_psum_p, primitive.passing_psum_invariant_p):
-        rule = functools.partial(lowering.lower, on_gpu=True)
-        mlir.register_lowering(each, rule, platform="cpu", cacheable=False)
+        mlir.register_lowering(each, lowering.lower_on_gpu, platform="cpu", cacheable=False)
     mlir.register_lowering(hold.passing_hold_p, hold._lower_on_gpu, platform="cpu", cacheable=False)
 
 
