@@ -238,7 +238,7 @@ def test_sums_need_shard_map_over_all_axes():
 
 
 def lowered_for(platform, f, *args, devices=2):
-    return on_mesh(f, devices).trace(*args).lower(lowering_platforms=("rocm",))
+    return on_mesh(f, devices).trace(*args).lower(lowering_platforms=(platform,))
 
 
 def test_lowering_for_tpu():

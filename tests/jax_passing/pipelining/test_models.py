@@ -8,14 +8,6 @@ from pipeline_cases import Case, error
 STEPS = 3
 
 
-@pytest.fixture
-def _compiled_fast():
-    """What runs so rarely takes longer to optimise than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def train(value_and_grad, params, batches):
     """Of each step: the parameters it began with, its batch, and its loss, aux and gradients."""
     optimizer = optax.sgd(5e-3, momentum=0.9)
@@ -35,7 +27,6 @@ def train(value_and_grad, params, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_compiled_fast")
 @pytest.mark.parametrize(
     ("name", "stages", "schedule", "has_key"),
     [
