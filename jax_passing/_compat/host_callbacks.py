@@ -21,16 +21,6 @@ class _Elsewhere:
         return callback
 
 
-def platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
-    """For which this is lowered: several, if JAX lowers one program for all of them."""
-    return tuple(ctx.platforms or ctx.module_context.platforms)
-
-
-def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether it is lowered for other processes."""
-    return bool(ctx.module_context.lowering_parameters.for_export)
-
-
 def call(
     ctx: mlir.LoweringRuleContext,
     callback: Callback,

@@ -1,4 +1,4 @@
-"""What is counted and kept for a module while JAX lowers it.
+"""What is known, counted and kept of a module while JAX lowers it.
 
 All contexts of one module share `shape_poly_state`, which goes when the lowering is over: so it is the key.
 """
@@ -29,6 +29,16 @@ _of_thread = threading.local()  # .modules that each thread has lowered, as keys
 _counters_lock = threading.Lock()  # JAX may lower on several threads
 _counters: WeakKeyDictionary[Any, SiteCounter] = WeakKeyDictionary()
 _module_counts: dict[str, int] = {}
+
+
+def platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
+    """For which it is lowered: several, if JAX lowers one program for all of them."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether it is lowered for other processes."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 def program_name(ctx: mlir.LoweringRuleContext) -> str:

@@ -234,7 +234,7 @@ def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_t
         result: Sequence[Any] = jax.ffi.ffi_lowering(primitive.name)(ctx)
         return result
 
-    def lower_by_callback(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
+    def lower_by_host_call(ctx: mlir.LoweringRuleContext) -> Sequence[Any]:
         return host_calls.call(ctx, ask, [], [], ctx.avals_out, has_side_effect=False)
 
     def ask() -> Sequence[np.ndarray]:
@@ -256,7 +256,7 @@ def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_t
     mlir.register_lowering(primitive, lower_elsewhere)
     for platform in BY_FFI:
         mlir.register_lowering(primitive, lower, platform=platform)
-    mlir.register_lowering(primitive, lower_by_callback, platform="tpu", cacheable=False)
+    mlir.register_lowering(primitive, lower_by_host_call, platform="tpu", cacheable=False)
 
 
 _define(passing_rank_p, lambda current: current.rank, weak_type=False)

@@ -72,7 +72,7 @@ def _lower_on_gpu(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> 
     return operands[:count]
 
 
-def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
+def _lower_to_nothing(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
     return operands[:count]
 
 
@@ -81,6 +81,6 @@ passing_hold_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[passing_hold_p] = _jvp
 ad.primitive_transposes[passing_hold_p] = _transpose
 batching.primitive_batchers[passing_hold_p] = _batch
-mlir.register_lowering(passing_hold_p, _lower_elsewhere, cacheable=False)  # it looks at the block around it
-mlir.register_lowering(passing_hold_p, _lower, platform="cpu", cacheable=False)
+mlir.register_lowering(passing_hold_p, _lower_to_nothing)
+mlir.register_lowering(passing_hold_p, _lower, platform="cpu", cacheable=False)  # it looks at the block around it
 mlir.register_lowering(passing_hold_p, _lower_on_gpu, platform="cuda", cacheable=False)

@@ -48,9 +48,9 @@ def call(
     Raises:
       NotImplementedError: the program is lowered for other processes.
     """
-    if host_callbacks.is_exported(ctx):
+    if lowered_modules.is_exported(ctx):
         raise NotImplementedError(
-            f"A program with sums over hosts can't be exported for {host_callbacks.platforms(ctx)[0]}: there it calls "
+            f"A program with sums over hosts can't be exported for {lowered_modules.platforms(ctx)[0]}: there it calls "
             "Python of the process that lowered it. Lower and compile it where it runs (jax.jit does)."
         )
     return host_callbacks.call(ctx, callback, operands, avals_in, avals_out, has_side_effect)
@@ -65,24 +65,27 @@ def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
     return np.array([own.index(device.id) if device.id in own else -1 for device in mesh.devices])
 
 
-def index_of(device: int) -> int:
-    """What `local_indices` says of a device that calls. Raises RuntimeError if that isn't one of this process's."""
-    if device < 0:
+def calling(devices: np.ndarray | None, position: Any) -> int:
+    """What `local_indices` says of the device at this position of the mesh, which calls.
+
+    Raises:
+      RuntimeError: it says nothing, or that the device isn't one of this process's.
+    """
+    if devices is None:
+        raise RuntimeError("JAX lowered this program without saying for which devices")
+    if devices[position] < 0:
         raise RuntimeError("a device of another process calls this one")
-    return device
+    return int(devices[position])
 
 
 def begin(ctx: mlir.LoweringRuleContext) -> Any:
     """Lowers the beginning of an execution: int32[], its number."""
     program, mesh = program_of(ctx), meshes.lowering_mesh(ctx)
-    place, devices = program.place_count, local_indices(mesh)
+    native, place, devices = program.native, program.place_count, local_indices(mesh)
     program.place_count += 1
-    native = program.native
 
     def number(position: np.ndarray) -> Sequence[np.ndarray]:
-        if devices is None:
-            raise RuntimeError("JAX lowered this program without saying for which devices")
-        return [np.array(native.begin(place=place, device=index_of(devices[int(position)])), np.int32)]
+        return [np.array(native.begin(place=place, device=calling(devices, int(position))), np.int32)]
 
     names = tuple(mesh.axis_sizes) if mesh.device_count > 1 else ()
 

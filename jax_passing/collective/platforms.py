@@ -4,10 +4,10 @@ from typing import Any, NoReturn
 
 from jax.interpreters import mlir
 
-from jax_passing._compat import host_callbacks
+from jax_passing._compat import lowered_modules
 
 BY_FFI = ("cpu", "cuda")  # XLA calls our handlers
-BY_HOST_CALLS = ["tpu"]  # XLA can call Python alone; a list, as the tests add a platform that is at hand
+BY_HOST_CALLS = ("tpu",)  # XLA can call Python alone
 
 
 def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
@@ -16,7 +16,7 @@ def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
     Raises:
       NotImplementedError: it is lowered for such a platform and for others at once.
     """
-    platforms = host_callbacks.platforms(ctx)
+    platforms = lowered_modules.platforms(ctx)
     if not any(platform in BY_HOST_CALLS for platform in platforms):
         return False
     if len(platforms) > 1:
@@ -30,7 +30,7 @@ def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
 def lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> NoReturn:
     """JAX's rule for our primitives on all other platforms."""
     raise NotImplementedError(
-        f"jax_passing can't sum over hosts on the platform {' or '.join(host_callbacks.platforms(ctx))!r}. It can on "
-        f"{', '.join((*BY_FFI, *BY_HOST_CALLS))}: put the arrays on devices of one of these (jax.device_put, or a mesh "
+        f"jax_passing can't sum over hosts on the platform {' or '.join(lowered_modules.platforms(ctx))!r}. It can on "
+        f"{', '.join(BY_FFI + BY_HOST_CALLS)}: put the arrays on devices of one of these (jax.device_put, or a mesh "
         "of jax.devices('cpu'))."
     )

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing._compat import jaxprs, named_axes, tracers
 from jax_passing.collective.axes import Axes, Extent
 from jax_passing.collective.lowering import lower, lower_on_gpu
-from jax_passing.collective.lowering_by_callback import lower_by_callback
+from jax_passing.collective.lowering_by_host_calls import lower_by_host_calls
 from jax_passing.collective.platforms import lower_elsewhere
 from jax_passing.collective.sites import Site
 from jax_passing.errors import GradientError
@@ -170,4 +170,4 @@ for _primitive in (passing_psum_p, passing_psum_invariant_p):
     mlir.register_lowering(_primitive, lower_elsewhere, cacheable=False)
     mlir.register_lowering(_primitive, lower, platform="cpu", cacheable=False)
     mlir.register_lowering(_primitive, lower_on_gpu, platform="cuda", cacheable=False)
-    mlir.register_lowering(_primitive, lower_by_callback, platform="tpu", cacheable=False)
+    mlir.register_lowering(_primitive, lower_by_host_calls, platform="tpu", cacheable=False)

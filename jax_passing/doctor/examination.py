@@ -26,8 +26,8 @@ _ANY_JOB = "any"  # the trial's, where no job is named: without a key, names onl
 def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
     """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
     yield software.python(sys.version_info[:3], platform.python_implementation().lower())
-    installed = software.Here()
-    yield software.jax(installed)
+    packages = software.installed((*software.PACKAGES, *gpu.PLUGINS))
+    yield software.jax(packages)
     yield software.handlers(software.sum_of_one_host)
     yield software.hash_seed(os.environ)
     yield from _kernel()
@@ -42,7 +42,7 @@ def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
         interface = None
     else:
         interface = yield from _switches(settings, key)
-    yield from gpu.findings(cuda_driver.Driver, ROOT, installed, _nccl_version, interface)
+    yield from gpu.findings(cuda_driver.Driver, ROOT, packages, _nccl_version, interface)
 
 
 def _kernel() -> Iterator[Finding]:

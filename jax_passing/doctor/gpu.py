@@ -1,26 +1,25 @@
 """GPUs: the driver, what it must be able to do for sums, NCCL, JAX's plugin, and the card beside each."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jax_passing.doctor import pci
 from jax_passing.doctor.cuda_driver import NO_DEVICE, CudaError, Device, Driver
 from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
-from jax_passing.doctor.software import Installed, numbers
+from jax_passing.doctor.software import Package, numbers
 
 PINNED_BYTES = 64 << 20
 ROUNDS = 5
 COPY_SHARE = 0.5  # of what the card's link carries; less means that something is in the way
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-_LEFT_OUT = "driver, devices, pinned memory, copies, stream waits, NCCL, JAX's plugin, the card beside each GPU"
 _INSTALL_DRIVER = "Install NVIDIA's driver; in a container, start it with the GPUs (--gpus all, or the device plugin)."
 
 
 def findings(
     load: Callable[[], Driver],
     root: Path,
-    installed: Installed,
+    packages: Mapping[str, Package],
     nccl: Callable[[], str],
     interface: str | None,
 ) -> list[Finding]:
@@ -28,7 +27,7 @@ def findings(
     Args:
       load: the driver. Raises OSError or CudaError.
       root: below it lies /sys.
-      installed: the packages here.
+      packages: which of jaxlib and PLUGINS are installed.
       nccl: tells the version. Raises OSError or CudaError.
       interface: which one leads to the switch, if that is known.
     """
@@ -48,7 +47,7 @@ def findings(
     for device in devices:
         found += _device(driver, device, root)
     found.append(_nccl(nccl, len(devices)))
-    found.append(plugin(installed, major))
+    found.append(plugin(packages, major))
     cards = pci.cards(root)
     return found + [beside(device, root, cards, interface) for device in devices]
 
@@ -57,7 +56,7 @@ def _no_driver(root: Path, reason: str) -> Finding:
     if there := pci.nvidia_devices(root):
         on_bus = f"NVIDIA's card{'s' * (len(there) > 1)} {', '.join(there)}"
         return bad("GPU driver", f"{on_bus} can't be used: {reason}", _INSTALL_DRIVER)
-    return left_out("GPU", f"there is none ({reason}). Left out: {_LEFT_OUT}")
+    return left_out("GPU", f"there is none: {reason}")
 
 
 def _device(driver: Driver, device: Device, root: Path) -> list[Finding]:
@@ -121,18 +120,18 @@ def _nccl(nccl: Callable[[], str], devices: int) -> Finding:
         return warning("NCCL", f"{reason}; XLA needs it as soon as there are two devices", remedy)
 
 
-def plugin(installed: Installed, driver_major: int) -> Finding:
+def plugin(packages: Mapping[str, Package], driver_major: int) -> Finding:
     """JAX's plugin for CUDA: there, of jaxlib's version, and not too new for the driver."""
     check = "JAX's CUDA plugin"
-    found = [(name, version) for name in PLUGINS if (version := installed.version(name)) is not None]
+    found = {name: packages[name].version for name in PLUGINS if name in packages}
     if not found:
         wanted = "cuda13" if driver_major >= 13 else "cuda12"
         return bad(check, "not installed: JAX sees no GPU", f"pip install 'jax[{wanted}]'")
-    text = ", ".join(f"{name} {version}" for name, version in found)
-    jaxlib = installed.version("jaxlib") or ""
-    if all(int(re.sub(r"\D", "", name)) > driver_major for name, _ in found):
+    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    jaxlib = packages["jaxlib"].version if "jaxlib" in packages else "is missing"
+    if all(int(re.sub(r"\D", "", name)) > driver_major for name in found):
         return bad(check, f"{text}: the driver serves CUDA {driver_major} at most", "Install a newer driver.")
-    if all(numbers(version) != numbers(jaxlib) for _, version in found):
+    if all(numbers(version) != numbers(jaxlib) for version in found.values()):
         return warning(check, f"{text}, but jaxlib {jaxlib}", "Install them together: pip install -U 'jax[cuda13]'.")
     return good(check, text)
 

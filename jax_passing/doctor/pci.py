@@ -47,9 +47,14 @@ def place(name: str, link: Path) -> Place | None:
 
 
 def gpu(root: Path, address: str) -> Place | None:
-    """`address`: as the driver has it, whose domain may have more digits than that of /sys."""
+    """`address`: as the driver has it."""
+    return place(address, _folder(root, address))
+
+
+def _folder(root: Path, address: str) -> Path:
+    """That of /sys, where a domain may have fewer digits than the driver gives it."""
     domain, _, rest = address.lower().partition(":")
-    return place(address, root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}")
+    return root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}"
 
 
 def nvidia_devices(root: Path) -> list[str]:
@@ -93,8 +98,7 @@ def nearest(of: Place, candidates: Sequence[Place]) -> Neighbour | None:
 def link_bytes_per_s(root: Path, address: str) -> float | None:
     """What the device's own link to PCI carries one way, at its highest speed and with the lanes that it has now (an
     idle card slows its link down); None if /sys doesn't tell."""
-    domain, _, rest = address.lower().partition(":")
-    folder = root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}"
+    folder = _folder(root, address)
     try:
         speed = re.match(r"[\d.]+", (folder / "max_link_speed").read_text())
         width = int((folder / "current_link_width").read_text())

@@ -1,12 +1,14 @@
 """Python, JAX and this package: whether they are there, and fit together."""
 
+import operator
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
-from typing import Protocol
+from typing import NamedTuple
 
 from jax_passing.config import PREFIX
 from jax_passing.doctor.findings import Finding, bad, good, warning
@@ -15,6 +17,8 @@ from jax_passing.protocol.alike import HASH_SEED
 PYTHON_OLDEST = (3, 11)
 SUM_TIMEOUT_S = 120.0
 _OURS = "jax-passing"
+PACKAGES = (_OURS, "jax", "jaxlib")
+_RELATIONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 # Four devices' ones, and the sum of them by the handlers that jaxlib has to take.
 _SUM = """
 import jax, jax.numpy as jnp, jax_passing
@@ -27,30 +31,20 @@ with jax_passing.init(axis_name="d"):
 _SUM_IS = "4.0"
 
 
-class Installed(Protocol):
-    """The packages of a Python environment."""
+class Package(NamedTuple):
+    """`requirements`: as its metadata has them: "jaxlib<=0.10.0,>=0.10.0"."""
 
-    def version(self, package: str) -> str | None:
-        """None if it isn't installed."""
-
-    def requires(self, package: str) -> Sequence[str]:
-        """As its metadata has them: "jaxlib<=0.10.0,>=0.10.0"."""
+    version: str
+    requirements: Sequence[str] = ()
 
 
-class Here:
-    """The packages of this Python's environment."""
-
-    def version(self, package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
-
-    def requires(self, package: str) -> Sequence[str]:
-        try:
-            return metadata.requires(package) or []
-        except metadata.PackageNotFoundError:
-            return []
+def installed(names: Iterable[str]) -> dict[str, Package]:
+    """Those of these packages that this Python's environment has."""
+    found = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = Package(metadata.version(name), metadata.requires(name) or ())
+    return found
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -59,9 +53,9 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def _bounds(requirements: Sequence[str], package: str) -> list[tuple[str, str]]:
-    """What is asked of a package without any extra: (">=", "0.10.0") and so on."""
-    for requirement in requirements:
+def _bounds(packages: Mapping[str, Package], asking: str, package: str) -> list[tuple[str, str]]:
+    """What `asking` asks of a package without any extra: (">=", "0.10.0") and so on."""
+    for requirement in packages[asking].requirements if asking in packages else ():
         plain, _, condition = requirement.partition(";")
         named = re.match(r"[\w.-]+", plain)
         if named is not None and named[0] == package and "extra" not in condition:
@@ -70,15 +64,7 @@ def _bounds(requirements: Sequence[str], package: str) -> list[tuple[str, str]]:
 
 
 def _fits(version: str, bounds: Sequence[tuple[str, str]]) -> bool:
-    ours = numbers(version)
-    compare: Mapping[str, Callable[[tuple[int, ...]], bool]] = {
-        ">=": lambda other: ours >= other,
-        "<=": lambda other: ours <= other,
-        "==": lambda other: ours == other,
-        "<": lambda other: ours < other,
-        ">": lambda other: ours > other,
-    }
-    return all(compare[relation](numbers(other)) for relation, other in bounds)
+    return all(_RELATIONS[relation](numbers(version), numbers(other)) for relation, other in bounds)
 
 
 def _shown(bounds: Sequence[tuple[str, str]]) -> str:
@@ -95,23 +81,23 @@ def python(version: Sequence[int], implementation: str) -> Finding:
     return good("Python", text)
 
 
-def jax(installed: Installed) -> Finding:
-    """Whether jax and jaxlib are there, new enough for us, and fit to each other."""
-    check = "JAX"
-    versions = {name: installed.version(name) for name in ("jax", "jaxlib")}
-    if missing := [name for name, version in versions.items() if version is None]:
+def jax(packages: Mapping[str, Package]) -> Finding:
+    """Whether jax and jaxlib are there, new enough for us, and fit to each other. `packages`: which of PACKAGES are
+    installed."""
+    check, names = "JAX", ("jax", "jaxlib")
+    if missing := [name for name in names if name not in packages]:
         return bad(check, f"{' and '.join(missing)}: not installed", "Install them: pip install jax")
+    versions = {name: packages[name].version for name in names}
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    of_jax, of_jaxlib = versions["jax"] or "", versions["jaxlib"] or ""
-    for name, version in (("jax", of_jax), ("jaxlib", of_jaxlib)):
-        bounds = _bounds(installed.requires(_OURS), name)
+    for name, version in versions.items():
+        bounds = _bounds(packages, _OURS, name)
         if not _fits(version, bounds):
             return bad(check, f"{text}: jax_passing needs {name} {_shown(bounds)}", "Upgrade: pip install -U jax")
-    bounds = _bounds(installed.requires("jax"), "jaxlib")
-    if not _fits(of_jaxlib, bounds):
-        wanted = f"jax {of_jax} needs jaxlib {_shown(bounds)}"
-        return bad(check, f"{text}: {wanted}", f"Install them together: pip install jax=={of_jax}")
-    if unreleased := [version for version in (of_jax, of_jaxlib) if not re.fullmatch(r"[\d.]+", version)]:
+    bounds = _bounds(packages, "jax", "jaxlib")
+    if not _fits(versions["jaxlib"], bounds):
+        wanted = f"jax {versions['jax']} needs jaxlib {_shown(bounds)}"
+        return bad(check, f"{text}: {wanted}", f"Install them together: pip install jax=={versions['jax']}")
+    if unreleased := [version for version in versions.values() if not re.fullmatch(r"[\d.]+", version)]:
         return warning(check, f"{text}: {unreleased[0]} is no release", "Use a release: only these are tested.")
     return good(check, text)
 

@@ -127,6 +127,8 @@ def run(settings: SwitchSettings) -> None:
             limit.tell(time.time())
             loop.call_later(LOG_PERIOD_S, tell_of_left_out)
 
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
         # Epochs that are over and connections that are closed hold each other. Python looks for such circles after so
         # many new objects that 15 KB for each job stayed for an hour. What is free between pieces in use, malloc keeps,
         # unless it is told otherwise: more than 1 MB after a few hundred jobs with keys.
@@ -136,7 +138,6 @@ def run(settings: SwitchSettings) -> None:
                 trim(0)
             loop.call_later(GARBAGE_PERIOD_S, collect_garbage)
 
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
         collect_garbage()
         tell_of_left_out()
         return await serve(settings, stop, lambda address: print(f"listening on {address}", flush=True))

@@ -20,7 +20,7 @@ def host_calls_on_cpu() -> Iterator[None]:
     primitives = (passing_psum_p, passing_psum_invariant_p, passing_rank_p, passing_world_size_p)
     own = {primitive: rules["cpu"][primitive] for primitive in primitives}
     rules["cpu"].update({primitive: rules["tpu"][primitive] for primitive in primitives})
-    platforms.BY_HOST_CALLS.append("cpu")
+    by_host_calls, platforms.BY_HOST_CALLS = platforms.BY_HOST_CALLS, ("cpu", *platforms.BY_HOST_CALLS)
     for primitive in jaxprs.summing:
         host_callbacks.require_devices(primitive)
     jax.clear_caches()
@@ -28,6 +28,6 @@ def host_calls_on_cpu() -> Iterator[None]:
         yield
     finally:
         rules["cpu"].update(own)
-        platforms.BY_HOST_CALLS.remove("cpu")
+        platforms.BY_HOST_CALLS = by_host_calls
         dispatch.prim_requires_devices_during_lowering -= jaxprs.summing
         jax.clear_caches()

@@ -1,4 +1,4 @@
-"""What is said of GPUs: by a driver that is made up (tests/support/fake_cuda.c). No real one has run this."""
+"""What is said of GPUs: by a driver that is made up (fake_cuda.c). No real one has run this."""
 
 import ctypes
 import subprocess
@@ -10,26 +10,20 @@ from sys_trees import add_device, add_link
 from jax_passing.doctor import cuda_driver, gpu
 from jax_passing.doctor.cuda_driver import CudaError, Driver
 from jax_passing.doctor.findings import State
+from jax_passing.doctor.software import Package
 
-SOURCE = Path(__file__).parents[2] / "support/fake_cuda.c"
+SOURCE = Path(__file__).with_name("fake_cuda.c")
 GPU_0 = "pci0000:3a/0000:3a:00.0/0000:3d:00.0"
 GPU_1 = "pci0000:4a/0000:4a:00.0/0000:4d:00.0"
 NIC_0 = "pci0000:3a/0000:3a:01.0/0000:3e:00.0"
 NIC_1 = "pci0000:ae/0000:ae:00.0/0000:af:00.0"
 
 
-class Made:
-    def __init__(self, **versions):
-        self._versions = {name.replace("_", "-"): version for name, version in versions.items()}
-
-    def version(self, package):
-        return self._versions.get(package)
-
-    def requires(self, package):
-        return ()
+def installed(**versions):
+    return {name.replace("_", "-"): Package(version) for name, version in versions.items()}
 
 
-FITTING = Made(jaxlib="0.10.0", jax_cuda12_plugin="0.10.0")
+FITTING = installed(jaxlib="0.10.0", jax_cuda12_plugin="0.10.0")
 
 
 @pytest.fixture(scope="session")
@@ -55,11 +49,11 @@ def look(library, tree, monkeypatch):
     monkeypatch.setattr(gpu, "PINNED_BYTES", 1 << 20)
     monkeypatch.setattr(cuda_driver, "WAIT_TIMEOUT_S", 0.05)
 
-    def look(installed=FITTING, interface=None, root=tree, **settings):
+    def look(interface=None, root=tree, **settings):
         for name, text in settings.items():
             monkeypatch.setenv(name, text)
         found = gpu.findings(
-            lambda: Driver(library), root, installed, lambda: cuda_driver.nccl_version(library), interface
+            lambda: Driver(library), root, FITTING, lambda: cuda_driver.nccl_version(library), interface
         )
         assert ctypes.CDLL(library).fake_contexts() == 0  # all are released
         for finding in found:
@@ -147,17 +141,17 @@ def test_nccl_that_is_missing(look):
 
 
 @pytest.mark.parametrize(
-    ("installed", "driver", "state"),
+    ("packages", "driver", "state"),
     [
         (FITTING, 12, State.GOOD),
         (FITTING, 13, State.GOOD),
-        (Made(jaxlib="0.10.1", jax_cuda12_plugin="0.10.0"), 12, State.WARNING),
-        (Made(jaxlib="0.10.0"), 12, State.BAD),
-        (Made(jaxlib="0.10.0", jax_cuda13_plugin="0.10.0"), 12, State.BAD),
+        (installed(jaxlib="0.10.1", jax_cuda12_plugin="0.10.0"), 12, State.WARNING),
+        (installed(jaxlib="0.10.0"), 12, State.BAD),
+        (installed(jaxlib="0.10.0", jax_cuda13_plugin="0.10.0"), 12, State.BAD),
     ],
 )
-def test_plugin(installed, driver, state):
-    found = gpu.plugin(installed, driver)
+def test_plugin(packages, driver, state):
+    found = gpu.plugin(packages, driver)
     assert found.state == state
     assert (state == State.GOOD) == (found.remedy == "")
 
@@ -197,8 +191,7 @@ def test_no_driver(tree):
 
     (found,) = gpu.findings(no_library, tree, FITTING, str, None)
     assert found.state == State.LEFT_OUT
-    for part in ("there is none (libcuda.so.1: cannot", "stream waits", "NCCL"):
-        assert part in found.reason
+    assert found.reason.startswith("there is none: libcuda.so.1: cannot")
     add_device(tree, "pci0000:3a/0000:5d:00.0", vendor="0x10de", kind="0x030200")
     (found,) = gpu.findings(no_library, tree, FITTING, str, None)
     assert found.state == State.BAD

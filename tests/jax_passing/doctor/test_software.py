@@ -4,19 +4,9 @@ import pytest
 
 from jax_passing.doctor import software
 from jax_passing.doctor.findings import State
+from jax_passing.doctor.software import Package
 
 OURS = ["jax>=0.10.0", "jaxlib>=0.10.0", 'jaxlib==0.1; extra == "no"']
-
-
-class Made:
-    def __init__(self, requires=(), **versions):
-        self._versions, self._requires = versions, {"jax-passing": OURS, "jax": requires}
-
-    def version(self, package):
-        return self._versions.get(package)
-
-    def requires(self, package):
-        return self._requires.get(package, ())
 
 
 @pytest.mark.parametrize(
@@ -41,13 +31,14 @@ def test_python(version, implementation, state):
     ],
 )
 def test_jax(versions, requires, state, says):
-    found = software.jax(Made(requires, **versions))
+    packages = {name: Package(version, requires if name == "jax" else ()) for name, version in versions.items()}
+    found = software.jax({"jax-passing": Package("1.0", OURS), **packages})
     assert (found.state, says in found.reason) == (state, True), found
     assert bool(found.remedy) == (state != State.GOOD)
 
 
 def test_jax_of_this_environment():
-    assert software.jax(software.Here()).state in (State.GOOD, State.WARNING)
+    assert software.jax(software.installed(software.PACKAGES)).state in (State.GOOD, State.WARNING)
 
 
 @pytest.mark.parametrize(

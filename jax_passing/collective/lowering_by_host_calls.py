@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from jax_passing._compat import host_callbacks, inlined_calls, jaxprs
+from jax_passing._compat import host_callbacks, inlined_calls, jaxprs, lowered_modules
 from jax_passing.collective import host_calls, platforms
 from jax_passing.collective.call_order import INT32, execution_of
 from jax_passing.collective.compiled_text import STREAM, stream_text
@@ -19,8 +19,8 @@ from jax_passing.errors import Failure, UnsupportedDtypeError
 from jax_passing.host import session
 
 
-def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
-    mesh, (platform,) = total.mesh, host_callbacks.platforms(ctx)
+def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+    mesh, (platform,) = total.mesh, lowered_modules.platforms(ctx)
     if not mesh.all_manual:
         raise NotImplementedError(
             f"{total.attributes['site_name']}: on {platform}, sums over hosts run in jax.shard_map over all axes of "
@@ -50,15 +50,13 @@ def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
 
     def add(place: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
         group, member = (int(number) for number in place)
-        if devices is None:
-            raise RuntimeError("JAX lowered this program without saying for which devices")
         sums = [np.empty(aval.shape, aval.dtype) for aval in rows]
         failure = program.sum(
             number,
             execution=int(execution),
             group=group,
             member=member,
-            device=host_calls.index_of(devices[group, member]),
+            device=host_calls.calling(devices, (group, member)),
             inputs=[_bytes(leaf) for leaf in leaves],
             outputs=[_bytes(each) for each in sums],
         )
@@ -82,7 +80,7 @@ def _by_host_call(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     return call
 
 
-lower_by_callback = functools.partial(lower_by, _by_host_call)
+lower_by_host_calls = functools.partial(lower_by, _by_host_calls)
 """JAX's rule for the primitive on such a platform."""
 
 

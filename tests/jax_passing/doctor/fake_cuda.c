@@ -1,5 +1,5 @@
 // What jax_passing/doctor asks of libcuda.so.1 and libnccl.so.2, on machines without them. Environment variables say
-// how it behaves: FAKE_CUDA_DEVICES, _VERSION, _FAILS (name=code,...), _WAITS_64, _STREAM (never, early).
+// how it behaves: FAKE_CUDA_DEVICES, _FAILS (name=code,...), _WAITS_64, _STREAM (never, early).
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ int cuInit(unsigned flags) {
 }
 
 int cuDriverGetVersion(int* version) {
-  *version = setting("FAKE_CUDA_VERSION", 12040);
+  *version = 12040;
   return kSuccess;
 }
 
