@@ -17,7 +17,7 @@ def check_shell(text):
 
 
 def check_yaml(text):
-    assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
+    assert all(isinstance(document, dict | list) for document in yaml.safe_load_all(text))
 
 
 CHECKS = {

@@ -44,8 +44,7 @@ INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
 class _Line:
     """The calls in one block of a module so far: those of the last group started side by side."""
 
-    execution: Any = None  # which one it is, where the program has to say so
-
+    execution: Any = None  # its number, if calls of Python have asked for it
     group: object = None
     before: Any = None  # what they had to wait for
     after: list[Any] = field(default_factory=list)  # what is there when they are done

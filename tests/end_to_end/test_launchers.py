@@ -17,7 +17,6 @@ from pages import ROOT, blocks
 from .conftest import LIMIT_S, PROGRAMS, Cluster, Process, finish, free_address
 
 PAGE = ROOT / "docs" / "clusters.md"
-HOSTS = pytest.mark.parametrize("hosts", [2, 3])
 Launcher = Callable[[int, int], dict[str, str]]
 
 
@@ -49,21 +48,11 @@ def open_mpi_4(rank: int, hosts: int) -> dict[str, str]:
 
 
 def open_mpi_5(rank: int, hosts: int) -> dict[str, str]:
-    return _open_mpi(rank, hosts) | {"PMIX_NAMESPACE": "prterun-node1-4711@1", "PRTE_LAUNCHED": "1"}
-
-
-def open_mpi_5_in_slurm(rank: int, hosts: int) -> dict[str, str]:
-    """Slurm has started mpirun's daemons on the other nodes, and takes each of them for a process of the job."""
+    """In a job of Slurm's, which has started mpirun's daemons on the other nodes, and takes each of them for a process
+    of the job."""
     daemons = slurm(rank - 1, hosts - 1) | {"SLURM_STEP_ID": "0"} if rank > 0 else {"SLURM_JOB_ID": "4711"}
-    return daemons | open_mpi_5(rank, hosts)
-
-
-NAMES = {
-    slurm: "slurm-4711.1",
-    open_mpi_4: "openmpi-1531576321",
-    open_mpi_5: "openmpi-prterun-node1-4711@1",
-    open_mpi_5_in_slurm: "openmpi-prterun-node1-4711@1",
-}
+    own = {"PMIX_NAMESPACE": "prterun-node1-4711@1", "PRTE_LAUNCHED": "1"}
+    return daemons | _open_mpi(rank, hosts) | own
 
 
 def start(cluster: Cluster, environments: list[dict[str, str]], *arguments: str) -> list[Process]:
@@ -83,10 +72,16 @@ def check(processes: list[Process], job: str) -> None:
         process.wait_for(rf"^rank {rank} of {len(processes)}, job {job}$", 1)
 
 
-@HOSTS
-@pytest.mark.parametrize("launcher", NAMES, ids=lambda launcher: launcher.__name__)
-def test_ranks_are_found(cluster: Cluster, launcher: Launcher, hosts: int) -> None:
-    check(start(cluster, [launcher(rank, hosts) for rank in range(hosts)]), NAMES[launcher])
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "job"),
+    [
+        (slurm, 3, "slurm-4711.1"),
+        (open_mpi_4, 2, "openmpi-1531576321"),
+        (open_mpi_5, 3, "openmpi-prterun-node1-4711@1"),
+    ],
+)
+def test_ranks_are_found(cluster: Cluster, launcher: Launcher, hosts: int, job: str) -> None:
+    check(start(cluster, [launcher(rank, hosts) for rank in range(hosts)]), job)
 
 
 def test_jax_distributed_finds_them_first(cluster: Cluster) -> None:
@@ -96,8 +91,7 @@ def test_jax_distributed_finds_them_first(cluster: Cluster) -> None:
     check(start(cluster, [slurm(rank, 2) | more for rank in range(2)], "2"), "slurm-4711.1")
 
 
-@HOSTS
-def test_the_hosts_of_a_jobset(cluster: Cluster, hosts: int, tmp_path: Path) -> None:
+def test_the_hosts_of_a_jobset(cluster: Cluster, tmp_path: Path) -> None:
     """With the variables of the manifest, and with those that Kubernetes adds. The key is made as the page says."""
     manifest = yaml.safe_load(next(block.text for block in blocks(PAGE) if block.language == "yaml"))
     (container,) = (
@@ -116,28 +110,26 @@ def test_the_hosts_of_a_jobset(cluster: Cluster, hosts: int, tmp_path: Path) -> 
         | {
             "JAX_PASSING_SWITCH": switch.address,
             "JAX_PASSING_KEY_FILE": str(tmp_path / Path(given["JAX_PASSING_KEY_FILE"]).name),
-            "JAX_PASSING_WORLD_SIZE": str(hosts),
             "JAX_PASSING_RANK": str(rank),  # the field of the pod
             "KUBERNETES_SERVICE_HOST": "10.0.0.1",
             "JOB_COMPLETION_INDEX": str(rank),
         }
-        for rank in range(hosts)
+        for rank in range(int(given["JAX_PASSING_WORLD_SIZE"]))
     ]
     check(start(cluster, environments), given["JAX_PASSING_JOB"])
 
 
-@HOSTS
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")
-def test_mpirun(cluster: Cluster, hosts: int, tmp_path: Path) -> None:
-    """The line of the page for one machine, with another number of processes."""
+def test_mpirun(cluster: Cluster, tmp_path: Path) -> None:
+    """The line of the page for one machine, with a third process."""
     (line,) = (block.text for block in blocks(PAGE) if "mpirun -np 2" in block.text)
-    line = line.replace("-np 2", f"-np {hosts}").replace("127.0.0.1:7171", cluster.switch.address)
+    line = line.replace("-np 2", "-np 3").replace("127.0.0.1:7171", cluster.switch.address)
     shutil.copy(PROGRAMS / "ranks.py", tmp_path / "train.py")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in containers
     started = Process(["bash", "-c", f"cd {shlex.quote(str(tmp_path))} && {line}"], {"PATH": path, **root})
     cluster.processes.append(started)
     finish([started])
-    told = re.findall(rf"rank (\d) of {hosts}, job (openmpi-\d+)", started.text)  # mpirun may mix up lines
-    assert sorted(int(rank) for rank, _ in told) == list(range(hosts)), started.text
+    told = re.findall(r"rank (\d) of 3, job (openmpi-\d+)", started.text)  # mpirun may mix up lines
+    assert sorted(int(rank) for rank, _ in told) == [0, 1, 2], started.text
     assert len({job for _, job in told}) == 1

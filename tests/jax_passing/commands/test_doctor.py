@@ -7,31 +7,24 @@ import sys
 
 import pytest
 from in_process import SwitchThread
+from typer.testing import CliRunner
 
-COMMAND = [sys.executable, "-P", "-m", "jax_passing", "doctor"]
-
-
-def doctor(*arguments, **environment):
-    clean = {name: text for name, text in os.environ.items() if not name.startswith(("JAX_", "PYTHONHASH"))}
-    ended = subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=clean | {"COLUMNS": "300"} | environment,
-    )
-    assert not ended.stderr, ended.stderr
-    return ended
+from jax_passing.commands import cli
+from jax_passing.doctor import software
 
 
-def findings(*arguments, **environment):
-    ended = doctor("--json", *arguments, **environment)
-    told = json.loads(ended.stdout)
-    by_check = {finding["check"]: finding for finding in told["findings"]}
-    states = [finding["state"] for finding in told["findings"]]
-    assert told["counts"] == {state: states.count(state) for state in set(states)}
-    assert ended.returncode == (1 if "bad" in states else 0)
-    return by_check
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("JAX_", "PYTHONHASH")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def doctor(monkeypatch):
+    """The command in this process, without the sum in one of its own, which takes longer than all the rest."""
+    monkeypatch.setattr(software, "sum_of_one_host", lambda: (0, "4.0"))
+    return lambda *arguments: CliRunner().invoke(cli.app, ["doctor", *arguments])
 
 
 @pytest.fixture
@@ -41,8 +34,21 @@ def running():
     one.stop()
 
 
-def test_with_a_switch(running):
-    found = findings("--switch", running.address, PYTHONHASHSEED="0")
+def findings(exit_code, text):
+    """Of --json, by check."""
+    told = json.loads(text)
+    states = [finding["state"] for finding in told["findings"]]
+    assert told["counts"] == {state: states.count(state) for state in set(states)}
+    assert exit_code == (1 if "bad" in states else 0)
+    return {finding["check"]: finding for finding in told["findings"]}
+
+
+def test_with_a_switch(running, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    command = [sys.executable, "-P", "-m", "jax_passing", "doctor", "--json", "--switch", running.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert not ended.stderr, ended.stderr
+    found = findings(ended.returncode, ended.stdout)
     for check in ("Python", "sum on this host", "PYTHONHASHSEED", "MTU", f"switch {running.address}", "packets"):
         assert found[check]["state"] == "good", found[check]
         assert found[check]["remedy"] == ""
@@ -52,28 +58,32 @@ def test_with_a_switch(running):
     assert found["settings"]["reason"] == "switch"
 
 
-def test_the_table(running):
-    ended = doctor(JAX_PASSING_SWITCH=running.address)
-    table, _, counts = ended.stdout.rstrip().rpartition("\n")
+def test_the_table(doctor, running, monkeypatch):
+    monkeypatch.setenv("JAX_PASSING_SWITCH", running.address)
+    table, _, counts = doctor().stdout.rstrip().rpartition("\n")
     assert "Set PYTHONHASHSEED=0 on all hosts" in table  # a remedy
     assert " warning" in counts
     assert len([line for line in table.splitlines() if " good " in line]) > 5
 
 
-def test_a_switch_that_is_not_there():
-    found = findings("--switch", "127.0.0.1:1")
+def test_a_switch_that_is_not_there(doctor):
+    ended = doctor("--json", "--switch", "127.0.0.1:1")
+    found = findings(ended.exit_code, ended.stdout)
     assert found["switch 127.0.0.1:1"]["state"] == "bad"
     assert found["packets"]["state"] == "left out"
 
 
-def test_settings_that_are_wrong():
-    found = findings(JAX_PASSING_SWITCHES="a:1")
+def test_settings_that_are_wrong(doctor, monkeypatch):
+    monkeypatch.setenv("JAX_PASSING_SWITCHES", "a:1")
+    ended = doctor("--json")
+    found = findings(ended.exit_code, ended.stdout)
     assert found["settings"]["state"] == "bad"
     assert "JAX_PASSING_SWITCH?" in found["settings"]["reason"]
     assert found["switch"]["state"] == "left out"
 
 
-def test_without_a_switch():
-    found = findings()
+def test_without_a_switch(doctor):
+    ended = doctor("--json")
+    found = findings(ended.exit_code, ended.stdout)
     assert found["switch"]["state"] == "left out"
     assert "--switch" in found["switch"]["remedy"]

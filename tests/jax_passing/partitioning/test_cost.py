@@ -93,7 +93,9 @@ def test_time_is_that_of_computing_or_of_moving():
     assert Cost(flops=8.0, bytes=6.0).time_s(4.0, 1.0) == 6.0
 
 
-@pytest.mark.parametrize(("name", "within"), [(name, 0.05 if name[0] in "gr" else 0.1) for name in model_cases.FULL])
+@pytest.mark.parametrize(
+    ("name", "within"), [("gpt2-small", 0.05), ("alexnet", 0.1), ("vgg16", 0.1), ("resnet50", 0.05)]
+)
 def test_models_cost_what_xla_counts(name, within):
     model = model_cases.FULL[name]
     loss, shapes = model_cases.loss_of(model), model_cases.shapes_of(model, 2)

@@ -76,9 +76,9 @@ def train(model, rate, steps, size=32, has_key=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "has_key"), [("gpt2", False), ("gpt2-scan", True)])
-def test_gpt2_learns_how_python_is_written(name, has_key):
-    _, losses = train(model_cases.SMALL[name], 3e-3, 100, size=16, has_key=has_key)
+def test_gpt2_learns_how_python_is_written():
+    """With a scan over its layers, and dropout; tests/end_to_end/test_gpt2.py trains the one without."""
+    _, losses = train(model_cases.SMALL["gpt2-scan"], 3e-3, 100, size=16, has_key=True)
     shares = np.bincount(model_cases.text()) / len(model_cases.text())
     knows_frequencies = -np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros(len(shares))))
     assert losses[0] == pytest.approx(math.log(256), rel=0.05)

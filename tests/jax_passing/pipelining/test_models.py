@@ -1,4 +1,7 @@
-"""Pipelines of the models of examples/models; tests/every_pipeline.py tries every schedule and number of stages."""
+"""Pipelines of the models of examples/models; tests/every_pipeline.py tries every schedule and number of stages.
+
+GPT-2 without a scan is in tests/end_to_end/test_pipelines.py.
+"""
 
 import jax
 import optax
@@ -30,7 +33,6 @@ def train(value_and_grad, params, batches):
 @pytest.mark.parametrize(
     ("name", "stages", "schedule", "has_key"),
     [
-        ("gpt2", 3, "zb-h1", False),
         ("gpt2-scan", 4, "interleaved", True),
         ("alexnet", 6, "gpipe", True),
         ("vgg16", 2, "1f1b", False),

@@ -111,7 +111,7 @@ async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_parent_says_stops_a_rack(several):
     async def parent(reader, writer):
