@@ -18,6 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_trace
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+from jax_passing.collective.psum import SUPPORTED_DTYPES
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Around the limits of packets, blocks (1440 elements) and segments; the last one is cut for copies, too.
 COUNTS = (1, 255, 1440, 1441, 65_537, 2**20 + 7)
@@ -50,17 +61,11 @@ class Host:
     folder: Path
 
     def split(self) -> Any:
-        import jax
-
-        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("d"))
+        return NamedSharding(self.mesh, P("d"))
 
 
 def summing(host: Host, operation: str = "psum", donated: bool = True) -> Any:
     """A jitted sum (or mean) of a tree over all hosts, whose result can be summed again."""
-    import jax
-    from jax.sharding import PartitionSpec as P
-
-    import jax_passing
 
     def body(tree: Any) -> Any:
         return jax.lax.pcast(getattr(jax_passing, operation)(tree, "d"), "d", to="varying")
@@ -74,8 +79,6 @@ def summing(host: Host, operation: str = "psum", donated: bool = True) -> Any:
 
 def drawn(kind: str, dtype: Any, count: int, rank: int) -> Any:
     """What a host gives; every host can draw what the others do."""
-    import numpy as np
-
     rng = np.random.default_rng((rank, count, zlib.crc32(f"{kind} {dtype}".encode())))
     if kind == "small integers":  # their sums are exact in every dtype
         values = rng.integers(*((0, 2) if dtype.kind == "b" else (-20, 21)), count)
@@ -99,8 +102,6 @@ def kinds_of(name: str) -> list[str]:
 
 def count_wrong(got: Any, parts: list[Any], name: str, kind: str) -> int:
     """Elements that aren't the exact sum, or farther from it than docs/fixed_point.md allows."""
-    import numpy as np
-
     if name not in FLOATS or kind == "small integers":
         wide = parts[0].dtype if name not in FLOATS and name != "bool" else np.dtype(np.int32)
         if name in FLOATS:
@@ -127,16 +128,10 @@ def count_wrong(got: Any, parts: list[Any], name: str, kind: str) -> int:
 
 def sums(host: Host) -> Any:
     """Every dtype, sizes around all limits, against numpy, and a digest of the results' bits."""
-    import jax
-    import numpy as np
-
-    import jax_passing
-    from jax_passing.collective.psum import SUPPORTED_DTYPES
-
     jax.config.update("jax_enable_x64", True)
     step, rows = summing(host, donated=False), []
     for name in SUPPORTED_DTYPES:
-        dtype = np.dtype(jax.numpy.dtype(name))
+        dtype = np.dtype(jnp.dtype(name))
         cases = [(kind, count) for kind in kinds_of(name) for count in COUNTS]
         totals = step([drawn(kind, dtype, count, host.rank) for kind, count in cases])
         totals = dict(zip(cases, map(np.asarray, totals), strict=True))
@@ -156,11 +151,6 @@ def sums(host: Host) -> Any:
 
 def errors(host: Host) -> Any:
     """Hosts whose programs differ: the sum under way must fail by name, and the process goes on."""
-    import jax
-    import numpy as np
-
-    import jax_passing
-
     began, raised = time.perf_counter(), "nothing"
     try:
         with jax_passing.init(axis_name="d"):
@@ -169,7 +159,7 @@ def errors(host: Host) -> Any:
     except jax_passing.errors.PassingError as error:
         raised = type(error).__name__
     raised_s = time.perf_counter() - began
-    computes = float(jax.jit(jax.numpy.sum)(jax.device_put(np.ones(8, np.float32), host.split()))) == 8
+    computes = float(jax.jit(jnp.sum)(jax.device_put(np.ones(8, np.float32), host.split()))) == 8
     with jax_passing.init(axis_name="d"):
         right = bool((np.asarray(summing(host)(np.ones(1000, np.float32))) == host.world_size).all())
     return {"raised": raised, "raised_s": raised_s, "device_computes": computes, "next_session_sums": right}
@@ -177,8 +167,6 @@ def errors(host: Host) -> Any:
 
 def held(device: Any) -> dict[str, int]:
     """By this process."""
-    import psutil
-
     process = psutil.Process()
     in_use = (device.memory_stats() or {}).get("bytes_in_use", 0)
     values = (process.memory_info().rss, in_use, process.num_fds(), process.num_threads())
@@ -187,9 +175,6 @@ def held(device: Any) -> dict[str, int]:
 
 def growth(host: Host) -> Any:
     """What the process holds after step 1,000 and after step 10,000. A step is the mean of a few leaves."""
-    import jax
-    import numpy as np
-
     step, found = summing(host, "pmean"), {}
     tree = [jax.device_put(np.ones(count, np.float32), host.split()) for count in (1, 300, 16_384)]
     began = time.perf_counter()
@@ -204,9 +189,6 @@ def growth(host: Host) -> Any:
 
 def memory(host: Host) -> Any:
     """Of the device, beyond the caller's donated buffer, by the allocator of XLA."""
-    import jax
-    import numpy as np
-
     device = host.mesh.devices.flat[0]
     if device.memory_stats() is None:
         return {"left_out": f"{device.device_kind} keeps no account of its memory"}
@@ -230,8 +212,6 @@ def memory(host: Host) -> Any:
 
 def times_of(step: Callable[[Any], Any], x: Any, rounds: int) -> Iterator[tuple[float, float]]:
     """Of each round, in which the result of the last one is the argument: (until dispatched, until done)."""
-    import jax
-
     for _ in range(rounds):
         began = time.perf_counter()
         x = step(x)
@@ -241,17 +221,11 @@ def times_of(step: Callable[[Any], Any], x: Any, rounds: int) -> Iterator[tuple[
 
 
 def placed(host: Host, values: Any, dtype: str) -> Any:
-    import jax
-
-    return jax.device_put(values.astype(jax.numpy.dtype(dtype)), host.split()).block_until_ready()
+    return jax.device_put(values.astype(jnp.dtype(dtype)), host.split()).block_until_ready()
 
 
 def call(host: Host) -> Any:
     """Of 1 KB, beside the same program with a local operation in its place."""
-    import jax
-    import numpy as np
-    from jax.sharding import PartitionSpec as P
-
     mapped = jax.shard_map(lambda x: x * 2, mesh=host.mesh, in_specs=P("d"), out_specs=P("d"))
     result: dict[str, Any] = {"calls": CALLS}
     for name, step in (("psum", summing(host)), ("local", jax.jit(mapped, donate_argnums=0))):
@@ -263,22 +237,17 @@ def call(host: Host) -> Any:
 
 
 def copying(source: Any, there: Any) -> Callable[[Any], Any]:
-    import jax
-
     return lambda _: jax.device_put(source, there)
 
 
 def copies(host: Host) -> Any:
     """A sum of one host: all that happens to the data but the network, beside copies from and to pinned memory."""
-    import jax
-    import numpy as np
-
     rows = []
     pattern = np.random.default_rng(0).standard_normal(2**20)
     for dtype in ("float32", "bfloat16"):
         for mebibytes in COPY_MEBIBYTES:
             size_bytes = mebibytes * 2**20
-            x = placed(host, np.resize(pattern, size_bytes // jax.numpy.dtype(dtype).itemsize), dtype)
+            x = placed(host, np.resize(pattern, size_bytes // jnp.dtype(dtype).itemsize), dtype)
             row = {"dtype": dtype, "bytes": size_bytes}
             pinned = x.sharding.with_memory_kind("pinned_host")
             parked = jax.device_put(x, pinned).block_until_ready()
@@ -296,12 +265,8 @@ def copies(host: Host) -> Any:
 
 def training(host: Host) -> tuple[Any, Any, Any]:
     """Steps of GPT-2 (sums beside the backward pass; after it, in a program of their own; none), state, batch."""
-    import jax
-    import jax.numpy as jnp
     import optax
     from flax.training.train_state import TrainState
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
 
     sys.path.append(str(EXAMPLES))
     import train_gpt2
@@ -349,16 +314,13 @@ def overlap(host: Host) -> Any:
 
 def profile(host: Host) -> Any:
     """A time line of five steps, which JAX writes beside the result."""
-    import jax
-    from gpu_trace import summary
-
     steps, state, batch = training(host)
     for _ in range(3):
         state, _ = jax.block_until_ready(steps["overlap"](state, batch))
     with jax.profiler.trace(str(host.folder)):
         for _ in range(5):
             state, _ = jax.block_until_ready(steps["overlap"](state, batch))
-    return summary(host.folder)
+    return gpu_trace.summary(host.folder)
 
 
 PARTS = {part.__name__: part for part in (sums, errors, growth, memory, call, copies, overlap, profile)}
@@ -373,11 +335,7 @@ def main() -> None:
     platforms = arguments.platforms.split(",")
     rank = int(os.environ.get("JAX_PASSING_RANK", "0"))
     # process_sum computes on the CPU everywhere.
-    os.environ["JAX_PLATFORMS"] = "cpu" if platforms[rank] == "cpu" else f"{platforms[rank]},cpu"
-    import jax
-
-    import jax_passing
-
+    jax.config.update("jax_platforms", "cpu" if platforms[rank] == "cpu" else f"{platforms[rank]},cpu")
     mesh = jax.sharding.Mesh(jax.local_devices()[:1], ("d",))
     host = Host(rank, len(platforms), mesh, platforms[rank] != "cpu", arguments.result.with_suffix(""))
     if arguments.part == "errors":  # its sessions are its own, as one of them fails
