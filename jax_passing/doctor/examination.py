@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_passing import config
 from jax_passing.config import address_text
-from jax_passing.doctor import cuda_driver, gpu, kernel, route, software, trial
+from jax_passing.doctor import cuda_driver, gpu, kernel, route, software, switch, trial
 from jax_passing.doctor.findings import Finding, bad, good, left_out
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
@@ -75,7 +75,7 @@ def _switches(settings: dict[str, Any], key: bytes | None) -> Generator[Finding,
         seen = trial.look(address, key, settings.get("job", _ANY_JOB))
         yield route.mtu(way, seen.lanes)
         yield route.rate(way, settings.get("link_gbit"))
-        yield from trial.findings(seen, name)
+        yield from switch.findings(seen, name)
     return interface
 
 

@@ -3,7 +3,6 @@
 It takes some of the switch's slots for a second or two, and leaves other jobs alone.
 """
 
-import statistics
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,6 @@ from jax_passing.conformance.joining import (
     receive,
 )
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import connect_now
 from jax_passing.protocol import control_messages as messages
@@ -250,64 +248,3 @@ def _await_result(worker: WorkerEnd, sequence: int, wanted: tuple[int, ...], unt
             return None
         if (result.type, result.sequence) == (RESULT, sequence):
             return "" if result.lanes == wanted else "the switch's sum of a chunk is wrong"
-
-
-def findings(seen: Seen, switch: str) -> list[Finding]:
-    """`switch`: its address, for people."""
-    at = f"switch {switch}"
-    if seen.unreachable:
-        remedy = "Start it (jax-passing switch), check the address, let TCP and UDP pass; see all of its log."
-        return [bad(at, seen.unreachable, remedy), left_out("packets", "no switch answers")]
-    if seen.locked:
-        return [
-            bad(at, seen.locked, "Give the job's key and name: --key-file and --job (docs/security.md)."),
-            left_out("packets", "joining needs the key"),
-        ]
-    answers = good(at, f"greets {seen.connect_s * 1e3:.1f} ms after TCP's first packet")
-    if seen.refused and not seen.passed:
-        return [
-            answers,
-            warning("packets", f"the trial didn't begin: {seen.refused}", "Try again when the switch has room."),
-        ]
-    return [answers, _packets(seen), _multicast(seen)]
-
-
-def _packets(seen: Seen) -> Finding:
-    check = "packets"
-    first, last = seen.passed[0], seen.passed[-1]
-    long = f"{last.lanes} lanes ({last.packet_bytes} bytes, and those of IP and UDP)"
-    raise_mtu = "Raise the MTU of all links on the way, or start the switch with a smaller --lanes-per-chunk."
-    if last.trouble and not first.trouble:
-        return bad(
-            check, f"short ones go to {seen.data} and come back, those of {long} don't: {last.trouble}", raise_mtu
-        )
-    if last.trouble:
-        remedy = f"Let UDP pass to {seen.data} and back: firewalls on both machines, and between them."
-        return bad(check, f"UDP to {seen.data}: {last.trouble}", remedy)
-    if last.fragments:
-        return warning(check, f"those of {long} go to {seen.data} and come back, but only in fragments", raise_mtu)
-    tried, lost = (sum(getattr(one, name) for one in seen.passed) for name in ("tried", "lost"))
-    round_trip_us = statistics.median(last.times_s) * 1e6
-    text = (
-        f"{long} go to {seen.data} and come back, without fragments; the sum of two workers takes "
-        f"{round_trip_us:.0f} us (median, from Python)"
-    )
-    if lost:
-        return warning(
-            check, f"{text}; of {tried} chunks {lost} had to be sent again", "Look for what loses packets on the way."
-        )
-    return good(check, text)
-
-
-def _multicast(seen: Seen) -> Finding:
-    check = "multicast"
-    if not seen.offers_group:
-        return good(check, "the switch doesn't use it")
-    problem = seen.deaf or seen.refused
-    if not problem:
-        return good(check, "what the switch sends to a group comes here")
-    return warning(
-        check,
-        f"results go to each host by itself: {problem}",
-        "Let multicast pass (IGMP snooping needs a querier), or spare the attempt: jax-passing switch --no-multicast.",
-    )

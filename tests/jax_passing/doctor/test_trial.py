@@ -13,6 +13,7 @@ from jax_passing.conformance import joining
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.doctor import trial
 from jax_passing.doctor.findings import State
+from jax_passing.doctor.switch import findings as findings_of
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
 
@@ -40,7 +41,7 @@ def switch():
 
 def findings(running, key=None, job=JOB):
     seen = trial.look(parse_address(running.address), key, job)
-    return seen, {finding.check.partition(" ")[0]: finding for finding in trial.findings(seen, running.address)}
+    return seen, {finding.check.partition(" ")[0]: finding for finding in findings_of(seen, running.address)}
 
 
 def states(found):
@@ -188,7 +189,7 @@ def test_nobody_answers():
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = free.getsockname()
     seen = trial.look(address, None, JOB)
-    found = trial.findings(seen, "there")
+    found = findings_of(seen, "there")
     assert [one.state for one in found] == [State.BAD, State.LEFT_OUT]
     assert "No switch answered" in found[0].reason
 
