@@ -120,7 +120,7 @@ class Driver:
 
     @contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """In it, the next three may be called."""
+        """In it, `pinned`, `copy_rates` and `stream_waits` may be called."""
         context, handle = ctypes.c_void_p(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(handle), device.ordinal)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)

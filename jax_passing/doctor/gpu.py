@@ -147,8 +147,8 @@ def beside(device: Device, root: Path, cards: list[pci.Place], interface: str | 
         return left_out(check, "/sys shows no network card on PCI")
     names = " and ".join(card.name for card in neighbour.cards)
     node = neighbour.cards[0].numa
-    how = f"{neighbour.shared} steps of the way through PCI are the same" if neighbour.shared else "other root of PCI"
-    text = f"{names} ({how}, NUMA node {node if node >= 0 else 'unknown'})"
+    steps = f"{neighbour.shared} step{'s' * (neighbour.shared > 1)}" if neighbour.shared else "nothing"
+    text = f"{names} (shares {steps} of the way through PCI, NUMA node {node if node >= 0 else 'unknown'})"
     if gpu.numa >= 0 and node >= 0 and gpu.numa != node:
         return warning(
             check,

@@ -79,7 +79,7 @@ def test_all_is_well(look):
     assert found["GPU 0"].reason == "Fake 0, 80.0 GiB, at 0000:3d:00.0"
     assert "GB/s to the device" in found["GPU 0, pinned memory"].reason
     assert found["NCCL"].reason == "2.27.3"
-    assert found["GPU 0, card beside it"].reason.startswith("eth0 (1 steps of the way")
+    assert found["GPU 0, card beside it"].reason.startswith("eth0 (shares 1 step of the way")
 
 
 def test_every_device_is_looked_at(look):
