@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import finish, free_address
+from .conftest import COMPILED_FAST, finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 0, "passing"), (3, 1, "flat")])
 def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
-    env = {"JAX_PASSING_STRATEGY": strategy}
+    env = {"JAX_PASSING_STRATEGY": strategy, **COMPILED_FAST}
     for process in cluster.run("collectives.py", str(seed), "local", hosts=hosts, env=env):
         assert "collectives done" in process.text
 
@@ -22,7 +22,7 @@ def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, se
 @pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 2, "auto"), (3, 3, "passing")])
 def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
     coordinator = free_address()
-    env = {"COORDINATOR": coordinator, "JAX_PASSING_STRATEGY": strategy}
+    env = {"COORDINATOR": coordinator, "JAX_PASSING_STRATEGY": strategy, **COMPILED_FAST}
     started = cluster.start("collectives.py", str(seed), "global", hosts=hosts, env=env)
     finish(started)
     for process in started:

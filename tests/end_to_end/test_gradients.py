@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gradient_cases import CASES
 
-from .conftest import LIMIT_S, PROGRAMS, Switch, free_address, host_settings
+from .conftest import COMPILED_FAST, LIMIT_S, PROGRAMS, Switch, free_address, host_settings
 
 DEVICES = 2  # of each host
 DEADLINE_S = 20.0
@@ -43,14 +43,12 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
         return started[-1]
 
     try:
-        # What runs so rarely takes longer to optimise than to run.
-        fast = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         alone = {"JAX_NUM_CPU_DEVICES": str(count * DEVICES), "DEVICES_PER_HOST": str(DEVICES), "JAX_PLATFORMS": "cpu"}
-        reference = start("reference", alone | fast)
+        reference = start("reference", alone | COMPILED_FAST)
         coordinator = free_address()
         ranks = []
         for rank in range(count):
-            environment = fast | host_settings(switch.address, request.param, rank, count, DEVICES)
+            environment = COMPILED_FAST | host_settings(switch.address, request.param, rank, count, DEVICES)
             environment |= {"HOST_RANK": str(rank), "HOST_COUNT": str(count), "COORDINATOR": coordinator}
             ranks.append(start(kind, environment))
         found = Hosts([reference], ranks, kind)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PASSING, Process, digest, finish, free_address
+from .conftest import COMPILED_FAST, PASSING, Process, digest, finish, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize(("hosts", "devices"), [(2, 4), (3, 2)])
 def test_every_schedule_has_the_gradients_of_all_hosts(cluster: "Cluster", hosts: int, devices: int) -> None:
-    digest(cluster.run("pipeline.py", hosts=hosts, devices=devices))  # all have one
+    digest(cluster.run("pipeline.py", hosts=hosts, devices=devices, env=COMPILED_FAST))  # all have one
 
 
 @pytest.mark.parametrize(("layout", "processes", "devices"), [("stages", 2, 2), ("data", 2, 4), ("both", 4, 1)])
 def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, devices: int) -> None:
-    env = {"COORDINATOR": free_address()}
+    env = {"COORDINATOR": free_address(), **COMPILED_FAST}
     started = cluster.start("pipeline_over_processes.py", layout, hosts=processes, devices=devices, env=env)
     finish(started)
     for process in started:

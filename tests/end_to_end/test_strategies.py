@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PASSING, PROGRAMS, digest, free_address
+from .conftest import COMPILED_FAST, PASSING, PROGRAMS, digest, free_address
 
 if TYPE_CHECKING:
     from .conftest import Cluster, Process
@@ -17,8 +17,8 @@ def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list
     coordinator = free_address()
     started = []
     for rank in range(2):
-        settings = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", **env}
-        settings |= {"COORDINATOR": coordinator}
+        settings = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", "COORDINATOR": coordinator}
+        settings |= {**COMPILED_FAST, **env}
         started += cluster.start("strategies.py", strategy, deployment, hosts=1, env=settings)
     return started
 
