@@ -39,6 +39,14 @@ def session():
         yield session
 
 
+@pytest.fixture
+def compiled_fast():
+    """What runs so rarely takes longer to optimise than to run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(params=[False, True], ids=["unchecked", "check_vma"])
 def check_vma(request):
     return request.param

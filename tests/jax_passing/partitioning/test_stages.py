@@ -88,6 +88,7 @@ def run(stages, names, params, batch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("first", range(0, 52, 13))
 def test_stages_of_random_programs_compute_what_the_whole_does(first):
     several = 0
