@@ -7,14 +7,12 @@ from contextlib import closing
 import pytest
 from in_process import SwitchThread
 
-from jax_passing import job_names
 from jax_passing.config import parse_address
 from jax_passing.conformance import joining
 from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.doctor import trial
 from jax_passing.doctor.findings import State
 from jax_passing.doctor.switch import findings as findings_of
-from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
 
 JOB = "train"
@@ -192,15 +190,3 @@ def test_nobody_answers():
     found = findings_of(seen, "there")
     assert [one.state for one in found] == [State.BAD, State.LEFT_OUT]
     assert "No switch answered" in found[0].reason
-
-
-def test_a_trial_has_the_key_of_its_job_and_a_name_that_users_do_not_give():
-    name = job_names.of_doctor(JOB, "17")
-    assert job_names.base(name) == JOB
-    assert job_names.base(job_names.of_shard(job_names.of_devices(name), 1)) == JOB
-    with pytest.raises(ValueError, match="doctor"):
-        job_names.check(name)
-    with pytest.raises(ConfigError, match=re.escape("doctor")):
-        from jax_passing import config
-
-        config.settings_given({"job": name}, environment={})
