@@ -120,6 +120,7 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ),
         ({}, {"JAX_PASSING_LINK_GBIT": "null"}, "expected Gbit/s"),
         ({"job": "run/shard 1"}, {}, "'/shard ' in it"),
+        ({"job": "run/doctor 17"}, {}, "'/doctor ' in it"),
         ({"job": "a" * 300}, {}, r"Bad value 'a{199}… of job"),
         ({"world_size": 1025}, {}, "1 to 1024"),
         ({"deadline_s": 0}, {}, "above 0"),

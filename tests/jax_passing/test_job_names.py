@@ -2,8 +2,7 @@
 
 import pytest
 
-from jax_passing import config, job_names
-from jax_passing.errors import ConfigError
+from jax_passing import job_names
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -70,9 +69,7 @@ def test_without_arguments_this_machine_is_asked():
     assert job_names.found({**POD, "JOB_COMPLETION_INDEX": "-"}, 0) is None
 
 
-def test_a_trial_has_the_key_of_its_job_and_a_name_that_users_do_not_give():
+def test_what_belongs_to_a_job_has_its_key():
     name = job_names.of_doctor("train", "17")
     assert job_names.base(name) == "train"
     assert job_names.base(job_names.of_shard(job_names.of_devices(name), 1)) == "train"
-    with pytest.raises(ConfigError, match="expected another name: .*doctor"):
-        config.settings_given({"job": name}, environment={})
