@@ -4,6 +4,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+from .conftest import digest
+
 if TYPE_CHECKING:
     from .conftest import Cluster, Process
 
@@ -74,8 +76,8 @@ def test_unreachable_switch(cluster: "Cluster") -> None:
 
 def test_switch_is_restarted_and_the_job_joins_again(cluster: "Cluster") -> None:
     address = cluster.switch.address
-    cluster.run("matching.py", "1", devices=1)
+    before = digest(cluster.run("once.py", devices=1))
     cluster.switch.signal(signal.SIGTERM)
     assert cluster.switch.wait() == 0, cluster.switch.text
     cluster.switch = cluster.start_switch(address)
-    cluster.run("matching.py", "1", devices=1)
+    assert digest(cluster.run("once.py", devices=1)) == before

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from .conftest import COMPILED_FAST
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -26,9 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--report", str(folder), "--only", "sums,errors,call"]
     # Its modules stand beside it, where a safe path doesn't look.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    ended = subprocess.run(
-        command, env=environment | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=280
-    )
+    environment |= {"JAX_PLATFORMS": "cpu", **COMPILED_FAST}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return folder
 

@@ -30,15 +30,9 @@ def test_one_mesh_over_all_processes_equals_lax_psum(cluster: "Cluster") -> None
         assert "global mesh done" in process.text
 
 
-@pytest.mark.slow
-def test_independent_sums_match_fifty_times(cluster: "Cluster") -> None:
-    for process in cluster.run("matching.py", "50", timeout_s=280):
-        assert "rounds 50" in process.text
-
-
 def test_independent_sums_match(cluster: "Cluster") -> None:
-    for process in cluster.run("matching.py", "3"):
-        assert "rounds 3" in process.text
+    for process in cluster.run("matching.py", "30", timeout_s=280):
+        assert "rounds 30" in process.text
 
 
 def test_jobs_share_a_switch_and_nothing_else(cluster: "Cluster") -> None:

@@ -64,18 +64,12 @@ def test_two_racks_equal_lax_psum(cluster: "Cluster") -> None:
         assert "global mesh done" in process.text
 
 
-@pytest.mark.slow
-def test_every_dtype_and_transform(cluster: "Cluster") -> None:
-    left, right = racks(cluster)
-    digest(run(cluster, "sums.py", places=[left.address, right.address, left.address]))  # all have one
-
-
 def test_bits_are_the_same_in_a_tree_in_rack_mode_and_at_one_switch(cluster: "Cluster") -> None:
     left, right = racks(cluster)
-    tree = run(cluster, "once.py", places=[left.address, right.address, left.address, right.address])
+    tree = run(cluster, "once.py", places=[left.address, right.address, left.address])
     one, other = racks(cluster), racks(cluster)
-    in_rack = run(cluster, "once.py", places=[listed(*one), listed(*one), listed(*other), listed(*other)])
-    flat = cluster.run("once.py", hosts=4, devices=1)
+    in_rack = run(cluster, "once.py", places=[listed(*one), listed(*one), listed(*other)])
+    flat = cluster.run("once.py", hosts=3, devices=1)
     assert digest(tree) == digest(in_rack) == digest(flat)
 
 
@@ -83,18 +77,9 @@ def test_independent_sums_match_over_three_levels(cluster: "Cluster") -> None:
     (spine,) = racks(cluster, 1)
     left, right = racks(cluster, parent=spine)
     # A host of the root beside them.
-    places = [left.address, right.address, cluster.switch.address, left.address]
+    places = [left.address, right.address, cluster.switch.address]
     for process in run(cluster, "matching.py", "1", places=places):
         assert "rounds 1" in process.text
-
-
-def test_several_jobs_in_a_tree(cluster: "Cluster") -> None:
-    left, right = racks(cluster)
-    places = [left.address, right.address]
-    started: list[Process] = []
-    for job in ("one", "two"):
-        started += start(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": job})
-    finish(started)
 
 
 def test_more_ranks_than_a_switch_has_workers(cluster: "Cluster") -> None:
@@ -130,27 +115,24 @@ def raised(process: "Process", kind: str, within_s: float = DEADLINE_S) -> str:
 
 def test_killed_host(cluster: "Cluster") -> None:
     left, right = racks(cluster)
-    places = [left.address, left.address, right.address, right.address]
-    processes = running(cluster, places)
-    processes[2].signal(signal.SIGKILL)
-    for rank in (0, 1, 3):
-        assert re.search(r"^ranks \(2,\)", raised(processes[rank], "HostLostError"), re.M)
-    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})  # all join again
+    processes = running(cluster, [left.address, right.address, right.address])
+    processes[1].signal(signal.SIGKILL)
+    for rank in (0, 2):
+        assert re.search(r"^ranks \(1,\)", raised(processes[rank], "HostLostError"), re.M)
 
 
 def test_killed_rack(cluster: "Cluster") -> None:
     left, right = racks(cluster)
-    places = [left.address, left.address, right.address, right.address]
+    places = [left.address, right.address, right.address]
     processes = running(cluster, places)
     right.signal(signal.SIGKILL)
-    for process in processes[:2]:
-        text = raised(process, "HostLostError")
-        assert re.search(r"^ranks \(2, 3\)", text, re.M)
-        assert f"The switch at {right.address} (ranks 2, 3)" in text
-    for process in processes[2:]:
+    text = raised(processes[0], "HostLostError")
+    assert re.search(r"^ranks \(1, 2\)", text, re.M)
+    assert f"The switch at {right.address} (ranks 1, 2)" in text
+    for process in processes[1:]:
         assert right.address in raised(process, "SwitchLostError")
     cluster.start_switch(right.address, "--parent", cluster.switch.address)
-    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})
+    run(cluster, "once.py", places=places, env={"JAX_PASSING_JOB": "endless.py"})  # all join again
 
 
 def test_killed_root(cluster: "Cluster") -> None:
@@ -168,13 +150,12 @@ def test_killed_root(cluster: "Cluster") -> None:
 @pytest.mark.parametrize("stopped", ["host", "rack"])
 def test_stopped_ones_are_named_at_the_deadline(cluster: "Cluster", stopped: str) -> None:
     left, right = racks(cluster)
-    processes = running(cluster, [left.address, left.address, right.address, right.address])
-    (processes[3] if stopped == "host" else right).signal(signal.SIGSTOP)
-    missing = "rank 3" if stopped == "host" else "ranks 2, 3"
-    for process in processes[:2]:
-        text = raised(process, "DeadlineExceededError", DEADLINE_S + 12)
-        assert f"Missing: {missing}." in text
-        assert stopped == "host" or f"The switch at {right.address} doesn't answer." in text
+    processes = running(cluster, [left.address, right.address, right.address])
+    (processes[2] if stopped == "host" else right).signal(signal.SIGSTOP)
+    missing = "rank 2" if stopped == "host" else "ranks 1, 2"
+    text = raised(processes[0], "DeadlineExceededError", DEADLINE_S + 12)
+    assert f"Missing: {missing}." in text
+    assert stopped == "host" or f"The switch at {right.address} doesn't answer." in text
 
 
 def test_absent_ranks_are_named_at_the_join_deadline(cluster: "Cluster") -> None:
