@@ -16,8 +16,8 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 100.0  # of what takes a few seconds: a busy machine needs less, and only a hang exceeds it
 PASSING = [sys.executable, "-P", "-m", "jax_passing"]
-# For hosts whose many programs run once, and so take longer to optimise than to run. Not where XLA's order of sums is
-# what is tested.
+# For hosts whose many programs run once, and so take longer to optimise than to run. Not for those that train, or where
+# XLA's order of sums is what is tested.
 COMPILED_FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import COMPILED_FAST, PASSING, Process, finish
+from .conftest import PASSING, Process, finish
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "train_gpt2.py"
 STEPS = 30
@@ -25,7 +25,7 @@ def number(process: Process, pattern: str) -> float:
 
 @pytest.mark.slow
 def test_two_hosts_learn_as_one_and_report() -> None:
-    beside = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu", **COMPILED_FAST}  # models is in the program's own folder
+    beside = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu"}  # models is in the program's own folder
     text = ["--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "LICENSE")]
     one = Process([sys.executable, str(PROGRAM), "--rows", "16", *text], beside)
     two = Process([*PASSING, "run", "--hosts", "2", str(PROGRAM), "--rows", "8", *text], beside)

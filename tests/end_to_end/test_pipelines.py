@@ -39,7 +39,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.slow
 def test_the_tutorials_programs_learn_alike() -> None:
     """One device with the whole batch, and a pipeline on each of two hosts."""
-    beside = {"PYTHONSAFEPATH": "", **COMPILED_FAST}  # models is in the programs' own folder
+    beside = {"PYTHONSAFEPATH": ""}  # models is in the programs' own folder
     alone = Process([sys.executable, str(EXAMPLES / "train_alone.py")], {"JAX_PLATFORMS": "cpu", **beside})
     hosts = ["run", "--hosts", "2", "--devices-per-host", "4"]
     pipeline = Process([*PASSING, *hosts, str(EXAMPLES / "train_pipeline.py")], beside)
