@@ -28,13 +28,15 @@ HERE = Path(__file__).parent
 PACKAGES = ("jax-passing", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "numpy", "flax", "optax")
 GPU, CPU = "cuda", "cpu"
 PART_S = 180.0  # that a part may take
+TOLD_S = 10.0  # before that it prints what its threads do
+HANGS = 2  # so many parts that came to no end on a GPU, and none with as many hosts on one is started any more
 
 
 @dataclass(frozen=True)
 class Part:
     """
     Attributes:
-      name: of a part of gpu_host.py, or "train" for examples/train_gpt2.py.
+      name: of a part of gpu_host.py, or of PROGRAMS, or "train" for examples/train_gpt2.py.
       platforms: of each host.
     """
 
@@ -45,13 +47,24 @@ class Part:
         return f"{self.name}-{'-'.join(self.platforms)}"
 
 
-# In this order, as time may run out.
+# Programs of the tests, which compare with numpy themselves: arguments, and what they print if all is right.
+PROGRAMS = {
+    "held": (["held.py"], "digest"),
+    "loops": (["conditional.py", "loop", "agree"], "all steps are right"),
+    "branches": (["conditional.py", "branch", "agree"], "all steps are right"),
+    "order": (["matching.py", "1"], "rounds 1"),
+}
+
+# In this order, as time may run out: if even one host alone can't sum, that is known at once.
 PARTS = (
+    Part("call", (GPU,)),
     *(Part("sums", hosts) for hosts in ((GPU, GPU), (GPU, CPU), (CPU, CPU))),
     *(Part("errors", (one, one)) for one in (GPU, CPU)),
+    *(Part(name, (one, one)) for name in PROGRAMS for one in (GPU, CPU)),
+    Part("threads", (GPU, GPU)),
     Part("memory", (GPU,)),
     Part("copies", (GPU,)),  # on CPUs a sum of one host leaves its buffer as it is
-    *(Part("call", hosts) for hosts in ((GPU,), (GPU, GPU), (CPU,), (CPU, CPU))),
+    *(Part("call", hosts) for hosts in ((GPU, GPU), (CPU,), (CPU, CPU))),
     *(Part("overlap", hosts) for hosts in ((GPU,), (GPU, GPU), (CPU, CPU))),
     *(Part("growth", (one, one)) for one in (GPU, CPU)),
     *(Part("train", (one, one)) for one in (GPU, CPU)),
@@ -59,7 +72,8 @@ PARTS = (
     *(Part("sums", hosts) for hosts in ((GPU, GPU, GPU), (GPU, CPU, GPU), (CPU, CPU, CPU))),
     Part("train", (GPU,)),
 )
-CPU_ONLY_WHERE_NO_GPU = ("call", "overlap", "train")  # a GPU's time isn't spent for a CPU's figures
+# A GPU's time isn't spent for a CPU's figures, nor for what the tests show.
+CPU_ONLY_WHERE_NO_GPU = ("call", "overlap", "train", *PROGRAMS)
 
 
 def output_of(command: list[str], timeout_s: float = 60.0) -> str:
@@ -91,8 +105,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def command_of(part: Part, result: Path) -> list[str]:
+def command_of(part: Part, result: Path, limit_s: float) -> list[str]:
     program = [str(HERE / "gpu_host.py"), part.name, "--platforms", ",".join(part.platforms), "--result", str(result)]
+    program += ["--tell-after-s", str(max(limit_s - TOLD_S, 1))]
+    if part.name in PROGRAMS:
+        name, *rest = PROGRAMS[part.name][0]
+        program = [str(HERE.parent / "tests" / "end_to_end" / "programs" / name), *rest]
     if part.name == "train":
         on_gpu = GPU in part.platforms
         program = [str(HERE.parent / "examples" / "train_gpt2.py"), "--size", "small" if on_gpu else "tiny"]
@@ -113,7 +131,8 @@ def run(part: Part, folder: Path, limit_s: float) -> dict[str, Any]:
     environment["JAX_PLATFORMS"] = CPU if set(part.platforms) == {CPU} else f"{GPU},{CPU}"
     began = time.monotonic()
     with log.open("w") as output:
-        child = subprocess.Popen(command_of(part, result), env=environment, stdout=output, stderr=subprocess.STDOUT)
+        command = command_of(part, result, limit_s)
+        child = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             code: int | None = child.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -130,16 +149,20 @@ def run(part: Part, folder: Path, limit_s: float) -> dict[str, Any]:
     outcome: dict[str, Any] = {"seconds": time.monotonic() - began}
     if code != 0:
         reason = f"exit status {code}" if code is not None else f"not done after {limit_s:.0f} s"
-        return {**outcome, "status": "failed", "reason": reason, "output": text[-3000:]}
-    if part.name == "train":
+        return {**outcome, "status": "failed", "reason": reason, "output": text[-6000:], "hung": code is None}
+    if part.name in PROGRAMS and PROGRAMS[part.name][1] not in text:
+        return {**outcome, "status": "failed", "reason": "it isn't right", "output": text[-6000:]}
+    if part.name == "train" or part.name in PROGRAMS:
         return {**outcome, "status": "ran", "result": text.splitlines()}
     return {**outcome, "status": "ran", "result": json.loads(result.read_text())}
 
 
-def left_out(part: Part, has_gpu: bool, only: list[str] | None) -> str | None:
-    """Why it isn't run, if it isn't."""
+def left_out(part: Part, has_gpu: bool, only: list[str] | None, hung: list[int]) -> str | None:
+    """Why it isn't run, if it isn't. `hung`: how many GPU hosts the parts had that came to no end."""
     if only is not None and part.name not in only:
         return "not asked for (--only)"
+    if GPU in part.platforms and sum(count <= part.platforms.count(GPU) for count in hung) >= HANGS:
+        return f"{HANGS} parts with no more hosts on a GPU came to no end"
     if GPU in part.platforms and not has_gpu:
         return "no GPU"
     if GPU not in part.platforms and has_gpu and part.name in CPU_ONLY_WHERE_NO_GPU:
@@ -159,9 +182,10 @@ def main() -> None:
     began = time.monotonic()
     report: dict[str, Any] = {"machine": machine(), "parts": []}
     has_gpu = report["machine"]["backend"] == "gpu"
+    hung: list[int] = []
     for part in PARTS:
         entry = {"name": part.name, "platforms": part.platforms}
-        reason = left_out(part, has_gpu, arguments.only)
+        reason = left_out(part, has_gpu, arguments.only, hung)
         left_s = arguments.minutes * 60 - (time.monotonic() - began)
         if reason is None and left_s < 10:
             reason = f"out of time ({arguments.minutes:g} minutes)"
@@ -169,6 +193,8 @@ def main() -> None:
             entry |= {"status": "left out", "reason": reason}
         else:
             entry |= run(part, folder, min(left_s, PART_S))
+            if entry.get("hung") and GPU in part.platforms:
+                hung.append(part.platforms.count(GPU))
             print(f"{part}: {entry['status']} in {entry['seconds']:.0f} s", flush=True)
         report["parts"].append(entry)
         (folder / "report.json").write_text(json.dumps(report, indent=1))

@@ -4,7 +4,8 @@
 # Each PYTHON (python3 if none is named) is an interpreter with JAX for CUDA; name several to try several versions of JAX.
 # It isn't changed: for each a virtual environment is made in build/gpu, which sees what the interpreter has, and in which
 # this checkout is built and installed with what else is missing, from PyPI, or from the folder of wheels that WHEELS
-# names. Without a GPU everything runs on CPUs, and the reports say what they leave out.
+# names; a wheel of jax_passing there is installed as it is. Without a GPU everything runs on CPUs, and the reports say
+# what they leave out.
 #
 # Reports go to REPORT/JAXLIB-VERSION/report.md and report.json; REPORT is build/gpu/report if nothing else is said.
 set -euo pipefail
@@ -25,6 +26,8 @@ unset PYTHONSAFEPATH PYTHONPATH
 
 fail() { echo "gpu.sh: $1" >&2 && return 1; }
 
+is_built() { [ -n "${WHEELS:-}" ] && compgen -G "$wheels/jax_passing-*.whl" >/dev/null; }
+
 # What can't be made here, interpreter $1 must bring; what else is missing, pip names.
 check() {
   command -v "$1" >/dev/null || fail "there is no $1. Name an interpreter: bash benchmarks/gpu.sh /path/to/python3.12" || return
@@ -32,6 +35,7 @@ check() {
   "$1" -c 'import jax, jaxlib' 2>/dev/null ||
     fail "$1 has no JAX that can be imported. Install it: $1 -m pip install 'jax[cuda13]' (or jax, for CPUs)." || return
   "$1" -m pip --version >/dev/null 2>&1 || fail "$1 has no pip. On Debian: apt-get install python3-pip python3-venv" || return
+  is_built && return
   "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
     fail "$1 has no headers (Python.h). On Debian: apt-get install python3-dev" || return
   command -v "$CXX" >/dev/null || fail "there is no $CXX. On Debian: apt-get install g++"
@@ -65,8 +69,18 @@ packages.joinpath("seen.pth").write_text("".join(f"import site; site.addsitedir(
   local inside=$folder/venv/bin/python
   local pip=("$python" -m pip --python "$inside")
 
+  if [ -n "${WHEELS:-}" ] && ! is_built; then
+    # Whatever is there of what building takes; what isn't, is named below.
+    local tool
+    for tool in 'scikit-build-core>=1.0' 'nanobind>=3.0,<4' cmake ninja; do
+      "${pip[@]}" install "${pip_options[@]}" "$tool" >/dev/null 2>&1 || true
+    done
+  fi
   missing=$folder/missing
-  if can_build "$inside" "$missing"; then
+  if is_built; then
+    "${pip[@]}" download "${pip_options[@]}" --no-deps --dest "$folder/wheel" jax_passing ||
+      fail "no wheel of jax_passing in $WHEELS fits $python."
+  elif can_build "$inside" "$missing"; then
     echo "== building with what is installed, on the headers of the installed jaxlib"
     "${pip[@]}" wheel "${pip_options[@]}" --no-deps --no-build-isolation --wheel-dir "$folder/wheel" .
   else
@@ -83,12 +97,14 @@ missing of them ($(cat "$missing")) for $python, or put wheels of all of them in
     fail "what pip names above is missing: install it for $python, or put its wheel into a folder that WHEELS names."
 }
 
+LIMIT_S=570 # for all that is done with one interpreter
 status=0
 for python in "${@:-python3}"; do
   case "$python" in */*) python=$(cd "$called_from" && realpath -ms -- "$python") ;; esac  # links are the environment's
   if ! check "$python"; then status=1 && continue; fi
   release=$("$python" -c 'import jaxlib; print(jaxlib.__version__)')
   echo "=== $python, jaxlib $release"
+  SECONDS=0
   folder=$PWD/build/gpu/$release
   mkdir -p "$folder"
   set +e  # a condition would switch it off inside, too
@@ -97,6 +113,7 @@ for python in "${@:-python3}"; do
   set -e
   if [ $prepared != 0 ]; then status=1 && continue; fi
   echo "== measuring"
-  "$folder/venv/bin/python" benchmarks/gpu.py --report "$reports/$release" || status=1
+  minutes=$("$python" -c "print(($LIMIT_S - $SECONDS) / 60)")
+  "$folder/venv/bin/python" benchmarks/gpu.py --report "$reports/$release" --minutes "$minutes" || status=1
 done
 exit $status

@@ -6,6 +6,8 @@ Rank r takes the r-th platform. Hosts of platform cuda share a card, as far as t
 """
 
 import argparse
+import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -14,6 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ CALLS = 1000
 ROUNDS = 15
 COPY_MEBIBYTES = (1, 16, 64, 256)
 MEMORY_MEBIBYTES = 256
+THREAD_S = 1.0  # between the threads of a host
 STEPS, SETTLED = 10_000, 1_000
 GROWING = ("resident_bytes", "device_bytes", "descriptors", "threads")
 
@@ -151,18 +155,45 @@ def sums(host: Host) -> Any:
 
 def errors(host: Host) -> Any:
     """Hosts whose programs differ: the sum under way must fail by name, and the process goes on."""
+
+    def body(x: Any) -> Any:  # what is summed is an array of the program's own
+        return jax_passing.psum(jnp.sin(x), "d").sum()
+
     began, raised = time.perf_counter(), "nothing"
+    before = held(host.mesh.devices.flat[0])["device_bytes"]
     try:
         with jax_passing.init(axis_name="d"):
             began = time.perf_counter()
-            summing(host)(np.ones(1000 + host.rank, np.float32)).block_until_ready()
+            total = jax.jit(jax.shard_map(body, mesh=host.mesh, in_specs=P("d"), out_specs=P()))
+            total(np.ones(2**22 + host.rank, np.float32)).block_until_ready()
     except jax_passing.errors.PassingError as error:
         raised = type(error).__name__
     raised_s = time.perf_counter() - began
+    gc.collect()
+    kept = held(host.mesh.devices.flat[0])["device_bytes"] - before
     computes = float(jax.jit(jnp.sum)(jax.device_put(np.ones(8, np.float32), host.split()))) == 8
     with jax_passing.init(axis_name="d"):
         right = bool((np.asarray(summing(host)(np.ones(1000, np.float32))) == host.world_size).all())
-    return {"raised": raised, "raised_s": raised_s, "device_computes": computes, "next_session_sums": right}
+    found = {"raised": raised, "raised_s": raised_s, "device_computes": computes, "next_session_sums": right}
+    return {**found, "device_bytes_kept": kept}
+
+
+def threads(host: Host) -> Any:
+    """Two threads sum on the one device, on each host in another order: neither must wait for the other's program."""
+
+    def sum_in(stream: str) -> bool:
+        with jax_passing.stream(stream):
+            step, x = summing(host, donated=False), np.arange(1000, dtype=np.float32)
+            return all((np.asarray(step(x)) == host.world_size * x).all() for _ in range(10))
+
+    began, streams = time.perf_counter(), ["a", "b"] if host.rank % 2 == 0 else ["b", "a"]
+    with ThreadPoolExecutor(len(streams)) as pool:
+        found = []
+        for stream in streams:
+            found.append(pool.submit(sum_in, stream))
+            time.sleep(THREAD_S)
+        right = all(each.result() for each in found)
+    return {"right": right, "seconds": time.perf_counter() - began}
 
 
 def held(device: Any) -> dict[str, int]:
@@ -323,7 +354,7 @@ def profile(host: Host) -> Any:
     return gpu_trace.summary(host.folder)
 
 
-PARTS = {part.__name__: part for part in (sums, errors, growth, memory, call, copies, overlap, profile)}
+PARTS = {part.__name__: part for part in (sums, errors, threads, growth, memory, call, copies, overlap, profile)}
 
 
 def main() -> None:
@@ -331,7 +362,10 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--platforms", default="cpu", help="of each rank: cuda or cpu")
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--tell-after-s", type=float, help="print then what all threads of Python do")
     arguments = parser.parse_args()
+    if arguments.tell_after_s is not None:
+        faulthandler.dump_traceback_later(arguments.tell_after_s)
     platforms = arguments.platforms.split(",")
     rank = int(os.environ.get("JAX_PASSING_RANK", "0"))
     # process_sum computes on the CPU everywhere.

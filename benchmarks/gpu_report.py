@@ -78,12 +78,24 @@ def of_errors(report: Entry) -> list[str]:
             f"{found['raised_s']:.2f} s",
             found["device_computes"],
             found["next_session_sums"],
+            f"{found['device_bytes_kept'] / 2**20:.1f} MiB",
         )
         for entry in ran(report, "errors")
         for found in [entry["result"]]
     ]
-    columns = ("hosts", "raised", "after", "the device computes on", "the next session sums rightly")
-    return ["### Hosts whose programs differ", "", *table(columns, rows)] if rows else []
+    columns = ("hosts", "raised", "after", "the device computes on", "the next session sums rightly", "memory kept")
+    note = "What was summed had 16 MiB of the device; memory kept is what XLA didn't give back when the execution failed."
+    return ["### Hosts whose programs differ", "", note, "", *table(columns, rows)] if rows else []
+
+
+def of_programs(report: Entry) -> list[str]:
+    """Each of them compares with numpy itself, and fails if something is wrong."""
+    rows = [
+        (name, hosts_of(entry), f"{entry['seconds']:.0f} s")
+        for name in ("held", "loops", "branches", "order", "threads")
+        for entry in ran(report, name)
+    ]
+    return ["### Programs that check themselves", "", *table(("program", "hosts", "took"), rows)] if rows else []
 
 
 def of_growth(report: Entry) -> list[str]:
@@ -204,6 +216,7 @@ def is_right(report: Entry) -> bool:
         all(entry["status"] != "failed" for entry in report["parts"])
         and not any(row["wrong"] or row["hosts_differ"] for row in sums)
         and not other_bits(report)
+        and all(entry["result"]["right"] for entry in ran(report, "threads"))
         and all(
             found["raised"] == "ProgramMismatchError" and found["device_computes"] and found["next_session_sums"]
             for found in errors
@@ -235,7 +248,7 @@ def of_the_rest(report: Entry) -> list[str]:
     return lines
 
 
-CORRECTNESS: tuple[Callable[[Entry], list[str]], ...] = (of_sums, of_errors, of_growth, of_memory)
+CORRECTNESS: tuple[Callable[[Entry], list[str]], ...] = (of_sums, of_errors, of_programs, of_growth, of_memory)
 FIGURES: tuple[Callable[[Entry], list[str]], ...] = (of_copies, of_call, of_overlap, of_train)
 
 

@@ -31,10 +31,13 @@ void StagedSum::Complete(const Failure* failure) {
 }
 
 std::optional<Failure> StagedSum::Await(const std::function<std::optional<Failure>()>& session_failure) {
+  std::optional<Failure> failure;
   std::unique_lock lock(mutex_);
   while (!completed_.wait_for(lock, kFailureInterval, [this] { return complete_; })) {
+    // Not at once: where the sum is there for another device, it is for this one, too.
+    if (failure) return failure;
     lock.unlock();
-    if (auto failure = session_failure()) return failure;
+    failure = session_failure();
     lock.lock();
   }
   return failure_;

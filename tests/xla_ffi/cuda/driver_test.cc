@@ -45,6 +45,23 @@ TEST(DriverTest, errorsHaveTheirNames) {
   EXPECT_TRUE(ErrorOf([&] { driver.Check(12345, "trying"); }).starts_with("trying failed: unknown error (12345 "));
 }
 
+TEST(DriverTest, memoryThatIsntPinnedIsRefused) {
+  const CudaDriver driver(FAKE_CUDA_DRIVER);
+  const CUstream stream = Fake().make_stream(0);
+  float there = 0, here = 0;
+  void* pinned = nullptr;
+  driver.Check(driver.HostAlloc(&pinned, 4096, 0), "pinning");
+  const auto copy = [&](void* to) {
+    return driver.CopyToHost(to, reinterpret_cast<CUdeviceptr>(&there), sizeof(float), stream);
+  };
+  EXPECT_EQ(copy(&here), kFakeInvalidValue);
+  EXPECT_EQ(copy(static_cast<char*>(pinned) + 4092), 0);
+  EXPECT_EQ(copy(static_cast<char*>(pinned) + 4093), kFakeInvalidValue);
+  Fake().synchronize(stream);
+  driver.Check(driver.HostFree(pinned), "unpinning");
+  Fake().destroy_stream(stream);
+}
+
 TEST(DriverTest, driverThatDoesntStart) {
   Fake().fail("cuInit", kFakeInvalidContext, 0);
   const std::string error = ErrorOf([] { CudaDriver(FAKE_CUDA_DRIVER); });

@@ -1,11 +1,13 @@
 #define FAKE_CUDA_DRIVER ""
 #include "../tests/xla_ffi/cuda/fake_driver.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,7 +15,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 namespace {
@@ -33,15 +34,23 @@ struct Record {
     std::unique_lock lock(mutex);
     wake.wait(lock, [this] { return reached; });
   }
+  bool AwaitFor(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex);
+    return wake.wait_for(lock, time, [this] { return reached; });
+  }
 };
 
 }  // namespace
 
 struct CUctx_st {
-  int ordinal;
+  std::atomic<int> retained = 0;  // how often
+  std::atomic<CUresult> broken = 0;
 };
 
 struct CUevent_st {
+  explicit CUevent_st(CUcontext its_context) : context(its_context) {}
+
+  const CUcontext context;
   std::mutex mutex;
   std::shared_ptr<Record> last;  // null: never recorded
 
@@ -52,7 +61,7 @@ struct CUevent_st {
 };
 
 struct CUstream_st {
-  explicit CUstream_st(uint64_t seed) : random(seed) {}
+  CUstream_st(CUcontext its_context, uint64_t seed) : context(its_context), random(seed) {}
   ~CUstream_st() {
     Add(nullptr);
     thread.join();
@@ -77,6 +86,7 @@ struct CUstream_st {
     }
   }
 
+  const CUcontext context;
   std::mt19937_64 random;
   std::mutex mutex;
   std::condition_variable wake;
@@ -92,14 +102,15 @@ struct Failing {
 };
 
 struct State {
+  std::atomic<bool> started = false;  // by cuInit
   std::mutex mutex;
   uint64_t seed = 0;
   uint64_t stream_count = 0;
   std::map<std::string, Failing> failing;
-  std::unordered_map<void*, size_t> pinned;
+  std::map<const char*, size_t> pinned;
   std::set<CUstream> streams;
   std::set<CUevent> events;
-  CUctx_st contexts[kFakeDeviceCount] = {{0}, {1}};
+  CUctx_st contexts[kFakeDeviceCount];
 
   bool IsLive(CUstream stream) {
     std::lock_guard lock(mutex);
@@ -108,6 +119,14 @@ struct State {
   bool IsLive(CUevent event) {
     std::lock_guard lock(mutex);
     return events.contains(event);
+  }
+  bool IsPinned(const void* memory, size_t bytes) {
+    std::lock_guard lock(mutex);
+    const auto* const begin = static_cast<const char*>(memory);
+    const auto after = pinned.upper_bound(begin);
+    if (after == pinned.begin()) return false;
+    const auto& [block, size] = *std::prev(after);
+    return begin + bytes <= block + size;
   }
 };
 
@@ -119,6 +138,7 @@ State& state() {
 thread_local CUcontext current = nullptr;
 
 CUresult FailureOf(const char* symbol) {
+  if (!state().started) return kFakeNotInitialized;
   std::lock_guard lock(state().mutex);
   const auto found = state().failing.find(symbol);
   if (found == state().failing.end() || found->second.after-- > 0) return 0;
@@ -128,7 +148,9 @@ CUresult FailureOf(const char* symbol) {
 
 // Of a function that needs a context.
 CUresult Begin(const char* symbol) {
-  if (current == nullptr) return kFakeInvalidContext;
+  if (!state().started) return kFakeNotInitialized;
+  if (current == nullptr || current->retained == 0) return kFakeInvalidContext;
+  if (current->broken != 0) return current->broken;
   return FailureOf(symbol);
 }
 
@@ -143,6 +165,16 @@ CUresult Enqueue(const char* symbol, CUstream stream, std::function<void()> task
   return 0;
 }
 
+// CUDA copies from and to other host memory as well, but holds up the caller meanwhile.
+CUresult EnqueueCopy(const char* symbol, const void* pinned, size_t bytes, CUstream stream,
+                     std::function<void()> copy) {
+  if (!state().IsPinned(pinned, bytes)) return kFakeInvalidValue;
+  const CUcontext context = stream == nullptr ? current : stream->context;
+  return Enqueue(symbol, stream, [context, copy = std::move(copy)] {
+    if (context->broken == 0) copy();
+  });
+}
+
 CUresult DestroyStream(CUstream stream) {
   {
     std::lock_guard lock(state().mutex);
@@ -154,7 +186,7 @@ CUresult DestroyStream(CUstream stream) {
 
 CUstream MakeStream() {
   std::lock_guard lock(state().mutex);
-  const auto stream = new CUstream_st(state().seed ^ ++state().stream_count);
+  const auto stream = new CUstream_st(current, state().seed ^ ++state().stream_count);
   state().streams.insert(stream);
   return stream;
 }
@@ -174,9 +206,14 @@ const FakeCuda kControls = {
     .make_stream =
         [](int ordinal) {
           current = &state().contexts[ordinal];
+          ++current->retained;
           return MakeStream();
         },
-    .destroy_stream = [](CUstream stream) { DestroyStream(stream); },
+    .destroy_stream =
+        [](CUstream stream) {
+          --stream->context->retained;
+          DestroyStream(stream);
+        },
     .run = [](CUstream stream, void (*kernel)(void*), void* argument) { stream->Add([=] { kernel(argument); }); },
     .synchronize =
         [](CUstream stream) {
@@ -184,6 +221,8 @@ const FakeCuda kControls = {
           stream->Add([&] { record.Reach(); });
           record.Await();
         },
+    .break_context = [](int ordinal, CUresult error) { state().contexts[ordinal].broken = error; },
+    .retained = [](int ordinal) { return state().contexts[ordinal].retained.load(); },
     .pinned_bytes =
         [] {
           std::lock_guard lock(state().mutex);
@@ -204,12 +243,23 @@ const FakeCuda kControls = {
 
 EXPORT const FakeCuda* fake_cuda() { return &kControls; }
 
-EXPORT CUresult cuInit(unsigned) { return FailureOf("cuInit"); }
+EXPORT CUresult cuInit(unsigned) {
+  state().started = true;
+  const CUresult failure = FailureOf("cuInit");
+  state().started = failure == 0;
+  return failure;
+}
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char** name) {
   switch (error) {
+    case kFakeInvalidValue:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+      return 0;
     case kFakeOutOfMemory:
       *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      return 0;
+    case kFakeNotInitialized:
+      *name = "CUDA_ERROR_NOT_INITIALIZED";
       return 0;
     case kFakeInvalidContext:
       *name = "CUDA_ERROR_INVALID_CONTEXT";
@@ -232,11 +282,17 @@ EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (const CUresult failure = FailureOf("cuDevicePrimaryCtxRetain")) return failure;
   *context = &state().contexts[device];
-  return FailureOf("cuDevicePrimaryCtxRetain");
+  ++(*context)->retained;
+  return 0;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) { return 0; }
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  if (state().contexts[device].retained == 0) return kFakeInvalidContext;
+  --state().contexts[device].retained;
+  return 0;
+}
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext* context) {
   *context = current;
@@ -250,17 +306,18 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 
 EXPORT CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   if (const CUresult failure = Begin("cuMemHostAlloc")) return failure;
+  if (bytes == 0) return kFakeInvalidValue;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*memory, 0xee, bytes);
   std::lock_guard lock(state().mutex);
-  state().pinned[*memory] = bytes;
+  state().pinned[static_cast<char*>(*memory)] = bytes;
   return 0;
 }
 
 EXPORT CUresult cuMemFreeHost(void* memory) {
   if (const CUresult failure = Begin("cuMemFreeHost")) return failure;
   std::lock_guard lock(state().mutex);
-  if (state().pinned.erase(memory) == 0) return 1;
+  if (state().pinned.erase(static_cast<char*>(memory)) == 0) return kFakeInvalidValue;
   std::free(memory);
   return 0;
 }
@@ -283,7 +340,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
 
 EXPORT CUresult cuEventCreate(CUevent* event, unsigned) {
   if (const CUresult failure = Begin("cuEventCreate")) return failure;
-  *event = new CUevent_st();
+  *event = new CUevent_st(current);
   std::lock_guard lock(state().mutex);
   state().events.insert(*event);
   return 0;
@@ -300,6 +357,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
   if (!state().IsLive(event)) return kFakeInvalidHandle;
+  if (event->context != (stream == nullptr ? current : stream->context)) return kFakeInvalidHandle;
   const auto record = std::make_shared<Record>();
   const CUresult result = Enqueue("cuEventRecord", stream, [record] { record->Reach(); });
   if (result == 0) {
@@ -311,16 +369,20 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
   if (!state().IsLive(event)) return kFakeInvalidHandle;
-  if (const auto record = event->Last()) record->Await();
+  if (const auto record = event->Last()) {
+    while (event->context->broken == 0 && !record->AwaitFor(std::chrono::milliseconds(1))) continue;
+  }
   return Begin("cuEventSynchronize");
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return Enqueue("cuMemcpyDtoHAsync_v2", stream, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+  return EnqueueCopy("cuMemcpyDtoHAsync_v2", to, bytes, stream,
+                     [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
-  return Enqueue("cuMemcpyHtoDAsync_v2", stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  return EnqueueCopy("cuMemcpyHtoDAsync_v2", from, bytes, stream,
+                     [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }
 
 EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {

@@ -1,7 +1,8 @@
 // A CUDA driver without a GPU, for tests: a shared library with the functions that cuda/driver.h finds in libcuda.
 //
 // Device memory is the process's own. A stream is a thread that works off a queue, each entry after a delay drawn from
-// a seed; the default stream does everything at once. Calls need a current context, as in CUDA.
+// a seed; the default stream does everything at once. As in CUDA, calls need cuInit and a current context that somebody
+// retains, an event is recorded in streams of its own context alone, and what breaks a context fails all later calls.
 #ifndef TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_
 #define TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_
 
@@ -13,7 +14,9 @@
 
 #include "cuda/driver.h"
 
+inline constexpr CUresult kFakeInvalidValue = 1;
 inline constexpr CUresult kFakeOutOfMemory = 2;
+inline constexpr CUresult kFakeNotInitialized = 3;
 inline constexpr CUresult kFakeInvalidContext = 201;
 inline constexpr CUresult kFakeInvalidHandle = 400;
 inline constexpr CUresult kFakeLaunchFailed = 719;
@@ -29,8 +32,11 @@ struct FakeCuda {
   void (*destroy_stream)(CUstream stream);  // after what is in it
   void (*run)(CUstream stream, void (*kernel)(void*), void* argument);
   void (*synchronize)(CUstream stream);
-  size_t (*pinned_bytes)();  // that aren't freed
-  size_t (*handles)();       // streams and events that aren't destroyed
+  // A kernel fails: no copy of this GPU does anything any more, and calls return this error. With 0 they don't.
+  void (*break_context)(int ordinal, CUresult error);
+  int (*retained)(int ordinal);  // how often its context is
+  size_t (*pinned_bytes)();      // that aren't freed
+  size_t (*handles)();           // streams and events that aren't destroyed
 };
 
 extern "C" const FakeCuda* fake_cuda();

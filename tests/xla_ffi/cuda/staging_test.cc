@@ -34,6 +34,15 @@ struct Blocker {
 
 std::optional<Failure> Never() { return std::nullopt; }
 
+std::string ErrorOf(const auto& action) {
+  try {
+    action();
+  } catch (const CudaError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 class StagingTest : public testing::Test {
  protected:
   ~StagingTest() override {
@@ -155,19 +164,11 @@ TEST_F(StagingTest, memoryIsUsedAgainOnlyBehindTheCopiesFromIt) {
 
 TEST_F(StagingTest, failuresOfTheDriverHaveNames_andLeaveNothingBehind) {
   auto &a = Array(1000, 1), &b = Array(1000, 2);
-  const auto error_of = [](const auto& action) -> std::string {
-    try {
-      action();
-    } catch (const CudaError& error) {
-      return error.what();
-    }
-    return "";
-  };
   for (const char* symbol : {"cuMemHostAlloc", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2"}) {
     for (const int after : {0, 1}) {
       if (after == 1 && symbol == std::string("cuEventRecord")) continue;  // then nobody knows when the copies are over
       Fake().fail(symbol, kFakeOutOfMemory, after);
-      const std::string error = error_of([&] {
+      const std::string error = ErrorOf([&] {
         const auto part = Start(1, {&a, &b}, site_);
         const auto other = Start(2, {&a, &b}, std::make_shared<int>());  // a second allocation
       });
@@ -183,12 +184,53 @@ TEST_F(StagingTest, failuresOfTheDriverHaveNames_andLeaveNothingBehind) {
   }
   const auto part = Start(1, {&a}, site_);
   Fake().fail("cuEventSynchronize", kFakeLaunchFailed, 0);
-  EXPECT_NE(error_of([&] { part->AwaitLeaves(); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { part->AwaitLeaves(); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
   Fake().fail("cuEventSynchronize", 0, 0);
   Sum(*part, 2);
   Fake().fail("cuMemcpyHtoDAsync_v2", kFakeLaunchFailed, 0);
-  EXPECT_NE(error_of([&] { part->CopyBack(stream_); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { part->CopyBack(stream_); }).find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos);
   Fake().fail("cuMemcpyHtoDAsync_v2", 0, 0);
+}
+
+TEST_F(StagingTest, aGpuThatFails_endsAllWaits_andNothingIsWrittenToItsArrays) {
+  auto& a = Array(1000, 1);
+  const auto copied = Start(1, {&a}, site_);
+  Sum(*copied, 2);
+  Blocker backward(stream_);
+  const auto waiting = Start(2, {&a}, std::make_shared<int>());
+  std::string awaited;
+  std::thread worker([&] { awaited = ErrorOf([&] { waiting->AwaitLeaves(); }); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  Fake().break_context(0, kFakeLaunchFailed);
+  worker.join();  // though the kernel before the copy never comes to its end
+  const std::string started = ErrorOf([&] { Start(3, {&a}, std::make_shared<int>()); });
+  const std::string copied_back = ErrorOf([&] { staging_.Take(1)->CopyBack(stream_); });
+  backward.End();
+  Fake().synchronize(stream_);
+  Fake().break_context(0, 0);
+  for (const std::string& error : {awaited, started, copied_back}) {
+    EXPECT_NE(error.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << error;
+  }
+  EXPECT_EQ(a, std::vector<float>(1000, 1));
+}
+
+TEST_F(StagingTest, aStreamOfAnotherGpuIsRefused) {
+  auto& a = Array(1, 1);
+  const CUstream elsewhere = Fake().make_stream(1);
+  const std::vector<DeviceArray> leaves{{reinterpret_cast<CUdeviceptr>(a.data()), 4}};
+  const std::string error = ErrorOf([&] { staging_.Start(elsewhere, site_, 1, leaves); });
+  EXPECT_NE(error.find("CUDA_ERROR_INVALID_HANDLE"), std::string::npos) << error;
+  Fake().destroy_stream(elsewhere);
+}
+
+TEST_F(StagingTest, aGpuThatCantBeUsedIsLetGoOf) {
+  const int retained = Fake().retained(1);
+  Fake().fail("cuStreamCreate", kFakeOutOfMemory, 0);
+  EXPECT_THROW(Staging(driver_, 1), CudaError);
+  Fake().fail("cuStreamCreate", 0, 0);
+  EXPECT_EQ(Fake().retained(1), retained);
+  { const Staging staging(driver_, 1); }
+  EXPECT_EQ(Fake().retained(1), retained);
 }
 
 TEST_F(StagingTest, waitsNoLongerThanTheSession) {
@@ -200,6 +242,15 @@ TEST_F(StagingTest, waitsNoLongerThanTheSession) {
   const Failure late{"ClosedError", "late"};
   part->Complete(&late);
   EXPECT_EQ(part->Await(Never)->kind, "ClosedError");
+}
+
+TEST_F(StagingTest, aSumThatIsThereWhenTheSessionFails_isTaken) {
+  auto& a = Array(1, 1);
+  const auto part = Start(1, {&a}, site_);
+  EXPECT_FALSE(part->Await([&]() -> std::optional<Failure> {
+    part->Complete(nullptr);  // the devices of a sum are told one after the other
+    return Failure{"HostLostError", "rank 1"};
+  }));
 }
 
 TEST_F(StagingTest, aThousandSumsWithoutGrowth) {
