@@ -84,7 +84,9 @@ def of_errors(report: Entry) -> list[str]:
         for found in [entry["result"]]
     ]
     columns = ("hosts", "raised", "after", "the device computes on", "the next session sums rightly", "memory kept")
-    note = "What was summed had 16 MiB of the device; memory kept is what XLA didn't give back when the execution failed."
+    note = (
+        "What was summed had 16 MiB of the device; memory kept is what XLA didn't give back when the execution failed."
+    )
     return ["### Hosts whose programs differ", "", note, "", *table(columns, rows)] if rows else []
 
 
