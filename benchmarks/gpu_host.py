@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -351,7 +352,13 @@ def profile(host: Host) -> Any:
     with jax.profiler.trace(str(host.folder)):
         for _ in range(5):
             state, _ = jax.block_until_ready(steps["overlap"](state, batch))
-    return gpu_trace.summary(host.folder)
+    texts = [
+        module.to_string()
+        for executable in host.mesh.devices.flat[0].client.live_executables()
+        for module in executable.hlo_modules()
+    ]
+    call = r'%([\w.\-]+) = [^\n]*custom_call_target="passing_psum"'
+    return gpu_trace.summary(host.folder, {name for text in texts for name in re.findall(call, text)})
 
 
 PARTS = {part.__name__: part for part in (sums, errors, threads, growth, memory, call, copies, overlap, profile)}

@@ -6,7 +6,7 @@ from typing import Any
 Entry = dict[str, Any]
 
 # The aims of the project; the report says beside each figure whether it reaches them.
-COPY_SHARE, HIDDEN_SHARE, BEYOND_MEBIBYTES = 0.85, 0.90, 64
+COPY_SHARE, HIDDEN_SHARE, BEYOND_MEBIBYTES, START_US = 0.85, 0.90, 64, 20
 LEAST_SHARE = 0.1  # of communication in computation: what is hidden of less is lost in the noise
 
 
@@ -204,6 +204,13 @@ def of_profile(report: Entry) -> list[str]:
         if found["copies_ms"]:
             share = found["copies_beside_kernels_ms"] / found["copies_ms"]
             lines += [f"Of {found['copies_ms']:.2f} ms of copies {share:.0%} ran beside kernels.", ""]
+        if starts := found["starts"]:
+            reached = aim(starts["us"] <= START_US, f"at most {START_US} us are wanted")
+            lines += [
+                f"To start a sum took the host {starts['us']:.1f} us (median of {starts['count']}, the slowest "
+                f"{starts['slowest_us']:.1f} us; {reached}).",
+                "",
+            ]
     return lines if len(lines) > 2 else []
 
 

@@ -1,8 +1,10 @@
-"""What a trace of jax.profiler tells of a GPU's streams: how long they computed and copied, and what of it at once."""
+"""What a trace of jax.profiler tells of a GPU's streams: how long they computed and copied, and what of it at once.
+And how long the host took for calls of ours."""
 
 import gzip
 import json
-from collections.abc import Iterable
+import statistics
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,25 @@ def streams_of(events: list[dict[str, Any]]) -> dict[str, dict[str, Spans]]:
     return streams
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    """Of the trace in this folder; its path, too, for Perfetto."""
+def host_calls(events: list[dict[str, Any]], names: Collection[str]) -> list[float]:
+    """How long operations of these names took on the host each time, in us. XLA enqueues each under its name; what it
+    does for a custom call is its handler."""
+    processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
+    return [
+        event.get("dur", 0.0)
+        for event in events
+        if event.get("ph") == "X" and event["name"] in names and "GPU" not in processes.get(event["pid"], "")
+    ]
+
+
+def summary(folder: Path, starts: Collection[str] = ()) -> dict[str, Any]:
+    """Of the trace in this folder; its path, too, for Perfetto. `starts`: XLA's names of the calls that start sums."""
     found = sorted(folder.rglob("*.trace.json.gz"))
     if not found:
         return {"left_out": "the profiler wrote no trace"}
     with gzip.open(found[-1], "rt") as file:
-        streams = streams_of(json.load(file)["traceEvents"])
+        events = json.load(file)["traceEvents"]
+    streams, calls_us = streams_of(events), host_calls(events, starts)
     kernels = [span for stream in streams.values() for span in stream["kernels"]]
     copies = [span for stream in streams.values() for span in stream["copies"]]
     result: dict[str, Any] = {"trace": str(found[-1])}
@@ -66,6 +80,9 @@ def summary(folder: Path) -> dict[str, Any]:
             name: {f"{kind}_ms": length(spans) / 1e3 for kind, spans in stream.items()}
             for name, stream in sorted(streams.items())
         },
+        "starts": {"count": len(calls_us), "us": statistics.median(calls_us), "slowest_us": max(calls_us)}
+        if calls_us
+        else None,
         "copies_ms": length(copies) / 1e3,
         "copies_beside_kernels_ms": common(kernels, copies) / 1e3,
     }

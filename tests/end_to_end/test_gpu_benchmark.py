@@ -134,10 +134,16 @@ def test_copies_beside_kernels_are_seen(tmp_path: Path) -> None:
         span(2, "MemcpyH2D", 9000, 1000),
         span(3, "dot", 0, 20_000),
         span(1, "python", 0, 20_000, pid=2),
+        span(1, "passing_psum.3", 100, 12.5, pid=2),
+        span(1, "passing_psum.3", 200, 7.5, pid=2),
+        span(1, "passing_psum.4", 300, 5000, pid=2),  # done
+        span(3, "passing_psum.3", 0, 900),
     ]
     with gzip.open(tmp_path / "host.trace.json.gz", "wt") as file:
         json.dump({"traceEvents": events}, file)
-    found = gpu_trace.summary(tmp_path)
+    found = gpu_trace.summary(tmp_path, {"passing_psum.3"})
+    assert found["starts"] == {"count": 2, "us": 10.0, "slowest_us": 12.5}
+    assert gpu_trace.summary(tmp_path)["starts"] is None
     assert found["streams"] == {
         "Stream #13(Compute)": {"kernels_ms": 6.0, "copies_ms": 0.0},
         "Stream #14(MemcpyD2H)": {"kernels_ms": 0.0, "copies_ms": 3.0},
