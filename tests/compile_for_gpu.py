@@ -158,6 +158,8 @@ def check(name: str, mesh: Mesh, text: str) -> None:
             behind = [sum(place > block.order[start] for place in products) for start in starts]
             assert behind == sorted(behind, reverse=True)
             assert behind[0] >= LAYERS - 1, "started within the backward pass"
+            in_order = sorted(done_of, key=block.order.__getitem__)
+            assert in_order == sorted(done_of, key=lambda start: block.order[done_of[start]]), "awaited as they started"
     assert checked
     print(f"{name} on {mesh.size} of an H200: {checked} leaves stay where they are")
 

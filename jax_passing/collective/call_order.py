@@ -49,6 +49,9 @@ class _Line:
     before: Any = None  # what they had to wait for
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
+    held: list[tuple[Any, Any]] = field(
+        default_factory=list
+    )  # on GPU: of the last calls that were held, a sum, its type
 
 
 def in_order(
@@ -114,6 +117,13 @@ def after_sums(ctx: mlir.LoweringRuleContext) -> list[Any]:
     """The int32[] that say together that all sums of this block so far are done, on GPUs that they have started."""
     line: _Line = lowered_modules.of_block(ctx, _Line)
     return list(line.after)
+
+
+def exchange_held(ctx: mlir.LoweringRuleContext, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """A sum, and its type, of each call that was held last in this block before those of `held` are."""
+    line: _Line = lowered_modules.of_block(ctx, _Line)
+    before, line.held = line.held, held
+    return before
 
 
 def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:

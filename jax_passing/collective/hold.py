@@ -68,7 +68,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequenc
 
 
 def _lower_on_gpu(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
-    finish_behind(ctx, operands[:count], operands[count:], ctx.avals_in[count:])
+    finish_behind(ctx, operands[:count], operands[count:], ctx.avals_in)
     return operands[:count]
 
 

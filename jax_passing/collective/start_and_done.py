@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 from jax_passing._compat import meshes
 from jax_passing.collective.axes import Axes
-from jax_passing.collective.call_order import INT32, after_sums, tokens_of
+from jax_passing.collective.call_order import INT32, after_sums, exchange_held, tokens_of
 from jax_passing.errors import ConfigError
 
 _ANY_DEVICE = -1  # of xla_ffi/ffi/cuda_handlers.h
@@ -49,16 +49,32 @@ def start_and_done(
 def finish_behind(
     ctx: mlir.LoweringRuleContext, sums: Sequence[Any], others: Sequence[Any], avals: Sequence[Any]
 ) -> None:
-    """Has the done calls that give `sums` block only when `others`, of these types, and all sums so far are there."""
-    # Those of this block: in another one, a loop's or a branch's, they might not be carried out as often.
-    done = dict.fromkeys(value.owner.operation for value in sums if tokens_of(ctx, [value]))
-    calls = [call for call in done if not any(True for result in call.results for _ in result.uses)]
+    """Has the done calls that give `sums` block only when `others` are there, all sums so far have started, and those
+    that were held before are there: else XLA may await, and copy back, the first to come last.
+
+    Args:
+      avals: types of `sums`, then of `others`.
+    """
+    calls: dict[Any, tuple[Any, Any, Any]] = {}  # by token: call, one of its sums, the type of that
+    for value, aval in zip(sums, avals, strict=False):
+        # Of this block: in another one, a loop's or a branch's, it might not be carried out as often.
+        if tokens_of(ctx, [value]):
+            call = value.owner.operation
+            if not any(True for result in call.results for _ in result.uses):
+                calls[call.operands[0]] = (call, value, aval)
     if not calls:
         return
-    started = after_sums(ctx)
-    own = ctx.replace(primitive=None, avals_in=[*avals, *[INT32] * len(started)], avals_out=[INT32])
-    gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *others, *started)[0]
-    for call in calls:
+    needed = [
+        *exchange_held(ctx, [(value, aval) for _, value, aval in calls.values()]),
+        *zip(others, avals[len(sums) :], strict=True),
+        *((token, INT32) for token in after_sums(ctx)),
+    ]
+    # From the back: XLA's order is made by going back from each operation to what its last operand needs, then to what
+    # the one before needs. So the first sums start as soon as they can, and not when the backward pass is half over.
+    needed.reverse()
+    own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
+    gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
+    for call, _, _ in calls.values():
         call.operands[_GATE] = gate
         call.move_after(gate.owner)
 

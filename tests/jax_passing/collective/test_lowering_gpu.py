@@ -121,14 +121,16 @@ def test_held_sums_are_awaited_behind_the_backward_pass():
     assert max(places(r"stablehlo\.dot_general")) < min(places(r"@passing_psum_done\("))
     assert max(places(r"@passing_psum\(")) < min(places(r"@passing_psum_done\("))
     tokens = [f"%{start}#0" for start, *_ in starts]
-    for token, gate, leaf in (operands for _, operands, _, _ in dones):
-        assert token in tokens
+    assert [operands[0] for _, operands, _, _ in dones] == tokens  # as they started
+    before = []
+    for done, (token, gate, leaf), _, _ in dones:
         assert leaf == token.replace("#0", "#1")
-        *last, started = gates[gate][: LAYERS + 1]
-        # One element of each layer's gradient, and the starts of all sums: they are of one group.
-        assert len(last) == LAYERS
+        started, last = gates[gate][:LAYERS], gates[gate][LAYERS : 2 * LAYERS]
+        # The starts of all sums, as they are of one group, one element of each layer's gradient, and the sum before.
+        assert started == tokens[::-1]
         assert all(re.search(rf"{each} = stablehlo\.slice", text) for each in last)
-        assert sorted([started, *gates[gate][LAYERS + 1 :]]) == sorted(tokens)
+        assert gates[gate][2 * LAYERS :] == before
+        before = [f"%{done}"]
 
 
 def test_each_start_has_one_done():
