@@ -1,6 +1,7 @@
 """What XLA makes of sums on a GPU that isn't there: python tests/compile_for_gpu.py
 
-It needs JAX's plugin for CUDA, of jaxlib's version, but neither a GPU nor a driver nor the rest of CUDA:
+It needs the packages of the examples, and JAX's plugin for CUDA, of jaxlib's version, but no GPU, no driver, and nothing
+else of CUDA:
 
     pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION
 
@@ -93,8 +94,29 @@ def branch(mesh: Mesh) -> Any:
     return jax.jit(mapped), (array(mesh, (512 * mesh.size, 512), P("d")),)
 
 
-def array(mesh: Mesh, shape: tuple[int, ...], spec: P) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+def gpt2(mesh: Mesh) -> Any:
+    """A step of examples/train_gpt2.py."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    import optax
+    import train_gpt2
+    from flax.training.train_state import TrainState
+    from models import gpt2
+
+    config, rate = train_gpt2.SIZES["small"]
+    model = gpt2.GPT2(config)
+    loss_of = gpt2.loss_of(model)
+
+    def start() -> Any:
+        params = model.init(jax.random.key(0), jnp.zeros((1, config.context), jnp.int32))["params"]
+        return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(rate))
+
+    state = jax.tree.map(lambda leaf: array(mesh, leaf.shape, P(), leaf.dtype), jax.eval_shape(start))
+    tokens = array(mesh, (8 * mesh.size, config.context + 1), P("d"), jnp.int32)
+    return train_gpt2.make_step(lambda *given: loss_of(*given)[0], mesh), (state, {"tokens": tokens})
+
+
+def array(mesh: Mesh, shape: tuple[int, ...], spec: P, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
 
 # --- what was made of it
@@ -151,13 +173,14 @@ def check(name: str, mesh: Mesh, text: str) -> None:
             under_way = [other for other in under_way if block.order[done_of[other]] > block.order[start]]
             tokens = {at[other, "0"] for other in under_way}
             assert len(tokens) == len(under_way), "two sums under way have one token"
-        if name == "held" and starts:
-            products = [block.order[each] for each, line in block.lines.items() if "dot" in line or "gemm" in line]
-            assert len(starts) == LAYERS
+        if name in ("held", "gpt2") and starts:
+            products = [block.order[each] for each in block.lines if "dot" in each or "gemm" in each]
             assert max(products) < min(block.order[done] for done in dones), "awaited behind the backward pass"
-            behind = [sum(place > block.order[start] for place in products) for start in starts]
-            assert behind == sorted(behind, reverse=True)
-            assert behind[0] >= LAYERS - 1, "started within the backward pass"
+            behind = sum(place > min(block.order[start] for start in starts) for place in products)
+            # Two thirds of all products of matrices are the backward pass's.
+            assert behind >= len(products) / 2, (behind, len(products), "the first one starts when it can")
+        if name == "held" and starts:
+            assert len(starts) == LAYERS
             in_order = sorted(done_of, key=block.order.__getitem__)
             assert in_order == sorted(done_of, key=lambda start: block.order[done_of[start]]), "awaited as they started"
     assert checked
@@ -181,7 +204,7 @@ def main() -> None:
                 local_devices(backend=backend) if backend in (None, "cpu") else devices
             )
             mesh = Mesh(devices, ("d",))
-            for case in (held, several, loop, branch):
+            for case in (held, several, loop, branch, *[gpt2] * (count == 1)):
                 function, arguments = case(mesh)
                 check(case.__name__, mesh, function.lower(*arguments).compile().as_text())
     print(f"jaxlib {jax.lib.__version__}: all is as docs/gpus.md says; what XLA dumped is in {DUMP}")
