@@ -1,7 +1,6 @@
 """What XLA makes of sums on a GPU that isn't there: python tests/compile_for_gpu.py
 
-It needs the packages of the examples, and JAX's plugin for CUDA, of jaxlib's version, but neither a GPU nor a driver
-nor the rest of CUDA:
+It needs the packages of the examples, and JAX's plugin for CUDA, of jaxlib's version; no GPU, no driver, no CUDA:
 
     pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION
 
