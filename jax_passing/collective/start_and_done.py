@@ -69,8 +69,8 @@ def finish_behind(
         *zip(others, avals[len(sums) :], strict=True),
         *((token, INT32) for token in after_sums(ctx)),
     ]
-    # XLA's order depends on that of the operands, by rules that we don't know. This one has the first sum of GPT-2 start
-    # as soon as it can, and not behind two thirds of the backward pass: tests/compile_for_gpu.py sees to it.
+    # XLA's order depends on that of the operands, by rules that we don't know. With this one the first sum of GPT-2
+    # starts as soon as it can, and not behind two thirds of the backward pass: tests/compile_for_gpu.py sees to it.
     needed.reverse()
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
