@@ -9,6 +9,7 @@ namespace passing {
 namespace {
 
 constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
+constexpr unsigned kPortable = 1;   // pinned for all GPUs (CU_MEMHOSTALLOC_PORTABLE)
 
 }  // namespace
 
@@ -45,6 +46,10 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
   return {block.release(), [this](PinnedBlock* block) { Return(block); }};
 }
 
+CUresult PinnedPool::Enter(CUcontext context) const {
+  return context == nullptr ? 0 : driver_.ContextSetCurrent(context);
+}
+
 void PinnedPool::Return(PinnedBlock* block) {
   std::lock_guard lock(mutex_);
   bytes_in_use_ -= block->bytes;
@@ -54,9 +59,20 @@ void PinnedPool::Return(PinnedBlock* block) {
 std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
   auto block = std::make_unique<PinnedBlock>();
   block->bytes = bytes;
-  driver_.Check(driver_.HostAlloc(&block->memory, bytes, 0), "pinning host memory for a sum");
-  const CUresult result = driver_.EventCreate(&block->last_use, CudaDriver::kEventForWaiting);
-  if (result != 0) driver_.HostFree(block->memory);
+  driver_.Check(Enter(contexts_.front()), "entering a GPU's context");
+  driver_.Check(driver_.HostAlloc(&block->memory, bytes, kPortable), "pinning host memory for a sum");
+  CUresult result = 0;
+  for (const CUcontext context : contexts_) {
+    CUevent event = nullptr;
+    result = Enter(context);
+    if (result == 0) result = driver_.EventCreate(&event, CudaDriver::kEventForWaiting);
+    if (result != 0) break;
+    block->last_uses.push_back(event);
+  }
+  if (result != 0) {
+    for (const CUevent event : block->last_uses) driver_.EventDestroy(event);
+    driver_.HostFree(block->memory);
+  }
   driver_.Check(result, "making an event");
   pinned_bytes_ += bytes;
   return block;
@@ -64,8 +80,11 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
 
 void PinnedPool::Free(std::unique_ptr<PinnedBlock> block) {
   // Where the GPU has failed, so do these; then nothing is copied any more, either.
-  driver_.EventSynchronize(block->last_use);
-  driver_.EventDestroy(block->last_use);
+  Enter(contexts_.front());
+  for (const CUevent event : block->last_uses) {
+    driver_.EventSynchronize(event);
+    driver_.EventDestroy(event);
+  }
   driver_.HostFree(block->memory);
   pinned_bytes_ -= block->bytes;
 }

@@ -6,6 +6,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "cuda/driver.h"
 
@@ -14,17 +16,20 @@ namespace passing {
 struct PinnedBlock {
   void* memory = nullptr;
   size_t bytes = 0;
-  CUevent last_use = nullptr;  // recorded behind every copy from or to it: until then the GPU may be at it
+  // Of each GPU that uses it, recorded behind every copy that it makes from or to it: until then it may be at it.
+  std::vector<CUevent> last_uses;
 };
 
 // Pinning memory takes milliseconds, so blocks are kept and used again. What is pinned at a time is no more than was in
 // use at once before, or what is asked for now: idle blocks go before a new one would exceed that.
 //
-// A block is given out again while the GPU may still be at it. Whoever copies has his stream wait for `last_use`.
+// A block is given out again while GPUs may still be at it. Whoever copies has his stream wait for all `last_uses`.
 class PinnedPool {
  public:
-  // The context must be current where a member may call the driver: in Acquire, ReleaseIdle and the destructor.
-  explicit PinnedPool(const CudaDriver& driver) : driver_(driver) {}
+  // Of the GPUs with these contexts; null is the one that is current where a member may call the driver: in Acquire,
+  // ReleaseIdle and the destructor. Without null these leave another one current.
+  explicit PinnedPool(const CudaDriver& driver, std::vector<CUcontext> contexts = {nullptr})
+      : driver_(driver), contexts_(std::move(contexts)) {}
   ~PinnedPool();  // all blocks are back
   PinnedPool(const PinnedPool&) = delete;
 
@@ -44,7 +49,11 @@ class PinnedPool {
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
   void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
 
+  // Makes it current, unless it is null.
+  CUresult Enter(CUcontext context) const;
+
   const CudaDriver& driver_;
+  const std::vector<CUcontext> contexts_;
   mutable std::mutex mutex_;
   std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
   size_t pinned_bytes_ = 0;

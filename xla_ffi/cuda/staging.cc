@@ -20,7 +20,7 @@ bool Same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>&
 
 void StagedSum::AwaitLeaves() const {
   driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
-  driver_.Check(driver_.EventSynchronize(block_->last_use), "copying a sum from the GPU");
+  driver_.Check(driver_.EventSynchronize(last_use_), "copying a sum from the GPU");
 }
 
 void StagedSum::Complete(const Failure* failure) {
@@ -48,7 +48,7 @@ void StagedSum::CopyBack(CUstream stream) const {
   for (size_t i = 0; i < leaves_.size() && result == 0; ++i) {
     result = driver_.CopyToDevice(leaves_[i].address, memory_[i], leaves_[i].bytes, stream);
   }
-  const CUresult recorded = driver_.EventRecord(block_->last_use, stream);  // of those that were enqueued, in any case
+  const CUresult recorded = driver_.EventRecord(last_use_, stream);  // of those that were enqueued, in any case
   driver_.Check(result, "copying a sum to the GPU");
   driver_.Check(recorded, "recording an event behind a sum");
 }
@@ -71,7 +71,7 @@ Staging::~Staging() {
 }
 
 std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
-                                          std::vector<DeviceArray> leaves) {
+                                          std::vector<DeviceArray> leaves, const std::optional<PlaceInBlock>& place) {
   size_t bytes = 0;
   for (const DeviceArray& leaf : leaves) bytes += Aligned(leaf.bytes);
   std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
@@ -81,10 +81,13 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
   driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
-  sum->block_ = pool_.Acquire(bytes);
-  const CUevent event = sum->block_->last_use;
-  char* memory = static_cast<char*>(sum->block_->memory);
-  CUresult result = driver_.StreamWaitEvent(copies_, event, 0);  // for the sum that had the block before
+  sum->block_ = place ? place->block : pool_.Acquire(bytes);
+  const CUevent event = sum->last_use_ = sum->block_->last_uses[place ? place->gpu : 0];
+  char* memory = static_cast<char*>(sum->block_->memory) + (place ? place->offset : 0);
+  CUresult result = 0;
+  for (const CUevent last_use : sum->block_->last_uses) {  // for the sum that had the block before
+    if (result == 0) result = driver_.StreamWaitEvent(copies_, last_use, 0);
+  }
   if (result == 0) result = driver_.EventRecord(event, stream);  // here the leaves are there
   if (result == 0) result = driver_.StreamWaitEvent(copies_, event, 0);
   driver_.Check(result, "waiting for the arrays of a sum");

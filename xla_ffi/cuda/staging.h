@@ -28,6 +28,13 @@ struct DeviceArray {
   friend bool operator==(const DeviceArray&, const DeviceArray&) = default;
 };
 
+// Where a GPU puts its shard of the host's elements: into a block that it shares with others.
+struct PlaceInBlock {
+  std::shared_ptr<PinnedBlock> block;
+  size_t gpu = 0;  // which of the block's `last_uses` is this GPU's
+  size_t offset = 0;
+};
+
 // One GPU's part in one sum. It must be gone before its Staging.
 class StagedSum {
  public:
@@ -59,6 +66,7 @@ class StagedSum {
   const std::vector<DeviceArray> leaves_;
   std::vector<void*> memory_;
   std::shared_ptr<PinnedBlock> block_;  // all of `memory_`
+  CUevent last_use_ = nullptr;          // this GPU's, of the block
 
   std::mutex mutex_;
   std::condition_variable completed_;
@@ -77,9 +85,11 @@ class Staging {
   // The leaves are there when `stream` comes to this point; nobody writes to them until `CopyBack`, or ever. `token` is
   // an address that no other sum under way has; `site`, whose calls come one after the other, is where the program
   // sums. Sums that were left by executions that broke off are forgotten: those of the same token, of the same site,
-  // and of sites that are gone. Throws CudaError.
+  // and of sites that are gone. `place`: of the only leaf; without it the leaves get a block of their own. Throws
+  // CudaError.
   std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
-                                   std::vector<DeviceArray> leaves);
+                                   std::vector<DeviceArray> leaves,
+                                   const std::optional<PlaceInBlock>& place = std::nullopt);
   // The sum that was started with this token, once; null if there is none.
   std::shared_ptr<StagedSum> Take(CUdeviceptr token);
   // Enqueues that an int32 is written. Throws CudaError.
@@ -89,6 +99,7 @@ class Staging {
   void ReleaseIdle();
 
   size_t pending_count() const;
+  CUcontext context() const { return context_; }
   const PinnedPool& pool() const { return pool_; }
 
  private:

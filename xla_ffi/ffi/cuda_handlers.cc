@@ -23,6 +23,7 @@ using Stream = ffi::PlatformStream<CUstream>;
 struct Place {
   int64_t group = 0;
   int64_t member = 0;
+  int64_t shard = 0;
 };
 
 constexpr int64_t kAnyDevice = -1;
@@ -54,17 +55,20 @@ ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes)
   auto info = ParseSite(attributes);
   if (info.has_error()) return ffi::Unexpected(info.error());
   info->on_gpu = true;
+  const auto shard_elements = attributes.get<int64_t>("shard_elements");
+  if (shard_elements.has_error()) return ffi::Unexpected(shard_elements.error());
+  info->shard_elements = static_cast<uint64_t>(*shard_elements);
   auto state = std::make_unique<CudaState>(std::move(*info));
   using Numbers = ffi::Span<const int64_t>;
   const auto mesh = attributes.get<Numbers>("mesh"), groups = attributes.get<Numbers>("groups"),
-             members = attributes.get<Numbers>("members");
-  for (const auto* each : {&mesh, &groups, &members}) {
+             members = attributes.get<Numbers>("members"), shards = attributes.get<Numbers>("shards");
+  for (const auto* each : {&mesh, &groups, &members, &shards}) {
     if (each->has_error()) return ffi::Unexpected(each->error());
     if (each->value().size() != mesh->size()) {
-      return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum: mesh, groups and members differ in size"));
+      return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum: mesh, groups... differ in size"));
     }
   }
-  for (size_t i = 0; i < mesh->size(); ++i) state->places[(*mesh)[i]] = {(*groups)[i], (*members)[i]};
+  for (size_t i = 0; i < mesh->size(); ++i) state->places[(*mesh)[i]] = {(*groups)[i], (*members)[i], (*shards)[i]};
   return state;
 }
 
@@ -82,6 +86,7 @@ ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream 
                 .ordinal = ordinal,
                 .device = device->number,
                 .member = place->second.member,
+                .shard = place->second.shard,
                 .stream = stream,
                 .token = AddressOf(token->untyped_data()),
                 .leaves = {}};

@@ -16,6 +16,17 @@ Failure Moved() {
       "report it");
 }
 
+// Where the leaves stand in a block, end to end.
+std::vector<void*> LeavesIn(const PinnedBlock& block, const SumShape& shape) {
+  std::vector<void*> leaves;
+  auto* leaf = static_cast<char*>(block.memory);
+  for (const uint64_t elements : shape.leaf_elements) {
+    leaves.push_back(leaf);
+    leaf += elements * SizeOf(shape.dtype);
+  }
+  return leaves;
+}
+
 }  // namespace
 
 CudaSums& CudaSums::Get() {
@@ -48,6 +59,28 @@ Staging& CudaSums::StagingOf(int32_t ordinal) {
   return *staging;
 }
 
+SharedBlocks& CudaSums::Shared() {
+  std::unique_lock lock(mutex_);
+  if (shared_) return *shared_;
+  const auto devices = devices_;
+  lock.unlock();
+  std::vector<CUcontext> contexts;
+  for (const CudaDevice& device : devices) contexts.push_back(StagingOf(device.ordinal).context());
+  lock.lock();
+  if (!shared_) shared_ = std::make_unique<SharedBlocks>(*driver_, std::move(contexts));
+  return *shared_;
+}
+
+PlaceInBlock CudaSums::PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call) {
+  const size_t bytes = site->shard_elements * SizeOf(site->shape->dtype);
+  const auto shard = static_cast<size_t>(call.shard);
+  auto block = Shared().Join(site, call.run_id, shard, site->shard_count, site->shard_count * bytes);
+  std::lock_guard lock(mutex_);
+  const auto gpu =
+      std::find_if(devices_.begin(), devices_.end(), [&](const auto& each) { return each.ordinal == call.ordinal; });
+  return {std::move(block), static_cast<size_t>(gpu - devices_.begin()), shard * bytes};
+}
+
 std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>()>& action) {
   std::optional<Failure> failure;
   try {
@@ -62,12 +95,15 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
 std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, CudaCall call) {
   return Try([&]() -> std::optional<Failure> {
     const SumShape& shape = *site->shape;
+    const bool sharded = site->shard_count > 1;
     std::vector<DeviceArray> leaves;
     for (size_t i = 0; i < call.leaves.size(); ++i) {
-      leaves.push_back({call.leaves[i], shape.leaf_elements[i] * SizeOf(shape.dtype)});
+      const uint64_t elements = sharded ? site->shard_elements : shape.leaf_elements[i];
+      leaves.push_back({call.leaves[i], elements * SizeOf(shape.dtype)});
     }
-    const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves));
-    const auto& memory = part->memory();
+    const auto place = sharded ? std::optional(PlaceOf(site, call)) : std::nullopt;
+    const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves), place);
+    const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();
     rendezvous_.Arrive(site, {.run_id = call.run_id,
                               .device = call.device,
                               .member = call.member,
@@ -111,6 +147,7 @@ std::optional<Failure> CudaSums::Write(int32_t ordinal, CUstream stream, CUdevic
 void CudaSums::ReleaseIdle() {
   std::lock_guard lock(mutex_);
   for (auto& [ordinal, staging] : stagings_) staging->ReleaseIdle();
+  if (shared_) shared_->ReleaseIdle();
 }
 
 }  // namespace passing

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/shared_blocks.h"
 #include "cuda/staging.h"
 #include "ffi/instance.h"
 #include "ffi/rendezvous.h"
@@ -32,6 +33,7 @@ struct CudaCall {
   int32_t ordinal = 0;
   int64_t device = 0;  // CudaDevice::number
   int64_t member = 0;
+  int64_t shard = 0;  // which one its only leaf is, where the site has shards
   CUstream stream = nullptr;
   CUdeviceptr token = 0;
   std::vector<CUdeviceptr> leaves;
@@ -63,8 +65,12 @@ class CudaSums {
   void ReleaseIdle();
 
  private:
-  // Throws CudaError.
+  // These throw CudaError.
   Staging& StagingOf(int32_t ordinal);
+  SharedBlocks& Shared();
+  // In the block of its sum.
+  PlaceInBlock PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call);
+
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
 
   Rendezvous& rendezvous_;
@@ -72,6 +78,7 @@ class CudaSums {
   std::string library_;
   std::vector<CudaDevice> devices_;
   std::unique_ptr<CudaDriver> driver_;
+  std::unique_ptr<SharedBlocks> shared_;                  // of all devices; parts of sums in a Staging have its blocks
   std::map<int32_t, std::unique_ptr<Staging>> stagings_;  // by ordinal
 };
 

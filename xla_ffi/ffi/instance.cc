@@ -187,9 +187,9 @@ Instance::Instance(SiteInfo info)
     : info_(std::move(info)),
       hash_(HashOf(info_)),
       shape_(std::make_shared<SumShape>(SumShape{.site_name = info_.site_name,
-                                                 .dtype = info_.dtype,
+                                                 .dtype = info_.shard_elements ? Widened(info_.dtype) : info_.dtype,
                                                  .leaf_elements = info_.leaf_elements,
-                                                 .device_count = info_.local_member_count,
+                                                 .device_count = info_.shard_elements ? 1 : info_.local_member_count,
                                                  .op = info_.op})),
       open_executable_(OpenExecutable::Join(this)) {}
 
@@ -205,8 +205,14 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
     hash.Add(hash_);
     hash.Add(nth_);
     hash.Add(static_cast<uint64_t>(group));
-    site = std::make_shared<const Site>(
-        Site{hash.value(), shape_, executable, info_.replica_count, info_.world_size, info_.flat});
+    site = std::make_shared<const Site>(Site{.hash = hash.value(),
+                                             .shape = shape_,
+                                             .executable = executable,
+                                             .replica_count = info_.replica_count,
+                                             .world_size = info_.world_size,
+                                             .flat = info_.flat,
+                                             .shard_count = info_.shard_elements ? info_.local_member_count : 1,
+                                             .shard_elements = info_.shard_elements});
   }
   return site;
 }

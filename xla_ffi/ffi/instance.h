@@ -52,6 +52,9 @@ struct SiteInfo {
   bool conditional = false;         // in a loop or branch, which not every execution may come to
   std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
   bool on_gpu = false;              // means nothing to other hosts
+  // Not 0: this host's members add up their elements before they come, and each comes with a shard of so many, widened.
+  // Means nothing to other hosts, either.
+  uint64_t shard_elements = 0;
 };
 
 // What the sums of one executable share.
@@ -70,13 +73,15 @@ struct Executable {
 // One instance's sums of one group of devices: all calls that ever meet.
 struct Site {
   uint64_t hash = 0;                      // the devices are still to be added, unless the mesh spans processes
-  std::shared_ptr<const SumShape> shape;  // device_count: the local members
+  std::shared_ptr<const SumShape> shape;  // device_count: the local members, 1 if these have shards
   std::shared_ptr<Executable> executable;
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
   bool flat = false;
+  uint32_t shard_count = 1;     // calls that bring the elements of one device together: their buffers are the same
+  uint64_t shard_elements = 0;  // that each of them brings, if they are several
 
-  size_t call_count() const { return size_t{shape->device_count} * replica_count; }
+  size_t call_count() const { return size_t{shape->device_count} * replica_count * shard_count; }
 };
 
 class OpenExecutable;

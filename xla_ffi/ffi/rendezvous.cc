@@ -206,7 +206,8 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     const Call& call = calls[i];
     assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
     if (call.member != calls[i - i % site.replica_count].member ||
-        (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member)) {
+        (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member) ||
+        (site.shard_count > 1 && call.inputs != calls.front().inputs)) {
       const Failure failure{"ProgramMismatchError", "the devices that met at " + site.shape->site_name +
                                                         " don't belong together: members " + Members(calls)};
       FailSession(failure);
@@ -214,6 +215,7 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
       return;
     }
     if (i % site.replica_count != 0) continue;  // carries the same data as the replica before it
+    if (i % site.shard_count != 0) continue;    // its shard stands in the same buffers
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
   }

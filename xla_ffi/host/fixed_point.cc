@@ -66,7 +66,8 @@ static_assert(kBlockElements <= kTileElements);
 
 // Two elements may share a lane.
 template <typename Format>
-constexpr bool kMayBePacked = std::is_same_v<Format, kernels::BFloat16>;
+constexpr bool kMayBePacked =
+    std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
 
 // Of elements that aren't all finite.
@@ -133,7 +134,9 @@ int32_t ExponentOf(int64_t bits) {
 }  // namespace
 
 LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits) {
-  if (dtype == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) return {.elements = 2, .lanes = 1};
+  if (Narrowed(dtype) == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) {
+    return {.elements = 2, .lanes = 1};
+  }
   if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
   return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
 }
@@ -208,7 +211,10 @@ void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t expone
   WithFormat(dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
     if (kMayBePacked<Format> && headroom_bits <= kMaxPackedHeadroomBits) {
-      kernels::DecodePairs(lanes, count, Scale16(exponent, -Shift16(exponent, headroom_bits)), outputs[0]);
+      if constexpr (kMayBePacked<Format>) {
+        const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
+        kernels::DecodePairs<Format>(lanes, count, scale, outputs[0]);
+      }
     } else if constexpr (std::is_same_v<Wide, float>) {
       const Scale scale(exponent, -Shift32(exponent, headroom_bits));
       kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b),

@@ -71,6 +71,19 @@ struct Float64 {
   static Stored Narrow(Wide value) { return value; }
 };
 
+// Of float32 that become `Narrowed` when they are summed: kWideFloat16 and kWideBFloat16.
+template <typename Narrowed>
+struct Wider {
+  using Stored = float;
+  using Wide = float;
+  static Wide Widen(Stored value) { return value; }
+  static uint32_t Narrow(Wide value) { return Narrowed::Narrow(value); }
+};
+
+// Whether results take another form than Wide.
+template <typename Format>
+constexpr bool kNarrows = !std::is_same_v<decltype(Format::Narrow(typename Format::Wide{})), typename Format::Wide>;
+
 // An IEEE format's bits as integers: magnitudes compare as the numbers do, and from kInfinity on nothing is finite.
 template <typename Wide>
 struct Bits;
@@ -119,6 +132,10 @@ decltype(auto) WithFormat(DType dtype, F&& f) {
       return f(Float32{});
     case DType::kFloat64:
       return f(Float64{});
+    case DType::kWideFloat16:
+      return f(Wider<Float16>{});
+    case DType::kWideBFloat16:
+      return f(Wider<BFloat16>{});
   }
   __builtin_unreachable();
 }

@@ -69,6 +69,10 @@ template void JoinElements<kernels::Float16>(std::span<const void* const>, size_
 template void JoinElements<kernels::BFloat16>(std::span<const void* const>, size_t, Scratch<kernels::BFloat16>&);
 template void JoinElements<kernels::Float32>(std::span<const void* const>, size_t, Scratch<kernels::Float32>&);
 template void JoinElements<kernels::Float64>(std::span<const void* const>, size_t, Scratch<kernels::Float64>&);
+template void JoinElements<kernels::Wider<kernels::Float16>>(std::span<const void* const>, size_t,
+                                                             Scratch<kernels::Wider<kernels::Float16>>&);
+template void JoinElements<kernels::Wider<kernels::BFloat16>>(std::span<const void* const>, size_t,
+                                                              Scratch<kernels::Wider<kernels::BFloat16>>&);
 
 void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
   const auto* first = static_cast<const uint8_t*>(outputs[0]) + offset;
@@ -87,12 +91,13 @@ void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void
     const size_t tile_count = std::min(kTileElements, count - first);
     const size_t offset = first * kBytes;
     for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
-    const void* elements = HostElements<Format>(tile, tile_count, scratch);
     void* out = static_cast<uint8_t*>(outputs[0]) + offset;
-    if constexpr (kStoredWide<Format>) {
-      if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
-    } else {
+    if constexpr (kernels::kNarrows<Format>) {
+      JoinElements<Format>(tile, tile_count, scratch);
       kernels::Narrow<Format>(scratch.data(), tile_count, out);
+    } else {
+      const void* elements = HostElements<Format>(tile, tile_count, scratch);
+      if (out != elements) std::memcpy(out, elements, tile_count * kBytes);
     }
     CopyToOthers(outputs, offset, tile_count * kBytes);
   }

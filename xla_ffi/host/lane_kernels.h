@@ -66,7 +66,7 @@ PASSING_CLONES void DecodeFloat32(const uint8_t* __restrict lanes, size_t count,
                                   void* __restrict out) {
   for (size_t i = 0; i < count; ++i) {
     const auto sum = static_cast<int32_t>(LoadLane(lanes, i));
-    const float value = sizeof(typename Format::Stored) == 2 ? ToOddFloat(sum) : static_cast<float>(sum);  // rounds
+    const float value = kNarrows<Format> ? ToOddFloat(sum) : static_cast<float>(sum);  // rounds
     Store(out, i, Format::Narrow(value * scale_a * scale_b));
   }
 }
@@ -121,17 +121,25 @@ PASSING_CLONES bool EncodePairs(const void* elements, size_t count, float scale,
 inline int32_t LowSum(uint32_t lane) { return static_cast<int32_t>(lane << 16) >> 16; }
 inline int32_t HighSum(uint32_t lane) { return static_cast<int32_t>(lane - static_cast<uint32_t>(LowSum(lane))) >> 16; }
 
-static PASSING_CLONES void DecodePairs(const uint8_t* __restrict lanes, size_t count, float scale,
-                                       void* __restrict out) {
+template <typename Format>
+PASSING_CLONES void DecodePairs(const uint8_t* __restrict lanes, size_t count, float scale, void* __restrict out) {
   // A bfloat16 in the high half; never NaN, so that magnitudes round with their sign.
   const auto rounded = [&](int32_t sum) {
     return RoundMagnitude<16>(std::bit_cast<uint32_t>(static_cast<float>(sum) * scale));  // rounds
   };
   for (size_t i = 0; i < count / 2; ++i) {
     const uint32_t lane = LoadLane(lanes, i);
-    Store(out, i, rounded(HighSum(lane)) >> 16 | (rounded(LowSum(lane)) & 0xFFFF0000));
+    const uint32_t first = rounded(HighSum(lane)) >> 16, second = rounded(LowSum(lane));
+    if constexpr (sizeof(typename Format::Stored) == 2) {
+      Store(out, i, first | (second & 0xFFFF0000));
+    } else {
+      Store(out, i, first | uint64_t{second >> 16} << 32);
+    }
   }
-  if (count % 2) Store(out, count - 1, static_cast<uint16_t>(rounded(HighSum(LoadLane(lanes, count / 2))) >> 16));
+  if (count % 2) {
+    const uint32_t last = rounded(HighSum(LoadLane(lanes, count / 2))) >> 16;
+    Store(out, count - 1, static_cast<decltype(Format::Narrow(0.f))>(last));
+  }
 }
 
 // Two lanes an element, see fixed_point.cc. The scale may lie outside double's range, so it comes as two factors.

@@ -37,11 +37,11 @@ struct SumShape {
   uint32_t device_count = 1;            // L
   Op op = Op::kSum;                     // kMax: of int32 alone
 
-  // Of one device's elements.
+  // Of one device's elements, as the program has them.
   uint64_t bytes() const {
     uint64_t elements = 0;
     for (const uint64_t leaf : leaf_elements) elements += leaf;
-    return elements * SizeOf(dtype);
+    return elements * SizeOf(Narrowed(dtype));
   }
 };
 

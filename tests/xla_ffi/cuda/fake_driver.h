@@ -20,7 +20,7 @@ inline constexpr CUresult kFakeNotInitialized = 3;
 inline constexpr CUresult kFakeInvalidContext = 201;
 inline constexpr CUresult kFakeInvalidHandle = 400;
 inline constexpr CUresult kFakeLaunchFailed = 719;
-inline constexpr int kFakeDeviceCount = 2;
+inline constexpr int kFakeDeviceCount = 4;
 
 // What tests tell it and ask it.
 struct FakeCuda {

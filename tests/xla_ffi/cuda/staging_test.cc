@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../tests/xla_ffi/cuda/fake_driver.h"
+#include "cuda/shared_blocks.h"
 
 namespace passing {
 namespace {
@@ -159,6 +160,48 @@ TEST_F(StagingTest, memoryIsUsedAgainOnlyBehindTheCopiesFromIt) {
   Fake().synchronize(stream_);
   EXPECT_EQ(a, std::vector<float>(1000, 2));
   EXPECT_EQ(static_cast<float*>(memory)[999], 100);
+  driver_.StreamDestroy(other_stream);
+}
+
+TEST_F(StagingTest, aSharedBlockIsUsedAgainOnlyBehindTheCopiesOfAllGpus) {
+  Staging other{driver_, 1};
+  SharedBlocks blocks(driver_, {staging_.context(), other.context()});
+  const CUstream other_stream = Fake().make_stream(1);
+  auto &a = Array(1000, 1), &b = Array(1000, 2), &c = Array(1000, 100), &d = Array(1000, 200);
+  const auto start = [&](Staging& staging, CUstream stream, int32_t run_id, size_t gpu, size_t shard,
+                         const std::vector<float>& leaf) {
+    auto block = blocks.Join(site_, run_id, shard, 2, 8000);
+    return staging.Start(stream, site_, 1, {{reinterpret_cast<CUdeviceptr>(leaf.data()), 4000}},
+                         PlaceInBlock{std::move(block), gpu, shard * 4000});
+  };
+  auto one = start(staging_, stream_, 1, 0, 0, a), two = start(other, other_stream, 1, 1, 1, b);
+  auto* const memory = static_cast<float*>(one->memory()[0]);
+  EXPECT_EQ(two->memory()[0], memory + 1000);
+  Sum(*one, 2);
+  Sum(*two, 3);
+  Blocker forward(other_stream);
+  staging_.Take(1)->CopyBack(stream_);
+  other.Take(1)->CopyBack(other_stream);
+  one.reset();
+  two.reset();
+  // The next sum has its shards the other way round, so each GPU writes where the other one still reads.
+  one = start(staging_, stream_, 2, 0, 1, c);
+  two = start(other, other_stream, 2, 1, 0, d);
+  EXPECT_EQ(two->memory()[0], memory);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  forward.End();
+  one->AwaitLeaves();
+  two->AwaitLeaves();
+  Fake().synchronize(stream_);
+  Fake().synchronize(other_stream);
+  EXPECT_EQ(a, std::vector<float>(1000, 2));
+  EXPECT_EQ(b, std::vector<float>(1000, 6));
+  EXPECT_EQ(memory[0], 200);
+  EXPECT_EQ(memory[1999], 100);
+  one.reset();
+  two.reset();
+  staging_.Take(1).reset();
+  other.Take(1).reset();
   driver_.StreamDestroy(other_stream);
 }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -90,6 +91,23 @@ std::shared_ptr<Site> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members) {
   return site;
 }
 
+// Each of two devices brings half of the elements, which they added up before, in its array `a`: 2000 with the last,
+// which belongs to no leaf.
+std::shared_ptr<Site> MakeSiteOfShards(uint64_t hash) {
+  const auto site = MakeSite(hash, 1);
+  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 1299}, 1});
+  site->shard_count = 2;
+  site->shard_elements = 1000;
+  return site;
+}
+
+CudaCall ShardOf(Device& device, int32_t run_id) {
+  CudaCall call = device.MakeCall(run_id);
+  call.shard = call.member;
+  call.leaves.resize(1);
+  return call;
+}
+
 std::string KindOf(const std::optional<Failure>& failure) { return failure ? failure->kind : ""; }
 
 class CudaSumsTest : public testing::Test {
@@ -150,6 +168,48 @@ TEST_F(CudaSumsTest, sumsOfTwoDevices) {
     EXPECT_EQ(device->a, std::vector<float>(1000, 22));
     EXPECT_EQ(device->b, std::vector<float>(10, 26));
   }
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, shardsOfTwoDevices) {
+  sums_.SetDevices({{.ordinal = 1}, {.ordinal = 0}});
+  const auto site = MakeSiteOfShards(7);
+  Device &one = MakeDevice(0, 0), &two = MakeDevice(1, 0);
+  std::iota(one.a.begin(), one.a.end(), 0.f);
+  std::iota(two.a.begin(), two.a.end(), 1000.f);
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 10))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 10))), "");
+  for (Device* device : {&one, &two}) {
+    EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, 10))), "");
+    Fake().synchronize(device->stream);
+  }
+  for (size_t i = 0; i < 1000; ++i) {
+    EXPECT_EQ(one.a[i], 2 * i);
+    EXPECT_EQ(two.a[i], i == 999 ? 1999 : 2 * (1000 + i));
+  }
+  EXPECT_EQ(Fake().pinned_bytes(), PinnedPool::SizeClass(8000));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, shardsOfDifferentExecutionsDontMeet) {
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
+  const auto site = MakeSiteOfShards(7);
+  Device &one = MakeDevice(0, 1), &two = MakeDevice(1, 10);
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 10))), "");  // breaks off
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 11))), "");
+  EXPECT_EQ(KindOf(sums_.Finish(ShardOf(two, 11))), "ProgramMismatchError");
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+  EXPECT_EQ(two.a, std::vector<float>(1000, 10));
+  rendezvous_.Detach();
+  Attach();
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 12))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 12))), "");
+  for (Device* device : {&one, &two}) {
+    EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, 12))), "");
+    Fake().synchronize(device->stream);
+  }
+  EXPECT_EQ(one.a, std::vector<float>(1000, 2));
+  EXPECT_EQ(two.a[0], 20);
   EXPECT_TRUE(AllIsReturned());
 }
 
@@ -277,6 +337,38 @@ TEST_F(CudaSumsTest, executionsThatBreakOffLeaveNothingBehind) {
   EXPECT_EQ(KindOf(sums_.Finish(last.MakeCall(101))), "");
   Fake().synchronize(last.stream);
   EXPECT_EQ(last.a, std::vector<float>(1000, 2));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, sumsOfShardsWithoutGrowth) {
+  constexpr uint64_t kSeed = 31;
+  SCOPED_TRACE(kSeed);
+  Fake().seed(kSeed);
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
+  constexpr int kSteps = 100, kSites = 4;
+  std::vector<std::shared_ptr<Site>> sites;
+  for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfShards(100 + i));
+  std::atomic<int> wrong = 0;
+  const auto train = [&](int32_t ordinal) {
+    std::vector<Device*> layers;
+    for (int i = 0; i < kSites; ++i) layers.push_back(&MakeDevice(ordinal, 0));
+    for (int step = 1; step <= kSteps; ++step) {
+      for (int i = 0; i < kSites; ++i) {
+        layers[i]->a.assign(1000, static_cast<float>(step + i + ordinal));
+        wrong += sums_.Start(sites[i], ShardOf(*layers[i], step)).has_value();
+      }
+      for (int i = kSites - 1; i >= 0; --i) {
+        wrong += sums_.Finish(ShardOf(*layers[i], step)).has_value();
+        Fake().synchronize(layers[i]->stream);
+        for (size_t j = 0; j < 999; ++j) wrong += layers[i]->a[j] != 2 * static_cast<float>(step + i + ordinal);
+      }
+    }
+  };
+  std::thread other([&] { train(1); });
+  train(0);
+  other.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(Fake().pinned_bytes(), 2 * kSites * PinnedPool::SizeClass(8000));
   EXPECT_TRUE(AllIsReturned());
 }
 

@@ -207,6 +207,21 @@ TEST(Instance, anyDifferenceOfTheProgramsChangesEverySite) {
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.site_name += " "; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.local_member_count = 1; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.replica_count = 2; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.shard_elements = 4; })).second);
+}
+
+TEST(Instance, shardsAreThoseOfOneDevice) {
+  SiteInfo info = Info(0, 0);
+  info.dtype = DType::kBFloat16;
+  EXPECT_EQ(Instance(info).SiteOf(0)->shape->device_count, 2);
+  info.shard_elements = 4;
+  Instance instance(info);
+  const auto site = instance.SiteOf(0);
+  EXPECT_EQ(site->shape->device_count, 1);
+  EXPECT_EQ(site->shape->dtype, DType::kWideBFloat16);
+  EXPECT_EQ(site->shape->bytes(), 16);
+  EXPECT_EQ(site->shard_elements, 4);
+  EXPECT_EQ(site->call_count(), 2);
 }
 
 TEST(Instance, numberOfCopiesIsPartOfTheProgram) {

@@ -158,6 +158,35 @@ TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
   }
 }
 
+TEST_F(RendezvousTest, shardsAreInTheSameBuffers) {
+  const auto site = MakeSite(7, 1);
+  site->shard_count = 2;
+  float buffer = 5;
+  const auto in_buffer = [&](Device& device, int64_t member) {
+    Call call = device.MakeCall(10, member);
+    call.inputs = {&buffer};
+    call.outputs = {&buffer};
+    return call;
+  };
+  Device one{1}, two{1};
+  rendezvous_.Arrive(site, in_buffer(two, 1));
+  EXPECT_EQ(collective_->count(), 0);
+  rendezvous_.Arrive(site, in_buffer(one, 0));
+  ASSERT_EQ(collective_->count(), 1);
+  EXPECT_EQ(collective_->sums[0].inputs, std::vector<const void*>{&buffer});
+  collective_->Complete(0);
+  EXPECT_EQ(one.Result(), "");
+  EXPECT_EQ(two.Result(), "");
+  EXPECT_EQ(buffer, 10);
+  // They belong to different sums.
+  Device other{1}, another{1};
+  rendezvous_.Arrive(site, other.MakeCall(11, 0));
+  rendezvous_.Arrive(site, another.MakeCall(11, 1));
+  EXPECT_EQ(other.Result().substr(0, 20), "ProgramMismatchError");
+  EXPECT_EQ(another.Result().substr(0, 20), "ProgramMismatchError");
+  EXPECT_EQ(session_failure(), "ProgramMismatchError");
+}
+
 TEST_F(RendezvousTest, replicasShareTheResult) {
   const auto site = MakeSite(7, 2, 2);
   Device a{1}, a2{1}, b{2}, b2{2};

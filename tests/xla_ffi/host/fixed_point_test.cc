@@ -125,6 +125,46 @@ TEST_P(EveryWorldSize, floatSumsKeepTheirBound) {
   }
 }
 
+// A host may have its devices add up in float32 before the elements come here, where others add them up.
+TEST_P(EveryWorldSize, elementsThatWereAddedUpBefore_haveTheBitsOfThoseAddedUpHere) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (Kind kind : kKinds) {
+      SCOPED_TRACE(testing::Message() << "dtype " << int(dtype) << " kind " << int(kind));
+      std::mt19937_64 random(GetParam());
+      const size_t count = GetParam() > 64 ? 19 : 203;
+      std::vector<std::vector<Bytes>> buffers(GetParam());
+      std::vector<Bytes> sums(GetParam());
+      std::vector<std::vector<const void*>> here, before;
+      for (size_t rank = 0; rank < GetParam(); ++rank) {
+        for (size_t k = 0; k < 3; ++k) buffers[rank].push_back(RandomElements(dtype, kind, count, random));
+        const long double special[] = {NAN, INFINITY, -INFINITY};
+        SetBits(dtype, buffers[rank][random() % 3].data(), random() % count,
+                reference::Round(dtype, special[random() % 3]));
+        here.push_back(Pointers(buffers[rank]));
+        for (size_t i = 0; i < count; ++i) {
+          float sum = 0;
+          for (const Bytes& buffer : buffers[rank]) {
+            const auto x = static_cast<float>(ValueOf(dtype, BitsAt(dtype, buffer.data(), i)));
+            sum = &buffer == buffers[rank].data() ? x : sum + x;
+          }
+          sums[rank].resize((i + 1) * sizeof(float));
+          std::memcpy(&sums[rank][i * sizeof(float)], &sum, sizeof(float));
+        }
+        before.push_back({sums[rank].data()});
+      }
+      const Result want = SumOverRanks(dtype, here, count), got = SumOverRanks(Widened(dtype), before, count);
+      EXPECT_NE(want.flags, 0);
+      EXPECT_EQ(got.flags, want.flags);
+      EXPECT_EQ(got.exponent, want.exponent);
+      EXPECT_EQ(got.lanes, want.lanes);
+      EXPECT_EQ(got.classes, want.classes);
+      for (size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(BitsAt(Widened(dtype), got.output.data(), i), BitsAt(dtype, want.output.data(), i)) << i;
+      }
+    }
+  }
+}
+
 TEST_P(EveryWorldSize, integerSumsAreExactAndWrap) {
   for (DType dtype : kDTypes) {
     if (IsFloat(dtype)) continue;

@@ -82,5 +82,28 @@ TEST(HostElements, sixteenBitFloatsSurvive) {
   }
 }
 
+// float32 of any bits, in place of which their float16 or bfloat16 comes.
+TEST(HostElements, elementsThatWereAddedUpBeforeAreRounded) {
+  std::mt19937_64 random(11);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    Bytes buffer((2 * kBlockElements + 77) * sizeof(float));
+    for (uint8_t& byte : buffer) byte = static_cast<uint8_t>(random());
+    const Bytes before = buffer;
+    const void* input = buffer.data();
+    void* output = buffer.data();
+    const size_t count = buffer.size() / sizeof(float);
+    SumLocal(Widened(dtype), {&input, 1}, count, {&output, 1});
+    for (size_t i = 0; i < count; ++i) {
+      const long double value = ValueOf(DType::kFloat32, BitsAt(DType::kFloat32, before.data(), i));
+      const uint64_t got = BitsAt(Widened(dtype), buffer.data(), i);
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(ValueOf(dtype, got))) << got;
+      } else {
+        ASSERT_EQ(got, reference::Round(dtype, value)) << "element " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace passing
