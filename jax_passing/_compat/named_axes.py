@@ -1,6 +1,7 @@
 """The named axes around the code that is being traced, and over which of them the types of values vary."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -48,6 +49,12 @@ def vmapped(axes: Sequence[Axis]) -> bool:
 def check_vma() -> bool:
     """Whether the code being traced is under `shard_map(check_vma=True)`."""
     return bool(config._check_vma.value)
+
+
+def unchecked() -> AbstractContextManager[None]:
+    """What is traced in it has no such types, as under `shard_map(check_vma=False)`."""
+    context: AbstractContextManager[None] = config._check_vma(False)
+    return context
 
 
 def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:

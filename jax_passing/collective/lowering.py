@@ -11,6 +11,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing._compat import inlined_calls, jax_collectives, lowered_modules, meshes
+from jax_passing.collective import in_host
 from jax_passing.collective.axes import Axes, undeclared
 from jax_passing.collective.call_order import INT32, in_control_flow, in_order
 from jax_passing.collective.call_place import place_of
@@ -37,6 +38,7 @@ class HostsSum(NamedTuple):
       site: what names it.
       avals: types of its leaves, none empty.
       avals_out: of the leaves' sums.
+      placement: of its devices.
       spans: whether the mesh spans processes, and JAX tells which.
       attributes: what else there is to say: those of SiteInfo in xla_ffi/ffi/instance.h.
     """
@@ -46,6 +48,7 @@ class HostsSum(NamedTuple):
     site: Site
     avals: list[Any]
     avals_out: list[Any]
+    placement: Placement
     spans: bool
     attributes: dict[str, Any]
 
@@ -100,7 +103,8 @@ def lower_by(
         "conditional": np.int64(in_control_flow()),
         "devices": ",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     }
-    call = call_of(ctx, HostsSum(mesh, axes, site, avals, [ctx.avals_out[i] for i in carried], spans, attributes))
+    avals_out = [ctx.avals_out[i] for i in carried]
+    call = call_of(ctx, HostsSum(mesh, axes, site, avals, avals_out, placement, spans, attributes))
     given = [leaves[i] for i in carried]
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
     sums = in_order(ctx, site, size_bytes, lambda before: call(before, given), on_gpu=on_gpu)
@@ -129,9 +133,38 @@ def _by_ffi(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
 
 def _by_start_and_done(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     register_ffi()
-    own = ctx.replace(avals_in=total.avals, avals_out=total.avals_out)
     attributes = total.attributes | places(total.mesh, total.axes, total.spans, total.site.place)
-    return functools.partial(start_and_done, own, has_side_effect=total.has_side_effect, **attributes)
+    shards = _shards(total, attributes["groups"], attributes["members"])
+    attributes["shards"] = np.zeros_like(attributes["mesh"]) if shards is None else shards.numbers
+    attributes["shard_elements"] = np.int64(0 if shards is None else shards.elements)
+    two_calls = functools.partial(start_and_done, has_side_effect=total.has_side_effect, **attributes)
+    if shards is None:
+        return functools.partial(two_calls, ctx.replace(avals_in=total.avals, avals_out=total.avals_out))
+
+    def call(before: Any, leaves: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        shard = in_host.scatter(ctx, shards, total.avals, leaves)
+        own = ctx.replace(avals_in=[shards.aval], avals_out=[shards.aval])
+        after, (summed,) = two_calls(own, before, [shard])
+        return after, in_host.gather(ctx, shards, total.avals, summed)
+
+    return call
+
+
+def _shards(total: HostsSum, groups: np.ndarray, members: np.ndarray) -> in_host.Shards | None:
+    """If this host's devices are to add up their elements before the sum over the hosts."""
+    if not total.mesh.all_manual or total.attributes["flat"] or total.attributes["conditional"]:
+        return None  # NCCL would wait for ever for a device that doesn't come to a loop or branch
+    devices = total.mesh.devices
+    return in_host.shards(
+        total.axes,
+        total.placement,
+        np.array([device.process_index for device in devices]) if devices else np.zeros_like(groups),
+        groups,
+        members,
+        int(total.attributes["leaf_elements"].sum()),
+        jnp.dtype(total.attributes["dtype"]),
+        total.attributes["op"],
+    )
 
 
 lower = functools.partial(lower_by, _by_ffi)

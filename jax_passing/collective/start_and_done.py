@@ -8,7 +8,7 @@ Sums wait for the start of those before them in the program, not for their end a
 blocks in a done call has started all sums before it, so hosts can't wait for each other in a circle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax_passing.errors import ConfigError
 
 _ANY_DEVICE = -1  # of xla_ffi/ffi/cuda_handlers.h
 
+_DONE = "passing_psum_done"
 _GATE = 1  # which operand of a done call says when it may block
 
 
@@ -38,7 +39,7 @@ def start_and_done(
     own = ctx.replace(avals_in=[INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_in])
     token, *under_way = start(own, before, *leaves, **attributes)
     done = jax.ffi.ffi_lowering(
-        "passing_psum_done",
+        _DONE,
         operand_output_aliases={i + 2: i for i in range(count)},
         has_side_effect=has_side_effect,
     )
@@ -55,17 +56,19 @@ def finish_behind(
     Args:
       avals: types of `sums`, then of `others`.
     """
-    calls: dict[Any, tuple[Any, Any, Any]] = {}  # by token: call, one of its sums, the type of that
+    given: dict[Any, dict[Any, None]] = {}  # by done call: what makes sums of its results, in order
+    last: dict[Any, tuple[Any, Any]] = {}  # by done call: one of these sums, its type
     for value, aval in zip(sums, avals, strict=False):
         # Of this block: in another one, a loop's or a branch's, it might not be carried out as often.
         if tokens_of(ctx, [value]):
-            call = value.owner.operation
-            if not any(True for result in call.results for _ in result.uses):
-                calls[call.operands[0]] = (call, value, aval)
+            way = _way_from_done(value)
+            given.setdefault(way[0], {}).update(dict.fromkeys(way))
+            last[way[0]] = (value, aval)
+    calls = {call: way for call, way in given.items() if not _is_used(way)}
     if not calls:
         return
     needed = [
-        *exchange_held(ctx, [(value, aval) for _, value, aval in calls.values()]),
+        *exchange_held(ctx, [last[call] for call in calls]),
         *zip(others, avals[len(sums) :], strict=True),
         *((token, INT32) for token in after_sums(ctx)),
     ]
@@ -74,9 +77,28 @@ def finish_behind(
     needed.reverse()
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
-    for call, _, _ in calls.values():
+    for call, way in calls.items():
         call.operands[_GATE] = gate
-        call.move_after(gate.owner)
+        place = gate.owner
+        for operation in way:
+            operation.move_after(place)
+            place = operation
+
+
+def _way_from_done(value: Any) -> list[Any]:
+    """The operations that make `value` of the results of a done call, in order; the first one is this call."""
+    operation = value.owner.operation
+    if operation.name == "stablehlo.custom_call" and f'"{_DONE}"' == str(operation.attributes["call_target_name"]):
+        return [operation]
+    way: dict[Any, None] = {}
+    for operand in operation.operands:
+        way.update(dict.fromkeys(_way_from_done(operand)))
+    return [*way, operation] if way else []
+
+
+def _is_used(operations: Collection[Any]) -> bool:
+    """Whether others than these use their results."""
+    return any(use.owner.operation not in operations for each in operations for out in each.results for use in out.uses)
 
 
 def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: Any) -> dict[str, np.ndarray]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 8
+# Of XLA: one waits in the done call of each device, and others in collectives between the devices.
+MANY_THREADS = {"NPROC": "16"}
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +49,35 @@ def test_hosts_that_issue_sums_in_another_order(cluster: "Cluster", driver: str,
 def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str) -> None:
     for process in cluster.run("as_on_gpu.py", driver, "0", "conditional.py", "loop", "agree", devices=1):
         assert "all steps are right" in process.text
+
+
+@pytest.mark.parametrize(
+    ("program", "devices", "ranks"),
+    [
+        ("devices_first.py", 4, ("0,1", "1")),
+        ("devices_first.py", 2, ("0",)),
+        ("sums.py", 2, ("1",)),
+        ("held.py", 4, ("0,1",)),
+    ],
+)
+def test_devices_that_add_up_first_have_the_bits_of_cpu_hosts(
+    cluster: "Cluster", driver: str, program: str, devices: int, ranks: tuple[str, ...]
+) -> None:
+    def bits(ranks: str) -> str:
+        return digest(cluster.run("as_on_gpu.py", driver, ranks, program, devices=devices, env=MANY_THREADS))
+
+    assert {bits(each) for each in ranks} == {bits("")}
+
+
+def test_a_killed_host_of_several_devices_is_an_error_by_name(cluster: "Cluster", driver: str) -> None:
+    arguments = ("as_on_gpu.py", driver, "0,1", "endless.py", str(DEADLINE_S))
+    processes = cluster.start(*arguments, devices=2, env=MANY_THREADS)
+    for process in processes:
+        process.wait_for("running as process")
+    processes[1].signal(signal.SIGKILL)
+    assert processes[0].wait_for(r"^raised (\w+) after")[1] == "HostLostError", processes[0].text
+    processes[0].wait_for("went on with 2.0")
+    assert processes[0].wait() == 0, processes[0].text
 
 
 def test_a_killed_host_is_an_error_by_name_and_the_process_goes_on(cluster: "Cluster", driver: str) -> None:

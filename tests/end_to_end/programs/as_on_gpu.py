@@ -1,7 +1,7 @@
 """Runs one of these programs, on some hosts as if they had GPUs: as_on_gpu.py DRIVER RANKS PROGRAM ARGUMENTS...
 
 On these ranks sums on CPU devices are lowered as for GPUs, and done with DRIVER, which stands in for CUDA's: its device
-memory is the process's.
+memory is the process's. Several devices add up sums of any size before.
 """
 
 import os
@@ -13,7 +13,7 @@ import jax
 from jax.interpreters import mlir
 
 from jax_passing import _native
-from jax_passing.collective import hold, lowering, primitive
+from jax_passing.collective import hold, in_host, lowering, primitive
 
 
 def as_on_gpu(driver: str) -> None:
@@ -25,6 +25,7 @@ def as_on_gpu(driver: str) -> None:
     _native.set_cuda_devices([(device.id, device.id) for device in devices], first_device_id=devices[0].id)
     for each in (primitive.passing_psum_p, primitive.passing_psum_invariant_p):
         mlir.register_lowering(each, lowering.lower_on_gpu, platform="cpu", cacheable=False)
+    in_host.WORTH_BYTES = 0
     mlir.register_lowering(hold.passing_hold_p, hold._lower_on_gpu, platform="cpu", cacheable=False)
 
 
