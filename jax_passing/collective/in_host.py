@@ -34,7 +34,7 @@ class Shards(NamedTuple):
     Attributes:
       axes: of the sum, along which the members of a group are.
       members: of each process, where the mesh spans several; in the order of their shards.
-      count: of shards, one for each of this host's members.
+      shard_count: one for each of this host's members.
       numbers: int64[device], which shard each device of the mesh has.
       elements: in a shard; a complex number is two. The last shard is filled up.
       dtype: of the leaves, or of the parts of complex ones.
@@ -43,7 +43,7 @@ class Shards(NamedTuple):
 
     axes: Axes
     members: list[list[int]] | None
-    count: int
+    shard_count: int
     numbers: np.ndarray
     elements: int
     dtype: np.dtype[Any]
@@ -110,15 +110,17 @@ def scatter(ctx: mlir.LoweringRuleContext, of: Shards, avals: Sequence[Any], lea
 
     def add_up(*leaves: jax.Array) -> jax.Array:
         flat = lax.concatenate([_elements(leaf, of) for leaf in leaves], 0)
-        filled = lax.pad(flat, np.zeros((), flat.dtype)[()], [(0, of.count * of.elements - flat.size, 0)])
+        filled = lax.pad(flat, np.zeros((), flat.dtype)[()], [(0, of.shard_count * of.elements - flat.size, 0)])
         # All rows come out of it, this device's own, too. So no addition is joined with the operations that made a
         # leaf: neither with a product, whose rounding would be left out, nor with a rounding to 16 bits.
         rows = jax_collectives.all_to_all(
-            lax.reshape(filled, (of.count, of.elements)), of.axes, 0, 0, axis_index_groups=of.members, tiled=True
+            lax.reshape(filled, (of.shard_count, of.elements)), of.axes, 0, 0, axis_index_groups=of.members, tiled=True
         )
         add = {"sum": lax.add, "max": lax.max}[of.op]
         # One addition after the other, in the order of the members: XLA doesn't regroup those of floats.
-        return functools.reduce(add, [_widened(lax.index_in_dim(rows, i, keepdims=False), of) for i in range(of.count)])
+        return functools.reduce(
+            add, [_widened(lax.index_in_dim(rows, i, keepdims=False), of) for i in range(of.shard_count)]
+        )
 
     (shard,) = _lower(ctx, lambda *leaves: [add_up(*leaves)], avals, [of.aval], leaves)
     return shard

@@ -137,15 +137,13 @@ def _by_start_and_done(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     shards = _shards(total, attributes["groups"], attributes["members"])
     attributes["shards"] = np.zeros_like(attributes["mesh"]) if shards is None else shards.numbers
     attributes["shard_elements"] = np.int64(0 if shards is None else shards.elements)
-    two_calls = functools.partial(start_and_done, has_side_effect=total.has_side_effect, **attributes)
-    if shards is None:
-        return functools.partial(two_calls, ctx.replace(avals_in=total.avals, avals_out=total.avals_out))
+    avals_in, avals_out = (total.avals, total.avals_out) if shards is None else ([shards.aval], [shards.aval])
+    own = ctx.replace(avals_in=avals_in, avals_out=avals_out)
 
     def call(before: Any, leaves: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        shard = in_host.scatter(ctx, shards, total.avals, leaves)
-        own = ctx.replace(avals_in=[shards.aval], avals_out=[shards.aval])
-        after, (summed,) = two_calls(own, before, [shard])
-        return after, in_host.gather(ctx, shards, total.avals, summed)
+        given = leaves if shards is None else [in_host.scatter(ctx, shards, total.avals, leaves)]
+        after, sums = start_and_done(own, before, given, has_side_effect=total.has_side_effect, **attributes)
+        return after, sums if shards is None else in_host.gather(ctx, shards, total.avals, sums[0])
 
     return call
 

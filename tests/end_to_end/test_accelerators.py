@@ -55,7 +55,7 @@ def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str)
     ("program", "devices", "ranks"),
     [
         ("devices_first.py", 4, ("0,1", "1")),
-        ("devices_first.py", 2, ("0",)),
+        ("devices_first.py", 2, ("1",)),
         ("sums.py", 2, ("1",)),
         ("held.py", 4, ("0,1",)),
     ],
@@ -64,7 +64,10 @@ def test_devices_that_add_up_first_have_the_bits_of_cpu_hosts(
     cluster: "Cluster", driver: str, program: str, devices: int, ranks: tuple[str, ...]
 ) -> None:
     def bits(ranks: str) -> str:
-        return digest(cluster.run("as_on_gpu.py", driver, ranks, program, devices=devices, env=MANY_THREADS))
+        processes = cluster.run("as_on_gpu.py", driver, ranks, program, devices=devices, env=MANY_THREADS)
+        for rank, process in enumerate(processes):
+            assert ("devices add up first" in process.text) == (str(rank) in ranks)
+        return digest(processes)
 
     assert {bits(each) for each in ranks} == {bits("")}
 

@@ -44,7 +44,7 @@ std::optional<Failure> StagedSum::Await(const std::function<std::optional<Failur
 }
 
 void StagedSum::CopyBack(CUstream stream) const {
-  CUresult result = 0;
+  CUresult result = driver_.ContextSetCurrent(context_);
   for (size_t i = 0; i < leaves_.size() && result == 0; ++i) {
     result = driver_.CopyToDevice(leaves_[i].address, memory_[i], leaves_[i].bytes, stream);
   }
@@ -113,6 +113,7 @@ std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {
 }
 
 void Staging::Write(CUstream stream, CUdeviceptr address, int value) {
+  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
   driver_.Check(driver_.Fill(address, static_cast<unsigned>(value), 1, stream), "writing a number to the GPU");
 }
 

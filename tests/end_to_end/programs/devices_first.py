@@ -18,7 +18,7 @@ import jax_passing
 jax.config.update("jax_enable_x64", True)
 NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 DTYPES = [*map(np.dtype, NAMES.split()), np.dtype(ml_dtypes.bfloat16)]
-SHAPES = [(), (1,), (7,), (1440,), (3, 5, 97), (0, 2), (4321,)]
+SHAPES = [(), (7,), (1440,), (3, 5, 97), (0, 2), (4321,)]
 SPEC = P(("g", "d"))
 
 
@@ -44,7 +44,7 @@ def values(rank: int, devices: int, shape: tuple[int, ...], dtype: np.dtype, see
 
 def main() -> None:
     digest = hashlib.sha256()
-    with jax_passing.init(axis_name=("d", "g")) as session:
+    with jax_passing.init(axis_name="d") as session:
         mesh = jax.sharding.Mesh(np.reshape(jax.local_devices(), (2, -1)), ("g", "d"))
         count = mesh.size
 
@@ -62,12 +62,12 @@ def main() -> None:
             return [np.asarray(each).reshape(*mesh.devices.shape, *each.shape[1:]) for each in got]
 
         rows = [of_all(shape, dtype, seed) for seed, dtype in enumerate(DTYPES) for shape in SHAPES]
-        for number, axes in enumerate(("d", "g", ("d", "g"), ("g", "d"))):
+        for number, axes in enumerate(("d", ("d", "g"))):
 
             def totals(leaves: list[jax.Array], axes: Any = axes) -> list[jax.Array]:
                 return jax_passing.psum(leaves, axes)
 
-            along = {"g": 0, "d": 1}.get(str(axes), (0, 1))
+            along = 1 if axes == "d" else (0, 1)
             for mine, each in zip(results(totals, rows, check_vma=bool(number % 2)), rows, strict=True):
                 if np.issubdtype(mine.dtype, np.integer):
                     expected = each.astype(np.uint64).sum(0).sum(along, keepdims=True).astype(mine.dtype)

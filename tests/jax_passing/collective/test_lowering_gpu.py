@@ -368,7 +368,7 @@ def test_devices_of_several_processes_add_up_apart():
         return in_host.shards(axes, placement, processes, groups, members, 1 << 21, np.dtype(np.float32), "sum")
 
     there = of([0, 0, 1, 1], (1, 4), ("d",))
-    assert (there.members, there.count, there.numbers.tolist()) == ([[0, 1], [2, 3]], 2, [0, 1, 0, 1])
+    assert (there.members, there.shard_count, there.numbers.tolist()) == ([[0, 1], [2, 3]], 2, [0, 1, 0, 1])
     mixed = of([1, 0, 0, 1, 1, 0, 0, 1], (2, 4), ("d",))
     assert (mixed.members, mixed.numbers.tolist()) == ([[0, 3], [1, 2]], [0, 0, 1, 1] * 2)
     assert of([0, 0, 1, 1, 0, 0, 1, 1], (2, 4), ("g", "d")).members == [[0, 1, 4, 5], [2, 3, 6, 7]]
