@@ -58,6 +58,10 @@ Staging::Staging(const CudaDriver& driver, int ordinal) : driver_(driver), pool_
   driver_.Check(driver_.PrimaryContextRetain(&context_, device_), "entering a GPU's context");
   CUresult result = driver_.ContextSetCurrent(context_);
   if (result == 0) result = driver_.StreamCreate(&copies_, CudaDriver::kStreamNonBlocking);
+  if (result == 0) {
+    result = driver_.EventCreate(&leaves_, CudaDriver::kEventForWaiting);
+    if (result != 0) driver_.StreamDestroy(copies_);
+  }
   if (result != 0) driver_.PrimaryContextRelease(device_);
   driver_.Check(result, "making a stream for copies");
 }
@@ -66,6 +70,7 @@ Staging::~Staging() {
   pending_.clear();
   driver_.ContextSetCurrent(context_);
   pool_.ReleaseIdle();
+  driver_.EventDestroy(leaves_);
   driver_.StreamDestroy(copies_);
   driver_.PrimaryContextRelease(device_);
 }
@@ -82,21 +87,22 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
   });
   driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
   sum->block_ = place ? place->block : pool_.Acquire(bytes);
-  const CUevent event = sum->last_use_ = sum->block_->last_uses[place ? place->gpu : 0];
+  sum->last_use_ = sum->block_->last_uses[place ? place->gpu : 0];
   char* memory = static_cast<char*>(sum->block_->memory) + (place ? place->offset : 0);
   CUresult result = 0;
   for (const CUevent last_use : sum->block_->last_uses) {  // for the sum that had the block before
     if (result == 0) result = driver_.StreamWaitEvent(copies_, last_use, 0);
   }
-  if (result == 0) result = driver_.EventRecord(event, stream);  // here the leaves are there
-  if (result == 0) result = driver_.StreamWaitEvent(copies_, event, 0);
+  // By an event of its own: who waits for the last use of the block waits for all uses before.
+  if (result == 0) result = driver_.EventRecord(leaves_, stream);
+  if (result == 0) result = driver_.StreamWaitEvent(copies_, leaves_, 0);
   driver_.Check(result, "waiting for the arrays of a sum");
   for (const DeviceArray& leaf : sum->leaves_) {
     if (result == 0) result = driver_.CopyToHost(memory, leaf.address, leaf.bytes, copies_);
     sum->memory_.push_back(memory);
     memory += Aligned(leaf.bytes);
   }
-  const CUresult recorded = driver_.EventRecord(event, copies_);  // of those that were enqueued, in any case
+  const CUresult recorded = driver_.EventRecord(sum->last_use_, copies_);  // of those that were enqueued, in any case
   driver_.Check(result, "copying a sum from the GPU");
   driver_.Check(recorded, "recording an event behind a sum");
   pending_[token] = sum;

@@ -107,6 +107,7 @@ class Staging {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;  // the device's primary one, which XLA uses, too
   CUstream copies_ = nullptr;    // from the device, beside XLA's stream
+  CUevent leaves_ = nullptr;     // where XLA's stream has those of the sum that starts
   PinnedPool pool_;
   mutable std::mutex mutex_;  // one sum at a time: copies are in the order of XLA's calls
   std::unordered_map<CUdeviceptr, std::shared_ptr<StagedSum>> pending_;  // by token

@@ -12,8 +12,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective import in_host
-from jax_passing.collective.placement import place
+from jax_passing.collective import in_host, lowering
+from jax_passing.collective.placement import Placement, place
 from jax_passing.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -355,6 +355,23 @@ def test_where_the_host_adds_up(monkeypatch):
     options = {"in_specs": P("d"), "out_specs": P(), "axis_names": {"d"}, "check_vma": False}
     assert adds_up(jax.shard_map(total, mesh=mesh, **options), floats(1))
     assert adds_up(jax.vmap(total, axis_name="d"), floats(1))
+
+
+def test_collectives_stay_inside_of_a_process(monkeypatch):
+    placement = Placement(8, 4, 1, local=False, process_count=2)
+
+    def of_two_processes(total, groups, members):
+        processes = np.arange(8) // 4
+        return in_host.shards(total.axes, placement, processes, groups, members, 1 << 20, np.dtype(np.float32), "sum")
+
+    monkeypatch.setattr(lowering, "_shards", of_two_processes)
+    text = lowered(mapped(lambda x: jax_passing.psum(x, "d")), jax.ShapeDtypeStruct((8, 1 << 20), np.float32))
+    ((_, _, attributes, _),) = calls(text, "passing_psum")
+    assert numbers(attributes["shards"]) == [0, 1, 2, 3] * 2
+    assert attributes["shard_elements"] == str(1 << 18)
+    collectives = re.findall(r"stablehlo\.all_(?:to_all|gather).*", text)
+    assert len(collectives) == 2
+    assert all("dense<[[0, 1, 2, 3], [4, 5, 6, 7]]>" in each for each in collectives)
 
 
 def test_devices_of_several_processes_add_up_apart():
