@@ -21,7 +21,7 @@ from jax_passing.collective.placement import Placement
 
 WORTH_BYTES = 2 << 20
 """What a GPU must be spared on its link to the host, both ways together: at 25 to 50 GB/s (PCIe 4 and 5) it takes 40 to
-80 us, about what the two collectives take that spare it (NCCL: 20 to 30 us each, whatever their size)."""
+80 us, about what the two collectives are expected to take that spare it (NCCL: 20 to 30 us each at least)."""
 
 MOST_BYTES = 64 << 20
 """Of device memory beyond the leaves. `scatter` takes most: the leaves end to end, as much from all devices, a shard
