@@ -61,9 +61,9 @@ def finish_behind(
     for value, aval in zip(sums, avals, strict=False):
         # Of this block: in another one, a loop's or a branch's, it might not be carried out as often.
         if tokens_of(ctx, [value]):
-            way = _way_from_done(value)
-            given.setdefault(way[0], {}).update(dict.fromkeys(way))
-            last[way[0]] = (value, aval)
+            operations = _way_from_done(value)
+            given.setdefault(operations[0], {}).update(dict.fromkeys(operations))
+            last[operations[0]] = (value, aval)
     calls = {call: way for call, way in given.items() if not _is_used(way)}
     if not calls:
         return
