@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_passing import config
 from jax_passing.config import address_text
-from jax_passing.doctor import cuda_driver, gpu, kernel, route, software, switch, trial
+from jax_passing.doctor import apart, cuda_driver, gpu, kernel, route, software, switch, trial
 from jax_passing.doctor.findings import Finding, bad, good, left_out
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
@@ -20,14 +20,14 @@ from jax_passing.protocol import keys
 ROOT = Path("/")
 _NCCL = "libnccl.so.2"
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_GPUS = "import sys; from jax_passing.doctor import examination; examination.tell_of_gpus(sys.argv[1])"
 _ANY_JOB = "any"  # the trial's, where no job is named: without a key, names only have to differ
 
 
 def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
     """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
     yield software.python(sys.version_info[:3], platform.python_implementation().lower())
-    packages = software.installed((*software.PACKAGES, *gpu.PLUGINS))
-    yield software.jax(packages)
+    yield software.jax(software.installed(software.PACKAGES))
     yield software.handlers(software.sum_of_one_host)
     yield software.hash_seed(os.environ)
     yield from _kernel()
@@ -42,7 +42,13 @@ def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
         interface = None
     else:
         interface = yield from _switches(settings, key)
-    yield from gpu.findings(cuda_driver.Driver, ROOT, packages, _nccl_version, interface)
+    yield from apart.findings(_GPUS, interface or "", gpu.trouble)
+
+
+def tell_of_gpus(interface: str) -> None:
+    """`interface`: which one leads to the switch; empty if that isn't known."""
+    packages = software.installed(("jaxlib", *gpu.PLUGINS))
+    apart.tell(gpu.findings(cuda_driver.Driver, ROOT, packages, _nccl_version, interface or None))
 
 
 def _kernel() -> Iterator[Finding]:

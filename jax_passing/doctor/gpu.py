@@ -1,7 +1,7 @@
 """GPUs: the driver, what it must be able to do for sums, NCCL, JAX's plugin, and the card beside each."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from jax_passing.doctor import pci
@@ -22,8 +22,9 @@ def findings(
     packages: Mapping[str, Package],
     nccl: Callable[[], str],
     interface: str | None,
-) -> list[Finding]:
-    """
+) -> Iterator[Finding]:
+    """One after the other, as each is known.
+
     Args:
       load: the driver. Raises OSError or CudaError.
       root: below it lies /sys.
@@ -36,20 +37,34 @@ def findings(
         devices = driver.devices()
         major, minor = driver.cuda_version()
     except OSError as error:
-        return [_no_driver(root, str(error))]
+        yield _no_driver(root, str(error))
+        return
     except CudaError as error:
         if error.code == NO_DEVICE:
-            return [_no_driver(root, str(error))]
-        return [bad("GPU driver", str(error), "Look at dmesg and nvidia-smi; does the driver fit the kernel module?")]
+            yield _no_driver(root, str(error))
+        else:
+            yield bad("GPU driver", str(error), "Look at dmesg and nvidia-smi; does the driver fit the kernel module?")
+        return
     if not devices:
-        return [_no_driver(root, "the driver shows no device (CUDA_VISIBLE_DEVICES?)")]
-    found = [good("GPU driver", f"serves CUDA {major}.{minor}, {len(devices)} device{'s' * (len(devices) > 1)}")]
+        yield _no_driver(root, "the driver shows no device (CUDA_VISIBLE_DEVICES?)")
+        return
+    yield good("GPU driver", f"serves CUDA {major}.{minor}, {len(devices)} device{'s' * (len(devices) > 1)}")
     for device in devices:
-        found += _device(driver, device, root)
-    found.append(_nccl(nccl, len(devices)))
-    found.append(plugin(packages, major))
+        yield from _device(driver, device, root)
+    yield _nccl(nccl, len(devices))
+    yield plugin(packages, major)
     cards = pci.cards(root)
-    return found + [beside(device, root, cards, interface) for device in devices]
+    for device in devices:
+        yield beside(device, root, cards, interface)
+
+
+def trouble(what: str) -> Finding:
+    """Of the process that asks the driver."""
+    return bad(
+        "GPU driver",
+        f"the process that asks it {what}",
+        "Look at dmesg and nvidia-smi for what the driver has met; restart it, or the machine.",
+    )
 
 
 def _no_driver(root: Path, reason: str) -> Finding:
@@ -59,22 +74,19 @@ def _no_driver(root: Path, reason: str) -> Finding:
     return left_out("GPU", f"there is none: {reason}")
 
 
-def _device(driver: Driver, device: Device, root: Path) -> list[Finding]:
+def _device(driver: Driver, device: Device, root: Path) -> Iterator[Finding]:
     name = f"GPU {device.ordinal}"
-    found = [good(name, f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB, at {device.pci}")]
+    yield good(name, f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB, at {device.pci}")
     try:
         with driver.context(device), driver.pinned(PINNED_BYTES) as pinned:
-            found.append(_copies(driver, device, pinned, root))
-            found.append(_stream_waits(driver, device, pinned))
+            yield _copies(driver, device, pinned, root)
+            yield _stream_waits(driver, device, pinned)
     except CudaError as error:
-        found.append(
-            bad(
-                f"{name}, pinned memory",
-                f"{PINNED_BYTES >> 20} MiB: {error}",
-                "Is the device free (nvidia-smi), and is there memory that may be locked (ulimit -l; the container's)?",
-            )
+        yield bad(
+            f"{name}, pinned memory",
+            f"{PINNED_BYTES >> 20} MiB: {error}",
+            "Is the device free (nvidia-smi), and is there memory that may be locked (ulimit -l; the container's)?",
         )
-    return found
 
 
 def _copies(driver: Driver, device: Device, pinned: int, root: Path) -> Finding:

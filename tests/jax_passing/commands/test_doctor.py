@@ -87,3 +87,16 @@ def test_without_a_switch(doctor):
     found = findings(ended.exit_code, ended.stdout)
     assert found["switch"]["state"] == "left out"
     assert "--switch" in found["switch"]["remedy"]
+
+
+def test_a_driver_that_crashes(doctor, tmp_path, monkeypatch):
+    """It takes nothing else along."""
+    source = tmp_path / "driver.c"
+    source.write_text("#include <stdlib.h>\nint cuInit(unsigned flags) { abort(); }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True, timeout=60)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path), prepend=os.pathsep)
+    ended = doctor("--json")
+    found = findings(ended.exit_code, ended.stdout)
+    assert found["GPU driver"]["state"] == "bad"
+    assert "was ended by SIGABRT" in found["GPU driver"]["reason"]
+    assert found["Python"]["state"] == "good"

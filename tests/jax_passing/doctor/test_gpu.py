@@ -1,6 +1,7 @@
 """What is said of GPUs: by a driver that is made up (fake_cuda.c). No real one has run this."""
 
 import ctypes
+import functools
 import subprocess
 from pathlib import Path
 
@@ -52,9 +53,8 @@ def look(library, tree, monkeypatch):
     def look(interface=None, root=tree, **settings):
         for name, text in settings.items():
             monkeypatch.setenv(name, text)
-        found = gpu.findings(
-            lambda: Driver(library), root, FITTING, lambda: cuda_driver.nccl_version(library), interface
-        )
+        nccl = functools.partial(cuda_driver.nccl_version, library)
+        found = list(gpu.findings(lambda: Driver(library), root, FITTING, nccl, interface))
         assert ctypes.CDLL(library).fake_contexts() == 0  # all are released
         for finding in found:
             assert bool(finding.remedy) == (finding.state in (State.WARNING, State.BAD)), finding
