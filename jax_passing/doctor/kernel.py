@@ -1,7 +1,9 @@
 """What the kernel gives to this process: packets in one piece, buffers, cores, files, the time of day."""
 
 import datetime
+import math
 import os
+import re
 import resource
 import socket
 from collections.abc import Mapping
@@ -122,14 +124,17 @@ def core_quota(root: Path) -> float | None:
 def devices(environment: Mapping[str, str]) -> int:
     """Of JAX, on CPU, as far as the environment says."""
     text = environment.get("JAX_NUM_CPU_DEVICES", "")
-    return max(1, int(text)) if text.isdecimal() else 1
+    if not text.isdecimal():  # XLA's older way
+        flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
+        text = flag[1] if flag else "1"
+    return max(1, int(text))
 
 
 def files(soft: int, hard: int) -> Finding:
     """-1: no limit."""
     check = "open files"
-    ours, most = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
-    text = f"{ours:g}, at most {most:g}"
+    ours, most = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    text = f"{ours}, at most {most}".replace(str(math.inf), "any number")
     if ours < FILES_MIN:
         return bad(check, f"{text}: too few for a host", f"ulimit -n {FILES} or more (LimitNOFILE= of a systemd unit).")
     if ours < FILES:

@@ -61,7 +61,8 @@ def mtu(route: Route, lanes: int) -> Finding:
         check,
         f"{route.mtu} bytes to {route.switch}, through {route.through}; packets of {lanes} lanes with a tag take "
         f"{route.mtu_for(lanes)}, so IP cuts them in two, if nobody drops them",
-        f"Raise the MTU to 1500 or more, or start the switch with --lanes-per-chunk {route.lanes_that_fit} or fewer.",
+        f"Raise the MTU to {route.mtu_for(lanes)} or more, or start the switch with --lanes-per-chunk "
+        f"{route.lanes_that_fit} or fewer.",
     )
 
 

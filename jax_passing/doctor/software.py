@@ -29,6 +29,7 @@ with jax_passing.init(axis_name="d"):
     print(float(total(jnp.ones((4, 3)))[0, 0]))
 """
 _SUM_IS = "4.0"
+_RAISED = re.compile(r"^[\w.]+(?:Error|Exception)\b.*", re.MULTILINE)  # JAX writes notes behind what it raises
 
 
 class Package(NamedTuple):
@@ -106,13 +107,14 @@ def handlers(sum_of_one_host: Callable[[], tuple[int, str]]) -> Finding:
     """Whether this jaxlib takes the handlers that were built on the headers of another one."""
     check = "sum on this host"
     code, output = sum_of_one_host()
-    last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+    last = [*_RAISED.findall(output)[-1:], *output.strip().splitlines()[-1:], "it printed nothing"][0]
     if code == 0 and last == _SUM_IS:
         return good(check, "jaxlib takes our handlers, and four devices' sum is right")
     return bad(
         check,
         f"a process that sums over four CPU devices ended with exit code {code}: {last[:300]}",
-        "Install jax_passing again (pip install --force-reinstall --no-deps), in the environment that has this jaxlib.",
+        "If jaxlib refuses the handlers, install jax_passing again (pip install --force-reinstall --no-deps), in the "
+        "environment that has this jaxlib. Else look at the variables of JAX and XLA (JAX_..., XLA_FLAGS).",
     )
 
 

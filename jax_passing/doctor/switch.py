@@ -14,7 +14,12 @@ def findings(seen: Seen, switch: str) -> list[Finding]:
         return [bad(at, seen.unreachable, remedy), left_out("packets", "no switch answers")]
     if seen.locked:
         return [
-            bad(at, seen.locked, "Give the job's key and name: --key-file and --job (docs/security.md)."),
+            bad(
+                at,
+                seen.locked,
+                "Give the job's key and name (--key-file and --job), and the switch its own key, or neither a key "
+                "(docs/security.md).",
+            ),
             left_out("packets", "joining needs the key"),
         ]
     answers = good(at, f"greets {seen.connect_s * 1e3:.1f} ms after TCP's first packet")
@@ -23,6 +28,9 @@ def findings(seen: Seen, switch: str) -> list[Finding]:
             answers,
             warning("packets", f"the trial didn't begin: {seen.refused}", "Try again when the switch has room."),
         ]
+    if not seen.passed:
+        remedy = "Is it stopped, or another program, or do packets go elsewhere (data address)? See all of its log."
+        return [answers, bad("packets", f"the switch greets, but doesn't let a job begin: {seen.broken}", remedy)]
     return [answers, _packets(seen), _multicast(seen)]
 
 
@@ -57,7 +65,7 @@ def _multicast(seen: Seen) -> Finding:
     check = "multicast"
     if not seen.offers_group:
         return good(check, "the switch doesn't use it")
-    problem = seen.deaf or seen.refused
+    problem = seen.deaf or seen.refused or seen.broken
     if not problem:
         return good(check, "what the switch sends to a group comes here")
     return warning(

@@ -69,7 +69,8 @@ class Seen:
     Attributes:
       unreachable: why no switch answers.
       locked: which key is missing or wrong.
-      refused: why the trial didn't begin.
+      refused: why the switch didn't take the trial.
+      broken: what went wrong with it otherwise.
       connect_s: how long it took to hear the switch's greeting.
       data: where packets go.
       lanes: of the longest packets.
@@ -81,6 +82,7 @@ class Seen:
     unreachable: str = ""
     locked: str = ""
     refused: str = ""
+    broken: str = ""
     connect_s: float = 0.0
     data: str = ""
     lanes: int = LANES_MAX
@@ -117,8 +119,10 @@ def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
             with _joined(address, name + "g", key, partial(_listen, seen)) as joined:
                 if not seen.deaf and not joined.welcome.multicast:
                     seen.deaf = "the switch learned too late that it is heard"
-    except (OSError, msgspec.DecodeError, PassingError, RefusedError, UntestableError) as error:
+    except RefusedError as error:
         seen.refused = str(error)
+    except (OSError, msgspec.DecodeError, PassingError, UntestableError) as error:
+        seen.broken = str(error)
     return seen
 
 

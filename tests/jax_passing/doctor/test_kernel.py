@@ -85,20 +85,24 @@ def test_quota_of_a_control_group(tmp_path, files, quota):
 
 def test_devices():
     assert [kernel.devices({"JAX_NUM_CPU_DEVICES": text}) for text in ("4", "", "x")] == [4, 1, 1]
+    flags = {"XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8"}
+    assert [kernel.devices(flags | more) for more in ({}, {"JAX_NUM_CPU_DEVICES": "2"})] == [8, 2]
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "state"),
+    ("soft", "hard", "state", "says"),
     [
-        (1024, 1 << 20, State.GOOD),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, State.GOOD),
-        (1024, 1024, State.WARNING),
-        (128, 1 << 20, State.WARNING),
-        (32, 1 << 20, State.BAD),
+        (1024, 1 << 20, State.GOOD, "1024, at most 1048576"),
+        (1 << 30, resource.RLIM_INFINITY, State.GOOD, "1073741824, at most any number"),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, State.GOOD, "any number, at most any number"),
+        (1024, 1024, State.WARNING, "enough for a host"),
+        (128, 1 << 20, State.WARNING, "many switches"),
+        (32, 1 << 20, State.BAD, "too few for a host"),
     ],
 )
-def test_files(soft, hard, state):
-    assert kernel.files(soft, hard).state == state
+def test_files(soft, hard, state, says):
+    found = kernel.files(soft, hard)
+    assert (found.state, says in found.reason) == (state, True), found
 
 
 @pytest.mark.parametrize(("year", "state"), [(2027, State.GOOD), (2020, State.WARNING), (1970, State.BAD)])

@@ -10,21 +10,23 @@ from jax_passing.doctor.route import Route
 
 
 @pytest.mark.parametrize(
-    ("own", "mtu", "state", "lanes"),
+    ("own", "mtu", "state", "lanes", "enough"),
     [
-        ("10.0.0.2", 1500, State.GOOD, None),
-        ("10.0.0.2", 1496, State.GOOD, None),
-        ("10.0.0.2", 1495, State.WARNING, 359),
-        ("10.0.0.2", 1400, State.WARNING, 336),  # docs/clusters.md
-        ("fd00::2", 1516, State.GOOD, None),
-        ("fd00::2", 1500, State.WARNING, 356),
+        ("10.0.0.2", 1500, State.GOOD, None, None),
+        ("10.0.0.2", 1496, State.GOOD, None, None),
+        ("10.0.0.2", 1495, State.WARNING, 359, 1496),
+        ("10.0.0.2", 1400, State.WARNING, 336, 1496),  # docs/clusters.md
+        ("fd00::2", 1516, State.GOOD, None, None),
+        ("fd00::2", 1500, State.WARNING, 356, 1516),
     ],
 )
-def test_mtu(own, mtu, state, lanes):
+def test_mtu(own, mtu, state, lanes, enough):
     found = route.mtu(Route("s:1", "eth0", own, mtu, None), 360)
     assert found.state == state
     assert (lanes is None) == (found.remedy == "")
-    assert lanes is None or f"--lanes-per-chunk {lanes} " in found.remedy
+    assert lanes is None or f"to {enough} or more, or start the switch with --lanes-per-chunk {lanes} " in found.remedy
+    if enough is not None:
+        assert route.mtu(Route("s:1", "eth0", own, enough, None), 360).state == State.GOOD
 
 
 def test_a_switch_with_shorter_packets_needs_less():

@@ -51,6 +51,20 @@ def test_handlers(ended, state):
     assert ended[0] == 0 or "RuntimeError: no" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("Traceback\njax.errors.JaxRuntimeError: no\n----\nFor simplicity, JAX has removed\n", "JaxRuntimeError: no"),
+        ("F1123 15:33:37 flags.cc:234] Unknown flag in XLA_FLAGS: --x\n", "Unknown flag in XLA_FLAGS: --x"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_why_a_sum_fails(printed, says):
+    found = software.handlers(lambda: (1, printed))
+    assert found.reason.endswith(says)
+    assert "XLA_FLAGS" in found.remedy
+
+
 @pytest.mark.parametrize(("text", "state"), [("0", "good"), ("", "warning"), ("random", "warning")])
 def test_hash_seed(text, state):
     assert software.hash_seed({"PYTHONHASHSEED": text}).state == state

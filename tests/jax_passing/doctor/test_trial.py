@@ -2,7 +2,8 @@
 
 import re
 import socket
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 
 import pytest
 from in_process import SwitchThread
@@ -13,6 +14,7 @@ from jax_passing.conformance.data_socket import DataSocket, GroupSocket
 from jax_passing.doctor import trial
 from jax_passing.doctor.findings import State
 from jax_passing.doctor.switch import findings as findings_of
+from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 
 JOB = "train"
@@ -168,6 +170,7 @@ def test_a_key(switch, tmp_path):
         assert "--key-file" in found["switch"].remedy
     _, found = findings(switch(), keys.job_key(key, JOB))
     assert found["switch"].state == State.BAD  # a switch that wants no key
+    assert "the switch its own key, or neither" in found["switch"].remedy
 
 
 def test_no_slots(switch):
@@ -181,6 +184,38 @@ def test_no_slots(switch):
         workers[0].close()
     assert "slots" in seen.refused
     assert states(found) == {"switch": State.GOOD, "packets": State.WARNING}
+
+
+@pytest.mark.parametrize(
+    ("data_host", "says"), [("", "timed out"), ("no-such-host.invalid", "Name or service not known")]
+)
+def test_a_switch_that_only_greets(monkeypatch, data_host, says):
+    """It is stopped, or where it says that packets go, nothing is."""
+    monkeypatch.setattr(trial, "JOIN_S", 0.5)
+    monkeypatch.setattr(joining, "ANSWER_S", 0.1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        hello = messages.Hello(messages.PROTOCOL_VERSION, data_host=data_host, data_port=port, instance="any")
+        accepted = []
+
+        def greet():
+            with suppress(OSError):
+                while True:
+                    accepted.append(server.accept()[0])
+                    accepted[-1].sendall(messages.encode(hello))
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            seen = trial.look(("127.0.0.1", port), None, JOB)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            for one in accepted:
+                one.close()
+    greets, packets = findings_of(seen, "there")
+    assert (greets.state, packets.state) == (State.GOOD, State.BAD)
+    assert says in packets.reason
 
 
 def test_nobody_answers():
