@@ -12,9 +12,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jax_passing._compat import jax_collectives, named_axes
-from jax_passing.collective import host_calls
+from jax_passing.collective import host_calls, platforms
 from jax_passing.collective.handlers import register_ffi
-from jax_passing.collective.platforms import BY_FFI, lower_elsewhere
 from jax_passing.errors import ConfigError, NotInitializedError
 from jax_passing.host import scope as scopes
 from jax_passing.host import session
@@ -253,10 +252,7 @@ def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_t
     primitive.def_impl(lambda: jitted()())
     primitive.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32), weak_type=weak_type))
     batching.primitive_batchers[primitive] = lambda operands, dims: (primitive.bind(), None)
-    mlir.register_lowering(primitive, lower_elsewhere)
-    for platform in BY_FFI:
-        mlir.register_lowering(primitive, lower, platform=platform)
-    mlir.register_lowering(primitive, lower_by_host_call, platform="tpu", cacheable=False)
+    platforms.register_lowering(primitive, cpu=lower, cuda=lower, tpu=lower_by_host_call)
 
 
 _define(passing_rank_p, lambda current: current.rank, weak_type=False)

@@ -1,7 +1,9 @@
 """On which platforms programs with sums over hosts run, and how XLA reaches this process there."""
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jax_passing._compat import lowered_modules
@@ -19,18 +21,42 @@ def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
     platforms = lowered_modules.platforms(ctx)
     if not any(platform in BY_HOST_CALLS for platform in platforms):
         return False
+    _only(platforms)
+    return True
+
+
+def _only(platforms: tuple[str, ...]) -> str:
+    """The one that it is."""
     if len(platforms) > 1:
         raise NotImplementedError(
             f"A program with sums over hosts is lowered for {' and '.join(platforms)} at once. It calls back into this "
             "process, each platform in a way of its own: lower it for one platform at a time."
         )
-    return True
+    return platforms[0]
 
 
-def lower_elsewhere(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> NoReturn:
-    """JAX's rule for our primitives on all other platforms."""
-    raise NotImplementedError(
-        f"jax_passing can't sum over hosts on the platform {' or '.join(lowered_modules.platforms(ctx))!r}. It can on "
-        f"{', '.join(BY_FFI + BY_HOST_CALLS)}: put the arrays on devices of one of these (jax.device_put, or a mesh "
-        "of jax.devices('cpu'))."
-    )
+rules: dict[Primitive, dict[str, Callable[..., Any]]] = {}
+"""How each of our primitives is lowered on each platform where it can be. (The tests change it.)"""
+
+
+def register_lowering(primitive: Primitive, **by_platform: Callable[..., Any]) -> None:
+    """Tells JAX how to lower a primitive, by one rule for all platforms: given one for each, JAX 0.10 fails with a
+    TypeError of its own where a program is lowered for several at once.
+
+    That rule raises NotImplementedError there, and on platforms that have none.
+    """
+    rules[primitive] = by_platform
+
+    def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        platform = _only(lowered_modules.platforms(ctx))
+        rule = rules[primitive].get(platform)
+        if rule is None:
+            raise NotImplementedError(
+                f"jax_passing can't sum over hosts on the platform {platform!r}. It can on "
+                f"{', '.join(BY_FFI + BY_HOST_CALLS)}: put the arrays on devices of one of these (jax.device_put, "
+                "or a mesh of jax.devices('cpu'))."
+            )
+        return rule(ctx, *operands, **params)
+
+    # Each call is lowered by itself: with JAX's cache, equal calls would share a site.
+    mlir.register_lowering(primitive, lower, cacheable=False)

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from jax_passing._compat import jaxprs, named_axes, tracers
+from jax_passing.collective import platforms
 from jax_passing.collective.axes import Axes, Extent
 from jax_passing.collective.lowering import lower, lower_on_gpu
 from jax_passing.collective.lowering_by_host_calls import lower_by_host_calls
-from jax_passing.collective.platforms import lower_elsewhere
 from jax_passing.collective.sites import Site
 from jax_passing.errors import GradientError
 from jax_passing.host import scope as scopes
@@ -166,8 +166,4 @@ for _primitive in (passing_psum_p, passing_psum_invariant_p):
     ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)
     ad.primitive_transposes[_primitive] = functools.partial(_transpose, _primitive)
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
-    # Each call is lowered by itself: with JAX's cache, equal calls would share a site.
-    mlir.register_lowering(_primitive, lower_elsewhere, cacheable=False)
-    mlir.register_lowering(_primitive, lower, platform="cpu", cacheable=False)
-    mlir.register_lowering(_primitive, lower_on_gpu, platform="cuda", cacheable=False)
-    mlir.register_lowering(_primitive, lower_by_host_calls, platform="tpu", cacheable=False)
+    platforms.register_lowering(_primitive, cpu=lower, cuda=lower_on_gpu, tpu=lower_by_host_calls)
