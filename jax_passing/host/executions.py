@@ -18,16 +18,18 @@ def _work(x: jax.Array) -> jax.Array:
 
 
 def wait_for_executions(timeout_s: float) -> bool:
-    """Waits until what this thread dispatched to local CPU devices is over; False if it isn't after `timeout_s`.
+    """Waits until what this thread dispatched to local devices is over; False if it isn't after `timeout_s`.
 
-    The CPU runs the executions that a thread dispatches one after the other: those on several devices in one line,
-    those on a single one in another. So one more of each kind ends last. It must cost more than JAX's limit for
-    running at once, out of turn.
+    A device runs executions one after the other. The CPU runs those that a thread dispatches so: those on several
+    devices in one line, those on a single one in another. So one more of each kind ends last. It must cost more than
+    JAX's limit for running at once, out of turn.
     """
-    devices = jax.local_devices(backend="cpu")
-    ones = np.ones((len(devices), 64, 64), np.float32)
-    across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-    last = [_work(jax.device_put(ones, place)) for place in (across, *devices)]
+    last = []
+    for platform in dict.fromkeys(("cpu", jax.default_backend())):  # on the former run ours, whatever users' run on
+        devices = jax.local_devices(backend=platform)
+        ones = np.ones((len(devices), 64, 64), np.float32)
+        across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
+        last += [_work(jax.device_put(ones, place)) for place in (across, *devices)]
     until = time.monotonic() + timeout_s
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
         time.sleep(POLL_S)
