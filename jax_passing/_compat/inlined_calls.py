@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax._src import ad_checkpoint, core, custom_derivatives, named_sharding, pjit, shard_map
+from jax._src import ad_checkpoint, core, custom_batching, custom_derivatives, named_sharding, pjit, shard_map
 from jax._src.interpreters import mlir as private_mlir
-from jax._src.lax.control_flow import conditionals, loops
+from jax._src.lax.control_flow import conditionals, loops, solves
 from jax.interpreters import mlir
 
 from jax_passing._compat.jaxprs import holds_sums
@@ -92,5 +92,12 @@ for _primitive in {core.call_p, core.closed_call_p}:
 
 # As a jitted function, each of these would be lowered once for several equal calls.
 private_mlir._uncacheable_primitives.update(
-    {loops.scan_p, ad_checkpoint.remat_p, custom_derivatives.custom_jvp_call_p, shard_map.shard_map_p}
+    {
+        loops.scan_p,
+        solves.linear_solve_p,
+        ad_checkpoint.remat_p,
+        custom_batching.custom_vmap_p,
+        custom_derivatives.custom_jvp_call_p,
+        shard_map.shard_map_p,
+    }
 )

@@ -283,10 +283,48 @@ def test_other_lowerings_for_tpu():
         assert "tensor<4xui32>" in text
 
 
+def solve(x):
+    return jax.lax.custom_linear_solve(lambda v: 3 * v + jax_passing.psum(v, "d"), x, lambda f, b: f(b), symmetric=True)
+
+
+@jax.custom_batching.custom_vmap
+def sums_of_each(x):
+    return jax_passing.psum(x, "d")
+
+
+@sums_of_each.def_vmap
+def _(size, batched, x):
+    return jax_passing.psum(x, "d"), True
+
+
+@pytest.mark.parametrize("function", [solve, sums_of_each])
+def test_every_call_of_a_function_is_lowered_by_itself(function):
+    """Copies that JAX makes of one lowering would count as executions, in an order that XLA makes up."""
+    inner = jax.jit(function)
+    program = lambda: on_mesh(lambda x: inner(x) + 10 * inner(2 * x))  # noqa: E731
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with host_calls_on_cpu():
+        calls = re.findall(r"xla_ffi_python_cpu_callback.*index = (\d+)", program().lower(x).as_text())
+    assert calls == [str(number) for number in range(3)]  # the execution, and two sums
+    assert "site = 1" in program().lower(x).as_text()
+    same_as_ffi(program, x)
+
+
 def test_a_program_for_tpu_cannot_be_exported():
     program = on_mesh(lambda x: jax_passing.psum(x, "d"))
     with pytest.raises(NotImplementedError, match="can't be exported for tpu.*Lower and compile it where it runs"):
         jax.export.export(program, platforms=["tpu"])(jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "tpu"), ("tpu", "cpu"), ("cpu", "cuda"), ("cpu", "rocm")])
+@pytest.mark.parametrize("function", [lambda x: jax_passing.psum(x, "d"), lambda _: axes.rank()[None]])
+def test_several_platforms_at_once_are_refused(platforms, function):
+    program = on_mesh(function)
+    message = f"lowered for {' and '.join(platforms)} at once.*one platform at a time"
+    with pytest.raises(NotImplementedError, match=message):
+        jax.export.export(program, platforms=platforms)(jnp.ones((4, 3)))
+    with pytest.raises(NotImplementedError, match=message):
+        program.trace(jnp.ones((4, 3))).lower(lowering_platforms=platforms)
 
 
 def test_other_platforms_are_refused():
