@@ -18,6 +18,7 @@ At the end rank 0 reports:
 """
 
 import argparse
+import re
 import statistics
 import sysconfig
 import time
@@ -54,7 +55,7 @@ PAIRS = 10  # of steps with sums and without, to compare
 
 def read_text(path):
     if path is not None:
-        return np.fromfile(path, np.uint8)
+        return np.memmap(path, np.uint8, mode="r")  # it may be larger than the memory
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     sources = [file for file in files if not {"site-packages", "dist-packages"} & set(file.parts)]
     return np.frombuffer(b"".join(file.read_bytes() for file in sources), np.uint8)
@@ -64,7 +65,7 @@ def batches(text, rows, context, session):
     """Of the rows that the seed draws for all hosts, this host's."""
     rng, length = np.random.default_rng(seed=0), context + 1
     while True:
-        drawn = rng.integers(0, len(text) - length, session.world_size * rows)
+        drawn = rng.integers(0, len(text) - context, session.world_size * rows)
         starts = drawn[session.rank * rows :][:rows]
         yield {"tokens": text[starts[:, np.newaxis] + np.arange(length)].astype(np.int32)}
 
@@ -103,7 +104,7 @@ def peak_flops_of(devices, given):
     if given is not None:
         return given * 1e12 * len(devices), "as given"
     for part, tflops in PEAKS.items():
-        if part in kind:
+        if re.search(rf"\b{part}\b(?!.*MIG)", kind):  # not an A1000, nor a slice of a GPU
             return tflops * 1e12 * len(devices), f"data sheet of {kind}"
     size, fastest_s = 1024, np.inf
     for dtype in (jnp.bfloat16, jnp.float32):  # a processor may know only one of them
@@ -117,12 +118,11 @@ def peak_flops_of(devices, given):
     return 2 * size**3 / fastest_s * (1 if devices[0].platform == "cpu" else len(devices)), "of a measured product"
 
 
-def main(session, given):
+def main(session, given, text):
     config, rate = SIZES[given.size]
     model, devices = gpt2.GPT2(config), jax.local_devices()
     mesh = jax.sharding.Mesh(devices, ("d",))
     rows = given.rows * len(devices)
-    text = read_text(given.text)
     own = batches(text, rows, config.context, session)
     peak_flops, source = peak_flops_of(devices, given.peak_tflops)
 
@@ -168,12 +168,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--size", choices=SIZES, default="tiny")
-    add("--rows", type=int, default=8, help="of text, of each device in a step")
+    add("--rows", type=int, default=8, help="of text, of each device in a step; the same on all hosts")
     add("--steps", type=int, default=100, help=f"at least {WARM_UPS + 1}")
     add("--text", metavar="FILE", help="to learn, instead of Python's standard library; the same on all hosts")
     add("--peak-tflops", type=float, help="of a device, in bfloat16")
     given = parser.parse_args()
     if given.steps <= WARM_UPS:
         parser.error(f"--steps {given.steps}: the first {WARM_UPS} aren't timed, so there must be more")
+    if given.rows < 1 or (given.peak_tflops is not None and not given.peak_tflops > 0):
+        parser.error("--rows and --peak-tflops are above 0")
+    text, context = read_text(given.text), SIZES[given.size][0].context
+    if len(text) <= context:
+        parser.error(f"a row takes {context + 1} bytes of text, and there are {len(text)} (--text)")
     with jax_passing.init(axis_name="d") as session:
-        main(session, given)
+        main(session, given, text)

@@ -1,14 +1,20 @@
 """examples/train_gpt2.py learns on two hosts as on one host that has their rows, and reports what can be."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from .conftest import PASSING, Process, finish
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "train_gpt2.py"
+BESIDE = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu"}  # models is in the program's own folder
 STEPS = 30
 # Sums of bfloat16 are rounded otherwise than one host's gradients, and Adam widens that: to .001 at most, of losses
 # that are .02 to .2 from those of a host alone with its rows, from step 10 on.
@@ -25,10 +31,9 @@ def number(process: Process, pattern: str) -> float:
 
 @pytest.mark.slow
 def test_two_hosts_learn_as_one_and_report() -> None:
-    beside = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu"}  # models is in the program's own folder
     text = ["--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "LICENSE")]
-    one = Process([sys.executable, str(PROGRAM), "--rows", "16", *text], beside)
-    two = Process([*PASSING, "run", "--hosts", "2", str(PROGRAM), "--rows", "8", *text], beside)
+    one = Process([sys.executable, str(PROGRAM), "--rows", "16", *text], BESIDE)
+    two = Process([*PASSING, "run", "--hosts", "2", str(PROGRAM), "--rows", "8", *text], BESIDE)
     try:
         finish([one, two])
     finally:
@@ -46,3 +51,56 @@ def test_two_hosts_learn_as_one_and_report() -> None:
         assert 0 < number(process, r"MFU +([\d.]+)%") < 100
         assert number(process, r"waiting +(-?[\d.]+)%") < 100
         assert f"of cpu on each of {hosts} hosts" in process.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rows", "0"], "--rows and --peak-tflops are above 0"),
+        (["--peak-tflops", "nan"], "--rows and --peak-tflops are above 0"),
+        (["--text", "{short}"], "a row takes 65 bytes of text, and there are 64"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(flags: list[str], says: str, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(bytes(64))
+    command = [sys.executable, str(PROGRAM), *(flag.format(short=short) for flag in flags)]
+    ended = subprocess.run(command, env=os.environ | BESIDE, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    import train_gpt2
+
+    return train_gpt2
+
+
+def test_every_byte_of_a_text_is_drawn(program: Any, tmp_path: Path) -> None:
+    """It isn't read into memory, and may be of any bytes."""
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(256)))
+    text = program.read_text(path)
+    assert isinstance(text, np.memmap)
+    drawn = next(program.batches(text, 1000, 64, SimpleNamespace(rank=1, world_size=2)))["tokens"]
+    np.testing.assert_array_equal(drawn - drawn[:, :1], np.broadcast_to(np.arange(65), (1000, 65)))
+    assert (drawn.min(), drawn.max()) == (0, 255)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_that_of_no_other(program: Any, kind: str, tflops: float | None) -> None:
+    flops, source = program.peak_flops_of([SimpleNamespace(device_kind=kind, platform="gpu")] * 2, None)
+    if tflops is None:
+        assert source == "of a measured product"
+    else:
+        assert (flops, source) == (2 * tflops * 1e12, f"data sheet of {kind}")
