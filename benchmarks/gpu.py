@@ -147,6 +147,9 @@ def run(part: Part, folder: Path, limit_s: float) -> dict[str, Any]:
                     child.wait()
     text = log.read_text(errors="replace")
     outcome: dict[str, Any] = {"seconds": time.monotonic() - began}
+    if code is None and limit_s < PART_S:
+        reason = f"out of time: not done in the {limit_s:.0f} s that were left"
+        return {**outcome, "status": "left out", "reason": reason}
     if code != 0:
         reason = f"exit status {code}" if code is not None else f"not done after {limit_s:.0f} s"
         return {**outcome, "status": "failed", "reason": reason, "output": text[-6000:], "hung": code is None}
@@ -170,12 +173,19 @@ def left_out(part: Part, has_gpu: bool, only: list[str] | None, hung: list[int])
     return None
 
 
+def part_names(text: str) -> list[str]:
+    names, known = text.split(","), list(dict.fromkeys(part.name for part in PARTS))
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no part is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--report", type=Path, default=Path("build/gpu/report"), help="folder for report.md, report.json and logs")
     add("--minutes", type=float, default=8.0, help="after which no part is started any more")
-    add("--only", type=lambda text: text.split(","), help=f"of {','.join(dict.fromkeys(p.name for p in PARTS))}")
+    add("--only", type=part_names, help=f"of {','.join(dict.fromkeys(part.name for part in PARTS))}")
     arguments = parser.parse_args()
     folder = arguments.report
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ check() {
   is_built && return
   "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
     fail "$1 has no headers (Python.h). On Debian: apt-get install python3-dev" || return
-  command -v "$CXX" >/dev/null || fail "there is no $CXX. On Debian: apt-get install g++"
+  command -v "${CXX%% *}" >/dev/null || fail "there is no $CXX. On Debian: apt-get install g++"
 }
 
 # Whether interpreter $1 has all that building takes, so that nothing need be fetched for it.

@@ -1,5 +1,6 @@
 """benchmarks/gpu.py on a machine without a GPU: its parts run on CPUs, and its report says so, and what is wrong."""
 
+import argparse
 import copy
 import gzip
 import json
@@ -86,6 +87,25 @@ def test_what_is_wrong_is_told(report: Any, plant: Any, told: str) -> None:
     assert not gpu_report.is_right(report)
     assert told in gpu_report.markdown(report)
     assert "SOMETHING IS WRONG" in gpu_report.markdown(report)
+
+
+def test_a_part_for_which_no_time_is_left_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import gpu
+
+    monkeypatch.setattr(gpu, "command_of", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    cut = gpu.run(gpu.PARTS[0], tmp_path, 0.5)
+    assert cut["status"] == "left out"
+    assert "out of time: not done in the" in cut["reason"]
+    monkeypatch.setattr(gpu, "PART_S", 0.5)
+    assert gpu.run(gpu.PARTS[0], tmp_path, 0.5)["status"] == "failed"
+
+
+def test_parts_that_there_are_not() -> None:
+    import gpu
+
+    assert gpu.part_names("sums,train") == ["sums", "train"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no part is called sum, x; there are call, sums, errors"):
+        gpu.part_names("sum,train,x")
 
 
 def test_wrong_elements_are_counted() -> None:
