@@ -5,6 +5,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_passing.host import executions
 
@@ -19,15 +20,20 @@ def test_waits_for_executions(monkeypatch, beside):
     go = threading.Event()
 
     def wait(x):
-        assert go.wait(60)
+        assert go.wait(20)
         return np.asarray(x)
 
-    @jax.jit
-    def waiting(x):
-        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
+    mesh = jax.sharding.Mesh(np.array(devices[platform]), ("d",))
+    waiting = jax.jit(  # on one device JAX would call it at once
+        jax.shard_map(
+            lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+            mesh=mesh,
+            in_specs=P("d"),
+            out_specs=P("d"),
+        )
+    )
     try:
-        left = waiting(jax.device_put(np.ones(3, np.float32), devices[platform][1]))
+        left = waiting(np.ones((2, 3), np.float32))
         assert not executions.wait_for_executions(0.3)
         assert not left.is_ready()
     finally:
