@@ -21,13 +21,17 @@ def findings(program: str, argument: str, trouble: Callable[[str], Finding]) -> 
     """
     # Files, as a pipe would stay open for as long as a process that can't be killed.
     with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+", errors="replace") as printed:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-c", program, argument, str(told.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            pass_fds=[told.fileno()],
-        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-c", program, argument, str(told.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=[told.fileno()],
+            )
+        except OSError as error:
+            yield trouble(f"couldn't be started: {error}")
+            return
         try:
             code: int | None = child.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:

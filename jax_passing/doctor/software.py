@@ -130,6 +130,8 @@ def sum_of_one_host() -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return 124, f"it took more than {SUM_TIMEOUT_S:g} s"
+    except OSError as error:  # there may be no memory or number left for it
+        return 126, f"it couldn't be started: {error}"
     return ended.returncode, ended.stdout if ended.returncode == 0 else ended.stderr
 
 

@@ -67,3 +67,9 @@ def test_a_process_that_nobody_can_end(monkeypatch):
         for child in left:
             child.send_signal(9)
             child.wait(10)
+
+
+def test_a_process_that_does_not_start(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nonexistent")
+    (found,) = findings("")
+    assert found.reason.startswith("couldn't be started: ")

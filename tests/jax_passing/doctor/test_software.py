@@ -65,6 +65,11 @@ def test_why_a_sum_fails(printed, says):
     assert "XLA_FLAGS" in found.remedy
 
 
+def test_a_sum_that_cannot_be_tried(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nonexistent")
+    assert "it couldn't be started" in software.handlers(software.sum_of_one_host).reason
+
+
 @pytest.mark.parametrize(("text", "state"), [("0", "good"), ("", "warning"), ("random", "warning")])
 def test_hash_seed(text, state):
     assert software.hash_seed({"PYTHONHASHSEED": text}).state == state
