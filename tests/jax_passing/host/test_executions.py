@@ -4,30 +4,22 @@ import threading
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 from jax_passing.host import executions
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["cpu", "another platform"])
-def test_waits_for_executions(monkeypatch, beside):
-    """That on which programs run may have devices beside the CPU's: here it is made up of other CPU devices."""
-    devices = {"cpu": jax.local_devices()[:2], "tpu": jax.local_devices()[2:4]}
-    platform = "tpu" if beside else "cpu"
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    monkeypatch.setattr(jax, "local_devices", lambda *, backend: devices[backend])
+def test_waits_for_executions():
     go = threading.Event()
 
     def wait(x):
         assert go.wait(20)
         return np.asarray(x)
 
-    mesh = jax.sharding.Mesh(np.array(devices[platform]), ("d",))
     waiting = jax.jit(  # on one device JAX would call it at once
         jax.shard_map(
             lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
-            mesh=mesh,
+            mesh=jax.sharding.Mesh(np.array(jax.local_devices()[:2]), ("d",)),
             in_specs=P("d"),
             out_specs=P("d"),
         )
@@ -40,3 +32,23 @@ def test_waits_for_executions(monkeypatch, beside):
         go.set()
     assert executions.wait_for_executions(60)
     assert left.is_ready()
+
+
+def test_asks_the_devices_on_which_programs_run(monkeypatch):
+    """They may be others than the CPU's: here they are made up."""
+    devices = {"cpu": jax.local_devices()[:2], "tpu": jax.local_devices()[2:4]}
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(jax, "local_devices", lambda *, backend: devices[backend])
+    busy = {devices["tpu"][1]}
+
+    class Result:
+        def __init__(self, x):
+            self._devices = x.sharding.device_set
+
+        def is_ready(self):
+            return busy.isdisjoint(self._devices)
+
+    monkeypatch.setattr(executions, "_work", Result)
+    assert not executions.wait_for_executions(0.05)
+    busy.clear()
+    assert executions.wait_for_executions(0.05)
