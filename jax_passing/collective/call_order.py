@@ -58,7 +58,7 @@ def in_order(
     ctx: mlir.LoweringRuleContext,
     site: Site,
     size_bytes: int,
-    call: Callable[[Any], tuple[Any, Any]],
+    call: Callable[[Any, bool], tuple[Any, Any]],
     *,
     on_gpu: bool = False,
 ) -> Any:
@@ -68,19 +68,22 @@ def in_order(
       ctx: of the call.
       site: its.
       size_bytes: of its leaves.
-      call: given int32[] to wait for, makes the call: (int32[] that is there when it is done, its results).
-      on_gpu: there the int32[] is there when the sum has started, which is enough (start_and_done.py).
+      call: given int32[] to wait for, and whether the call before it may be under way beside it, makes the call:
+        (int32[] that is there when it is done, its results).
+      on_gpu: there the int32[] is there when the call has started, and `beside` is what the rendezvous needs
+        (start_and_done.py).
     """
     line: _Line = lowered_modules.of_block(ctx, _Line)
     # A call that blocks its device can't have others beside it.
     side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
     group = (site.place, site.call, site.kind, site.function, site.stream) if side_by_side else object()
-    if line.group != group or not line.after:
+    beside = line.group == group and bool(line.after)
+    if not beside:
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []
     elif len(line.after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
         _make_larger(ctx)
-    after, results = call(line.before)
+    after, results = call(line.before, beside)
     line.after.append(after)
     line.tokens.update((result, (line.before, after)) for result in results)
     return results

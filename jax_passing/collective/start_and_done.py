@@ -4,8 +4,8 @@
 as done takes them. Where sums are held behind the backward pass (hold.py), so are their done calls: by then all that
 doesn't need the sums is enqueued.
 
-Sums wait for the start of those before them in the program, not for their end as on CPU. That is order enough: whoever
-blocks in a done call has started all sums before it, so hosts can't wait for each other in a circle.
+Start calls wait for those before them in the program. The host's sums then start as on CPU hosts, when those before
+them are done; the rendezvous sees to it.
 """
 
 from collections.abc import Collection, Sequence

@@ -55,8 +55,11 @@ ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes)
   auto info = ParseSite(attributes);
   if (info.has_error()) return ffi::Unexpected(info.error());
   info->on_gpu = true;
-  const auto shard_elements = attributes.get<int64_t>("shard_elements");
-  if (shard_elements.has_error()) return ffi::Unexpected(shard_elements.error());
+  const auto beside = attributes.get<int64_t>("beside"), shard_elements = attributes.get<int64_t>("shard_elements");
+  for (const auto* each : {&beside, &shard_elements}) {
+    if (each->has_error()) return ffi::Unexpected(each->error());
+  }
+  info->beside = *beside != 0;
   info->shard_elements = static_cast<uint64_t>(*shard_elements);
   auto state = std::make_unique<CudaState>(std::move(*info));
   using Numbers = ffi::Span<const int64_t>;

@@ -211,6 +211,7 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
                                              .replica_count = info_.replica_count,
                                              .world_size = info_.world_size,
                                              .flat = info_.flat,
+                                             .beside = info_.beside,
                                              .shard_count = info_.shard_elements ? info_.local_member_count : 1,
                                              .shard_elements = info_.shard_elements});
   }

@@ -219,31 +219,51 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
   }
-  sum.done = [this, gathering](const Failure* failure) { Finish(gathering, failure); };
   if (!calls.front().await_inputs) {
+    sum.done = [this, gathering](const Failure* failure) { Finish(gathering, failure); };
     gathering->collective->Start(std::move(sum));
     return;
   }
-  const auto started = std::make_shared<std::promise<void>>();
-  std::shared_future<void> before;
-  {
-    std::lock_guard lock(mutex_);
-    before = std::exchange(last_waiting_[calls.front().device], started->get_future().share());
-  }
-  pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum), before, started] {
+  const auto started = std::make_shared<std::promise<void>>(), done = std::make_shared<std::promise<void>>();
+  sum.done = [this, gathering, done](const Failure* failure) {
+    Finish(gathering, failure);
+    done->set_value();
+  };
+  auto before = TakeTurn(*gathering, {started->get_future().share(), done->get_future().share()});
+  pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum), before = std::move(before), started] {
     std::optional<Failure> failure;
     for (const Call& call : gathering->calls) {
       if (!failure) failure = call.await_inputs();
     }
-    if (before.valid()) before.wait();
+    for (const auto& each : before) each.wait();
     if (failure) {
       FailSession(*failure);
-      Finish(gathering, &*failure);
+      sum.done(&*failure);
     } else {
       gathering->collective->Start(sum);
     }
     started->set_value();
   });
+}
+
+std::vector<std::shared_future<void>> Rendezvous::TakeTurn(const Gathering& gathering, const Turn& turn) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_future<void>> before;
+  for (const Call& call : gathering.calls) {
+    Line& line = lines_[call.device];
+    if (line.started.valid()) before.push_back(line.started);
+    const bool same_execution =
+        line.executable == gathering.site->executable.get() && line.run_id == gathering.calls.front().run_id;
+    if (!same_execution || !gathering.site->beside) {
+      if (same_execution) before.insert(before.end(), line.done.begin(), line.done.end());
+      line.done.clear();
+    }
+    line.executable = gathering.site->executable.get();
+    line.run_id = gathering.calls.front().run_id;
+    line.started = turn.started;
+    line.done.push_back(turn.done);
+  }
+  return before;
 }
 
 void Rendezvous::Finish(std::shared_ptr<Gathering> gathering, const Failure* failure) {

@@ -91,6 +91,20 @@ class Rendezvous {
     std::vector<Call> calls;
   };
 
+  // Sums that have to wait for their inputs start as XLA calls them on CPU, or hosts of both kinds might wait for each
+  // other: in the order in which a device came to them, that of the program; and of one execution when those before are
+  // done, unless the program lets them be under way beside each other.
+  struct Turn {
+    std::shared_future<void> started, done;
+  };
+  // Those of one device.
+  struct Line {
+    const Executable* executable = nullptr;  // of the last one
+    int32_t run_id = 0;
+    std::shared_future<void> started;
+    std::vector<std::shared_future<void>> done;  // of the last one, and of those before that may be beside it
+  };
+
   // With the lock held.
   //
   // Why `call` can't join; the session fails too if `fatal`.
@@ -101,6 +115,8 @@ class Rendezvous {
 
   // Without the lock.
   void StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key);
+  // Returns what the sum with this turn waits for.
+  std::vector<std::shared_future<void>> TakeTurn(const Gathering& gathering, const Turn& turn);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
   void Watch();
 
@@ -109,11 +125,8 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
-  // By device, that the last sum that had to wait for its inputs has started. Such sums of the same devices start in
-  // the order in which they came, that of the program: hosts whose sums end one by one must not be asked for a later
-  // one.
-  std::unordered_map<int64_t, std::shared_future<void>> last_waiting_;
-  uint64_t attachment_number_ = 1;  // before the first one
+  std::unordered_map<int64_t, Line> lines_;                                     // by device
+  uint64_t attachment_number_ = 1;                                              // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;  // fails gatherings that stay open

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <future>
 #include <memory>
 #include <optional>
@@ -272,6 +273,35 @@ TEST_F(RendezvousTest, sumsThatWaitStartInTheOrderInWhichTheyCame) {
   collective_->Complete(1);
   EXPECT_EQ(a.Result(), "");
   EXPECT_EQ(b.Result(), "");
+}
+
+// Else a host on which XLA calls each sum when those before are done would wait for what it has not come to.
+TEST_F(RendezvousTest, sumsOfAnExecutionThatWaitStartWhenThoseBeforeAreDone) {
+  std::deque<Device> devices;
+  const auto first = MakeSite(7, 1), second = MakeSite(8, 1), third = MakeSite(9, 1), next = MakeSite(10, 1);
+  for (const auto& site : {second, third, next}) site->executable = first->executable;
+  third->beside = next->beside = true;
+  const auto arrive = [&](const std::shared_ptr<Site>& site, int32_t run_id) {
+    Call call = devices.emplace_back(Device{1}).MakeCall(run_id, 0);
+    call.await_inputs = []() -> std::optional<Failure> { return std::nullopt; };
+    rendezvous_.Arrive(site, std::move(call));
+  };
+  const auto await = [&](size_t count) {
+    while (collective_->count() < count) std::this_thread::yield();
+    std::this_thread::sleep_for(20ms);
+    return collective_->count();
+  };
+  arrive(first, 10);
+  arrive(second, 10);
+  arrive(third, 10);
+  EXPECT_EQ(await(1), 1);
+  collective_->Complete(0);
+  EXPECT_EQ(await(3), 3);
+  // Of the next execution none waits for these: XLA may carry it out beside the last one, for another thread.
+  arrive(next, 11);
+  EXPECT_EQ(await(4), 4);
+  for (size_t i = 1; i < 4; ++i) collective_->Complete(i);
+  for (Device& device : devices) EXPECT_EQ(device.Result(), "");
 }
 
 TEST_F(RendezvousTest, inputsThatDontComeFailTheSession) {
