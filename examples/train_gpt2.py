@@ -54,8 +54,8 @@ PAIRS = 10  # of steps with sums and without, to compare
 
 
 def read_text(path):
-    if path is not None:
-        return np.memmap(path, np.uint8, mode="r")  # it may be larger than the memory
+    if path is not None:  # it may be larger than the memory; what is empty can't be mapped
+        return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     sources = [file for file in files if not {"site-packages", "dist-packages"} & set(file.parts)]
     return np.frombuffer(b"".join(file.read_bytes() for file in sources), np.uint8)
@@ -170,7 +170,7 @@ if __name__ == "__main__":
     add("--size", choices=SIZES, default="tiny")
     add("--rows", type=int, default=8, help="of text, of each device in a step; the same on all hosts")
     add("--steps", type=int, default=100, help=f"at least {WARM_UPS + 1}")
-    add("--text", metavar="FILE", help="to learn, instead of Python's standard library; the same on all hosts")
+    add("--text", type=Path, metavar="FILE", help="to learn (Python's standard library), the same on all hosts")
     add("--peak-tflops", type=float, help="of a device, in bfloat16")
     given = parser.parse_args()
     if given.steps <= WARM_UPS:

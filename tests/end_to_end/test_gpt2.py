@@ -59,12 +59,14 @@ def test_two_hosts_learn_as_one_and_report() -> None:
         (["--rows", "0"], "--rows and --peak-tflops are above 0"),
         (["--peak-tflops", "nan"], "--rows and --peak-tflops are above 0"),
         (["--text", "{short}"], "a row takes 65 bytes of text, and there are 64"),
+        (["--text", "{empty}"], "a row takes 65 bytes of text, and there are 0"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(flags: list[str], says: str, tmp_path: Path) -> None:
-    short = tmp_path / "short"
-    short.write_bytes(bytes(64))
-    command = [sys.executable, str(PROGRAM), *(flag.format(short=short) for flag in flags)]
+    texts = {"short": tmp_path / "short", "empty": tmp_path / "empty"}
+    for path, size in zip(texts.values(), (64, 0), strict=True):
+        path.write_bytes(bytes(size))
+    command = [sys.executable, str(PROGRAM), *(flag.format(**texts) for flag in flags)]
     ended = subprocess.run(command, env=os.environ | BESIDE, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
 
