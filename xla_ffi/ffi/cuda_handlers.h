@@ -10,8 +10,8 @@ namespace passing {
 // passing_psum_done finds the sum, and the leaves, in place. None of them is read or written before that. Attributes
 // beside those of SiteInfo: `mesh`, `groups`, `members` and `shards`, int64 arrays: the numbers of the mesh's devices
 // (CudaDevice: ids where the mesh spans processes, else indices; -1: any device), the group and member of each, and
-// which shard it has. `beside`: int64, SiteInfo's. `shard_elements`: 0, or in place of the leaves stands a shard: so many of their elements, end to
-// end, which this host's members added up, kept as `Widened` says; so are the sums then.
+// which shard it has. `beside`: int64, SiteInfo's. `shard_elements`: 0, or in place of the leaves stands a shard: so
+// many of their elements, end to end, which this host's members added up, kept as `Widened` says; so are the sums then.
 XLA_FFI_Error* CudaPsumInstantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* CudaPsumExecute(XLA_FFI_CallFrame* frame);
 
