@@ -64,6 +64,7 @@ PARTS = (
     Part("threads", (GPU, GPU)),
     Part("memory", (GPU,)),
     Part("copies", (GPU,)),  # on CPUs a sum of one host leaves its buffer as it is
+    Part("pipeline", (GPU,)),
     *(Part("call", hosts) for hosts in ((GPU, GPU), (CPU,), (CPU, CPU))),
     *(Part("overlap", hosts) for hosts in ((GPU,), (GPU, GPU), (CPU, CPU))),
     *(Part("growth", (one, one)) for one in (GPU, CPU)),

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import time
 import zlib
@@ -295,6 +296,27 @@ def copies(host: Host) -> Any:
     return rows
 
 
+def pipeline(host: Host) -> Any:
+    """Of the C++ parts alone, without a network: copies, fixed point, copies back, and all of them at once."""
+    root = Path(__file__).parents[1]
+    sources = [path for room in ("wire", "net", "host", "cuda", "ffi") for path in root.glob(f"xla_ffi/{room}/*.cc")]
+    sources = [path for path in sources if "handler" not in path.name]  # those need XLA's headers
+    sources.append(root / "benchmarks" / "gpu_pipeline_benchmark.cc")
+    host.folder.mkdir(parents=True, exist_ok=True)
+    compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-ffp-contract=off", "-pthread"]
+
+    def compiled(source: Path) -> str:
+        target = str(host.folder / f"{source.parent.name}_{source.stem}.o")
+        subprocess.run([*compiler, f"-I{root / 'xla_ffi'}", "-c", str(source), "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sources))
+    program = str(host.folder / "gpu_pipeline_benchmark")
+    subprocess.run([*compiler, *objects, "-ldl", "-o", program], check=True)
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
 def training(host: Host) -> tuple[Any, Any, Any]:
     """Steps of GPT-2 (sums beside the backward pass; after it, in a program of their own; none), state, batch."""
     import optax
@@ -361,7 +383,9 @@ def profile(host: Host) -> Any:
     return gpu_trace.summary(host.folder, {name for text in texts for name in re.findall(call, text)})
 
 
-PARTS = {part.__name__: part for part in (sums, errors, threads, growth, memory, call, copies, overlap, profile)}
+PARTS = {
+    part.__name__: part for part in (sums, errors, threads, growth, memory, call, copies, pipeline, overlap, profile)
+}
 
 
 def main() -> None:

@@ -143,10 +143,23 @@ def of_copies(report: Entry) -> list[str]:
             rows.append(cells)
     columns = ("hosts", "dtype", "size", "psum", "copy to pinned memory", "share", "copy from it", "share")
     note = (
-        f"A sum of one host has no network: what remains are copies and fixed point. Wanted is {COPY_SHARE:.0%} of "
-        "each rate. The copies are JAX's, between the device and memory of kind pinned_host. Medians."
+        "A sum of one host has neither network nor fixed point: what remains are copies, there and back at once. "
+        f"Wanted is {COPY_SHARE:.0%} of each rate. The copies beside them are JAX's, between the device and memory of "
+        "kind pinned_host. Medians."
     )
     return ["### Copies", "", note, "", *table(columns, rows)] if rows else []
+
+
+def of_pipeline(report: Entry) -> list[str]:
+    lines = []
+    for entry in ran(report, "pipeline"):
+        lines += ["```text", *entry["result"], "```", ""]
+    note = (
+        "Without JAX and without a network, but with all that a host computes: each stage alone, and the three at "
+        "once, as a multiple of the longest (benchmarks/gpu_pipeline_benchmark.cc). Wanted is "
+        f"{COPY_SHARE:.0%} of the rate of copies: so that these are the longest, and all at once take little more."
+    )
+    return ["### Copies and fixed point", "", note, "", *lines] if lines else []
 
 
 def of_call(report: Entry) -> list[str]:
@@ -258,7 +271,7 @@ def of_the_rest(report: Entry) -> list[str]:
 
 
 CORRECTNESS: tuple[Callable[[Entry], list[str]], ...] = (of_sums, of_errors, of_programs, of_growth, of_memory)
-FIGURES: tuple[Callable[[Entry], list[str]], ...] = (of_copies, of_call, of_overlap, of_train)
+FIGURES: tuple[Callable[[Entry], list[str]], ...] = (of_copies, of_pipeline, of_call, of_overlap, of_train)
 
 
 def markdown(report: Entry) -> str:

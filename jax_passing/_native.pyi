@@ -27,6 +27,7 @@ class Stall:
     site_name: str
     execution: int
     step: int
+    waits_for_gpu: bool
     waits_for_order: bool
     shard: int
     slot: int

@@ -19,6 +19,8 @@ def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tu
       rank: this host's.
       switch: where that slot is.
     """
+    if stall.waits_for_gpu:
+        return "It waits for this host's own GPU, which hasn't delivered what is to be sent next.", ()
     if state is None:
         return f"The switch at {switch} doesn't answer questions about it.", ()
     if stall.waits_for_order:
@@ -69,15 +71,15 @@ class StallReporter:
 
     def report(self, stall: Stall, stalled_s: float) -> tuple[str, Failure | None]:
         """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
-        query = Query() if stall.waits_for_order else Query(stall.slot, stall.version)
+        has_slot = not (stall.waits_for_gpu or stall.waits_for_order)
+        query = Query(stall.slot, stall.version) if has_slot else Query()
         switch = self._switches[stall.shard]
         text, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
         note = f"{text} {self._programs()}".rstrip()
         place = (
-            f"epoch {self._epoch}"
-            if stall.waits_for_order
-            else f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, "
-            f"epoch {self._epoch}"
+            f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, epoch {self._epoch}"
+            if has_slot
+            else f"epoch {self._epoch}"
         )
         sum_text = f"{stall.site_name} (execution {stall.execution}, step {stall.step}; {place})"
         about = (stall.site_name, stall.execution, stall.step, stall.sequence)

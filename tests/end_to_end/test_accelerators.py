@@ -40,6 +40,11 @@ def test_steps_on_two_gpu_hosts_have_the_bits_of_cpu_hosts(cluster: "Cluster", d
     assert len(digests) == 1
 
 
+def test_sums_in_pieces_have_the_bits_of_cpu_hosts(cluster: "Cluster", driver: str) -> None:
+    digests = {digest(cluster.run("as_on_gpu.py", driver, ranks, "pieces.py", devices=1)) for ranks in ("0,1", "1", "")}
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("ranks", ["0,1", "0"])
 def test_hosts_that_issue_sums_in_another_order(cluster: "Cluster", driver: str, ranks: str) -> None:
     for process in cluster.run("as_on_gpu.py", driver, ranks, "matching.py", "1", devices=1):
@@ -58,6 +63,7 @@ def test_sums_that_only_some_executions_come_to(cluster: "Cluster", driver: str)
         ("devices_first.py", 2, "0"),
         ("sums.py", 2, "1"),
         ("held.py", 4, "0,1"),
+        ("pieces.py", 2, "0,1"),
     ],
 )
 def test_devices_that_add_up_first_have_the_bits_of_cpu_hosts(

@@ -21,7 +21,17 @@ from simulation.switches import LEASE_S, SimulatedSocket, address_of, switch_key
 from simulation.world import Deaf, Machine, Process
 
 WARN_S = 1.0
-STALL_FIELDS = ["site_name", "execution", "step", "waits_for_order", "shard", "slot", "version", "sequence"]
+STALL_FIELDS = [
+    "site_name",
+    "execution",
+    "step",
+    "waits_for_gpu",
+    "waits_for_order",
+    "shard",
+    "slot",
+    "version",
+    "sequence",
+]
 
 
 class Shard:
@@ -307,7 +317,8 @@ class Session:
     def _ask(self, stall, stalled_s):
         if self._stalled is None:
             self._stalled = stall, stalled_s
-            query = messages.Query() if stall.waits_for_order else messages.Query(stall.slot, stall.version)
+            has_slot = not (stall.waits_for_gpu or stall.waits_for_order)
+            query = messages.Query(stall.slot, stall.version) if has_slot else messages.Query()
             self._shards[stall.shard].send(query)
             self._answer_timer = self.process.call_later(ANSWER_S, lambda: self._on_answer(None))
 

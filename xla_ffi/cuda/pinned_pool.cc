@@ -11,6 +11,13 @@ namespace {
 constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
 constexpr unsigned kPortable = 1;   // pinned for all GPUs (CU_MEMHOSTALLOC_PORTABLE)
 
+void ForEach(PinnedBlock::Events& events, const auto& f) {
+  f(events.given);
+  for (CUevent& event : events.there) f(event);
+  for (CUevent& event : events.copied_there) f(event);
+  for (CUevent& event : events.copied_back) f(event);
+}
+
 }  // namespace
 
 size_t PinnedPool::SizeClass(size_t bytes) {
@@ -33,6 +40,7 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
   if (found != idle_.end()) {
     block = std::move(*found);
     idle_.erase(found);
+    if (block->used.exchange(false)) block->turn ^= 1;
   } else {
     while (!idle_.empty() && pinned_bytes_ + size > std::max(most_in_use_, in_use)) {
       auto oldest = std::move(idle_.front());
@@ -63,14 +71,15 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
   driver_.Check(driver_.HostAlloc(&block->memory, bytes, kPortable), "pinning host memory for a sum");
   CUresult result = 0;
   for (const CUcontext context : contexts_) {
-    CUevent event = nullptr;
-    result = Enter(context);
-    if (result == 0) result = driver_.EventCreate(&event, CudaDriver::kEventForWaiting);
-    if (result != 0) break;
-    block->last_uses.push_back(event);
+    PinnedBlock::Events& events = block->gpus.emplace_back();
+    events.there.resize((bytes + PinnedBlock::kPieceBytes - 1) / PinnedBlock::kPieceBytes);
+    if (result == 0) result = Enter(context);
+    ForEach(events, [&](CUevent& event) {
+      if (result == 0) result = driver_.EventCreate(&event, CudaDriver::kEventForWaiting);
+    });
   }
   if (result != 0) {
-    for (const CUevent event : block->last_uses) driver_.EventDestroy(event);
+    DestroyEvents(*block);
     driver_.HostFree(block->memory);
   }
   driver_.Check(result, "making an event");
@@ -81,12 +90,21 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
 void PinnedPool::Free(std::unique_ptr<PinnedBlock> block) {
   // Where the GPU has failed, so do these; then nothing is copied any more, either.
   Enter(contexts_.front());
-  for (const CUevent event : block->last_uses) {
-    driver_.EventSynchronize(event);
-    driver_.EventDestroy(event);
+  for (PinnedBlock::Events& events : block->gpus) {
+    for (const CUevent event : events.copied_there) driver_.EventSynchronize(event);
+    for (const CUevent event : events.copied_back) driver_.EventSynchronize(event);
   }
+  DestroyEvents(*block);
   driver_.HostFree(block->memory);
   pinned_bytes_ -= block->bytes;
+}
+
+void PinnedPool::DestroyEvents(PinnedBlock& block) {
+  for (PinnedBlock::Events& events : block.gpus) {
+    ForEach(events, [this](CUevent event) {
+      if (event != nullptr) driver_.EventDestroy(event);
+    });
+  }
 }
 
 void PinnedPool::ReleaseIdle() {

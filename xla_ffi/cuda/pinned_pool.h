@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_CUDA_PINNED_POOL_H_
 #define XLA_FFI_CUDA_PINNED_POOL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -13,17 +14,31 @@
 
 namespace passing {
 
+// With the events of the sum that has it, as making an event takes longer than recording one.
 struct PinnedBlock {
+  // Memory is copied in pieces, so that each can be used while the next one is on its way. At 50 GB/s one takes 40 us.
+  // With smaller ones the GPU might wait for the host, which takes some microseconds to enqueue a copy.
+  static constexpr size_t kPieceBytes = 2 << 20;
+
   void* memory = nullptr;
   size_t bytes = 0;
-  // Of each GPU that uses it, recorded behind every copy that it makes from or to it: until then it may be at it.
-  std::vector<CUevent> last_uses;
+  // Of one GPU that uses it. Two of each of the last ones: this sum's, at `turn`, and those of the sum before.
+  struct Events {
+    CUevent given = nullptr;       // recorded where the arrays that are copied here are there
+    std::vector<CUevent> there;    // recorded behind the copies to each piece
+    CUevent copied_there[2] = {};  // recorded behind all of them: until then the GPU may be at the block
+    CUevent copied_back[2] = {};   // the same for copies from it
+  };
+  std::vector<Events> gpus;
+  size_t turn = 0;
+  std::atomic<bool> used = false;  // some GPU's copies wait for those of the sum before
 };
 
 // Pinning memory takes milliseconds, so blocks are kept and used again. What is pinned at a time is no more than was in
 // use at once before, or what is asked for now: idle blocks go before a new one would exceed that.
 //
-// A block is given out again while GPUs may still be at it. Whoever copies has his stream wait for all `last_uses`.
+// A block is given out again while GPUs may still be at it. Whoever copies to it has his stream wait for all that the
+// sum before recorded, and says that it is `used`: so who waits for one sum waits for all before.
 class PinnedPool {
  public:
   // Of the GPUs with these contexts; null is the one that is current where a member may call the driver: in Acquire,
@@ -48,6 +63,7 @@ class PinnedPool {
   void Return(PinnedBlock* block);
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
   void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
+  void DestroyEvents(PinnedBlock& block);
 
   // Makes it current, unless it is null.
   CUresult Enter(CUcontext context) const;

@@ -15,7 +15,7 @@ namespace passing {
 
 class SharedBlocks {
  public:
-  // Of the GPUs with these contexts, in whose order `PinnedBlock::last_uses` is.
+  // Of the GPUs with these contexts, in whose order `PinnedBlock::gpus` is.
   SharedBlocks(const CudaDriver& driver, std::vector<CUcontext> contexts) : driver_(driver), pool_(driver, contexts) {}
 
   // The block of the sum that this shard is a part of, of at least so many bytes: the same for all `shard_count` shards

@@ -1,6 +1,9 @@
 #include "cuda/staging.h"
 
+#include <algorithm>
 #include <chrono>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace passing {
@@ -18,39 +21,132 @@ bool Same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>&
 
 }  // namespace
 
-void StagedSum::AwaitLeaves() const {
+StagedSum::StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
+                     std::vector<DeviceArray> leaves)
+    : driver_(driver), context_(context), site_(std::move(site)), leaves_(std::move(leaves)) {
+  size_t end = 0;
+  for (const DeviceArray& leaf : leaves_) ends_.push_back(end += leaf.bytes);
+}
+
+size_t StagedSum::block_bytes() const {
+  size_t bytes = 0;
+  for (const DeviceArray& leaf : leaves_) bytes += Aligned(leaf.bytes);
+  return bytes;
+}
+
+void StagedSum::Use(const PlaceInBlock& place) {
+  block_ = place.block;
+  events_ = &block_->gpus[place.gpu];
+  char* memory = static_cast<char*>(block_->memory) + place.offset;
+  for (const DeviceArray& leaf : leaves_) {
+    memory_.push_back(memory);
+    memory += Aligned(leaf.bytes);
+  }
+}
+
+template <typename F>
+CUresult StagedSum::ForEachRun(size_t begin, size_t end, F&& f) const {
+  auto leaf = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+  for (; begin < end; ++leaf) {
+    const size_t in_leaf = begin - (ends_[leaf] - leaves_[leaf].bytes);
+    const size_t bytes = std::min(end, ends_[leaf]) - begin;
+    const CUresult result = f(leaves_[leaf].address + in_leaf, static_cast<char*>(memory_[leaf]) + in_leaf, bytes);
+    if (result != 0) return result;
+    begin += bytes;
+  }
+  return 0;
+}
+
+void StagedSum::CopyToHost(CUstream copies) {
+  CUresult result = 0;
+  for (const PinnedBlock::Events& gpu : block_->gpus) {  // of the sum that had the block before
+    for (const CUevent event : {gpu.copied_there[1 - block_->turn], gpu.copied_back[1 - block_->turn]}) {
+      if (result == 0) result = driver_.StreamWaitEvent(copies, event, 0);
+    }
+  }
+  if (result == 0) block_->used = true;
+  if (result == 0) result = driver_.StreamWaitEvent(copies, events_->given, 0);
+  size_t begin = 0;
+  for (size_t piece = 0; begin < ends_.back() && result == 0; ++piece) {
+    const size_t end = std::min(begin + PinnedBlock::kPieceBytes, ends_.back());
+    result = ForEachRun(begin, end, [&](CUdeviceptr address, void* memory, size_t bytes) {
+      return driver_.CopyToHost(memory, address, bytes, copies);
+    });
+    if (result == 0) result = driver_.EventRecord(events_->there[piece], copies);
+    std::lock_guard lock(mutex_);
+    if (result == 0) enqueued_bytes_ = begin = end;
+    changed_.notify_all();
+  }
+  // Of those that were enqueued, in any case.
+  const CUresult recorded = driver_.EventRecord(events_->copied_there[block_->turn], copies);
+  if (result == 0) result = recorded;
+  if (result == 0) return;
+  std::lock_guard lock(mutex_);
+  enqueue_error_ = result;
+  changed_.notify_all();
+}
+
+size_t StagedSum::AwaitMore(size_t bytes) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return enqueued_bytes_ > bytes || enqueue_error_ != 0; });
+  const CUresult result = enqueued_bytes_ > bytes ? 0 : enqueue_error_;
+  lock.unlock();
+  driver_.Check(result, "copying a sum from the GPU");
   driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
-  driver_.Check(driver_.EventSynchronize(last_use_), "copying a sum from the GPU");
+  const size_t piece = bytes / PinnedBlock::kPieceBytes;
+  driver_.Check(driver_.EventSynchronize(events_->there[piece]), "copying a sum from the GPU");
+  return std::min((piece + 1) * PinnedBlock::kPieceBytes, ends_.back());
+}
+
+void StagedSum::OnWritten(size_t bytes) {
+  if (bytes < ends_.back()) bytes -= bytes % PinnedBlock::kPieceBytes;
+  std::lock_guard lock(mutex_);
+  if (bytes <= written_bytes_) return;
+  written_bytes_ = bytes;
+  changed_.notify_all();
 }
 
 void StagedSum::Complete(const Failure* failure) {
   std::lock_guard lock(mutex_);
   complete_ = true;
   if (failure != nullptr) failure_ = *failure;
-  completed_.notify_all();
+  changed_.notify_all();
 }
 
-std::optional<Failure> StagedSum::Await(const std::function<std::optional<Failure>()>& session_failure) {
+std::optional<Failure> StagedSum::CopyBack(CUstream stream,
+                                           const std::function<std::optional<Failure>()>& session_failure) {
+  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  size_t copied = 0;
+  bool is_over = false;
   std::optional<Failure> failure;
-  std::unique_lock lock(mutex_);
-  while (!completed_.wait_for(lock, kFailureInterval, [this] { return complete_; })) {
-    // Not at once: where the sum is there for another device, it is for this one, too.
-    if (failure) return failure;
+  CUresult out_result = 0, result = 0;
+  while (!is_over) {
+    std::unique_lock lock(mutex_);
+    const auto has_more = [&] { return complete_ || enqueue_error_ != 0 || written_bytes_ > copied; };
+    if (!changed_.wait_for(lock, kFailureInterval, has_more)) {
+      // Not at once: where the sum is there for another device, it is for this one, too.
+      if (failure) break;
+      lock.unlock();
+      failure = session_failure();
+      continue;
+    }
+    failure = failure_;
+    if (!complete_) out_result = enqueue_error_;
+    is_over = complete_ || out_result != 0;
+    const size_t end = failure || out_result != 0 ? copied : complete_ ? ends_.back() : written_bytes_;
     lock.unlock();
-    failure = session_failure();
-    lock.lock();
+    result = ForEachRun(copied, end, [&](CUdeviceptr address, void* memory, size_t bytes) {
+      return driver_.CopyToDevice(address, memory, bytes, stream);
+    });
+    copied = end;
+    if (result != 0) break;
   }
-  return failure_;
-}
-
-void StagedSum::CopyBack(CUstream stream) const {
-  CUresult result = driver_.ContextSetCurrent(context_);
-  for (size_t i = 0; i < leaves_.size() && result == 0; ++i) {
-    result = driver_.CopyToDevice(leaves_[i].address, memory_[i], leaves_[i].bytes, stream);
-  }
-  const CUresult recorded = driver_.EventRecord(last_use_, stream);  // of those that were enqueued, in any case
+  // Of those that were enqueued, in any case.
+  const CUresult recorded = copied > 0 ? driver_.EventRecord(events_->copied_back[block_->turn], stream) : 0;
+  driver_.Check(out_result, "copying a sum from the GPU");
   driver_.Check(result, "copying a sum to the GPU");
   driver_.Check(recorded, "recording an event behind a sum");
+  return failure;
 }
 
 Staging::Staging(const CudaDriver& driver, int ordinal) : driver_(driver), pool_(driver) {
@@ -58,27 +154,34 @@ Staging::Staging(const CudaDriver& driver, int ordinal) : driver_(driver), pool_
   driver_.Check(driver_.PrimaryContextRetain(&context_, device_), "entering a GPU's context");
   CUresult result = driver_.ContextSetCurrent(context_);
   if (result == 0) result = driver_.StreamCreate(&copies_, CudaDriver::kStreamNonBlocking);
-  if (result == 0) {
-    result = driver_.EventCreate(&leaves_, CudaDriver::kEventForWaiting);
-    if (result != 0) driver_.StreamDestroy(copies_);
-  }
   if (result != 0) driver_.PrimaryContextRelease(device_);
   driver_.Check(result, "making a stream for copies");
+  try {
+    thread_ = std::thread(&Staging::Copy, this);
+  } catch (const std::system_error& error) {
+    driver_.StreamDestroy(copies_);
+    driver_.PrimaryContextRelease(device_);
+    throw CudaError(std::string("a GPU's copies need a thread, but the system has none (") + error.what() +
+                    "): raise the limit of processes (ulimit -u), or the container's of pids");
+  }
 }
 
 Staging::~Staging() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+    wake_.notify_all();
+  }
+  thread_.join();
   pending_.clear();
   driver_.ContextSetCurrent(context_);
   pool_.ReleaseIdle();
-  driver_.EventDestroy(leaves_);
   driver_.StreamDestroy(copies_);
   driver_.PrimaryContextRelease(device_);
 }
 
 std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
                                           std::vector<DeviceArray> leaves, const std::optional<PlaceInBlock>& place) {
-  size_t bytes = 0;
-  for (const DeviceArray& leaf : leaves) bytes += Aligned(leaf.bytes);
   std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
   std::lock_guard lock(mutex_);
   std::erase_if(pending_, [&](const auto& entry) {
@@ -86,27 +189,28 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
   driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
-  sum->block_ = place ? place->block : pool_.Acquire(bytes);
-  sum->last_use_ = sum->block_->last_uses[place ? place->gpu : 0];
-  char* memory = static_cast<char*>(sum->block_->memory) + (place ? place->offset : 0);
-  CUresult result = 0;
-  for (const CUevent last_use : sum->block_->last_uses) {  // for the sum that had the block before
-    if (result == 0) result = driver_.StreamWaitEvent(copies_, last_use, 0);
-  }
-  // By an event of its own: who waits for the last use of the block waits for all uses before.
-  if (result == 0) result = driver_.EventRecord(leaves_, stream);
-  if (result == 0) result = driver_.StreamWaitEvent(copies_, leaves_, 0);
-  driver_.Check(result, "waiting for the arrays of a sum");
-  for (const DeviceArray& leaf : sum->leaves_) {
-    if (result == 0) result = driver_.CopyToHost(memory, leaf.address, leaf.bytes, copies_);
-    sum->memory_.push_back(memory);
-    memory += Aligned(leaf.bytes);
-  }
-  const CUresult recorded = driver_.EventRecord(sum->last_use_, copies_);  // of those that were enqueued, in any case
-  driver_.Check(result, "copying a sum from the GPU");
-  driver_.Check(recorded, "recording an event behind a sum");
+  sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(sum->block_bytes())});
+  driver_.Check(driver_.EventRecord(sum->events_->given, stream), "waiting for the arrays of a sum");
   pending_[token] = sum;
+  to_copy_.push_back(sum);
+  wake_.notify_all();
   return sum;
+}
+
+// Also what was started and then forgotten: others may add it up.
+void Staging::Copy() {
+  driver_.ContextSetCurrent(context_);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return ending_ || !to_copy_.empty(); });
+    if (to_copy_.empty()) return;
+    auto sum = std::move(to_copy_.front());
+    to_copy_.pop_front();
+    lock.unlock();
+    sum->CopyToHost(copies_);
+    sum.reset();
+    lock.lock();
+  }
 }
 
 std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {

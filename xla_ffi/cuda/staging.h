@@ -1,17 +1,21 @@
 // How sums of arrays on a GPU get to the host and back.
 //
-// A sum is two calls of XLA's: `Start` begins to copy the arrays to pinned memory behind what XLA enqueued before, and
-// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work. docs/gpus.md says why it is
-// so.
+// A sum is two calls of XLA's: `Start` has the arrays copied to pinned memory behind what XLA enqueued before, and
+// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work. docs/gpus.md says why it is so.
+//
+// Both ways go in pieces, so that the sum begins with the first one, and its results go back while it goes on. Bytes
+// are counted from the first leaf's start on, the leaves end to end; a piece takes no notice of where they end.
 #ifndef XLA_FFI_CUDA_STAGING_H_
 #define XLA_FFI_CUDA_STAGING_H_
 
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -31,7 +35,7 @@ struct DeviceArray {
 // Where a GPU puts its shard of the host's elements: into a block that it shares with others.
 struct PlaceInBlock {
   std::shared_ptr<PinnedBlock> block;
-  size_t gpu = 0;  // which of the block's `last_uses` is this GPU's
+  size_t gpu = 0;  // which of the block's `gpus` it is
   size_t offset = 0;
 };
 
@@ -42,34 +46,48 @@ class StagedSum {
   // The leaves in pinned memory; their sums are to be written over them.
   const std::vector<void*>& memory() const { return memory_; }
 
-  // Blocks until the leaves are in `memory`. From any thread that may keep the GPU's context. Throws CudaError.
-  void AwaitLeaves() const;
+  // Blocks until more than `bytes` are in `memory`; returns how many. From any thread that may keep the GPU's context.
+  // Throws CudaError.
+  size_t AwaitMore(size_t bytes);
 
-  // The sums are in `memory`, or there is a failure. Exactly once, from any thread.
+  // So many bytes hold their sums. From any thread.
+  void OnWritten(size_t bytes);
+  // All do, or there is a failure. Exactly once, from any thread.
   void Complete(const Failure* failure);
-  // Blocks until that, or until `session_failure`, which is asked from time to time, has one: the sum may still wait
-  // for a GPU that never comes to an end. Returns the failure.
-  std::optional<Failure> Await(const std::function<std::optional<Failure>()>& session_failure);
 
-  // Enqueues that the sums are copied over the leaves. Throws CudaError.
-  void CopyBack(CUstream stream) const;
+  // Enqueues that the sums are copied over the leaves, as they come. Blocks until all of it is enqueued, or there is a
+  // failure, which it returns: the sum's own, or one of `session_failure`, which is asked from time to time, as the sum
+  // may still wait for a GPU that never comes to an end. Throws CudaError.
+  std::optional<Failure> CopyBack(CUstream stream, const std::function<std::optional<Failure>()>& session_failure);
 
  private:
   friend class Staging;
   StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
-            std::vector<DeviceArray> leaves)
-      : driver_(driver), context_(context), site_(std::move(site)), leaves_(std::move(leaves)) {}
+            std::vector<DeviceArray> leaves);
+
+  // In pinned memory, where each leaf is aligned.
+  size_t block_bytes() const;
+  void Use(const PlaceInBlock& place);
+  // Enqueues all copies to it.
+  void CopyToHost(CUstream copies);
+  // Calls f(address, memory, bytes) for what of each leaf lies between these bytes, until it returns an error.
+  template <typename F>
+  CUresult ForEachRun(size_t begin, size_t end, F&& f) const;
 
   const CudaDriver& driver_;
   const CUcontext context_;
   const std::weak_ptr<const void> site_;
   const std::vector<DeviceArray> leaves_;
+  std::vector<size_t> ends_;  // of the leaves, in bytes
   std::vector<void*> memory_;
-  std::shared_ptr<PinnedBlock> block_;  // all of `memory_`
-  CUevent last_use_ = nullptr;          // this GPU's, of the block
+  std::shared_ptr<PinnedBlock> block_;           // all of `memory_`
+  const PinnedBlock::Events* events_ = nullptr;  // this GPU's
 
   std::mutex mutex_;
-  std::condition_variable completed_;
+  std::condition_variable changed_;
+  size_t enqueued_bytes_ = 0;   // for copies to the host
+  CUresult enqueue_error_ = 0;  // why not all of them
+  size_t written_bytes_ = 0;    // whole pieces, or all
   bool complete_ = false;
   std::optional<Failure> failure_;
 };
@@ -82,11 +100,12 @@ class Staging {
   ~Staging();
   Staging(const Staging&) = delete;
 
-  // The leaves are there when `stream` comes to this point; nobody writes to them until `CopyBack`, or ever. `token` is
-  // an address that no other sum under way has; `site`, whose calls come one after the other, is where the program
-  // sums. Sums that were left by executions that broke off are forgotten: those of the same token, of the same site,
-  // and of sites that are gone. `place`: of the only leaf; without it the leaves get a block of their own. Throws
-  // CudaError.
+  // Takes a few microseconds, however many leaves there are: a thread of its own enqueues the copies, and what becomes
+  // of that `AwaitMore` and `CopyBack` say. The leaves are there when `stream` comes to this point; nobody writes to
+  // them until `CopyBack`, or ever. `token` is an address that no other sum under way has; `site`, whose calls come one
+  // after the other, is where the program sums. Sums that were left by executions that broke off are forgotten: those
+  // of the same token, of the same site, and of sites that are gone. `place`: of the only leaf; without it the leaves
+  // get a block of their own. Throws CudaError.
   std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
                                    std::vector<DeviceArray> leaves,
                                    const std::optional<PlaceInBlock>& place = std::nullopt);
@@ -103,14 +122,19 @@ class Staging {
   const PinnedPool& pool() const { return pool_; }
 
  private:
+  void Copy();  // the thread
+
   const CudaDriver& driver_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;  // the device's primary one, which XLA uses, too
   CUstream copies_ = nullptr;    // from the device, beside XLA's stream
-  CUevent leaves_ = nullptr;     // where XLA's stream has those of the sum that starts
   PinnedPool pool_;
-  mutable std::mutex mutex_;  // one sum at a time: copies are in the order of XLA's calls
+  mutable std::mutex mutex_;                                             // of all below
   std::unordered_map<CUdeviceptr, std::shared_ptr<StagedSum>> pending_;  // by token
+  std::deque<std::shared_ptr<StagedSum>> to_copy_;                       // in the order of XLA's calls
+  std::condition_variable wake_;
+  bool ending_ = false;
+  std::thread thread_;
 };
 
 }  // namespace passing

@@ -104,20 +104,23 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
     const auto place = sharded ? std::optional(PlaceOf(site, call)) : std::nullopt;
     const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves), place);
     const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();
-    rendezvous_.Arrive(site, {.run_id = call.run_id,
-                              .device = call.device,
-                              .member = call.member,
-                              .inputs = {memory.begin(), memory.end()},
-                              .outputs = memory,
-                              .await_inputs = [part]() -> std::optional<Failure> {
-                                try {
-                                  part->AwaitLeaves();
-                                } catch (const CudaError& error) {
-                                  return AcceleratorFailure(error.what());
-                                }
-                                return std::nullopt;
-                              },
-                              .done = [part](const Failure* failure) { part->Complete(failure); }});
+    const size_t element_bytes = SizeOf(shape.dtype);
+    rendezvous_.Arrive(
+        site, {.run_id = call.run_id,
+               .device = call.device,
+               .member = call.member,
+               .inputs = {memory.begin(), memory.end()},
+               .outputs = memory,
+               .await_inputs = [part, element_bytes](uint64_t& elements) -> std::optional<Failure> {
+                 try {
+                   elements = part->AwaitMore(elements * element_bytes) / element_bytes;
+                 } catch (const CudaError& error) {
+                   return AcceleratorFailure(error.what());
+                 }
+                 return std::nullopt;
+               },
+               .written = [part, element_bytes](uint64_t elements) { part->OnWritten(elements * element_bytes); },
+               .done = [part](const Failure* failure) { part->Complete(failure); }});
     return std::nullopt;
   });
 }
@@ -131,9 +134,7 @@ std::optional<Failure> CudaSums::Finish(const CudaCall& call) {
       rendezvous_.FailSession(Moved());
       return Moved();
     }
-    if (auto failure = part->Await([this] { return rendezvous_.failure(); })) return failure;
-    part->CopyBack(call.stream);
-    return std::nullopt;
+    return part->CopyBack(call.stream, [this] { return rendezvous_.failure(); });
   });
 }
 

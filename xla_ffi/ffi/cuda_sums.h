@@ -54,9 +54,11 @@ class CudaSums {
   // Null if jax_passing wasn't told of it.
   std::optional<CudaDevice> Device(int32_t ordinal);
 
-  // Never blocks but to pin memory. The sum itself may have failed already: `Finish` returns that.
+  // Never blocks but to pin memory. The sum itself may have failed already: `Finish` returns that, and what becomes of
+  // the copies.
   std::optional<Failure> Start(const std::shared_ptr<const Site>& site, CudaCall call);
-  // Blocks until the sum that was started with this token is there, then enqueues that it is copied to the leaves.
+  // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
+  // by piece.
   std::optional<Failure> Finish(const CudaCall& call);
   // Enqueues that an int32 is written.
   std::optional<Failure> Write(int32_t ordinal, CUstream stream, CUdeviceptr address, int value);

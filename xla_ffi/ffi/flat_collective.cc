@@ -46,8 +46,17 @@ void FlatCollective::Start(Sum sum) {
                            .shape = of_one,
                            .inputs = {sum.inputs.begin() + first, sum.inputs.begin() + first + leaf_count},
                            .outputs = {sum.outputs.begin() + first, sum.outputs.begin() + first + leaf_count},
-                           .done = [pending](const Failure* failure) { pending->Finish(failure); }});
+                           .done = [pending](const Failure* failure) { pending->Finish(failure); },
+                           .ready_elements = sum.ready_elements});
   }
+}
+
+void FlatCollective::Ready(const SumKey& key, uint64_t elements) {
+  for (const auto& rank : ranks_) rank->Ready(key, elements);
+}
+
+void FlatCollective::Fail(const Failure& failure) {
+  for (const auto& rank : ranks_) rank->Fail(failure);
 }
 
 }  // namespace passing

@@ -15,8 +15,11 @@ class FlatCollective : public Collective {
   explicit FlatCollective(std::vector<std::shared_ptr<Collective>> ranks);
 
   uint32_t world_size() const override { return ranks_.front()->world_size(); }
-  // A sum of one device's buffers on each rank; done when all are. The sum has as many devices as there are ranks.
+  // A sum of one device's buffers on each rank; done when all are, and nothing is told of it before. The sum has as
+  // many devices as there are ranks.
   void Start(Sum sum) override;
+  void Ready(const SumKey& key, uint64_t elements) override;
+  void Fail(const Failure& failure) override;
 
  private:
   const std::vector<std::shared_ptr<Collective>> ranks_;

@@ -1,51 +1,95 @@
 #include "ffi/local_collective.h"
 
+#include <algorithm>
 #include <cassert>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "host/host_elements.h"
 
 namespace passing {
+namespace {
 
-void LocalCollective::Start(Sum sum) {
-  {
-    std::unique_lock lock(mutex_);
-    ++stats_.sums_started;
-    if (failure_) {
-      const Failure failure = *failure_;
-      lock.unlock();
-      sum.done(&failure);
-      return;
-    }
-  }
+// The elements of each device from the `begin`th to the `end`th.
+void SumElements(const Sum& sum, uint64_t begin, uint64_t end) {
   const SumShape& shape = *sum.shape;
   assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);
   const size_t leaf_count = shape.leaf_elements.size();
   std::vector<const void*> inputs(shape.device_count);
   std::vector<void*> outputs(shape.device_count);
-  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+  uint64_t leaf_begin = 0;
+  for (size_t leaf = 0; leaf < leaf_count; leaf_begin += shape.leaf_elements[leaf++]) {
+    const uint64_t first = std::max(begin, leaf_begin);
+    const uint64_t last = std::min(end, leaf_begin + shape.leaf_elements[leaf]);
+    if (first >= last) continue;
+    const uint64_t offset = (first - leaf_begin) * SizeOf(shape.dtype);
     for (uint32_t device = 0; device < shape.device_count; ++device) {
-      inputs[device] = sum.inputs[device * leaf_count + leaf];
-      outputs[device] = sum.outputs[device * leaf_count + leaf];
+      inputs[device] = static_cast<const uint8_t*>(sum.inputs[device * leaf_count + leaf]) + offset;
+      outputs[device] = static_cast<uint8_t*>(sum.outputs[device * leaf_count + leaf]) + offset;
     }
     if (shape.op == Op::kMax) {
-      MaxLocal(inputs, shape.leaf_elements[leaf], outputs);
+      MaxLocal(inputs, last - first, outputs);
     } else {
-      SumLocal(shape.dtype, inputs, shape.leaf_elements[leaf], outputs);
+      SumLocal(shape.dtype, inputs, last - first, outputs);
     }
   }
+}
+
+}  // namespace
+
+void LocalCollective::Start(Sum sum) {
   {
     std::lock_guard lock(mutex_);
-    ++stats_.sums_completed;
-    stats_.tensor_bytes += shape.bytes();
+    ++stats_.sums_started;
   }
-  sum.done(nullptr);
+  const uint64_t ready = sum.ready_elements;
+  GoOn(std::move(sum), 0, ready);
+}
+
+void LocalCollective::Ready(const SumKey& key, uint64_t elements) {
+  std::unique_lock lock(mutex_);
+  const auto found =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& each) { return each.sum.key == key; });
+  if (found == waiting_.end()) return;
+  Waiting waiting = std::move(*found);
+  waiting_.erase(found);
+  lock.unlock();
+  GoOn(std::move(waiting.sum), waiting.summed, elements);
+}
+
+void LocalCollective::GoOn(Sum sum, uint64_t begin, uint64_t end) {
+  const uint64_t all = sum.shape->elements();
+  end = std::min(end, all);
+  if (!failure()) {
+    SumElements(sum, begin, end);
+    if (sum.written) sum.written(end);
+  }
+  std::optional<Failure> failed;
+  {
+    std::lock_guard lock(mutex_);
+    failed = failure_;
+    if (!failed && end < all) {
+      waiting_.push_back({std::move(sum), end});
+      return;
+    }
+    if (!failed) {
+      ++stats_.sums_completed;
+      stats_.tensor_bytes += sum.shape->bytes();
+    }
+  }
+  sum.done(failed ? &*failed : nullptr);
 }
 
 void LocalCollective::Fail(const Failure& failure) {
-  std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = failure;
+  std::vector<Waiting> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+    waiting.swap(waiting_);
+  }
+  for (const Waiting& each : waiting) each.sum.done(&failure);
 }
 
 std::optional<Failure> LocalCollective::failure() const {

@@ -219,6 +219,18 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
   }
+  // Each of the calls asks, or none; of replicas the first one alone is told.
+  if (calls.front().written) {
+    sum.written = [gathering](uint64_t elements) {
+      const Site& site = *gathering->site;
+      for (size_t i = 0; i < gathering->calls.size(); i += site.replica_count) {
+        const uint64_t first = site.shard_elements * i;
+        if (elements <= first) return;
+        const uint64_t its_own = elements - first;
+        gathering->calls[i].written(site.shard_count > 1 ? std::min(its_own, site.shard_elements) : its_own);
+      }
+    };
+  }
   if (!calls.front().await_inputs) {
     sum.done = [this, gathering](const Failure* failure) { Finish(gathering, failure); };
     gathering->collective->Start(std::move(sum));
@@ -231,19 +243,57 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
   };
   auto before = TakeTurn(*gathering, {started->get_future().share(), done->get_future().share()});
   pool_.Run([this, gathering = std::move(gathering), sum = std::move(sum), before = std::move(before), started] {
-    std::optional<Failure> failure;
-    for (const Call& call : gathering->calls) {
-      if (!failure) failure = call.await_inputs();
+    StartAsInputsCome(gathering, sum, before, *started);
+  });
+}
+
+void Rendezvous::StartAsInputsCome(const std::shared_ptr<Gathering>& gathering, Sum sum,
+                                   const std::vector<std::shared_future<void>>& before, std::promise<void>& started) {
+  const Site& site = *gathering->site;
+  auto& calls = gathering->calls;
+  const uint64_t all = sum.shape->elements();
+  std::vector<uint64_t> ready(calls.size());  // elements of each call
+  // Where every call has all elements, what can be read is what has come from all of them. Shards follow one another,
+  // so it ends in the first one that isn't there as a whole.
+  const auto count = [&] {
+    if (site.shard_count == 1) return *std::min_element(ready.begin(), ready.end());
+    uint64_t elements = 0;
+    for (const uint64_t its_own : ready) {
+      elements += its_own;
+      if (its_own < site.shard_elements) break;
     }
-    for (const auto& each : before) each.wait();
+    return std::min(elements, all);
+  };
+  // Blocks until the call has more, if that is what the others wait for.
+  const auto await_more = [&](uint64_t elements) -> std::optional<Failure> {
+    for (size_t i = 0; i < ready.size(); ++i) {
+      if (site.shard_count == 1 ? ready[i] > elements : elements / site.shard_elements != i) continue;
+      if (auto failure = calls[i].await_inputs(ready[i])) return failure;
+    }
+    return std::nullopt;
+  };
+  std::optional<Failure> failure;
+  for (size_t i = 0; i < ready.size() && !failure; ++i) failure = calls[i].await_inputs(ready[i]);
+  for (const auto& each : before) each.wait();
+  if (failure) {
+    FailSession(*failure);
+    sum.done(&*failure);
+    started.set_value();
+    return;
+  }
+  const SumKey key = sum.key;
+  sum.ready_elements = count();
+  gathering->collective->Start(std::move(sum));
+  started.set_value();
+  while (count() < all) {
+    failure = await_more(count());
     if (failure) {
       FailSession(*failure);
-      sum.done(&*failure);
-    } else {
-      gathering->collective->Start(sum);
+      gathering->collective->Fail(*failure);  // the session may be over
+      return;
     }
-    started->set_value();
-  });
+    gathering->collective->Ready(key, count());
+  }
 }
 
 std::vector<std::shared_future<void>> Rendezvous::TakeTurn(const Gathering& gathering, const Turn& turn) {

@@ -39,8 +39,12 @@ struct Call {
   int64_t member = 0;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  std::function<std::optional<Failure>()> await_inputs{};  // blocks until they can be read; null: they can be now
-  std::function<void(const Failure*)> done;                // called exactly once; null when the sum succeeded
+  // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
+  // first on, and sets it to how many.
+  std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};
+  // Null, or told how many elements, counted alike, have their sums in the outputs already: Sum::written.
+  std::function<void(uint64_t elements)> written{};
+  std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
 };
 
 // Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
@@ -117,6 +121,10 @@ class Rendezvous {
   void StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key);
   // Returns what the sum with this turn waits for.
   std::vector<std::shared_future<void>> TakeTurn(const Gathering& gathering, const Turn& turn);
+  // Starts a sum when the first of its inputs are there, once those before are as far as it waits for, and tells of the
+  // others.
+  void StartAsInputsCome(const std::shared_ptr<Gathering>& gathering, Sum sum,
+                         const std::vector<std::shared_future<void>>& before, std::promise<void>& started);
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
   void Watch();
 

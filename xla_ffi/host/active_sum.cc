@@ -17,7 +17,10 @@ using Classes = std::array<uint32_t, kBlockElements>;  // of a run
 }  // namespace
 
 ActiveSum::ActiveSum(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us)
-    : sum_(std::move(sum)), plan_(*sum_.shape, lanes_per_chunk, window, headroom_bits), started_us_(started_us) {}
+    : sum_(std::move(sum)),
+      plan_(*sum_.shape, lanes_per_chunk, window, headroom_bits),
+      started_us_(started_us),
+      ready_elements_(sum_.ready_elements) {}
 
 std::unique_ptr<ActiveSum> ActiveSum::SecondPassOf(std::unique_ptr<ActiveSum> first, uint32_t lanes_per_chunk,
                                                    uint32_t window) {
@@ -40,9 +43,22 @@ std::unique_ptr<ActiveSum> ActiveSum::FirstPassOf(std::unique_ptr<ActiveSum> las
   return last->first_ ? std::move(last->first_) : std::move(last);
 }
 
-bool ActiveSum::OnSegmentDone() {
+bool ActiveSum::OnSegmentDone(uint32_t segment) {
   assert(segments_done_ < segments_placed_);
+  if (sum_.written) TellWritten(segment);
   return ++segments_done_ == plan_.segment_count();
+}
+
+// In the first pass alone. From the first flagged chunk on the second one will change elements again.
+void ActiveSum::TellWritten(uint32_t segment) {
+  done_beyond_.insert(segment);
+  for (; !done_beyond_.empty() && *done_beyond_.begin() == first_not_done_; ++first_not_done_) {
+    done_beyond_.erase(done_beyond_.begin());
+  }
+  if (first_not_done_ == 0) return;
+  uint64_t elements = EndOf(plan_.segment(first_not_done_ - 1));
+  if (flagged()) elements = std::min(elements, plan_.ElementsBefore(flagged_.begin()->first));
+  if (elements > elements_written_) sum_.written(elements_written_ = elements);
 }
 
 void ActiveSum::OnSegmentPlaced() {

@@ -2,9 +2,11 @@
 #ifndef XLA_FFI_HOST_ACTIVE_SUM_H_
 #define XLA_FFI_HOST_ACTIVE_SUM_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -35,7 +37,13 @@ class ActiveSum {
   // Tells the caller.
   void Finish(const Failure* failure) const { (first_ ? *first_ : *this).sum_.done(failure); }
 
-  // This host's exponents of a segment's blocks; none for integers.
+  // Can the elements of a segment be read? Those of the next one to be placed, if any is left?
+  bool IsReady(const Segment& segment) const {
+    return ready_elements_ == kAllElements || EndOf(segment) <= ready_elements_;
+  }
+  bool IsNextReady() const { return segments_left() > 0 && IsReady(plan_.segment(segments_placed_)); }
+
+  // This host's exponents of a segment's blocks; none for integers. It is ready, as where elements are asked for below.
   std::vector<int32_t> Exponents(const Segment& segment) const;
   // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
   uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
@@ -49,7 +57,7 @@ class ActiveSum {
   uint32_t next_segment() const { return segments_placed_; }
   uint32_t segments_left() const { return plan_.segment_count() - segments_placed_; }
   // A placed segment has all its results. True if it was the sum's last one.
-  bool OnSegmentDone();
+  bool OnSegmentDone(uint32_t segment);
 
  private:
   friend class SumsInFlight;  // it finds sums by what follows, so nobody else changes it
@@ -58,9 +66,16 @@ class ActiveSum {
     uint64_t placed_before = 0;  // segments of other sums that had their place when this one was issued
   };
   void OnIssued(const Turn& turn) { turn_ = turn; }
+  void OnReady(uint64_t elements) { ready_elements_ = std::max(ready_elements_, elements); }
   void OnSegmentPlaced();
   void OnSegmentVoid();
 
+  // Elements before the end of a segment.
+  uint64_t EndOf(const Segment& segment) const {
+    return plan_.ElementsBefore(segment.first_place + segment.place_count);
+  }
+  // Tells the caller of results that are there for good, as this segment has its own.
+  void TellWritten(uint32_t segment);
   void Flag(const ChunkRange& range);
   // In a second pass: calls f(run of the first pass, its offset) for each run in `range`.
   template <typename F>
@@ -72,8 +87,13 @@ class ActiveSum {
   const SumPlan plan_;
   const int64_t started_us_;
   Turn turn_;
+  uint64_t ready_elements_;
   uint32_t segments_placed_ = 0;
   uint32_t segments_done_ = 0;
+  // Where the caller asks: the segments before this one are done, and of those behind it these.
+  uint32_t first_not_done_ = 0;
+  std::set<uint32_t> done_beyond_;
+  uint64_t elements_written_ = 0;  // of which he was told
   // First place and end of each stretch of flagged chunks. What this host has to say about their elements is kept in
   // the elements: all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;

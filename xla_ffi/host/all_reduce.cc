@@ -39,6 +39,11 @@ void AllReduce::Start(Sum sum, int64_t now_us) {
                                     packets_.sharding().window_of_guesses(), packets_.headroom_bits(), now_us));
 }
 
+void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
+  if (failure_) return;
+  if (log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements)) dirty_ = true;
+}
+
 AllReduceStats AllReduce::stats() const {
   AllReduceStats stats = stats_;
   stats.round_trip_us = window_.round_trip_us();
@@ -141,6 +146,9 @@ void AllReduce::SendNew(int64_t now_us) {
   for (const uint64_t index : log_.under_way()) {
     Line& line = log_.WithIndex(index);
     if (line.place.first_position >= window_.end()) break;
+    // Data is sent in the order of positions, so later lines wait as well. Never for long, nor for any other host: a
+    // sum starts when its first elements come, and the GPU copies one after the other.
+    if (!log_.Prepare(line)) return;
     in_flight_below += line.next_chunk - line.chunks_done;
     const Segment& segment = line.segment();
     // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
@@ -290,8 +298,12 @@ std::optional<Stall> AllReduce::OldestStall() const {
   Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
   const Line* waiting = log_.FirstOf(*oldest);
-  stall.waits_for_order = waiting == nullptr;
-  if (waiting != nullptr) {
+  if (waiting == nullptr) {
+    stall.waits_for_gpu = !oldest->IsNextReady();
+    stall.waits_for_order = !stall.waits_for_gpu;
+  } else if (log_.WaitsForElements(waiting->place.index)) {
+    stall.waits_for_gpu = true;
+  } else {
     uint64_t position = waiting->place.first_position;
     while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
     const wire::Header header = packets_.HeaderOf(*waiting, waiting->ChunkAt(position));

@@ -1,8 +1,8 @@
 // The host's side of the protocol: one rank's sums, as a state machine over a Driver. No threads, no clock,
 // no sockets: time is an argument, packets and order messages are handed in.
 //
-// Start, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one run of
-// packets: call OnTimer after each batch, and whenever next_timer_us() has come.
+// Start, OnReady, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one
+// run of packets: call OnTimer after each batch, and whenever next_timer_us() has come.
 #ifndef XLA_FFI_HOST_ALL_REDUCE_H_
 #define XLA_FFI_HOST_ALL_REDUCE_H_
 
@@ -54,7 +54,8 @@ struct Stall {
   std::string site_name;
   SumKey key;
   int64_t since_us = 0;          // when the sum was started
-  bool waits_for_order = false;  // rank 0 hasn't announced this sum's place yet
+  bool waits_for_gpu = false;    // this host's, from which elements are still to come
+  bool waits_for_order = false;  // else: rank 0 hasn't announced this sum's place yet
   uint32_t shard = 0;            // else: the first chunk without a result
   uint32_t slot = 0;
   uint8_t version = 0;
@@ -69,6 +70,8 @@ class AllReduce {
   AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast);
 
   void Start(Sum sum, int64_t now_us);
+  // More of a sum's elements can be read: Collective::Ready.
+  void OnReady(const SumKey& key, uint64_t elements);
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
   // Why the job can't go on, if so: nothing is sent or received from then on, call Fail.
   const std::optional<Failure>& failure() const { return failure_; }

@@ -27,7 +27,10 @@ Failure DeadlineExceeded(const JobConfig& job, const Stall& stall, int64_t stall
                          double deadline_s) {
   std::string waits;
   const char* advice;
-  if (!stall.job_is_at.empty()) {
+  if (stall.waits_for_gpu) {
+    waits = "this host's GPU hasn't delivered what is to be sent next";
+    advice = "What runs on that GPU before the copy is slow or never ends: look at this host's program.";
+  } else if (!stall.job_is_at.empty()) {
     waits = "rank 0 comes to " + stall.job_is_at + " first, which this host hasn't started";
     advice = "The hosts run different programs, or this one is late with that sum.";
   } else if (stall.waits_for_order) {

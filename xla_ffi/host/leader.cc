@@ -13,10 +13,10 @@ constexpr int64_t kDeviateGraceUs = 500;
 // rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
 constexpr uint64_t kPatienceSegments = 4;
 
-// The sum that has the predicted segment, if that is what it places next; else null.
+// The sum that has the predicted segment, if that is what it can place next; else null.
 ActiveSum* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
   ActiveSum* sum = sums.Find(predicted);
-  const bool next = sum != nullptr && sum->segments_left() > 0 && sum->next_segment() == predicted.segment;
+  const bool next = sum != nullptr && sum->IsNextReady() && sum->next_segment() == predicted.segment;
   return next ? sum : nullptr;
 }
 

@@ -27,7 +27,7 @@ void OrderLog::Append(const Place& place) {
   }
 }
 
-// Connects a line with this host's sum; takes the exponents that this host needs.
+// Connects a line with this host's sum.
 void OrderLog::Join(Line& line, ActiveSum& sum) {
   const SegmentId& id = line.place.id;
   // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
@@ -38,7 +38,26 @@ void OrderLog::Join(Line& line, ActiveSum& sum) {
   line.sum = &sum;
   under_way_.insert(line.place.index);
   sums_.CountPlaced(sum);
-  line.exponents = SegmentExponents(segment, sum.Exponents(segment), last_exponents_.Of(id.site));
+  Prepare(line);
+}
+
+bool OrderLog::Prepare(Line& line) {
+  if (line.is_prepared) return true;
+  const Segment& segment = line.segment();
+  if (!line.sum->IsReady(segment)) return false;
+  line.exponents = SegmentExponents(segment, line.sum->Exponents(segment), last_exponents_.Of(line.place.id.site));
+  return line.is_prepared = true;
+}
+
+bool OrderLog::OnReady(const SegmentId& first, uint64_t elements) {
+  ActiveSum* sum = sums_.Find(first);
+  if (sum != nullptr) sums_.OnReady(*sum, elements);
+  return sum != nullptr;
+}
+
+bool OrderLog::WaitsForElements(uint64_t index) const {
+  return std::any_of(under_way_.begin(), under_way_.upper_bound(index),
+                     [this](uint64_t each) { return !WithIndex(each).is_prepared; });
 }
 
 std::optional<uint64_t> OrderLog::DropFrom(uint64_t index) {
@@ -64,7 +83,7 @@ std::unique_ptr<ActiveSum> OrderLog::Finish(Line& line) {
   line.exponents = {};
   under_way_.erase(line.place.index);
   ActiveSum& sum = *std::exchange(line.sum, nullptr);
-  return sum.OnSegmentDone() ? sums_.Take(sum) : nullptr;
+  return sum.OnSegmentDone(line.place.id.segment) ? sums_.Take(sum) : nullptr;
 }
 
 void OrderLog::Clear() {

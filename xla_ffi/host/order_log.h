@@ -23,6 +23,7 @@ namespace passing {
 struct Line {
   Place place;
   ActiveSum* sum = nullptr;  // null until this host issues it, and once the line is done
+  bool is_prepared = false;  // this host's elements are there; nothing is sent before
   SegmentExponents exponents{};
   uint32_t next_chunk = 0;  // to be sent for the first time
   uint32_t chunks_done = 0;
@@ -45,6 +46,12 @@ class OrderLog {
   const SumsInFlight& sums() const { return sums_; }
 
   void Issue(std::unique_ptr<ActiveSum> sum);
+  // So many elements of the sum with this first segment can be read; false if there is no such sum.
+  bool OnReady(const SegmentId& first, uint64_t elements);
+  // Whether the line may be sent: its sum's elements are there, from which its exponents are taken now.
+  bool Prepare(Line& line);
+  // Whether that line, or one before it, isn't prepared. A scan.
+  bool WaitsForElements(uint64_t index) const;
   // Appends a line.
   void Append(const Place& place);
   // Are there lines from this index on?
@@ -64,6 +71,7 @@ class OrderLog {
   // The lines with a sum: their indices, in order.
   const std::set<uint64_t>& under_way() const { return under_way_; }
   Line& WithIndex(uint64_t index) { return lines_[index - lines_.front().place.index]; }
+  const Line& WithIndex(uint64_t index) const { return lines_[index - lines_.front().place.index]; }
   // The first line of a sum that isn't done; null if it has none. A scan.
   const Line* FirstOf(const ActiveSum& sum) const;
 

@@ -38,12 +38,16 @@ struct SumShape {
   Op op = Op::kSum;                     // kMax: of int32 alone
 
   // Of one device's elements, as the program has them.
-  uint64_t bytes() const {
+  uint64_t elements() const {
     uint64_t elements = 0;
     for (const uint64_t leaf : leaf_elements) elements += leaf;
-    return elements * SizeOf(Narrowed(dtype));
+    return elements;
   }
+  uint64_t bytes() const { return elements() * SizeOf(Narrowed(dtype)); }
 };
+
+// Of a sum whose elements are all there when it starts.
+inline constexpr uint64_t kAllElements = UINT64_MAX;
 
 struct Sum {
   SumKey key;
@@ -54,6 +58,12 @@ struct Sum {
   std::vector<void*> outputs;
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
+  // How many elements of each device can be read when the sum starts: of its leaves end to end, from the first on.
+  // `Collective::Ready` tells when more have come from a GPU. Nothing else is read before.
+  uint64_t ready_elements = kAllElements;
+  // Told each time that so many elements, counted alike, have their sums in `outputs` for good; not needed for those
+  // that are there only when `done` is called, nor called after that. Must not block. Null: nobody asks.
+  std::function<void(uint64_t elements)> written{};
 };
 
 // What the hosts compare before they sum: a program that runs on one set of devices.
@@ -71,6 +81,11 @@ class Collective {
   virtual uint32_t world_size() const = 0;
   // From any thread; never blocks on the network. After a failure `done` is called with it at once.
   virtual void Start(Sum sum) = 0;
+  // Of a sum that was started with fewer: so many can be read now. From any thread; of one sum, one call after the
+  // other. Means nothing for a sum that is over.
+  virtual void Ready(const SumKey&, uint64_t /*elements*/) {}
+  // All sums, now and later. The first failure wins.
+  virtual void Fail(const Failure&) {}
   // Before the first sum of a program on these devices. From any thread, which may hold a lock: only takes note.
   virtual void Announce(const ProgramInfo&) {}
 };

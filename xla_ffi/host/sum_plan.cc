@@ -16,17 +16,18 @@ uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits)
     : lanes_per_chunk_(lanes_per_chunk),
       group_(LaneGroupOf(shape.dtype, headroom_bits)),
-      places_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements),
-      leaf_elements_(shape.leaf_elements) {
+      places_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements) {
   assert(places_per_chunk_ > 0);
   assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
   static_assert(kBlockElements % 2 == 0);                        // a block ends with a lane, unless its leaf ends
   const auto places = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
   leaf_starts_.push_back(0);
+  leaf_firsts_.push_back(0);
   leaf_blocks_.push_back(0);
   for (uint64_t elements : shape.leaf_elements) {
     assert(elements > 0);
     leaf_starts_.push_back(leaf_starts_.back() + places(elements));
+    leaf_firsts_.push_back(leaf_firsts_.back() + elements);
     leaf_blocks_.push_back(leaf_blocks_.back() + CeilDiv(elements, kBlockElements));
   }
   const uint64_t total = leaf_starts_.back();
@@ -65,7 +66,7 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
 ElementRun SumPlan::Block(uint64_t block) const {
   const auto leaf = std::upper_bound(leaf_blocks_.begin(), leaf_blocks_.end(), block) - leaf_blocks_.begin() - 1;
   const uint64_t first = (block - leaf_blocks_[leaf]) * kBlockElements;
-  const uint64_t left = leaf_elements_[leaf] - first;
+  const uint64_t left = ElementsOf(leaf) - first;
   return {static_cast<uint32_t>(leaf), first, static_cast<uint32_t>(std::min<uint64_t>(left, kBlockElements)), block,
           0};
 }

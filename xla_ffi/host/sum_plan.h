@@ -6,6 +6,7 @@
 #define XLA_FFI_HOST_SUM_PLAN_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -87,6 +88,12 @@ class SumPlan {
     return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
   }
 
+  // How many elements stand on the line before this place.
+  uint64_t ElementsBefore(uint64_t place) const {
+    const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, place) - leaf_starts_.begin() - 1;
+    return leaf_firsts_[leaf] + std::min(place - leaf_starts_[leaf], ElementsOf(leaf));
+  }
+
   // Calls f(ElementRun) for the runs in `count` places from `first` on, in order.
   template <typename F>
   void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
@@ -96,7 +103,7 @@ class SumPlan {
       const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
       const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
-      const uint64_t elements = std::min(run, leaf_elements_[leaf] - in_leaf);
+      const uint64_t elements = std::min(run, ElementsOf(leaf) - in_leaf);
       f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(elements),
                    leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
       offset += run;
@@ -112,12 +119,14 @@ class SumPlan {
   ElementRun Block(uint64_t block) const;
 
  private:
+  uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
+
   uint32_t lanes_per_chunk_;
   LaneGroup group_;
   uint32_t places_per_chunk_;
-  std::vector<uint64_t> leaf_elements_;
   std::vector<uint64_t> leaf_starts_;  // place at which each leaf starts, and the end
-  std::vector<uint64_t> leaf_blocks_;  // the same in blocks
+  std::vector<uint64_t> leaf_firsts_;  // the same in elements
+  std::vector<uint64_t> leaf_blocks_;  // and in blocks
   std::vector<Segment> segments_;
 };
 

@@ -14,7 +14,7 @@ ActiveSum& SumsInFlight::Add(std::unique_ptr<ActiveSum> sum) {
   const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
   assert(is_new);
   static_cast<void>(is_new);  // should assertions ever be off
-  if (added.segments_left() > 0) to_place_.insert(EntryOf(added));
+  if (added.IsNextReady()) to_place_.insert(EntryOf(added));
   return added;
 }
 
@@ -48,6 +48,11 @@ const ActiveSum* SumsInFlight::Oldest() const {
   return oldest == sums_.end() ? nullptr : oldest->get();
 }
 
+void SumsInFlight::OnReady(ActiveSum& sum, uint64_t elements) {
+  sum.OnReady(elements);
+  if (sum.IsNextReady()) to_place_.insert(EntryOf(sum));
+}
+
 void SumsInFlight::CountPlaced(ActiveSum& sum) {
   const ToPlace before = EntryOf(sum);
   sum.OnSegmentPlaced();
@@ -62,8 +67,8 @@ void SumsInFlight::CountVoid(ActiveSum& sum) {
 }
 
 void SumsInFlight::Reorder(const ToPlace& before, ActiveSum& sum) {
-  auto entry = to_place_.extract(before);  // empty if it had no segment left
-  if (sum.segments_left() == 0) return;
+  auto entry = to_place_.extract(before);  // empty if it wasn't there
+  if (!sum.IsNextReady()) return;
   if (entry.empty()) {
     to_place_.insert(EntryOf(sum));
   } else {

@@ -28,11 +28,13 @@ class SumsInFlight {
   // The sum that has this segment, by the segment's name alone: it need not have so many. Null if it isn't here.
   ActiveSum* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
-  // behind a large one. Null if all segments have their place.
+  // behind a large one. Only those whose next segment is ready. Null if there is none.
   ActiveSum* ShortestToPlace() const;
   // The one that was started first; null if there is none.
   const ActiveSum* Oldest() const;
 
+  // So many elements of `sum` can be read.
+  void OnReady(ActiveSum& sum, uint64_t elements);
   // The next segment of `sum` got its place, or lost it again.
   void CountPlaced(ActiveSum& sum);
   void CountVoid(ActiveSum& sum);
@@ -45,12 +47,12 @@ class SumsInFlight {
 
   static SegmentId NameOf(const ActiveSum& sum) { return sum.IdOf(0); }
   static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
-  // Puts `sum` into its new place among those with segments left.
+  // Puts `sum` into its new place among those with a segment to place.
   void Reorder(const ToPlace& before, ActiveSum& sum);
 
   Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
-  std::set<ToPlace> to_place_;                                          // those with segments left
+  std::set<ToPlace> to_place_;                                          // those whose next segment is ready
   uint64_t next_number_ = 0;
   uint64_t placed_ = 0;
 };

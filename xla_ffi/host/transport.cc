@@ -68,6 +68,13 @@ void Transport::Start(Sum sum) {
   wake_up_.WakeBy(DueUs());
 }
 
+void Transport::Ready(const SumKey& key, uint64_t elements) {
+  std::lock_guard lock(mutex_);
+  if (over()) return;
+  ready_.push_back({key, elements});
+  wake_up_.Wake();
+}
+
 void Transport::Announce(const ProgramInfo& program) {
   std::lock_guard lock(mutex_);
   if (!over()) events_.Push(program);
@@ -150,7 +157,7 @@ void Transport::Run() {
     {
       std::lock_guard lock(mutex_);
       if (over()) break;
-      if (!starts_.empty() || !order_messages_.empty()) continue;
+      if (!starts_.empty() || !ready_.empty() || !order_messages_.empty()) continue;
       if (core_.idle() && !std::exchange(idle_, true)) drained_.notify_all();
       wake_up_.OnSleep(due_us);
     }
@@ -171,10 +178,13 @@ void Transport::Work(int64_t now_us) {
   {
     std::lock_guard lock(mutex_);
     starts_.swap(taken_starts_);
+    ready_.swap(taken_ready_);
     order_messages_.swap(taken_order_messages_);
   }
   for (Sum& sum : taken_starts_) core_.Start(std::move(sum), now_us);
   taken_starts_.clear();
+  for (const ReadyElements& ready : taken_ready_) core_.OnReady(ready.key, ready.elements);
+  taken_ready_.clear();
   for (const std::string& message : taken_order_messages_) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
     if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()})) {

@@ -37,6 +37,7 @@ class Transport : public Collective {
 
   uint32_t world_size() const override { return options_.job.world_size; }
   void Start(Sum sum) override;
+  void Ready(const SumKey& key, uint64_t elements) override;
   // As an event, before those of the sums that follow.
   void Announce(const ProgramInfo& program) override;
 
@@ -44,8 +45,7 @@ class Transport : public Collective {
   void DeliverOrderMessage(std::string message);
   // What the session learned about the stall that was reported (missing ranks); part of the deadline's message.
   void NoteStall(std::string note);
-  // Fails all sums, now and later. The first failure wins.
-  void Fail(const Failure& failure);
+  void Fail(const Failure& failure) override;
   std::optional<Failure> failure() const;
 
   // The next event; empty after timeout_s or once the transport is closed. The session polls for it on a thread of its
@@ -61,6 +61,11 @@ class Transport : public Collective {
  private:
   // With mutex_ held.
   bool over() const { return closed_ || failure_.has_value(); }
+
+  struct ReadyElements {
+    SumKey key;
+    uint64_t elements = 0;
+  };
 
   // With core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
   void Run();
@@ -83,11 +88,13 @@ class Transport : public Collective {
   AllReduce core_;
   StallWatch stall_watch_;
   std::vector<Sum> taken_starts_;  // empty except during Work, as the next
+  std::vector<ReadyElements> taken_ready_;
   std::vector<std::string> taken_order_messages_;
 
   // What callers leave, and what they ask for.
   mutable std::mutex mutex_;
   std::vector<Sum> starts_;
+  std::vector<ReadyElements> ready_;
   std::vector<std::string> order_messages_;
   std::string stall_note_;
   std::optional<Failure> failure_;

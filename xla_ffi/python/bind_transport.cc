@@ -71,6 +71,7 @@ void BindEvents(nb::module_& m) {
       .def_ro("site_name", &Stall::site_name)
       .def_prop_ro("execution", [](const Stall& self) { return self.key.execution; })
       .def_prop_ro("step", [](const Stall& self) { return self.key.step; })
+      .def_ro("waits_for_gpu", &Stall::waits_for_gpu)
       .def_ro("waits_for_order", &Stall::waits_for_order)
       .def_ro("shard", &Stall::shard)
       .def_ro("slot", &Stall::slot)

@@ -113,7 +113,15 @@ def test_a_stall_tells_of_programs_that_rank_0_hasnt(hosts, caplog):
     hosts[1].transport.runs(program(name="jit_alone"))
     until(lambda: hosts[1]._ledger.waiting())
     stall = SimpleNamespace(
-        waits_for_order=True, shard=0, slot=0, version=0, sequence=0, site_name="psum", execution=0, step=0
+        waits_for_gpu=False,
+        waits_for_order=True,
+        shard=0,
+        slot=0,
+        version=0,
+        sequence=0,
+        site_name="psum",
+        execution=0,
+        step=0,
     )
     note, failure = hosts[1]._stalls.report(stall, 5.0)
     assert note.endswith("Rank 1 runs jit_alone on devices 0,1, rank 0 hasn't so far.")

@@ -13,6 +13,7 @@ class Stall:
     site_name: str = "psum(d) #0 of jit_step"
     execution: int = 7
     step: int = 0
+    waits_for_gpu: bool = False
     waits_for_order: bool = False
     shard: int = 1
     slot: int = 3
@@ -39,6 +40,15 @@ def test_explanations(state, order, sentence, gone):
     text, left = stalls.explain(Stall(waits_for_order=order), state, rank=0, switch="b:2")
     assert sentence in text
     assert left == gone
+
+
+def test_a_stall_of_this_hosts_gpu(caplog):
+    text, left = stalls.explain(Stall(waits_for_gpu=True), SlotState(left=(1,), missing=(1,)), rank=0, switch="b:2")
+    assert "this host's own GPU" in text
+    assert left == ()
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda *_: None, programs=str)
+    reporter.report(Stall(waits_for_gpu=True), 5.0)
+    assert "step 0; epoch 1). It waits for this host's own GPU" in caplog.text
 
 
 def test_warnings_get_rarer(caplog):

@@ -60,6 +60,9 @@ struct CUevent_st {
   }
 };
 
+// Of copies, in bytes a second.
+std::atomic<double> rate = 0;
+
 struct CUstream_st {
   CUstream_st(CUcontext its_context, uint64_t seed) : context(its_context), random(seed) {}
   ~CUstream_st() {
@@ -80,7 +83,7 @@ struct CUstream_st {
       tasks.pop_front();
       if (!task) return;
       lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+      if (rate == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
       task();
       lock.lock();
     }
@@ -108,6 +111,8 @@ struct State {
   uint64_t stream_count = 0;
   std::map<std::string, Failing> failing;
   std::map<const char*, size_t> pinned;
+  int free_copies = -1;  // to the host, that don't wait; negative: all
+  std::condition_variable copies_freed;
   std::set<CUstream> streams;
   std::set<CUevent> events;
   CUctx_st contexts[kFakeDeviceCount];
@@ -175,6 +180,25 @@ CUresult EnqueueCopy(const char* symbol, const void* pinned, size_t bytes, CUstr
   });
 }
 
+void PassHold() {
+  std::unique_lock lock(state().mutex);
+  if (state().free_copies > 0) {
+    --state().free_copies;
+    return;
+  }
+  state().copies_freed.wait(lock, [] { return state().free_copies < 0; });
+}
+
+// As a copy engine does it: it takes its time, and nobody computes.
+void Copy(void* to, const void* from, size_t bytes) {
+  const auto began = std::chrono::steady_clock::now();
+  std::memcpy(to, from, bytes);
+  const double bytes_per_s = rate;
+  if (bytes_per_s == 0) return;
+  std::this_thread::sleep_until(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                            std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_s)));
+}
+
 CUresult DestroyStream(CUstream stream) {
   {
     std::lock_guard lock(state().mutex);
@@ -223,6 +247,13 @@ const FakeCuda kControls = {
         },
     .break_context = [](int ordinal, CUresult error) { state().contexts[ordinal].broken = error; },
     .retained = [](int ordinal) { return state().contexts[ordinal].retained.load(); },
+    .hold_copies =
+        [](int after) {
+          std::lock_guard lock(state().mutex);
+          state().free_copies = after;
+          state().copies_freed.notify_all();
+        },
+    .set_rate = [](double bytes_per_s) { rate = bytes_per_s; },
     .pinned_bytes =
         [] {
           std::lock_guard lock(state().mutex);
@@ -376,13 +407,15 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return EnqueueCopy("cuMemcpyDtoHAsync_v2", to, bytes, stream,
-                     [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+  return EnqueueCopy("cuMemcpyDtoHAsync_v2", to, bytes, stream, [=] {
+    PassHold();
+    Copy(to, reinterpret_cast<const void*>(from), bytes);
+  });
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   return EnqueueCopy("cuMemcpyHtoDAsync_v2", from, bytes, stream,
-                     [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+                     [=] { Copy(reinterpret_cast<void*>(to), from, bytes); });
 }
 
 EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {

@@ -35,8 +35,13 @@ struct FakeCuda {
   // A kernel fails: no copy of this GPU does anything any more, and calls return this error. With 0 they don't.
   void (*break_context)(int ordinal, CUresult error);
   int (*retained)(int ordinal);  // how often its context is
-  size_t (*pinned_bytes)();      // that aren't freed
-  size_t (*handles)();           // streams and events that aren't destroyed
+  // Copies to the host wait, after so many that don't, until it is called with a negative number.
+  void (*hold_copies)(int after);
+  // A copy takes as long as at this rate, and streams have no other delays. 0: copies take no time, which is the
+  // default.
+  void (*set_rate)(double bytes_per_s);
+  size_t (*pinned_bytes)();  // that aren't freed
+  size_t (*handles)();       // streams and events that aren't destroyed
 };
 
 extern "C" const FakeCuda* fake_cuda();

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/cuda/fake_driver.h"
@@ -32,6 +34,16 @@ TEST_F(PinnedPoolTest, sizeClassesAreQuartersOfPowersOfTwo) {
   EXPECT_EQ(PinnedPool::SizeClass(7169), 8192);
   EXPECT_EQ(PinnedPool::SizeClass(kMiB), kMiB);
   EXPECT_EQ(PinnedPool::SizeClass(kMiB + 1), kMiB + kMiB / 4);
+}
+
+TEST_F(PinnedPoolTest, eachPieceHasAnEvent) {
+  PinnedPool pool(driver_);
+  for (const auto& [bytes, pieces] : {std::pair<size_t, size_t>{1, 1},
+                                      {PinnedBlock::kPieceBytes, 1},
+                                      {PinnedBlock::kPieceBytes + 1, 2},
+                                      {5 * PinnedBlock::kPieceBytes, 5}}) {
+    EXPECT_EQ(pool.Acquire(bytes)->gpus[0].there.size(), pieces) << bytes;
+  }
 }
 
 TEST_F(PinnedPoolTest, blocksAreUsedAgain_theLongestIdleFirst) {
@@ -71,7 +83,7 @@ TEST_F(PinnedPoolTest, idleMemoryIsReleased) {
   pool.Acquire(2 * kMiB);
   pool.ReleaseIdle();
   EXPECT_EQ(Fake().pinned_bytes(), kMiB);
-  EXPECT_EQ(Fake().handles(), handles_before_ + 1);
+  EXPECT_EQ(Fake().handles(), handles_before_ + 6);
 }
 
 TEST_F(PinnedPoolTest, allIsGoneWithThePool) {
@@ -87,11 +99,15 @@ TEST_F(PinnedPoolTest, allIsGoneWithThePool) {
 TEST_F(PinnedPoolTest, failuresLeaveNothingBehind) {
   PinnedPool pool(driver_);
   for (const char* symbol : {"cuMemHostAlloc", "cuEventCreate"}) {
-    Fake().fail(symbol, kFakeOutOfMemory, 0);
-    EXPECT_THROW(pool.Acquire(kMiB), CudaError);
-    Fake().fail(symbol, 0, 0);
-    EXPECT_EQ(pool.bytes_in_use(), 0);
-    EXPECT_EQ(Fake().pinned_bytes(), 0);
+    for (const int after : {0, 6}) {
+      if (after == 6 && symbol == std::string("cuMemHostAlloc")) continue;  // it is called once
+      Fake().fail(symbol, kFakeOutOfMemory, after);
+      EXPECT_THROW(pool.Acquire(8 * kMiB), CudaError);
+      Fake().fail(symbol, 0, 0);
+      EXPECT_EQ(pool.bytes_in_use(), 0);
+      EXPECT_EQ(Fake().pinned_bytes(), 0);
+      EXPECT_EQ(Fake().handles(), handles_before_);
+    }
   }
   EXPECT_NE(pool.Acquire(kMiB)->memory, nullptr);
 }

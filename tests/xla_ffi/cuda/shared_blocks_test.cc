@@ -33,7 +33,7 @@ TEST_F(SharedBlocksTest, shardsOfOneSumMeetInOneBlock) {
   auto two = blocks_.Join(site_, 10, 0, 2, kMiB);
   EXPECT_EQ(one, two);
   EXPECT_NE(one, other);
-  EXPECT_EQ(one->last_uses.size(), 2);
+  EXPECT_EQ(one->gpus.size(), 2);
   // The same site again, as in a loop.
   auto again = blocks_.Join(site_, 10, 0, 2, kMiB);
   EXPECT_NE(again, one);

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -14,6 +17,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/cuda/fake_driver.h"
@@ -22,32 +26,52 @@
 namespace passing {
 namespace {
 
-// Sums at once, on a thread of its own, or keeps the sums until the test says what becomes of them.
+// Sums what is there at once, as if another host had sent the same, or keeps the sums until the test says what becomes
+// of them.
 class TestCollective : public Collective {
  public:
   uint32_t world_size() const override { return 2; }
   void Start(Sum sum) override {
     std::lock_guard lock(mutex_);
-    if (!held_) return Complete(sum);
-    sums_.push_back(std::move(sum));
+    if (sum.ready_elements < sum.shape->bytes() / sizeof(float)) ++started_early_;
+    sums_.push_back({std::move(sum)});
+    GoOn(std::prev(sums_.end()), sums_.back().sum.ready_elements);
   }
+  void Ready(const SumKey& key, uint64_t elements) override {
+    std::lock_guard lock(mutex_);
+    const auto found = std::find_if(sums_.begin(), sums_.end(), [&](const auto& each) { return each.sum.key == key; });
+    if (found != sums_.end()) GoOn(found, elements);
+  }
+  void Fail(const Failure& failure) override { FailAll(failure); }
   void Hold() { held_ = true; }
   size_t count() {
     std::lock_guard lock(mutex_);
     return sums_.size();
   }
+  size_t started_early() {
+    std::lock_guard lock(mutex_);
+    return started_early_;
+  }
   void FailAll(const Failure& failure) {
     std::lock_guard lock(mutex_);
-    for (Sum& sum : sums_) sum.done(&failure);
+    for (const UnderWay& each : sums_) each.sum.done(&failure);
     sums_.clear();
   }
 
  private:
-  // As if another host had sent the same.
-  static void Complete(Sum& sum) {
+  struct UnderWay {
+    Sum sum;
+    uint64_t summed = 0;
+  };
+
+  void GoOn(std::list<UnderWay>::iterator under_way, uint64_t ready) {
+    if (held_) return;
+    const Sum& sum = under_way->sum;
     const size_t leaf_count = sum.shape->leaf_elements.size();
-    for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
-      for (size_t i = 0; i < sum.shape->leaf_elements[leaf]; ++i) {
+    uint64_t leaf_begin = 0;
+    for (size_t leaf = 0; leaf < leaf_count; leaf_begin += sum.shape->leaf_elements[leaf++]) {
+      for (uint64_t i = 0; i < sum.shape->leaf_elements[leaf]; ++i) {
+        if (leaf_begin + i < under_way->summed || leaf_begin + i >= ready) continue;
         float total = 0;
         for (size_t at = leaf; at < sum.inputs.size(); at += leaf_count) {
           total += static_cast<const float*>(sum.inputs[at])[i];
@@ -57,12 +81,17 @@ class TestCollective : public Collective {
         }
       }
     }
+    under_way->summed = std::min(ready, leaf_begin);
+    if (sum.written) sum.written(under_way->summed);
+    if (under_way->summed < leaf_begin) return;
     sum.done(nullptr);
+    sums_.erase(under_way);
   }
 
   std::mutex mutex_;
   std::atomic<bool> held_ = false;
-  std::vector<Sum> sums_;
+  std::list<UnderWay> sums_;
+  size_t started_early_ = 0;
 };
 
 struct Device {
@@ -71,7 +100,7 @@ struct Device {
   std::vector<float> a, b;
   int32_t token = 0;
 
-  Device(int32_t number, float value) : ordinal(number), a(1000, value), b(10, value + 1) {}
+  Device(int32_t number, float value, size_t size) : ordinal(number), a(size, value), b(10, value + 1) {}
   ~Device() { Fake().destroy_stream(stream); }
 
   CudaCall MakeCall(int32_t run_id) {
@@ -85,19 +114,22 @@ struct Device {
   }
 };
 
-std::shared_ptr<Site> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members) {
+std::shared_ptr<Site> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members, size_t size = 1000) {
   const auto site = MakeSite(hash, members);
-  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1000, 10}, members});
+  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {size, 10}, members});
   return site;
 }
 
-// Each of two devices brings half of the elements, which they added up before, in its array `a`: 2000 with the last,
-// which belongs to no leaf.
-std::shared_ptr<Site> MakeSiteOfShards(uint64_t hash) {
+constexpr size_t kLarge = 5 * PinnedBlock::kPieceBytes / sizeof(float) / 2;  // two and a half pieces
+
+// Each of two devices brings half of the elements, which they added up before, in its array `a`: as many as there are
+// with one more, which belongs to no leaf.
+std::shared_ptr<Site> MakeSiteOfShards(uint64_t hash, size_t shard_elements = 1000) {
   const auto site = MakeSite(hash, 1);
-  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 1299}, 1});
+  site->shape =
+      std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 2 * shard_elements - 701}, 1});
   site->shard_count = 2;
-  site->shard_elements = 1000;
+  site->shard_elements = shard_elements;
   return site;
 }
 
@@ -130,9 +162,9 @@ class CudaSumsTest : public testing::Test {
                                         }}));
   }
   // Copies from its arrays may be under way until the sums are gone.
-  Device& MakeDevice(int32_t ordinal, float value) {
+  Device& MakeDevice(int32_t ordinal, float value, size_t size = 1000) {
     std::lock_guard lock(mutex_);
-    return devices_.emplace_back(ordinal, value);
+    return devices_.emplace_back(ordinal, value, size);
   }
   std::string session_failure() {
     std::lock_guard lock(mutex_);
@@ -210,6 +242,94 @@ TEST_F(CudaSumsTest, shardsOfDifferentExecutionsDontMeet) {
   }
   EXPECT_EQ(one.a, std::vector<float>(1000, 2));
   EXPECT_EQ(two.a[0], 20);
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, largeShardsGoInPieces) {
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
+  const auto site = MakeSiteOfShards(7, kLarge);
+  Device &one = MakeDevice(0, 0, kLarge), &two = MakeDevice(1, 0, kLarge);
+  std::vector<float> expected(2 * kLarge);
+  for (int32_t run_id = 10; run_id < 14; ++run_id) {
+    const auto offset = static_cast<float>(run_id);
+    std::iota(one.a.begin(), one.a.end(), offset);
+    std::iota(two.a.begin(), two.a.end(), offset + kLarge);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] = 2 * (offset + static_cast<float>(i));
+    expected.back() /= 2;  // belongs to no leaf
+    Fake().hold_copies(run_id % 4);
+    for (Device* device : run_id % 2 ? std::array{&one, &two} : std::array{&two, &one}) {
+      EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(*device, run_id))), "");
+    }
+    std::thread gpus([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      Fake().hold_copies(-1);
+    });
+    for (Device* device : {&one, &two}) {
+      EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, run_id))), "");
+      Fake().synchronize(device->stream);
+    }
+    gpus.join();
+    EXPECT_TRUE(std::equal(one.a.begin(), one.a.end(), expected.begin()));
+    EXPECT_TRUE(std::equal(two.a.begin(), two.a.end(), expected.begin() + kLarge));
+  }
+  EXPECT_EQ(collective_->started_early(), 4);
+  EXPECT_TRUE(AllIsReturned());
+}
+
+// The sum begins while parts of both devices' arrays are still to come.
+TEST_F(CudaSumsTest, largeSumsGoInPieces) {
+  const auto site = MakeSiteOfTwoLeaves(7, 2, kLarge);
+  Device &one = MakeDevice(0, 1, kLarge), &two = MakeDevice(1, 10, kLarge);
+  Fake().hold_copies(3);  // at least one of each device waits
+  EXPECT_EQ(KindOf(sums_.Start(site, two.MakeCall(10))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, one.MakeCall(10))), "");
+  std::thread gpus([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Fake().hold_copies(-1);
+  });
+  for (Device* device : {&one, &two}) {
+    EXPECT_EQ(KindOf(sums_.Finish(device->MakeCall(10))), "");
+    Fake().synchronize(device->stream);
+    EXPECT_EQ(device->a, std::vector<float>(kLarge, 22));
+    EXPECT_EQ(device->b, std::vector<float>(10, 26));
+  }
+  gpus.join();
+  EXPECT_EQ(collective_->started_early(), 1);
+  EXPECT_TRUE(AllIsReturned());
+}
+
+// Nobody waits for a GPU that stops when a part of the sum is there, and its memory stays until it goes on.
+TEST_F(CudaSumsTest, aGpuThatStopsInTheMidst) {
+  Device& device = MakeDevice(0, 1, kLarge);
+  Fake().hold_copies(1);
+  ASSERT_FALSE(sums_.Start(MakeSiteOfTwoLeaves(7, 1, kLarge), device.MakeCall(10)));
+  while (collective_->count() == 0) std::this_thread::yield();
+  rendezvous_.FailSession({"HostLostError", "rank 1"});
+  collective_->FailAll({"HostLostError", "rank 1"});
+  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "HostLostError");
+  EXPECT_GT(Fake().pinned_bytes(), 0);
+  Fake().hold_copies(-1);
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, failuresInTheMidstOfTheCopiesFailTheSession) {
+  for (const auto& [symbol, after] :
+       {std::pair("cuMemcpyDtoHAsync_v2", 1), {"cuEventSynchronize", 1}, {"cuMemcpyHtoDAsync_v2", 1}}) {
+    SCOPED_TRACE(symbol);
+    Device& device = MakeDevice(0, 1, kLarge);
+    Fake().fail(symbol, kFakeLaunchFailed, after);
+    ASSERT_FALSE(sums_.Start(MakeSiteOfTwoLeaves(7, 1, kLarge), device.MakeCall(10)));
+    const auto failure = sums_.Finish(device.MakeCall(10));
+    Fake().fail(symbol, 0, 0);
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->kind, "AcceleratorError");
+    EXPECT_NE(failure->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << failure->message;
+    EXPECT_EQ(session_failure(), "AcceleratorError");
+    rendezvous_.Detach();
+    pool_.reset();  // its tasks hold parts of sums
+    pool_.emplace();
+    Attach();
+  }
   EXPECT_TRUE(AllIsReturned());
 }
 
@@ -403,7 +523,8 @@ TEST_F(CudaSumsTest, aThousandSumsOfTwoDevicesAtOnce) {
   train(0);
   other.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_LE(Fake().pinned_bytes(), 2 * kSites * PinnedPool::SizeClass(4096 + 256));
+  // The thread of each device that enqueues copies may still hold one of the last step when the next one begins.
+  EXPECT_LE(Fake().pinned_bytes(), 2 * (kSites + 1) * PinnedPool::SizeClass(4096 + 256));
   EXPECT_TRUE(AllIsReturned());
 }
 

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace passing {
@@ -13,7 +15,11 @@ namespace {
 struct HeldRank : Collective {
   uint32_t world_size() const override { return 6; }
   void Start(Sum sum) override { sums.push_back(std::move(sum)); }
+  void Ready(const SumKey& key, uint64_t elements) override { ready.emplace_back(key.site, elements); }
+  void Fail(const Failure& failure) override { failed = failure.kind; }
   std::vector<Sum> sums;
+  std::vector<std::pair<uint64_t, uint64_t>> ready;
+  std::string failed;
 };
 
 class FlatCollectiveTest : public testing::Test {
@@ -50,6 +56,20 @@ TEST_F(FlatCollectiveTest, eachDeviceIsARank) {
     EXPECT_EQ(one.shape->leaf_elements, expected.shape->leaf_elements);
     EXPECT_EQ(one.inputs, (std::vector<const void*>{&values_[2 * device], &values_[2 * device + 1]}));
     EXPECT_EQ(one.outputs, (std::vector<void*>{&values_[2 * device], &values_[2 * device + 1]}));
+  }
+}
+
+TEST_F(FlatCollectiveTest, allRanksHearWhatIsReady) {
+  sum_.ready_elements = 2;
+  sum_.written = [](uint64_t) {};
+  flat_.Start(std::move(sum_));
+  flat_.Ready({.site = 1}, 8);
+  flat_.Fail({"AcceleratorError", "broken"});
+  for (const auto& rank : ranks_) {
+    EXPECT_EQ(rank->sums[0].ready_elements, 2U);
+    EXPECT_EQ(rank->sums[0].written, nullptr);  // each has the results of one device
+    EXPECT_EQ(rank->ready, (std::vector<std::pair<uint64_t, uint64_t>>{{1, 8}}));
+    EXPECT_EQ(rank->failed, "AcceleratorError");
   }
 }
 

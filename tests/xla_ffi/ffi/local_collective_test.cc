@@ -68,6 +68,48 @@ TEST_F(LocalCollectiveTest, maxima) {
   }
 }
 
+// In any parts, across the end of a leaf; then a sum that a failure ends in the midst.
+TEST_F(LocalCollectiveTest, sumsWhatIsThere) {
+  const auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "site", .dtype = DType::kInt32, .leaf_elements = {kElements, 1}, .device_count = kDevices});
+  for (const bool fails : {false, true}) {
+    SumKey key{.site = fails};
+    Sum sum{.key = key, .shape = shape, .inputs = {}, .outputs = {}};
+    std::vector<std::vector<std::vector<int32_t>>> devices = devices_;
+    for (auto& device : devices) {
+      for (auto& leaf : device) sum.inputs.push_back(leaf.data()), sum.outputs.push_back(leaf.data());
+    }
+    int done_count = 0;
+    std::vector<uint64_t> written;
+    sum.done = [&](const Failure* failure) {
+      ++done_count;
+      if (failure) failure_ = *failure;
+    };
+    sum.written = [&](uint64_t elements) { written.push_back(elements); };
+    sum.ready_elements = 1;
+    collective_.Start(std::move(sum));
+    collective_.Ready({.site = 5}, kElements);
+    collective_.Ready(key, 3000);
+    EXPECT_EQ(devices[0][0][2999], 3000 - 3 * 2999);
+    EXPECT_EQ(devices[0][0][3000], -3000);
+    EXPECT_EQ(done_count, 0);
+    if (fails) {
+      collective_.Fail({"SessionError", "first"});
+      EXPECT_EQ(done_count, 1);
+      EXPECT_EQ(failure_->message, "first");
+    }
+    collective_.Ready(key, kElements + 1);
+    EXPECT_EQ(done_count, 1);
+    EXPECT_EQ(failure_.has_value(), fails);
+    EXPECT_EQ(written, fails ? std::vector<uint64_t>({1, 3000}) : std::vector<uint64_t>({1, 3000, kElements + 1}));
+    if (fails) continue;
+    for (const auto& leaves : devices) {
+      for (size_t i = 0; i < kElements; ++i) ASSERT_EQ(leaves[0][i], 3000 - 3 * static_cast<int32_t>(i));
+      EXPECT_EQ(leaves[1][0], INT_MIN + 2);
+    }
+  }
+}
+
 TEST_F(LocalCollectiveTest, failsWhatComesAfterAFailure) {
   const auto before = devices_;
   collective_.Fail({"SessionError", "first"});

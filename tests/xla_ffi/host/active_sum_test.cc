@@ -7,6 +7,7 @@
 #include <limits>
 #include <new>
 
+#include "host/sums_in_flight.h"
 #include "wire/lanes.h"
 
 // Bytes on the heap, now and at most. One thread only.
@@ -23,13 +24,14 @@ void* operator new(size_t bytes) {
   peak_bytes = std::max(peak_bytes, live_bytes);
   return block + kPrefix;
 }
-void operator delete(void* at) noexcept {
+// Inlined, g++ takes these for mistakes.
+[[gnu::noinline]] void operator delete(void* at) noexcept {
   if (at == nullptr) return;
   auto* block = static_cast<std::byte*>(at) - kPrefix;
   live_bytes -= *reinterpret_cast<size_t*>(block);
   std::free(block);
 }
-void operator delete(void* at, size_t) noexcept { operator delete(at); }
+[[gnu::noinline]] void operator delete(void* at, size_t) noexcept { operator delete(at); }
 
 namespace passing {
 namespace {
@@ -81,6 +83,30 @@ TEST(ActiveSum, scatteredInfinities) {
   for (size_t i = 0; i < elements.size(); i += 2 * kLanes) elements[i] = -HUGE_VALF;
   EXPECT_LT(PeakBytes(elements), elements.size() * sizeof(float) / 20);
   for (size_t i = 0; i < elements.size(); ++i) ASSERT_EQ(elements[i], i % (2 * kLanes) == 0 ? -HUGE_VALF : 1.0f);
+}
+
+// Whoever asks is told of the elements before the first that isn't there, or that a second pass will change.
+TEST(ActiveSum, tellsWhatIsWritten) {
+  constexpr uint64_t kSegment = 64 * kLanes;
+  for (const bool infinite : {false, true}) {
+    std::vector<float> elements(5 * kSegment, 1.0f);
+    if (infinite) elements[3 * kSegment + kLanes] = HUGE_VALF;
+    const auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+    std::vector<uint64_t> written;
+    Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+    sum.written = [&](uint64_t count) { written.push_back(count); };
+    SumsInFlight sums;  // which alone may place segments
+    ActiveSum& active =
+        sums.Add(std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
+    Pass(active);
+    for (int i = 0; i < 5; ++i) sums.CountPlaced(active);
+    for (const uint32_t segment : {1u, 0u, 3u, 4u}) EXPECT_FALSE(active.OnSegmentDone(segment));
+    EXPECT_EQ(written, std::vector<uint64_t>{2 * kSegment});
+    EXPECT_TRUE(active.OnSegmentDone(2));
+    EXPECT_EQ(written.size(), 2u);
+    EXPECT_EQ(written.back(), infinite ? 3 * kSegment + kLanes : 5 * kSegment);
+  }
 }
 
 // What leaves this host is the maximum of its devices, what comes back is that of all hosts.

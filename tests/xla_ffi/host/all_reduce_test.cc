@@ -99,6 +99,49 @@ TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfTwoLevels) { RunSeeds(100,
 
 TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfThreeLevels) { RunSeeds(100, 3); }
 
+// Each host's elements come at a pace of their own, from sum to sum: as from GPUs. Nothing is read before, and hosts
+// are told of results that stay.
+TEST(AllReduceCluster, elementsThatComeLate) {
+  uint64_t told = 0;
+  for (uint64_t seed = 1; seed <= 25; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const auto pick = [&](auto... values) {
+      const std::common_type_t<decltype(values)...> list[] = {values...};
+      return list[random() % sizeof...(values)];
+    };
+    ClusterOptions options{.world_size = pick(1u, 2u, 2u, 3u),
+                           .shard_count = pick(1u, 1u, 2u),
+                           .slot_count = pick(16u, 64u, 256u),
+                           .lanes_per_chunk = pick(64u, 360u),
+                           .faults = {.loss = pick(0.0, 0.01, 0.1),
+                                      .duplicate = pick(0.0, 0.05),
+                                      .reorder = pick(0.0, 0.1),
+                                      .delay_us = pick(5, 200),
+                                      .reorder_us = pick(10, 5000)},
+                           .order_delay_us = pick(0, 2000)};
+    Cluster cluster(seed, options);
+    Workload workload(cluster, options.world_size);
+    workload.DeliverLate(seed, pick(100u, 3000u, 40'000u), pick(10, 300, 3000));
+    const uint32_t devices = pick(1u, 2u);
+    workload.AddSite(DType::kFloat32, {30'000, 1, 20'001}, devices);
+    workload.AddSite(DType::kBFloat16, {7, 90'001, 3}, devices);
+    workload.AddSite(DType::kInt32, {50'000}, devices, pick(Op::kSum, Op::kMax));
+    workload.AddSite(DType::kFloat32, {100}, devices);
+    for (int execution = 0; execution < 3; ++execution) {
+      workload.Execute({0, 1, 2, 3}, pick(1, 500, 5000), pick(0.0, 0.0, 0.00002));
+      if (random() % 2 == 0) cluster.Run(cluster.network().now_us() + pick(100, 5000));
+    }
+    ASSERT_TRUE(cluster.Run(cluster.network().now_us() + 600'000'000)) << Stalls(cluster, options.world_size);
+    ASSERT_FALSE(cluster.protocol_failure()) << cluster.protocol_failure()->message;
+    EXPECT_EQ(cluster.Count(Verdict::kTooFar), 0u);
+    workload.Check();
+    ASSERT_FALSE(HasFailure());
+    told += workload.told();
+  }
+  EXPECT_GT(told, 400u);
+}
+
 // More ranks than a switch has workers.
 TEST(AllReduceCluster, treesOf128Ranks) {
   std::mt19937_64 random(1);
@@ -452,6 +495,55 @@ TEST(AllReduceCluster, differentProgramsStallByName) {
   start(0, 3, "c.py:3", a);  // after a failure: at once
   EXPECT_EQ(finished, 3);
   EXPECT_TRUE(cluster.rank(0).idle());
+}
+
+// A GPU that goes no further holds its own sum, and its host can say so, wherever the sum's place is. The others see
+// that this rank is missing.
+TEST(AllReduceCluster, aGpuThatGoesNoFurtherStallsByName) {
+  for (const uint32_t late : {0u, 1u}) {
+    SCOPED_TRACE(late);
+    ClusterOptions options{.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}};
+    Cluster cluster(1, options);
+    std::vector<float> data[2] = {std::vector<float>(50'000, 1), std::vector<float>(50'000, 2)};
+    const auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = "a.py:1", .dtype = DType::kFloat32, .leaf_elements = {data[0].size()}});
+    const SumKey key{.site = 1};
+    int done = 0;
+    uint64_t written = 0;
+    for (const uint32_t rank : {0u, 1u}) {
+      Sum sum{.key = key,
+              .shape = shape,
+              .inputs = {data[rank].data()},
+              .outputs = {data[rank].data()},
+              .done = [&](const Failure* failure) { done += failure == nullptr; }};
+      if (rank == late) {
+        sum.ready_elements = 30'000;
+        sum.written = [&](uint64_t elements) { written = elements; };
+      }
+      cluster.rank(rank).Start(std::move(sum), 0);
+    }
+    EXPECT_FALSE(cluster.Run(1'000'000));
+    EXPECT_EQ(written, 23'040u);  // the segments that are there as a whole
+    const auto stall = cluster.rank(late).OldestStall();
+    EXPECT_TRUE(stall->waits_for_gpu);
+    EXPECT_FALSE(stall->waits_for_order);
+    const auto other = cluster.rank(1 - late).OldestStall();
+    EXPECT_FALSE(other->waits_for_gpu);
+    EXPECT_FALSE(other->waits_for_order);  // it has placed the next segment, or takes for granted that rank 0 has
+    cluster.rank(late).OnReady({.site = 2}, 50'000);  // no such sum
+    EXPECT_EQ(cluster.rank(late).OldestStall()->waits_for_gpu, true);
+    cluster.rank(late).OnReady(key, 46'080);
+    EXPECT_FALSE(cluster.Run(2'000'000));
+    EXPECT_EQ(written, 46'080u);
+    EXPECT_EQ(done, 0);
+    cluster.rank(late).OnReady(key, 50'000);
+    EXPECT_TRUE(cluster.Run(3'000'000));
+    EXPECT_EQ(done, 2);
+    EXPECT_EQ(data[0], std::vector<float>(50'000, 3));
+    EXPECT_EQ(data[1], data[0]);
+    cluster.rank(late).OnReady(key, 50'000);  // late itself
+    EXPECT_TRUE(cluster.rank(late).idle());
+  }
 }
 
 // Foreign and foul packets change nothing but a counter.

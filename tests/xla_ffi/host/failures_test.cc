@@ -41,6 +41,17 @@ TEST(DeadlineExceeded, rankZeroIsLateOrElsewhere) {
       "late with that sum. If hosts may wait that long for each other, raise deadline_s (now 2.0).");
 }
 
+TEST(DeadlineExceeded, thisHostsGpuIsLate) {
+  Stall stall = StallOf({});
+  stall.waits_for_gpu = true;
+  stall.job_is_at = "eval.py:3";
+  EXPECT_EQ(
+      DeadlineExceeded(kJob, stall, 2'000'000, "", 2).message,
+      "train.py:41 (execution 0, step 0) made no progress for 2.0 s: this host's GPU hasn't delivered what is to be "
+      "sent next. This is rank 3 of 8, job 1, epoch 2. What runs on that GPU before the copy is slow or never ends: "
+      "look at this host's program. If hosts may wait that long for each other, raise deadline_s (now 2.0).");
+}
+
 TEST(NoJob, namesTheNumbers) {
   JobConfig job = kJob;
   job.shards[1].slot_first = 65'500;

@@ -11,10 +11,11 @@ namespace {
 // Rank 0's order and sums: sums of int32, whose segments all have as many chunks.
 class LeaderTest : public testing::Test {
  protected:
-  ActiveSum& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0) {
+  ActiveSum& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = kAllElements) {
     auto shape = std::make_shared<SumShape>(
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
+    sum.ready_elements = ready;
     return sums_.Add(std::make_unique<ActiveSum>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
                                                  /*headroom_bits=*/1, /*started_us=*/0));
   }
@@ -76,6 +77,21 @@ TEST_F(LeaderTest, deviatesAfterAGrace) {
   ActiveSum& predicted = Issue(1, 1, 2);
   EXPECT_EQ(leader_.Next(order_, sums_, 2001), &predicted);
   EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
+}
+
+// A segment whose elements aren't there gets no place, whatever the history says; others go first, after the grace.
+TEST_F(LeaderTest, placesWhatIsThere) {
+  ActiveSum& late = Issue(1, 3, 0, kSegmentLanes + 1);
+  EXPECT_EQ(PlaceAll(), "1");
+  sums_.OnReady(late, 2 * kSegmentLanes - 1);
+  EXPECT_EQ(PlaceAll(), "");
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);  // nothing to do before more comes
+  Issue(2, 1);
+  EXPECT_EQ(PlaceAll(1000), "");  // it was to be 1
+  EXPECT_EQ(PlaceAll(1499), "");
+  EXPECT_EQ(PlaceAll(1500), "2");
+  sums_.OnReady(late, 3 * kSegmentLanes);
+  EXPECT_EQ(PlaceAll(1500), "11");
 }
 
 // Behind a large sum that history continues, a small one waits for four segments.

@@ -76,6 +76,26 @@ TEST_F(OrderLogTest, everyPositionHasItsLine) {
   EXPECT_EQ(log_.WithIndex(third).PositionOf(0), 1048u);
 }
 
+TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
+  auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
+  Sum sum{.key = {.site = 1}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
+  sum.ready_elements = kSegmentLanes;
+  log_.Issue(std::make_unique<ActiveSum>(std::move(sum), 256, 1024, /*headroom_bits=*/1, /*started_us=*/0));
+  Issue(2, 1);
+  const uint64_t first = Append(1, 0), late = Append(1, 1), other = Append(2, 0);
+  EXPECT_TRUE(log_.Prepare(log_.WithIndex(first)));
+  EXPECT_FALSE(log_.Prepare(log_.WithIndex(late)));
+  EXPECT_TRUE(log_.Prepare(log_.WithIndex(other)));
+  EXPECT_FALSE(log_.WaitsForElements(first));
+  EXPECT_TRUE(log_.WaitsForElements(late));
+  EXPECT_TRUE(log_.WaitsForElements(other));  // as lines are sent in order
+  EXPECT_FALSE(log_.OnReady({.site = 3}, 7));
+  EXPECT_TRUE(log_.OnReady({.site = 1}, 2 * uint64_t{kSegmentLanes}));
+  EXPECT_TRUE(log_.Prepare(log_.WithIndex(late)));
+  EXPECT_FALSE(log_.WaitsForElements(other));
+}
+
 // A wrong guess, a foul message or a collision of hashes: such a line must not touch the sum.
 TEST_F(OrderLogTest, aLineThatDoesNotFitTheSumStaysEmpty) {
   const ActiveSum& sum = Issue(1, 2);

@@ -50,6 +50,47 @@ inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, std::mt19937_6
   return bytes;
 }
 
+// Of one device.
+inline uint64_t ElementsOf(const SumShape& shape) { return shape.bytes() / SizeOf(shape.dtype); }
+
+// Calls f(buffer, byte, byte_count) for elements of each device: its leaves end to end, from the `begin`th on.
+template <typename F>
+void ForEachRange(const SumShape& shape, uint64_t begin, uint64_t end, F&& f) {
+  const size_t size = SizeOf(shape.dtype), leaf_count = shape.leaf_elements.size();
+  uint64_t leaf_begin = 0;
+  for (size_t leaf = 0; leaf < leaf_count; leaf_begin += shape.leaf_elements[leaf++]) {
+    const uint64_t first = std::max(begin, leaf_begin);
+    const uint64_t last = std::min(end, leaf_begin + shape.leaf_elements[leaf]);
+    for (uint32_t device = 0; first < last && device < shape.device_count; ++device) {
+      f(device * leaf_count + leaf, (first - leaf_begin) * size, (last - first) * size);
+    }
+  }
+}
+
+// As if these elements hadn't come yet. As floats: NaN.
+inline void Spoil(HostBuffers& buffers, const SumShape& shape, uint64_t begin) {
+  ForEachRange(shape, begin, ElementsOf(shape),
+               [&](size_t buffer, uint64_t byte, uint64_t count) { std::memset(&buffers[buffer][byte], 0xFF, count); });
+}
+
+// Now these have.
+inline void Deliver(const HostBuffers& from, HostBuffers& to, const SumShape& shape, uint64_t begin, uint64_t end) {
+  ForEachRange(shape, begin, end, [&](size_t buffer, uint64_t byte, uint64_t count) {
+    std::memcpy(&to[buffer][byte], &from[buffer][byte], count);
+  });
+}
+
+// Whether these elements of all devices are those of the reference.
+inline bool AreRight(const HostBuffers& buffers, const std::vector<Bytes>& reference, const SumShape& shape,
+                     uint64_t begin, uint64_t end) {
+  bool right = true;
+  ForEachRange(shape, begin, end, [&](size_t buffer, uint64_t byte, uint64_t count) {
+    const Bytes& expected = reference[buffer % reference.size()];
+    right = right && std::memcmp(&buffers[buffer][byte], &expected[byte], count) == 0;
+  });
+  return right;
+}
+
 inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hosts, size_t leaf) {
   std::vector<int32_t> maxima(shape.leaf_elements[leaf], std::numeric_limits<int32_t>::min());
   for (const HostBuffers& host : hosts) {

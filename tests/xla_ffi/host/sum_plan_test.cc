@@ -46,6 +46,15 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
   EXPECT_EQ(runs, expected);
 }
 
+TEST(SumPlan, elementsBeforeAPlace) {
+  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
+  const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
+                                                               {6, 4}, {1446, 1444}, {1448, 1445}, {1450, 1447}};
+  for (const auto& [place, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(place), elements) << place;
+  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*headroom_bits=*/1);
+  for (uint64_t place = 0; place <= 30; ++place) EXPECT_EQ(plan.ElementsBefore(place), place);
+}
+
 TEST(SumPlan, integersNeedNoExponents) {
   const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256, /*headroom_bits=*/1);
   EXPECT_EQ(plan.DataRange(plan.segment(0), 0).count, 21u);

@@ -23,6 +23,29 @@ std::unique_ptr<ActiveSum> MakeSum(uint64_t site, uint32_t segments, uint32_t ex
   return made;
 }
 
+TEST(SumsInFlight, placesOnlyWhatIsReady) {
+  SumsInFlight sums;
+  auto made = MakeSum(1, 2);
+  Sum sum{.key = {.site = 2}, .shape = std::make_shared<SumShape>(made->shape()), .inputs = {}, .outputs = {}};
+  sum.ready_elements = kSegmentLanes - 1;
+  ActiveSum& late = sums.Add(std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, /*headroom_bits=*/1, 0));
+  EXPECT_EQ(sums.ShortestToPlace(), nullptr);
+  sums.OnReady(late, kSegmentLanes);
+  EXPECT_EQ(sums.ShortestToPlace(), &late);
+  sums.OnReady(late, kSegmentLanes + 1);
+  sums.CountPlaced(late);
+  EXPECT_EQ(sums.ShortestToPlace(), nullptr);
+  ActiveSum& other = sums.Add(std::move(made));
+  EXPECT_EQ(sums.ShortestToPlace(), &other);
+  sums.CountVoid(late);
+  sums.CountPlaced(late);
+  sums.OnReady(late, 2 * kSegmentLanes);
+  EXPECT_EQ(sums.ShortestToPlace(), &late);
+  sums.CountPlaced(late);
+  EXPECT_EQ(sums.Take(late).get(), &late);
+  EXPECT_EQ(sums.ShortestToPlace(), &other);
+}
+
 TEST(SumsInFlight, findsASumByAnyOfItsSegments) {
   SumsInFlight sums;
   EXPECT_EQ(sums.Find({.site = 1}), nullptr);

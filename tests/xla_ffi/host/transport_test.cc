@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -248,6 +250,59 @@ TEST(Transport, start_sumsFloats) {
       ASSERT_EQ(calls[rank]->times_done(), 1);
     }
   }
+}
+
+// What comes from a GPU wakes the transport of either rank; results of what is there come before.
+TEST(Transport, ready_wakesTheTransport) {
+  constexpr size_t kCount = 100'000, kFirst = 30'000;
+  for (const uint32_t rank : {0u, 1u}) {
+    SCOPED_TRACE(rank);
+    Cluster cluster(2);
+    FloatCall other(7, 0, DType::kFloat32, std::vector<float>(kCount, 1));
+    other.Start(cluster.host(1 - rank));
+    std::vector<float> values(kCount);
+    std::fill_n(values.begin(), kFirst, 2.0f);
+    std::atomic<uint64_t> written = 0;
+    std::atomic<bool> done = false;
+    const SumKey key{.site = 7};
+    Transport& host = cluster.host(rank);
+    host.Start({.key = key,
+                .shape = std::make_shared<SumShape>(
+                    SumShape{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {kCount}}),
+                .inputs = {values.data()},
+                .outputs = {values.data()},
+                .done = [&](const Failure* failure) { done = failure == nullptr; },
+                .ready_elements = kFirst,
+                .written = [&](uint64_t elements) { written = elements; }});
+    ASSERT_TRUE(Eventually([&] { return written == 23'040; }));  // a segment
+    EXPECT_EQ(values[23'039], 3);
+    EXPECT_FALSE(done);
+    std::fill(values.begin() + kFirst, values.end(), 2.0f);
+    host.Ready(key, kCount);
+    ASSERT_TRUE(Eventually([&] { return done.load(); }));
+    EXPECT_EQ(values, std::vector<float>(kCount, 3));
+    ASSERT_TRUE(other.Wait());
+    EXPECT_EQ(other.values(), values);
+    host.Ready(key, kCount);  // of a sum that is over
+    SumRamps(cluster, 2, 1, 1000);
+  }
+}
+
+TEST(Transport, deadline_ofThisHostsGpu) {
+  Cluster cluster(2, 0.05, 0.4);
+  FloatCall other(7, 0, DType::kFloat32, Ramp(50'000, 1));
+  other.Start(cluster.host(1));
+  std::vector<float> values(50'000);
+  std::promise<std::string> message;
+  cluster.host(0).Start({.key = {.site = 7},
+                         .shape = std::make_shared<SumShape>(
+                             SumShape{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {50'000}}),
+                         .inputs = {values.data()},
+                         .outputs = {values.data()},
+                         .done = [&](const Failure* failure) { message.set_value(failure ? failure->message : ""); },
+                         .ready_elements = 30'000});
+  EXPECT_NE(message.get_future().get().find("this host's GPU hasn't delivered"), std::string::npos);
+  EXPECT_TRUE(cluster.stalls(0).back().stall.waits_for_gpu);
 }
 
 TEST(Transport, start_overSeveralSwitches) {

@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +25,9 @@ struct Site {
   std::shared_ptr<const SumShape> shape;
 };
 struct Call {
-  HostBuffers buffers;  // results overwrite the input
+  HostBuffers buffers;   // results overwrite the input
+  HostBuffers late;      // what of the input isn't in `buffers` from the start
+  uint64_t written = 0;  // elements
   bool done = false;
   int64_t done_us = 0;
   std::optional<Failure> failure;
@@ -43,6 +47,11 @@ class Workload {
     executions_.push_back(0);
   }
   size_t site_count() const { return sites_.size(); }
+  // From now on only some elements of a sum are there when it is issued, as if a GPU delivered them. Each next piece,
+  // of up to `piece` elements, comes up to `gap_us` later.
+  void DeliverLate(uint64_t seed, uint64_t piece, int64_t gap_us) { late_ = {std::mt19937_64(seed), piece, gap_us}; }
+  // How often a host was told of results before its sum was done.
+  uint64_t told() const { return told_; }
 
   // One execution of a program that calls `sites`: every host issues them in its own order and at its own pace.
   // Elements are random, or all `value`, a float32.
@@ -111,11 +120,48 @@ class Workload {
       call.done_us = cluster_.network().now_us();
       if (failure != nullptr) call.failure = *failure;
     };
+    if (late_) {
+      const SumShape& shape = *sites_[site].shape;
+      const uint64_t all = ElementsOf(shape), first = 1 + late_->random() % all;
+      call.late = call.buffers;
+      Spoil(call.buffers, shape, first);
+      sum.ready_elements = first;
+      sum.written = [this, &call, site, execution](uint64_t elements) { OnWritten(call, site, execution, elements); };
+      DeliverNext(call, rank, sum.key, sites_[site].shape, first);
+    }
     cluster_.rank(rank).Start(std::move(sum), cluster_.network().now_us());
   }
+  void DeliverNext(Call& call, uint32_t rank, const SumKey& key, const std::shared_ptr<const SumShape>& shape,
+                   uint64_t begin) {
+    if (begin == ElementsOf(*shape)) return;
+    const auto delay_us = static_cast<int64_t>(late_->random() % static_cast<uint64_t>(late_->gap_us));
+    cluster_.network().After(delay_us, [this, &call, rank, key, shape, begin] {
+      const uint64_t end = std::min(ElementsOf(*shape), begin + 1 + late_->random() % late_->piece);
+      Deliver(call.late, call.buffers, *shape, begin, end);
+      cluster_.rank(rank).OnReady(key, end);
+      DeliverNext(call, rank, key, shape, end);
+    });
+  }
+  // What a host is told of stays as it is.
+  void OnWritten(Call& call, size_t site, uint32_t execution, uint64_t elements) {
+    ASSERT_FALSE(call.done);
+    ASSERT_GT(elements, call.written);
+    const auto& reference = references_.at({site, execution});
+    ASSERT_TRUE(AreRight(call.buffers, reference, *sites_[site].shape, call.written, elements)) << "site " << site;
+    call.written = elements;
+    ++told_;
+  }
+
+  struct Late {
+    std::mt19937_64 random;
+    uint64_t piece;
+    int64_t gap_us;
+  };
 
   Cluster& cluster_;
   const uint32_t world_size_;
+  std::optional<Late> late_;
+  uint64_t told_ = 0;
   std::vector<Site> sites_;
   std::vector<uint32_t> executions_;
   std::map<std::pair<size_t, uint32_t>, std::vector<Call>> calls_;
@@ -128,9 +174,10 @@ inline std::string Stalls(Cluster& cluster, uint32_t world_size) {
     const auto stall = cluster.rank(rank).OldestStall();
     if (!stall) continue;
     text += "rank " + std::to_string(rank) + ": " + stall->site_name + " execution " +
-            std::to_string(stall->key.execution) + (stall->waits_for_order ? " waits for its place" : "") + ", slot " +
-            std::to_string(stall->slot) + " version " + std::to_string(stall->version) + " sequence " +
-            std::to_string(stall->sequence) + " job is at " + stall->job_is_at + "\n";
+            std::to_string(stall->key.execution) + (stall->waits_for_gpu ? " waits for elements" : "") +
+            (stall->waits_for_order ? " waits for its place" : "") + ", slot " + std::to_string(stall->slot) +
+            " version " + std::to_string(stall->version) + " sequence " + std::to_string(stall->sequence) +
+            " job is at " + stall->job_is_at + "\n";
   }
   return text;
 }

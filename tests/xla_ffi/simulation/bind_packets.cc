@@ -43,9 +43,10 @@ nb::object EventTuple(const Event& event) {
     case Event::kOrderMessage:
       return nb::make_tuple("order", event.who, nb::bytes(event.text.data(), event.text.size()));
     case Event::kStalled:
-      return nb::make_tuple("stalled", event.who, event.stalled_s,
-                            nb::make_tuple(stall.site_name, stall.key.execution, stall.key.step, stall.waits_for_order,
-                                           stall.shard, stall.slot, stall.version, stall.sequence));
+      return nb::make_tuple(
+          "stalled", event.who, event.stalled_s,
+          nb::make_tuple(stall.site_name, stall.key.execution, stall.key.step, stall.waits_for_gpu,
+                         stall.waits_for_order, stall.shard, stall.slot, stall.version, stall.sequence));
     case Event::kGroupLost:
       return nb::make_tuple("group_lost", event.who, event.number);
     case Event::kFailed:

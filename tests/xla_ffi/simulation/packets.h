@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <tuple>
@@ -516,8 +517,58 @@ class Packets {
       sum.outputs.push_back(buffer.data());
     }
     sum.done = [this, number, key](const Failure* failure) { OnDone(number, key, failure); };
+    DeliverLate(number, key, sum);
     host.core->Start(std::move(sum), now_us());
     WakeAt(number, now_us());
+  }
+
+  // Of some sums only some elements are there from the start, as if a GPU delivered them.
+  void DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
+    const auto [site, execution, step] = key;
+    std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 1u};
+    const auto random = std::make_shared<std::mt19937_64>(seeds);
+    if ((*random)() % 4 != 0) return;
+    HostBuffers& buffers = hosts_.at(number).calls.at(key);
+    const auto late = std::make_shared<const HostBuffers>(buffers);
+    sum.ready_elements = 1 + (*random)() % ElementsOf(*sum.shape);
+    Spoil(buffers, *sum.shape, sum.ready_elements);
+    sum.written = [this, number, key](uint64_t elements) {
+      const Host& host = hosts_.at(number);
+      const auto* reference = ReferenceOf(host.incarnation, key);
+      const SumShape& shape = *sites_[std::get<0>(key)];
+      if (reference == nullptr || !AreRight(host.calls.at(key), *reference, shape, 0, elements)) {
+        Violate(number, "told of a wrong sum: " + shape.site_name);
+      }
+    };
+    DeliverNext(number, key, sum.key, late, sum.ready_elements, random);
+  }
+  void DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
+                   const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
+                   const std::shared_ptr<std::mt19937_64>& random) {
+    if (begin == ElementsOf(*sites_[std::get<0>(key)])) return;
+    const auto delay_us = static_cast<int64_t>((*random)() % kLateUs);
+    network_.After(delay_us, [this, number, key, sum_key, late, begin, random] {
+      Deliver(number, key, sum_key, late, begin, random);
+    });
+  }
+  void Deliver(uint32_t number, const CallKey& key, const SumKey& sum_key,
+               const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
+               const std::shared_ptr<std::mt19937_64>& random) {
+    const auto found = hosts_.find(number);
+    if (found == hosts_.end()) return;
+    Host& host = found->second;
+    const auto call = host.calls.find(key);
+    if (call == host.calls.end()) return;  // it has failed
+    const auto again = [this, number, key, sum_key, late, begin, random] {
+      Deliver(number, key, sum_key, late, begin, random);
+    };
+    if (WaitsForPause(host.machine, again)) return;
+    const SumShape& shape = *sites_[std::get<0>(key)];
+    const uint64_t end = begin + 1 + (*random)() % (ElementsOf(shape) - begin);
+    passing::Deliver(*late, call->second, shape, begin, end);
+    host.core->OnReady(sum_key, end);
+    WakeAt(number, now_us());
+    DeliverNext(number, key, sum_key, late, end, random);
   }
 
   void OnDone(uint32_t number, const CallKey& key, const Failure* failure) {
@@ -624,6 +675,7 @@ class Packets {
   }
 
   static constexpr int64_t kBatchUs = 20;
+  static constexpr uint64_t kLateUs = 2'000;
   static constexpr Endpoint kStranger{.machine = 0x0A090909, .port = 666};
   static constexpr int64_t kForgedLateUs = 400;  // sooner or later than the true packet
   static constexpr size_t kRecorded = 64;

@@ -58,6 +58,9 @@ add_plant(a_window_one_too_wide host/slot_window.h
   "return low_ + sharding_.window(); }"
   "return low_ + sharding_.window() + 1; }"
   host/slot_window.cc host/all_reduce.cc)
+add_plant(elements_are_sent_before_they_come host/order_log.cc
+  "if (!line.sum->IsReady(segment)) return false;"
+  "")
 add_plant(no_check_of_the_source switch/slot_pool.cc
   "if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);"
   "(void)source;")
