@@ -46,6 +46,7 @@ class _Line:
 
     execution: Any = None  # its number, if calls of Python have asked for it
     group: object = None
+    first: int = 0  # the number of the first call of that group
     before: Any = None  # what they had to wait for
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
@@ -58,7 +59,8 @@ def in_order(
     ctx: mlir.LoweringRuleContext,
     site: Site,
     size_bytes: int,
-    call: Callable[[Any, bool], tuple[Any, Any]],
+    number: int,
+    call: Callable[[Any, int], tuple[Any, Any]],
     *,
     on_gpu: bool = False,
 ) -> Any:
@@ -68,22 +70,23 @@ def in_order(
       ctx: of the call.
       site: its.
       size_bytes: of its leaves.
-      call: given int32[] to wait for, and whether the call before it may be under way beside it, makes the call:
-        (int32[] that is there when it is done, its results).
-      on_gpu: there the int32[] is there when the call has started, and `beside` is what the rendezvous needs
+      number: of its call in the module.
+      call: given int32[] to wait for, and the number of the first of the calls that may be under way beside it, makes
+        the call: (int32[] that is there when it is done, its results).
+      on_gpu: there the int32[] is there when the call has started, and the rendezvous needs that number
         (start_and_done.py).
     """
     line: _Line = lowered_modules.of_block(ctx, _Line)
     # A call that blocks its device can't have others beside it.
     side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
     group = (site.place, site.call, site.kind, site.function, site.stream) if side_by_side else object()
-    beside = line.group == group and bool(line.after)
-    if not beside:
+    if line.group != group or not line.after:
+        line.first = number
         line.before = _sum_of(ctx, line.after)
         line.group, line.after = group, []
     elif len(line.after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
         _make_larger(ctx)
-    after, results = call(line.before, beside)
+    after, results = call(line.before, line.first)
     line.after.append(after)
     line.tokens.update((result, (line.before, after)) for result in results)
     return results

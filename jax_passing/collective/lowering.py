@@ -25,9 +25,10 @@ from jax_passing.host import scope as scopes
 _ANY_WORLD_SIZE = 0  # of xla_ffi/ffi/instance.h: an elastic session's
 INT32_2 = jax.core.ShapedArray((2,), np.dtype(np.int32))
 
-Call = Callable[[Any, Sequence[Any], bool], tuple[Any, Sequence[Any]]]
-"""Lowers the call of a sum: given int32[] to wait for, leaves, and whether the sum before may be under way beside it,
-it returns int32[] that is there when the sum is done, on GPU when its call has started, and the leaves' sums."""
+Call = Callable[[Any, Sequence[Any], int], tuple[Any, Sequence[Any]]]
+"""Lowers the call of a sum: given int32[] to wait for, leaves, and which sums may be under way beside it (the number of
+their first), it returns int32[] that is there when the sum is done, on GPU when its call has started, and the leaves'
+sums."""
 
 
 class HostsSum(NamedTuple):
@@ -107,7 +108,8 @@ def lower_by(
     call = call_of(ctx, HostsSum(mesh, axes, site, avals, avals_out, placement, spans, attributes))
     given = [leaves[i] for i in carried]
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
-    sums = in_order(ctx, site, size_bytes, lambda before, beside: call(before, given, beside), on_gpu=on_gpu)
+    number = int(attributes["site"])
+    sums = in_order(ctx, site, size_bytes, number, lambda before, first: call(before, given, first), on_gpu=on_gpu)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value
@@ -124,7 +126,7 @@ def _by_ffi(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     )
     own = ctx.replace(avals_in=[INT32_2, INT32, *total.avals], avals_out=[INT32, *total.avals_out])
 
-    def call(before: Any, leaves: Sequence[Any], _beside: bool) -> tuple[Any, Sequence[Any]]:
+    def call(before: Any, leaves: Sequence[Any], _first: int) -> tuple[Any, Sequence[Any]]:
         after, *sums = lowering(own, *where, before, *leaves, **total.attributes)
         return after, sums
 
@@ -140,8 +142,8 @@ def _by_start_and_done(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
     avals_in, avals_out = (total.avals, total.avals_out) if shards is None else ([shards.aval], [shards.aval])
     own = ctx.replace(avals_in=avals_in, avals_out=avals_out)
 
-    def call(before: Any, leaves: Sequence[Any], beside: bool) -> tuple[Any, Sequence[Any]]:
-        attributes["beside"] = np.int64(beside)
+    def call(before: Any, leaves: Sequence[Any], first: int) -> tuple[Any, Sequence[Any]]:
+        attributes["beside"] = np.int64(first)
         given = leaves if shards is None else [in_host.scatter(ctx, shards, total.avals, leaves)]
         after, sums = start_and_done(own, before, given, has_side_effect=total.has_side_effect, **attributes)
         return after, sums if shards is None else in_host.gather(ctx, shards, total.avals, sums[0])

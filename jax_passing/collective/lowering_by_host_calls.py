@@ -64,7 +64,7 @@ def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
             raise Failure(*failure).exception()
         return [np.zeros(1, np.int32), *sums]
 
-    def call(before: Any, leaves: Sequence[Any], _beside: bool) -> tuple[Any, list[Any]]:
+    def call(before: Any, leaves: Sequence[Any], _first: int) -> tuple[Any, list[Any]]:
         execution = execution_of(ctx)
         given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
         avals_in = [INT32_2, INT32, INT32, *rows]

@@ -59,7 +59,7 @@ ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes)
   for (const auto* each : {&beside, &shard_elements}) {
     if (each->has_error()) return ffi::Unexpected(each->error());
   }
-  info->beside = *beside != 0;
+  info->beside = *beside;
   info->shard_elements = static_cast<uint64_t>(*shard_elements);
   auto state = std::make_unique<CudaState>(std::move(*info));
   using Numbers = ffi::Span<const int64_t>;

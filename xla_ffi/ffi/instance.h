@@ -52,9 +52,9 @@ struct SiteInfo {
   bool conditional = false;         // in a loop or branch, which not every execution may come to
   std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
   bool on_gpu = false;              // means nothing to other hosts
-  // It may be under way beside the sum that its program calls before it. Means nothing to other hosts, either: on CPU
-  // XLA calls it when it may start.
-  bool beside = false;
+  // The first of the sums that may be under way beside each other, as their program has them in one call: its `site`.
+  // XLA may call them in any order. Means nothing to other hosts, either: on CPU XLA calls sums when they may start.
+  int64_t beside = 0;
   // Not 0: this host's members add up their elements before they come, and each comes with a shard of so many, widened.
   // Means nothing to other hosts, either.
   uint64_t shard_elements = 0;
@@ -81,7 +81,7 @@ struct Site {
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
   bool flat = false;
-  bool beside = false;          // of the sum before it in the program, on GPU
+  int64_t beside = 0;           // SiteInfo's, on GPU
   uint32_t shard_count = 1;     // calls that bring the elements of one device together: their buffers are the same
   uint64_t shard_elements = 0;  // that each of them brings, if they are several
 

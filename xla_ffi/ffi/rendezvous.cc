@@ -304,12 +304,13 @@ std::vector<std::shared_future<void>> Rendezvous::TakeTurn(const Gathering& gath
     if (line.started.valid()) before.push_back(line.started);
     const bool same_execution =
         line.executable == gathering.site->executable.get() && line.run_id == gathering.calls.front().run_id;
-    if (!same_execution || !gathering.site->beside) {
+    if (!same_execution || gathering.site->beside != line.beside) {
       if (same_execution) before.insert(before.end(), line.done.begin(), line.done.end());
       line.done.clear();
     }
     line.executable = gathering.site->executable.get();
     line.run_id = gathering.calls.front().run_id;
+    line.beside = gathering.site->beside;
     line.started = turn.started;
     line.done.push_back(turn.done);
   }

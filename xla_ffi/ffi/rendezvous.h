@@ -105,6 +105,7 @@ class Rendezvous {
   struct Line {
     const Executable* executable = nullptr;  // of the last one
     int32_t run_id = 0;
+    int64_t beside = 0;
     std::shared_future<void> started;
     std::vector<std::shared_future<void>> done;  // of the last one, and of those before that may be beside it
   };

@@ -334,7 +334,7 @@ TEST_F(RendezvousTest, sumsOfAnExecutionThatWaitStartWhenThoseBeforeAreDone) {
   std::deque<Device> devices;
   const auto first = MakeSite(7, 1), second = MakeSite(8, 1), third = MakeSite(9, 1), next = MakeSite(10, 1);
   for (const auto& site : {second, third, next}) site->executable = first->executable;
-  third->beside = next->beside = true;
+  second->beside = third->beside = next->beside = 8;
   const auto arrive = [&](const std::shared_ptr<Site>& site, int32_t run_id) {
     Call call = devices.emplace_back(Device{1}).MakeCall(run_id, 0);
     call.await_inputs = [](uint64_t& elements) -> std::optional<Failure> {
