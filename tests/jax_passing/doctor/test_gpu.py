@@ -114,9 +114,9 @@ def test_no_memory(look, function):
     ("settings", "state"),
     [
         ({"FAKE_CUDA_WAITS_64": "0"}, State.WARNING),
-        ({"FAKE_CUDA_STREAM": "never"}, State.BAD),
-        ({"FAKE_CUDA_STREAM": "early"}, State.BAD),
-        ({"FAKE_CUDA_FAILS": "cuStreamWaitValue32_v2=801"}, State.BAD),
+        ({"FAKE_CUDA_STREAM": "never"}, State.WARNING),
+        ({"FAKE_CUDA_STREAM": "early"}, State.WARNING),
+        ({"FAKE_CUDA_FAILS": "cuStreamWaitValue32_v2=801"}, State.WARNING),
     ],
 )
 def test_stream_waits(look, settings, state):
