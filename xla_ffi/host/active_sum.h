@@ -31,6 +31,8 @@ class ActiveSum {
   const SumShape& shape() const { return *sum_.shape; }
   const SumPlan& plan() const { return plan_; }
   uint32_t pass() const { return first_ ? 1 : 0; }
+  // Lanes of integers may, those of floats have headroom, and the class counters of all ranks fit (element_classes.h).
+  bool lanes_may_wrap() const { return !first_ && !IsFloat(shape().dtype); }
   int64_t started_us() const { return started_us_; }
   bool flagged() const { return !flagged_.empty(); }
   SegmentId IdOf(uint32_t segment) const { return {key().site, key().execution, key().step, segment, pass()}; }

@@ -25,7 +25,7 @@ bool ChunkPackets::IsChecked(const Line& line, uint32_t chunk) const {
 SumCheck::Chunk ChunkPackets::ToCheck(const Line& line, uint32_t chunk) const {
   return {.position = line.PositionOf(chunk),
           .exponents = line.exponents.Sending(line.segment(), chunk),
-          .may_wrap = line.segment().block_count == 0};
+          .may_wrap = line.sum->lanes_may_wrap()};
 }
 
 uint32_t ChunkPackets::DataLanesOf(const Line& line, uint32_t chunk) const {

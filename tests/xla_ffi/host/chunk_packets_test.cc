@@ -170,5 +170,47 @@ TEST(ChunkPackets, onlyTheDataOfFloatsMayBeFlagged) {
   EXPECT_FALSE(may_be_flagged(integers.line, 0));
 }
 
+// The counters of a second pass are integers, but they don't wrap as a sum of integers does, whose highest bits are
+// checked badly (sum_check.h).
+TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (uint8_t number = 0; number < 100; ++number) {
+    const JobConfig job{.rank = 0,
+                        .world_size = 1,
+                        .shards = {{.job = 3, .epoch = 7}},
+                        .slots_per_shard = 64,
+                        .lanes_per_chunk = 64,
+                        .check_key = SumCheck::Key{number}};
+    const ChunkPackets packets(job);
+    std::vector<float> elements{1, -kInf, 3, kInf};
+    Sum sum{.key = {},
+            .shape = std::make_shared<SumShape>(
+                SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
+            .inputs = {elements.data()},
+            .outputs = {elements.data()}};
+    auto first = std::make_unique<ActiveSum>(std::move(sum), job.lanes_per_chunk, /*window=*/64, /*headroom_bits=*/0,
+                                             /*started_us=*/0);
+    const Segment& segment = first->plan().segment(0);
+    const uint32_t data_chunk = segment.exponents_at == 0 ? 1 : 0;
+    std::vector<uint8_t> lanes(4 * job.lanes_per_chunk);
+    const uint8_t flags = first->Encode(segment, data_chunk, first->Exponents(segment), 0, lanes.data());
+    first->Decode(segment, data_chunk, first->Exponents(segment), 0, lanes.data(), flags);
+    ASSERT_TRUE(first->flagged());
+    const auto second = ActiveSum::SecondPassOf(std::move(first), job.lanes_per_chunk, /*window=*/64);
+    Line line;
+    line.place = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
+    line.sum = second.get();
+    std::vector<uint8_t> packet(wire::kMaxPacketBytes);
+    packets.Write(line, 0, packet.data());
+    uint8_t* classes = &packet[wire::kHeaderBytes];
+    ASSERT_EQ(wire::LoadLane(classes, 1), 1u);  // -inf
+    ASSERT_TRUE(packets.IsSum(line, 0, 0, classes));
+    for (uint32_t bit = 0; bit < 32; ++bit) {
+      wire::StoreLane(classes, 0, 1u << bit);
+      EXPECT_FALSE(packets.IsSum(line, 0, 0, classes)) << "key " << int{number} << ", bit " << bit;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace passing
