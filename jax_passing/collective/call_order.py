@@ -50,9 +50,7 @@ class _Line:
     before: Any = None  # what they had to wait for
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
-    held: list[tuple[Any, Any]] = field(
-        default_factory=list
-    )  # on GPU: of the last calls that were held, a sum, its type
+    held: list[tuple[Any, Any]] = field(default_factory=list)  # on GPU, of the calls held last: a sum, its type
 
 
 def in_order(

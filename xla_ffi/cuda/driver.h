@@ -61,6 +61,20 @@ class CudaDriver {
 
   // Throws CudaError with the error's name if a call of the driver gave one. `what` was tried: "copying a sum".
   void Check(CUresult result, const char* what) const;
+  // Makes the context current. Throws CudaError.
+  void Enter(CUcontext context) const { Check(ContextSetCurrent(context), "entering a GPU's context"); }
+};
+
+// Has the thread's context back when it goes.
+class ContextKept {
+ public:
+  explicit ContextKept(const CudaDriver& driver) : driver_(driver) { driver_.ContextGetCurrent(&context_); }
+  ~ContextKept() { driver_.ContextSetCurrent(context_); }
+  ContextKept(const ContextKept&) = delete;
+
+ private:
+  const CudaDriver& driver_;
+  CUcontext context_ = nullptr;
 };
 
 }  // namespace passing

@@ -3,21 +3,6 @@
 #include <algorithm>
 
 namespace passing {
-namespace {
-
-// Has the thread's context back when it goes.
-class ContextKept {
- public:
-  explicit ContextKept(const CudaDriver& driver) : driver_(driver) { driver_.ContextGetCurrent(&context_); }
-  ~ContextKept() { driver_.ContextSetCurrent(context_); }
-  ContextKept(const ContextKept&) = delete;
-
- private:
-  const CudaDriver& driver_;
-  CUcontext context_ = nullptr;
-};
-
-}  // namespace
 
 std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
                                                 size_t shard_count, size_t bytes) {

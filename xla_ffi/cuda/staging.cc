@@ -92,7 +92,7 @@ size_t StagedSum::AwaitMore(size_t bytes) {
   const CUresult result = enqueued_bytes_ > bytes ? 0 : enqueue_error_;
   lock.unlock();
   driver_.Check(result, "copying a sum from the GPU");
-  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  driver_.Enter(context_);
   const size_t piece = bytes / PinnedBlock::kPieceBytes;
   driver_.Check(driver_.EventSynchronize(events_->there[piece]), "copying a sum from the GPU");
   return std::min((piece + 1) * PinnedBlock::kPieceBytes, ends_.back());
@@ -115,7 +115,7 @@ void StagedSum::Complete(const Failure* failure) {
 
 std::optional<Failure> StagedSum::CopyBack(CUstream stream,
                                            const std::function<std::optional<Failure>()>& session_failure) {
-  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  driver_.Enter(context_);
   size_t copied = 0;
   bool is_over = false;
   std::optional<Failure> failure;
@@ -188,7 +188,7 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
     const auto& [its_token, its_sum] = entry;
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
-  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  driver_.Enter(context_);
   sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(sum->block_bytes())});
   driver_.Check(driver_.EventRecord(sum->events_->given, stream), "waiting for the arrays of a sum");
   pending_[token] = sum;
@@ -223,15 +223,13 @@ std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {
 }
 
 void Staging::Write(CUstream stream, CUdeviceptr address, int value) {
-  driver_.Check(driver_.ContextSetCurrent(context_), "entering a GPU's context");
+  driver_.Enter(context_);
   driver_.Check(driver_.Fill(address, static_cast<unsigned>(value), 1, stream), "writing a number to the GPU");
 }
 
 void Staging::ReleaseIdle() {
-  CUcontext before = nullptr;
-  driver_.ContextGetCurrent(&before);
+  const ContextKept kept(driver_);
   if (driver_.ContextSetCurrent(context_) == 0) pool_.ReleaseIdle();
-  driver_.ContextSetCurrent(before);
 }
 
 size_t Staging::pending_count() const {

@@ -96,15 +96,15 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
   return Try([&]() -> std::optional<Failure> {
     const SumShape& shape = *site->shape;
     const bool sharded = site->shard_count > 1;
+    const size_t element_bytes = SizeOf(shape.dtype);
     std::vector<DeviceArray> leaves;
     for (size_t i = 0; i < call.leaves.size(); ++i) {
       const uint64_t elements = sharded ? site->shard_elements : shape.leaf_elements[i];
-      leaves.push_back({call.leaves[i], elements * SizeOf(shape.dtype)});
+      leaves.push_back({call.leaves[i], elements * element_bytes});
     }
     const auto place = sharded ? std::optional(PlaceOf(site, call)) : std::nullopt;
     const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves), place);
     const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();
-    const size_t element_bytes = SizeOf(shape.dtype);
     rendezvous_.Arrive(
         site, {.run_id = call.run_id,
                .device = call.device,

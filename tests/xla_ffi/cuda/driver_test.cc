@@ -9,15 +9,6 @@
 namespace passing {
 namespace {
 
-std::string ErrorOf(const auto& action) {
-  try {
-    action();
-  } catch (const CudaError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(DriverTest, findsAllFunctions) {
   const CudaDriver driver(FAKE_CUDA_DRIVER);
   CUdevice device = -1;

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 
 #include "cuda/driver.h"
 
@@ -54,6 +55,16 @@ inline const FakeCuda& Fake() {
     return *reinterpret_cast<decltype(&fake_cuda)>(dlsym(handle, "fake_cuda"))();
   }();
   return fake;
+}
+
+// What the driver's part throws; empty if nothing.
+std::string ErrorOf(const auto& action) {
+  try {
+    action();
+  } catch (const passing::CudaError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 #endif  // TESTS_XLA_FFI_CUDA_FAKE_DRIVER_H_

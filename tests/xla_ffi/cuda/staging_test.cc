@@ -45,15 +45,6 @@ bool Eventually(const Condition& condition) {
   return condition();
 }
 
-std::string ErrorOf(const auto& action) {
-  try {
-    action();
-  } catch (const CudaError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 class StagingTest : public testing::Test {
  protected:
   ~StagingTest() override {
