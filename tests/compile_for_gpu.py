@@ -176,12 +176,18 @@ def check(name: str, mesh: Mesh, text: str) -> None:
             products = [block.order[each] for each in block.lines if "dot" in each or "gemm" in each]
             assert max(products) < min(block.order[done] for done in dones), "awaited behind the backward pass"
             behind = sum(place > min(block.order[start] for start in starts) for place in products)
-            # Two thirds of all products of matrices are the backward pass's.
-            assert behind >= len(products) / 2, (behind, len(products), "the first one starts when it can")
+            # Two thirds of all products of matrices are the backward pass's. Devices that add up first go on with the
+            # next bucket's gradients: here with one layer of the six.
+            adds_up_first = "all-to-all" in text
+            least = len(products) / (3 if adds_up_first else 2)
+            assert behind >= least, (behind, len(products), "the first one starts when it can")
         if name == "held" and starts:
             assert len(starts) == LAYERS
+            assert adds_up_first == (mesh.size > 1)
             in_order = sorted(done_of, key=block.order.__getitem__)
-            assert in_order == sorted(done_of, key=lambda start: block.order[done_of[start]]), "awaited as they started"
+            awaited = sorted(done_of, key=lambda start: block.order[done_of[start]])
+            free = 1 + adds_up_first  # the last ones have nothing to be in front of
+            assert in_order[:-free] == awaited[:-free], "awaited as they started"
     assert checked
     print(f"{name} on {mesh.size} of an H200: {checked} leaves stay where they are")
 
@@ -203,7 +209,7 @@ def main() -> None:
                 local_devices(backend=backend) if backend in (None, "cpu") else devices
             )
             mesh = Mesh(devices, ("d",))
-            for case in (held, several, loop, branch, *[gpt2] * (count == 1)):
+            for case in (held, several, loop, branch, gpt2):
                 function, arguments = case(mesh)
                 check(case.__name__, mesh, function.lower(*arguments).compile().as_text())
     print(f"jaxlib {jax.lib.__version__}: all is as docs/gpus.md says; what XLA dumped is in {DUMP}")

@@ -51,6 +51,7 @@ class _Line:
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
     held: list[tuple[Any, Any]] = field(default_factory=list)  # on GPU, of the calls held last: a sum, its type
+    hurried: object = None  # on GPU: the group whose calls start early
 
 
 def in_order(
@@ -123,6 +124,13 @@ def after_sums(ctx: mlir.LoweringRuleContext) -> list[Any]:
     return list(line.after)
 
 
+def to_hurry(ctx: mlir.LoweringRuleContext) -> list[Any]:
+    """The int32[] of the calls of the last group, if it wasn't asked for them before."""
+    line: _Line = lowered_modules.of_block(ctx, _Line)
+    known, line.hurried = line.hurried is line.group, line.group
+    return [] if known else list(line.after)
+
+
 def exchange_held(ctx: mlir.LoweringRuleContext, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """A sum, and its type, of each call that was held last in this block before those of `held` are."""
     line: _Line = lowered_modules.of_block(ctx, _Line)
@@ -152,13 +160,13 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
         line: _Line = lowered_modules.of_block(ctx, _Line)
         smallest = _smallest(ctx.avals_in)
         if in_line and line.after and smallest is not None:
-            held = _hold(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
+            held = hold_until(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
             operands = (*operands[:smallest], held, *operands[smallest + 1 :])
         with _inside():
             results = rule(ctx, *operands, **params)
         smallest = _smallest(ctx.avals_out)
         if smallest is not None and in_line:
-            after = _hold(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest])
+            after = hold_until(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest])
             line.group, line.after = None, [after]
         return results
 
@@ -214,7 +222,7 @@ def _is_plain(aval: Any) -> bool:
     return isinstance(aval, jax.core.ShapedArray) and isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize > 0
 
 
-def _hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
+def hold_until(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
     """`value`, which is there when `other` is."""
     if platforms.by_host_calls(ctx):
         return host_calls.hold(ctx, aval, value, other_aval, other)

@@ -17,7 +17,8 @@ from jax.interpreters import mlir
 
 from jax_passing._compat import meshes
 from jax_passing.collective.axes import Axes
-from jax_passing.collective.call_order import INT32, after_sums, exchange_held, tokens_of
+from jax_passing.collective.call_order import INT32, after_sums, exchange_held, to_hurry, tokens_of
+from jax_passing.collective.early_starts import start_early
 from jax_passing.errors import ConfigError
 
 _ANY_DEVICE = -1  # of xla_ffi/ffi/cuda_handlers.h
@@ -67,14 +68,14 @@ def finish_behind(
     calls = {call: way for call, way in given.items() if not _is_used(way)}
     if not calls:
         return
+    if meshes.lowering_mesh(ctx).all_manual:
+        adds_up_first = any(len(way) > 1 for way in calls.values())  # what comes behind done gathers the shards
+        start_early(ctx, [token.owner.operation for token in to_hurry(ctx)], int(adds_up_first))
     needed = [
         *exchange_held(ctx, [last[call] for call in calls]),
         *zip(others, avals[len(sums) :], strict=True),
         *((token, INT32) for token in after_sums(ctx)),
     ]
-    # XLA's order depends on that of the operands, by rules that we don't know. With this one the first sum of GPT-2
-    # starts as soon as it can, and not behind two thirds of the backward pass: tests/compile_for_gpu.py sees to it.
-    needed.reverse()
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
     for call, way in calls.items():

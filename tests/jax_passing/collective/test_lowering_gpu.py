@@ -58,13 +58,14 @@ def numbers(text, count=8):
     return found if isinstance(found, list) else [found] * count
 
 
-def layers(work=0):
-    """A step of data parallelism with a bucket for each layer, and `work` of its own beside that."""
+def layers(work=0, *, backwards=False):
+    """A step of data parallelism with a bucket for each layer, and `work` of its own beside that. `backwards`: the
+    parameters are listed from the last layer to the first."""
 
     def step(params, x):
         def loss(params):
             y = x
-            for w in params:
+            for w in params[:: -1 if backwards else 1]:
                 y = jnp.tanh(y @ w)
             return jnp.sum(y)
 
@@ -127,12 +128,62 @@ def test_held_sums_are_awaited_behind_the_backward_pass():
     before = []
     for done, (token, gate, leaf), _, _ in dones:
         assert leaf == token.replace("#0", "#1")
-        started, last = gates[gate][:LAYERS], gates[gate][LAYERS : 2 * LAYERS]
-        # The starts of all sums, as they are of one group, one element of each layer's gradient, and the sum before.
-        assert started == tokens[::-1]
-        assert all(re.search(rf"{each} = stablehlo\.slice", text) for each in last)
-        assert gates[gate][2 * LAYERS :] == before
+        # The sum before, one element of each layer's gradient, and the starts of all sums, as they are of one group.
+        others = gates[gate][len(before) :]
+        assert gates[gate][: len(before)] == before
+        assert all(re.search(rf"{each} = stablehlo\.slice", text) for each in others[:LAYERS])
+        assert others[LAYERS:] == tokens
         before = [f"%{done}"]
+
+
+def products_behind(text, value):
+    """How many products of matrices depend on a value, in a text in which no other function has one of that name."""
+    behind, count = {value}, 0
+    for result, operation in re.findall(r"^ *(%\w+)(?::\d+)? = (.*)", text, re.MULTILINE):
+        if behind.intersection(re.findall(r"%\w+", operation)):
+            behind.add(result)
+            count += "dot_general" in operation
+    return count
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("beside", [0, 1])  # buckets whose gradients may be made meanwhile: where devices add up first
+def test_sums_start_within_the_backward_pass(request, beside, backwards):
+    if beside:
+        request.getfixturevalue("worth")
+    text = lowered(*layers(backwards=backwards))
+    held_by = {token: f"%{result}" for result, (_, token, *_), _, aliases in calls(text, "passing_hold") if aliases}
+    behind = [products_behind(text, held_by.get(f"%{start}#0")) for start, *_ in calls(text, "passing_psum")]
+    # Of each layer that comes later, in the backward pass, its weight's gradient and its input's, but for the first
+    # such product, which is held, and the input of the first layer.
+    later = range(LAYERS - 1 - beside, -1, -1)
+    assert sorted(behind, reverse=True) == [max(2 * count - 1, 0) for count in later] + [0] * beside
+
+
+@pytest.mark.parametrize("which", [0, 5])  # gradient: the last one, the first one
+def test_sums_start_early_in_any_program(which):
+    """What a start call needs may stand anywhere. Where MLIR finds that a value is used before it is there, lowering
+    fails."""
+
+    def program(params, x):
+        def loss(params):
+            y = jnp.tanh(x @ params[0])
+            total = jax_passing.psum(jnp.sum(y), "d")  # in the backward pass as well
+            y = jax.lax.cond(jnp.sum(y) > 0, lambda: y @ params[1], lambda: total * y)
+            y = jax.jit(lambda y: jnp.tanh(y @ params[2]))(y)
+            y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), y, jnp.stack(params[3:5]))
+            return jnp.sum(y @ params[5] + jax.checkpoint(lambda y: jnp.tanh(y @ params[0]) @ params[1])(y))
+
+        grads = jax.grad(loss)(params)
+        norm = jax_passing.psum(jnp.sum(grads[which] @ grads[5]), "d")  # it starts before all buckets
+        sums = jax_passing.psum([grad * norm for grad in grads[1:3]] + grads, "d", bucket_bytes=128 * 128 * 4)
+        return sums, jax_passing.psum(sums[0] @ sums[1], "d")
+
+    text = lowered(
+        mapped(program, in_specs=(P(), P("d"))), [jnp.ones((128, 128)) for _ in range(6)], jnp.ones((8, 128))
+    )
+    assert len(calls(text, "passing_psum")) == len(calls(text, "passing_psum_done")) > 10
+    assert any(aliases for *_, aliases in calls(text, "passing_hold")) == (which == 5)
 
 
 def test_each_start_has_one_done():
@@ -300,7 +351,7 @@ def test_held_sums_of_shards_are_awaited_behind_the_backward_pass(worth):
     starts, dones = places(r"@passing_psum\("), places(r"@passing_psum_done\(")
     assert max(places(r"all_to_all")) < max(starts) < min(dones) < min(places(r"all_gather"))
     assert max(places(r"stablehlo\.dot_general")) < min(dones)
-    gates = {f"%{result}" for result, *_ in calls(text, "passing_hold")}
+    gates = {f"%{result}" for result, _, _, aliases in calls(text, "passing_hold") if not aliases}
     assert {gate for _, (_, gate, _), _, _ in calls(text, "passing_psum_done")} == gates
     assert len(gates) == LAYERS
 
