@@ -16,6 +16,7 @@ from jax.interpreters import mlir
 
 from jax_passing import _native
 from jax_passing._compat import host_callbacks, jax_collectives, lowered_modules, meshes
+from jax_passing.errors import ConfigError
 
 _INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
 
@@ -58,8 +59,18 @@ def call(
 
 def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
     """Of each device of the mesh, in row-major order: its index among this process's devices of that platform, by id;
-    -1 for other processes'. None if JAX doesn't tell the devices."""
+    -1 for other processes'. None if there is no mesh and JAX doesn't tell the devices: such a program can be looked at.
+
+    Raises:
+      ConfigError: the mesh is an abstract one.
+    """
     if mesh.devices is None:
+        if mesh.axis_sizes:
+            raise ConfigError(
+                f"A program with sums over hosts is lowered for a mesh of {mesh.device_count} devices that JAX doesn't "
+                "name, and here each call says which device makes it: give jax.shard_map its mesh of devices "
+                "(mesh=jax.make_mesh(...)), not an abstract one."
+            )
         return None
     own = sorted(device.id for device in jax.local_devices(backend=mesh.devices[0].platform))
     return np.array([own.index(device.id) if device.id in own else -1 for device in mesh.devices])

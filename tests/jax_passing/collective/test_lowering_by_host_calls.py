@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.collective import axes
-from jax_passing.errors import NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
+from jax_passing.errors import ConfigError, NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
 from jax_passing.host import scope
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -232,6 +232,33 @@ def test_sums_need_shard_map_over_all_axes():
         shared = jax.jit(total, in_shardings=jax.NamedSharding(mesh, P("d")))
         with pytest.raises(NotImplementedError, match="nothing tells the copies apart"):
             jax.jit(lambda x: shared(x) + shared(2 * x)).lower(jnp.ones(8))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_devices_that_jax_doesnt_name_are_an_error(devices, in_loop):
+    mesh = jax.sharding.AbstractMesh((devices,), ("d",))
+
+    def body(x):
+        if in_loop:
+            return jax.lax.fori_loop(0, 3, lambda _, x: jax_passing.psum(x, "d"), x)
+        return jax_passing.psum(x, "d")
+
+    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False))
+    x = jax.ShapeDtypeStruct((8,), np.float32, sharding=jax.NamedSharding(mesh, P("d")))
+    with pytest.raises(ConfigError, match=f"{devices} devices that JAX doesn't name.*give jax.shard_map its mesh"):
+        f.trace(x).lower(lowering_platforms=("tpu",))
+    x = jax.device_put(jnp.ones(8), jax.NamedSharding(jax.make_mesh((devices,), ("d",)), P("d")))
+    with host_calls_on_cpu(), pytest.raises(ConfigError, match="doesn't name"):
+        f(x)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_mesh_from_the_context(axis_type):
+    with jax.set_mesh(jax.make_mesh((2,), ("d",), axis_types=(axis_type,))):
+        x = jax.device_put(values(np.dtype(np.float32)), P("d"))
+        mapped = jax.shard_map(lambda x: jax_passing.psum(x, "d"), in_specs=P("d"), out_specs=P(), check_vma=False)
+        same_as_ffi(lambda: jax.jit(mapped), x)
 
 
 # For TPUs, which aren't at hand.
