@@ -1,6 +1,9 @@
 """How a sum is lowered where XLA doesn't call our handlers (TPU): to one call of Python for each device."""
 
+import atexit
 import functools
+import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +20,11 @@ from jax_passing.collective.compiled_text import STREAM, stream_text
 from jax_passing.collective.lowering import INT32_2, Call, HostsSum, group_and_member, lower_by
 from jax_passing.errors import Failure, UnsupportedDtypeError
 from jax_passing.host import session
+from jax_passing.host.executions import wait_for_executions
+
+log = logging.getLogger("jax_passing")
+
+_EXIT_S = 60  # longest wait for executions when Python ends
 
 
 def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
@@ -141,11 +149,25 @@ def _note(value: Any, name: str, text: str) -> None:
     attributes[known] = ir.DictAttr.get({**notes, name: ir.StringAttr.get(text)})
 
 
-def _say_devices() -> None:
-    """A program on one device is lowered once for all devices, if JAX may; but here it must know its own."""
+def _prepare() -> None:
     if any(device.platform in platforms.BY_HOST_CALLS for device in jax.local_devices()):
+        # A program on one device is lowered once for all devices, if JAX may; but here it must know its own.
         for primitive in jaxprs.summing:
             host_callbacks.require_devices(primitive)
+        # Exit handlers run from the last one to the first: this one when the session is over, as it registers later.
+        atexit.unregister(_let_executions_end)
+        atexit.register(_let_executions_end)
 
 
-session.when_beginning(_say_devices)
+def _let_executions_end() -> None:
+    """Python aborts the process if a program calls it while it ends. The session is over, so sums don't block."""
+    if not wait_for_executions(_EXIT_S):
+        log.error(
+            "Computations still run %d s after the end of the program. Those with sums over hosts call Python, which "
+            "may abort this process now. Wait for them before the program ends (jax.block_until_ready).",
+            _EXIT_S,
+        )
+
+
+session.when_beginning(_prepare)
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_let_executions_end))  # there JAX doesn't work any more

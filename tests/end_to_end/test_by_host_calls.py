@@ -53,6 +53,20 @@ def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -
         assert "mismatch.py:" in process.text
 
 
+@pytest.mark.parametrize(("ranks", "hosts", "devices"), [(ALL, 2, 2), ("1", 3, 1)])
+def test_many_executions_in_flight(cluster: "Cluster", ranks: str, hosts: int, devices: int) -> None:
+    """More of them than XLA takes at once; the host dispatches ahead for as long as it can."""
+    for process in cluster.run(PROGRAM, ranks, "ahead.py", "400", "wait", hosts=hosts, devices=devices):
+        assert "all sums are right" in process.text
+
+
+@pytest.mark.parametrize(("end", "code"), [("leave", 0), ("raise", 1)])
+def test_a_program_ends_while_executions_are_in_flight(cluster: "Cluster", end: str, code: int) -> None:
+    """They call Python, which would abort the process if it ended meanwhile."""
+    for process in cluster.start(PROGRAM, ALL, "ahead.py", "25", end):
+        assert process.wait() == code, process.text
+
+
 def raised(process: "Process") -> str:
     """The exception that the host got; afterwards it must have gone on."""
     match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)")

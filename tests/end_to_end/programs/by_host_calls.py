@@ -14,6 +14,10 @@ sys.path.insert(0, str(FOLDER.parents[1] / "support"))
 ranks, program = sys.argv[1:3]
 sys.argv = sys.argv[2:]
 if os.environ["JAX_PASSING_RANK"] in ranks.split(","):
+    # XLA's threads for CPU devices: as many as devices block in calls, and as many at the limit of executions in
+    # flight. With as many threads as devices, JAX's own collectives wait for each other for ever, too.
+    os.environ["NPROC"] = str(max(os.cpu_count() or 1, 2 * int(os.environ["JAX_NUM_CPU_DEVICES"])))
+
     from host_calls_on_cpu import host_calls_on_cpu
 
     with host_calls_on_cpu():
