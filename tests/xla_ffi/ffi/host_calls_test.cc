@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace passing {
@@ -57,10 +58,13 @@ class HostCallsTest : public testing::Test {
   void Attach() {
     collective_ = std::make_shared<DoublingCollective>();
     ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
-                                    .failure = [] { return std::optional<Failure>(); },
+                                    .failure = [this] { return Failed(); },
                                     .fail = [](const Failure&) {},
                                     .first_device_id = 2048}));
   }
+
+  // Only this thread learns of it: the rendezvous's own, which looks for failures now and then, doesn't.
+  std::optional<Failure> Failed() const { return std::this_thread::get_id() == thread_ ? failure_ : std::nullopt; }
 
   // "4" or "HostLostError: why"; of device `device`, whose number is that of the member, too.
   std::string Sum(size_t site, int32_t execution, int64_t device, float value) {
@@ -70,6 +74,8 @@ class HostCallsTest : public testing::Test {
   }
 
   std::shared_ptr<DoublingCollective> collective_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  std::optional<Failure> failure_;  // of the session
   CompletionPool pool_;
   Rendezvous rendezvous_{pool_};
   HostProgram program_{rendezvous_};
@@ -133,6 +139,15 @@ TEST_F(HostCallsTest, failureIsReturned) {
   const size_t site = program_.AddSite(Info(1, "a"));
   collective_->failure = Failure{"HostLostError", "rank 1"};
   EXPECT_EQ(Sum(site, program_.Begin(0, 0), 0, 1), "HostLostError: rank 1");
+}
+
+TEST_F(HostCallsTest, devicesDontWaitForEachOtherInAFailedSession) {
+  const size_t site = program_.AddSite(Info(2, "a"));
+  const int32_t execution = program_.Begin(0, 0);
+  program_.Begin(0, 1);
+  failure_ = Failure{"HostLostError", "rank 1"};
+  EXPECT_EQ(Sum(site, execution, 0, 1), "HostLostError: rank 1");
+  EXPECT_EQ(Sum(site, execution, 1, 1), "HostLostError: rank 1");
 }
 
 TEST_F(HostCallsTest, withoutASession) {
