@@ -185,9 +185,12 @@ def _no_process() -> tuple[int, int, str] | None:
 def settings_given(
     arguments: Mapping[str, Any], config: str | Path | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """The settings that are given somewhere, each checked by itself: for those who open no session. Raises
-    ConfigError."""
-    return convert(Settings, gather(Settings, _SOURCES, arguments, config, environment))
+    """The settings that are given somewhere, for those who open no session: what isn't given may still be found where
+    one is opened. Raises ConfigError."""
+    given = gather(Settings, _SOURCES, arguments, config, environment)
+    resolved = convert(Settings, given)
+    _check_against_each_other(resolved, {key: one.source for key, one in given.items()})
+    return resolved
 
 
 def resolve(
@@ -221,12 +224,13 @@ def resolve(
         resolved |= convert(Settings, {"job": Given(*name)})
         sources["job"] = name[1]
     settings = Settings(**resolved)
-    _check(settings, sources)
+    _check_whole(settings, sources)
+    _check_against_each_other(vars(settings), sources)
     return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}
 
 
-def _check(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Settings that make no sense together."""
+def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
+    """What is missing beside what is there."""
     if settings.switch is not None:
         missing = [key for key in ("rank", "world_size") if key not in sources]
         if missing:
@@ -247,24 +251,27 @@ def _check(settings: Settings, sources: Mapping[str, str]) -> None:
             f"A world of {settings.world_size} ranks ({sources['world_size']}) needs a switch. Start one with "
             f"`jax-passing switch --listen HOST:PORT` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`."
         )
-    if settings.world_size_min is not None and settings.world_size_min > settings.world_size:
-        raise ConfigError(
-            f"world_size_min {settings.world_size_min} ({sources['world_size_min']}) is above the world size "
-            f"{settings.world_size} ({sources.get('world_size', 'default')})."
-        )
     if settings.standby and settings.switch is None:
         raise ConfigError(f"A standby is given ({sources['standby']}), but no switch in whose place it could be.")
-    if twice := [address for address in settings.standby if address in (settings.switch or ())]:
+
+
+def _check_against_each_other(settings: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Settings that contradict each other. Those that `settings` lacks, or that are None, contradict nothing."""
+    rank, world_size, world_size_min = (settings.get(key) for key in ("rank", "world_size", "world_size_min"))
+    if world_size_min is not None and world_size is not None and world_size_min > world_size:
+        raise ConfigError(
+            f"world_size_min {world_size_min} ({sources['world_size_min']}) is above the world size "
+            f"{world_size} ({sources.get('world_size', 'default')})."
+        )
+    if twice := [address for address in settings.get("standby", ()) if address in (settings.get("switch") or ())]:
         raise ConfigError(
             f"{address_text(*twice[0])} is a standby ({sources['standby']}), and in the list of switches "
             f"({sources['switch']}): a standby is another one."
         )
-    if settings.world_size > RANKS_MAX:
+    if world_size is not None and world_size > RANKS_MAX:
+        raise ConfigError(f"World size {world_size} ({sources['world_size']}): a job has at most {RANKS_MAX} ranks.")
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ConfigError(
-            f"World size {settings.world_size} ({sources['world_size']}): a job has at most {RANKS_MAX} ranks."
-        )
-    if not 0 <= settings.rank < settings.world_size:
-        raise ConfigError(
-            f"Rank {settings.rank} ({sources.get('rank', 'default')}) isn't below the world size "
-            f"{settings.world_size} ({sources.get('world_size', 'default')}). Ranks count from 0."
+            f"Rank {rank} ({sources.get('rank', 'default')}) isn't below the world size "
+            f"{world_size} ({sources.get('world_size', 'default')}). Ranks count from 0."
         )

@@ -9,8 +9,10 @@ import pytest
 from in_process import SwitchThread
 from typer.testing import CliRunner
 
+import jax_passing
 from jax_passing.commands import cli
 from jax_passing.doctor import software
+from jax_passing.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +82,21 @@ def test_settings_that_are_wrong(doctor, monkeypatch):
     assert found["settings"]["state"] == "bad"
     assert "JAX_PASSING_SWITCH?" in found["settings"]["reason"]
     assert found["switch"]["state"] == "left out"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--switch", "127.0.0.1:1", "--job", "job")])
+def test_settings_that_contradict_each_other(doctor, monkeypatch, arguments):
+    """In the words of init."""
+    monkeypatch.setenv("JAX_PASSING_RANK", "7")
+    assert findings(0, doctor("--json").stdout)["settings"]["state"] == "good"  # the world size may still be found
+    monkeypatch.setenv("JAX_PASSING_WORLD_SIZE", "2")
+    ended = doctor("--json", *arguments)
+    found = findings(ended.exit_code, ended.stdout)
+    assert found["settings"]["state"] == "bad"
+    with pytest.raises(ConfigError) as raised:
+        jax_passing.init(switch="127.0.0.1:1", job="job")
+    assert found["settings"]["reason"] == str(raised.value)
+    assert "Rank 7 (variable JAX_PASSING_RANK) isn't below the world size 2" in found["settings"]["reason"]
 
 
 def test_without_a_switch(doctor):
