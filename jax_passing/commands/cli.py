@@ -1,6 +1,7 @@
 """The command line. A subcommand imports what it does when it runs, so that each starts fast. Only `bench` loads jax,
 and only in a process that is a host."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -40,6 +41,9 @@ app.command()(key.key)
 
 def main() -> None:
     """Errors of ours are for users: the message, no traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name, or a host's output, may have what the terminal's encoding lacks. Python says so of stderr by itself.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="jax-passing")
     except PassingError as error:

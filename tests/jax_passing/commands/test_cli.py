@@ -56,3 +56,30 @@ def test_the_shells_setup_names_the_command():
     shown = output([*SCRIPT, "--show-completion", "bash"])
     assert "_JAX_PASSING_COMPLETE=complete_bash" in shown
     assert shown.rstrip().endswith(" jax-passing")
+
+
+ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}  # of stdout
+
+
+def printed(*arguments, **environment):
+    """By a command that may fail, but not over what it prints."""
+    environment = {"PATH": "/usr/bin:/bin", **environment}
+    ended = subprocess.run([*MODULE, *arguments], capture_output=True, text=True, timeout=250, env=environment)
+    assert "UnicodeEncodeError" not in ended.stderr
+    assert not ended.stderr
+    return ended.stdout
+
+
+def test_a_switchs_name_that_the_terminal_has_no_characters_for():
+    assert r"sch\xe4lter" in printed("doctor", "--switch", "schälter.invalid:1", **ASCII)
+
+
+def test_a_files_name_that_is_no_text():
+    """As Python reads it from the command line, no encoding has characters for it."""
+    assert r"no-\udcff-file" in printed("doctor", "--key-file", b"no-\xff-file", LC_ALL="C.UTF-8")
+
+
+def test_a_hosts_output_that_the_terminal_has_no_characters_for(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.stdout.buffer.write('h\\u00f6rt\\n'.encode())\n")
+    assert "[rank 0] h\\xf6rt\n" in printed("run", "--hosts", "1", str(script), **ASCII)
