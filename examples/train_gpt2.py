@@ -22,6 +22,7 @@ import re
 import statistics
 import sysconfig
 import time
+import zlib
 from pathlib import Path
 
 import jax
@@ -68,6 +69,19 @@ def batches(text, rows, context, session):
         drawn = rng.integers(0, len(text) - context, session.world_size * rows)
         starts = drawn[session.rank * rows :][:rows]
         yield {"tokens": text[starts[:, np.newaxis] + np.arange(length)].astype(np.int32)}
+
+
+def difference(session, **given):
+    """The first of these values that another host has otherwise than rank 0, for people; None if all are alike. The
+    same on all hosts."""
+    texts = {name: str(value) for name, value in given.items()}
+    own = np.zeros((session.world_size, len(texts)), np.uint32)
+    own[session.rank] = [zlib.crc32(text.encode()) for text in texts.values()]
+    by_rank = jax_passing.process_sum(own)  # each row is one host's: all others add zeros to it
+    for name, column in zip(texts, by_rank.T, strict=True):
+        if others := np.flatnonzero(column != column[0]).tolist():
+            return f"--{name} of rank {others[0]} isn't that of rank 0; here (rank {session.rank}) it is {texts[name]}"
+    return None
 
 
 def make_step(loss_of, mesh, sums=True):
@@ -140,13 +154,14 @@ def main(session, given, text):
     first_loss, began = None, time.perf_counter()
     for number in range(1, given.steps + 1):
         state, loss = steps["sums"](state, next(own))
-        if number == 1:
-            first_loss = float(loss)
+        if number == 1 or number % 10 == 0:
+            seen = float(loss)  # on every host: one that doesn't look goes on to its last step after another is lost
+            first_loss = seen if number == 1 else first_loss
+            if session.rank == 0:
+                print(f"step {number}: loss {seen:.4f}", flush=True)
         if number == WARM_UPS:
             jax.block_until_ready(state)
             began = time.perf_counter()
-        if (number == 1 or number % 10 == 0) and session.rank == 0:
-            print(f"step {number}: loss {loss:.4f}", flush=True)
     jax.block_until_ready(state)
     step_s = (time.perf_counter() - began) / (given.steps - WARM_UPS)
     times_s = measure(steps, state, next(own))
@@ -180,5 +195,12 @@ if __name__ == "__main__":
     text, context = read_text(given.text), SIZES[given.size][0].context
     if len(text) <= context:
         parser.error(f"a row takes {context + 1} bytes of text, and there are {len(text)} (--text)")
+    # Of a text that may be larger than the memory, its length and its beginning.
+    told = f"{len(text)} bytes of checksum {zlib.crc32(text[: 2**20])}"
     with jax_passing.init(axis_name="d") as session:
-        main(session, given, text)
+        # Fewer rows on one host would have too large a part in the means, and no error would say so.
+        unlike = difference(session, size=given.size, rows=given.rows, steps=given.steps, text=told)
+        if unlike is None:
+            main(session, given, text)
+    if unlike is not None:  # said only now: whoever leaves a session early ends it for those who don't know yet
+        parser.error(f"{unlike}. Give all hosts the same --size, --rows, --steps and --text.")

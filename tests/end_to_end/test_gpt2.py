@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import PASSING, Process, finish
+from .conftest import PASSING, Cluster, Process, Switch, finish, host_settings
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "train_gpt2.py"
 BESIDE = {"PYTHONSAFEPATH": "", "JAX_PLATFORMS": "cpu"}  # models is in the program's own folder
@@ -69,6 +70,60 @@ def test_what_cannot_be_is_said_before_anything_runs(flags: list[str], says: str
     command = [sys.executable, str(PROGRAM), *(flag.format(**texts) for flag in flags)]
     ended = subprocess.run(command, env=os.environ | BESIDE, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.slow
+def test_hosts_whose_rows_differ_are_told_so(cluster: Cluster) -> None:
+    """Before they train: a mean would be that of no batch, and the loss would fall all the same."""
+    command = [sys.executable, str(PROGRAM), "--text", str(PROGRAM.parent.parent / "LICENSE")]
+    hosts = [
+        Process([*command, "--rows", str(rows)], BESIDE | host_settings(cluster.switch.address, "job", rank, 2))
+        for rank, rows in enumerate((8, 4))
+    ]
+    try:
+        for rank, (host, rows) in enumerate(zip(hosts, (8, 4), strict=True)):
+            assert host.wait() == 2, host.text
+            host.wait_for(rf"--rows of rank 1 isn't that of rank 0; here \(rank {rank}\) it is {rows}\.", 1)
+            assert "step 1:" not in host.text
+    finally:
+        for host in hosts:
+            host.stop()
+
+
+@pytest.mark.parametrize("flag", [None, "size", "rows", "steps", "text"])
+def test_the_flag_that_differs_is_named(program: Any, monkeypatch: pytest.MonkeyPatch, flag: str | None) -> None:
+    """Of three hosts, where the second has one of its own."""
+    given = [{name: f"{name} 1" for name in ("size", "rows", "steps", "text")} for _ in range(3)]
+    if flag is not None:
+        given[1][flag] = "another"
+    sessions = [SimpleNamespace(rank=rank, world_size=3) for rank in range(3)]
+    parts: list[np.ndarray] = []
+    monkeypatch.setattr(program.jax_passing, "process_sum", lambda own: parts.append(own) or own)
+    for session, own in zip(sessions, given, strict=True):
+        program.difference(session, **own)
+    monkeypatch.setattr(program.jax_passing, "process_sum", lambda own: np.add.reduce(parts))
+    for rank, (session, own) in enumerate(zip(sessions, given, strict=True)):
+        says = flag and f"--{flag} of rank 1 isn't that of rank 0; here (rank {rank}) it is {own[flag]}"
+        assert program.difference(session, **own) == says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_host_that_is_interrupted_ends_the_other_by_name(stopped: int) -> None:
+    """Over IPv6, and long before the last step, whether the other one prints or not."""
+    switch = Switch("[::1]:0")
+    command = [sys.executable, str(PROGRAM), "--steps", "100000", "--text", str(PROGRAM.parent.parent / "LICENSE")]
+    hosts = [Process(command, BESIDE | host_settings(switch.address, "job", rank, 2)) for rank in range(2)]
+    try:
+        hosts[0].wait_for("step 1:")
+        hosts[stopped].signal(signal.SIGINT)
+        for host in hosts:
+            assert host.wait() != 0
+        hosts[stopped].wait_for("^KeyboardInterrupt", 1)
+        hosts[1 - stopped].wait_for(rf"HostLostError: Rank {stopped} left .* it stopped with KeyboardInterrupt", 1)
+    finally:
+        for process in (switch, *hosts):
+            process.stop()
 
 
 @pytest.fixture
