@@ -7,7 +7,8 @@
 # names; a wheel of jax_passing there is installed as it is. Without a GPU everything runs on CPUs, and the reports say
 # what they leave out.
 #
-# Reports go to REPORT/JAXLIB-VERSION/report.md and report.json; REPORT is build/gpu/report if nothing else is said.
+# Reports go to REPORT/JAXLIB-VERSION/report.md and report.json, those of a second PYTHON with the same jaxlib to
+# REPORT/JAXLIB-VERSION-2; REPORT is build/gpu/report if nothing else is said.
 set -euo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -99,13 +100,17 @@ missing of them ($(cat "$missing")) for $python, or put wheels of all of them in
 
 LIMIT_S=570 # for all that is done with one interpreter
 status=0
+declare -A count # of interpreters so far, by jaxlib's version
 for python in "${@:-python3}"; do
   case "$python" in */*) python=$(cd "$called_from" && realpath -ms -- "$python") ;; esac  # links are the environment's
   if ! check "$python"; then status=1 && continue; fi
   release=$("$python" -c 'import jaxlib; print(jaxlib.__version__)')
-  echo "=== $python, jaxlib $release"
+  count[$release]=$((${count[$release]:-0} + 1))
+  own=$release
+  if [ "${count[$release]}" -gt 1 ]; then own=$release-${count[$release]}; fi
+  echo "=== $python, jaxlib $release: $reports/$own"
   SECONDS=0
-  folder=$PWD/build/gpu/$release
+  folder=$PWD/build/gpu/$own
   mkdir -p "$folder"
   set +e  # a condition would switch it off inside, too
   (set -e && prepare "$python" "$folder")
@@ -114,6 +119,6 @@ for python in "${@:-python3}"; do
   if [ $prepared != 0 ]; then status=1 && continue; fi
   echo "== measuring"
   minutes=$("$python" -c "print(($LIMIT_S - $SECONDS) / 60)")
-  "$folder/venv/bin/python" benchmarks/gpu.py --report "$reports/$release" --minutes "$minutes" || status=1
+  "$folder/venv/bin/python" benchmarks/gpu.py --report "$reports/$own" --minutes "$minutes" || status=1
 done
 exit $status

@@ -5,6 +5,8 @@ import copy
 import gzip
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +108,39 @@ def test_parts_that_there_are_not() -> None:
     assert gpu.part_names("sums,train") == ["sums", "train"]
     with pytest.raises(argparse.ArgumentTypeError, match="no part is called sum, x; there are call, sums, errors"):
         gpu.part_names("sum,train,x")
+
+
+INTERPRETER = """#!/bin/bash
+# As far as gpu.sh asks: it is made up.
+all="$*" last="${@: -1}"
+case "$all" in
+  *__version__*) echo 9.9 ;;
+  *"-m venv"*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+  *"--wheel-dir "*) folder="${all##*--wheel-dir }" && mkdir "${folder% .}" && touch "${folder% .}/jax_passing-1.whl" ;;
+  *gpu.py*) mkdir -p "$3" && echo NAME >>"$3/report.md" ;;
+  *"print(("*) echo 1 ;;
+esac
+"""
+
+
+def test_interpreters_with_the_same_jaxlib_have_a_report_each(tmp_path: Path) -> None:
+    """And environments, as they may be of different versions of Python."""
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(BENCHMARKS / "gpu.sh", tmp_path / "benchmarks")
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(INTERPRETER.replace("NAME", name))
+        (tmp_path / name).chmod(0o755)
+    command = ["bash", "benchmarks/gpu.sh", "./one", "./other"]
+    environment = {"PATH": os.environ["PATH"], "CXX": "true"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    reports = {path.parent.name: path.read_text() for path in (tmp_path / "build/gpu/report").rglob("report.md")}
+    assert reports == {"9.9": "one\n", "9.9-2": "other\n"}
+    assert sorted(path.parts[-4] for path in (tmp_path / "build/gpu").glob("*/venv/bin/python")) == ["9.9", "9.9-2"]
+    assert re.findall(r"^=== .*/(\w+), jaxlib 9.9: .*/(9.*)$", ended.stdout, re.M) == [
+        ("one", "9.9"),
+        ("other", "9.9-2"),
+    ]
 
 
 def test_wrong_elements_are_counted() -> None:
