@@ -1,6 +1,5 @@
 #include "ffi/handler_parts.h"
 
-#include <optional>
 #include <string>
 
 namespace passing {
@@ -29,16 +28,20 @@ class Reader {
   ffi::Error error_;
 };
 
-std::optional<Op> ParseOp(std::string_view name) {
-  if (name == "sum") return Op::kSum;
-  if (name == "max") return Op::kMax;
-  return std::nullopt;
-}
-
 }  // namespace
 
 ffi::Error ToError(const Failure& failure) {
   return ffi::Error(ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
+}
+
+std::string SetElements(SiteInfo& info, const std::string& dtype_name, const std::string& op_name) {
+  const auto dtype = ParseDType(dtype_name);
+  if (!dtype) return "passing_psum of unknown dtype " + dtype_name;
+  if (op_name != "sum" && op_name != "max") return "passing_psum of unknown op " + op_name;
+  if (op_name == "max" && *dtype != DType::kInt32) return "passing_psum: maxima are of int32, not " + dtype_name;
+  info.dtype = *dtype;
+  info.op = op_name == "max" ? Op::kMax : Op::kSum;
+  return "";
 }
 
 ffi::ErrorOr<SiteInfo> ParseSite(const ffi::Dictionary& attributes) {
@@ -59,15 +62,9 @@ ffi::ErrorOr<SiteInfo> ParseSite(const ffi::Dictionary& attributes) {
                 .conditional = reader.Get<int64_t>("conditional") != 0,
                 .devices = reader.GetText("devices")};
   if (reader.error().failure()) return ffi::Unexpected(reader.error());
-  const auto dtype = ParseDType(dtype_name);
-  if (!dtype) return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown dtype " + dtype_name));
-  const auto op = ParseOp(op_name);
-  if (!op) return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum of unknown op " + op_name));
-  if (*op == Op::kMax && *dtype != DType::kInt32) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum: maxima are of int32, not " + dtype_name));
+  if (const auto wrong = SetElements(info, dtype_name, op_name); !wrong.empty()) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(wrong));
   }
-  info.dtype = *dtype;
-  info.op = *op;
   return info;
 }
 

@@ -3,6 +3,7 @@
 #define XLA_FFI_FFI_HANDLER_PARTS_H_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -21,6 +22,8 @@ struct InstanceState {
   Instance instance;
 };
 
+// Sets dtype and op by their names. Returns what is wrong with these, for people; nothing if they are right.
+std::string SetElements(SiteInfo& info, const std::string& dtype_name, const std::string& op_name);
 // From the attributes of passing_psum.
 xla::ffi::ErrorOr<SiteInfo> ParseSite(const xla::ffi::Dictionary& attributes);
 // From those of passing_visit.

@@ -16,6 +16,7 @@
 #include "ffi/cuda_handlers.h"
 #include "ffi/cuda_sums.h"
 #include "ffi/flat_collective.h"
+#include "ffi/handler_parts.h"
 #include "ffi/handlers.h"
 #include "ffi/host_calls.h"
 #include "ffi/local_collective.h"
@@ -89,32 +90,25 @@ size_t AddSum(HostProgram& self, std::string program, int64_t ordinal, int64_t s
               std::string site_name, const std::string& dtype_name, const std::string& op_name,
               std::vector<uint64_t> leaf_elements, uint32_t member_count, uint32_t local_member_count,
               uint32_t replica_count, uint32_t world_size, bool flat, bool conditional, std::string devices) {
-  const auto dtype = ParseDType(dtype_name);
-  if (!dtype || (op_name != "sum" && op_name != "max")) {
-    throw std::invalid_argument("no sum is called " + op_name + " of " + dtype_name);
-  }
-  return self.AddSite({.program = std::move(program),
-                       .ordinal = ordinal,
-                       .site = site,
-                       .identity = std::move(identity),
-                       .site_name = std::move(site_name),
-                       .dtype = *dtype,
-                       .op = op_name == "max" ? Op::kMax : Op::kSum,
-                       .leaf_elements = std::move(leaf_elements),
-                       .member_count = member_count,
-                       .local_member_count = local_member_count,
-                       .replica_count = replica_count,
-                       .world_size = world_size,
-                       .flat = flat,
-                       .conditional = conditional,
-                       .devices = std::move(devices)});
+  SiteInfo info{.program = std::move(program),
+                .ordinal = ordinal,
+                .site = site,
+                .identity = std::move(identity),
+                .site_name = std::move(site_name),
+                .leaf_elements = std::move(leaf_elements),
+                .member_count = member_count,
+                .local_member_count = local_member_count,
+                .replica_count = replica_count,
+                .world_size = world_size,
+                .flat = flat,
+                .conditional = conditional,
+                .devices = std::move(devices)};
+  if (const auto wrong = SetElements(info, dtype_name, op_name); !wrong.empty()) throw std::invalid_argument(wrong);
+  return self.AddSite(std::move(info));
 }
 
-void AddVisit(HostProgram& self, std::string program, int64_t ordinal) {
-  SiteInfo info;
-  info.program = std::move(program);
-  info.ordinal = ordinal;
-  self.AddSite(std::move(info));
+void AddVisit(HostProgram& self, const std::string& program, int64_t ordinal) {
+  self.AddSite(ParseVisit(program, ordinal));
 }
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
+from jax_passing._native import HostProgram
 from jax_passing.collective import axes
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
 from jax_passing.host import scope
@@ -372,3 +373,18 @@ def test_visits_are_not_called():
         text = lowered_for("tpu", body, jnp.ones(4)).as_text()
     assert text.count("stablehlo.recv") == 3
     assert "passing_visit" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "says"),
+    [
+        ("float32", "max", "maxima are of int32, not float32"),
+        ("float32", "min", "unknown op min"),
+        ("float31", "sum", "unknown dtype float31"),
+    ],
+)
+def test_sums_that_there_are_not_are_refused_as_by_the_handlers(dtype, op, says):
+    names = {"program": "p", "identity": "i", "site_name": "s", "devices": "", "dtype": dtype, "op": op}
+    numbers = dict.fromkeys(("ordinal", "site", "replica_count", "world_size", "member_count", "local_member_count"), 1)
+    with pytest.raises(ValueError, match=says):
+        HostProgram().add_sum(**names, **numbers, leaf_elements=[1], flat=False, conditional=False)
