@@ -112,10 +112,11 @@ def test_the_flag_that_differs_is_named(program: Any, monkeypatch: pytest.Monkey
 def test_a_host_that_is_interrupted_ends_the_other_by_name(stopped: int) -> None:
     """Over IPv6, and long before the last step, whether the other one prints or not."""
     switch = Switch("[::1]:0")
-    command = [sys.executable, str(PROGRAM), "--steps", "100000", "--text", str(PROGRAM.parent.parent / "LICENSE")]
+    flags = ["--steps", "100000", "--peak-tflops", "1", "--text", str(PROGRAM.parent.parent / "LICENSE")]
+    command = [sys.executable, str(PROGRAM), *flags]
     hosts = [Process(command, BESIDE | host_settings(switch.address, "job", rank, 2)) for rank in range(2)]
     try:
-        hosts[0].wait_for("step 1:")
+        hosts[0].wait_for("step 1:", 200)  # it compiles first
         hosts[stopped].signal(signal.SIGINT)
         for host in hosts:
             assert host.wait() != 0
