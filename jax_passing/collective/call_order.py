@@ -51,7 +51,7 @@ class _Line:
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
     held: list[tuple[Any, Any]] = field(default_factory=list)  # on GPU, of the calls held last: a sum, its type
-    hurried: object = None  # on GPU: the group whose calls start early
+    new: list[tuple[object, Any]] = field(default_factory=list)  # of the calls since to_hurry: whose they are, int32[]
 
 
 def in_order(
@@ -78,7 +78,8 @@ def in_order(
     line: _Line = lowered_modules.of_block(ctx, _Line)
     # A call that blocks its device can't have others beside it.
     side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
-    group = (site.place, site.call, site.kind, site.function, site.stream) if side_by_side else object()
+    whose = (site.place, site.call, site.kind, site.function, site.stream)
+    group = whose if side_by_side else object()
     if line.group != group or not line.after:
         line.first = number
         line.before = _sum_of(ctx, line.after)
@@ -87,6 +88,7 @@ def in_order(
         _make_larger(ctx)
     after, results = call(line.before, line.first)
     line.after.append(after)
+    line.new.append((whose, after))
     line.tokens.update((result, (line.before, after)) for result in results)
     return results
 
@@ -125,10 +127,10 @@ def after_sums(ctx: mlir.LoweringRuleContext) -> list[Any]:
 
 
 def to_hurry(ctx: mlir.LoweringRuleContext) -> list[Any]:
-    """The int32[] of the calls of the last group, if it wasn't asked for them before."""
+    """The int32[] of the buckets of the last sum of this block, if it wasn't asked for them before."""
     line: _Line = lowered_modules.of_block(ctx, _Line)
-    known, line.hurried = line.hurried is line.group, line.group
-    return [] if known else list(line.after)
+    new, line.new = line.new, []
+    return [after for whose, after in new if whose == new[-1][0]]
 
 
 def exchange_held(ctx: mlir.LoweringRuleContext, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -6,9 +6,11 @@ only when that bucket's sum has started: by `passing_hold`, which does nothing b
 depends on the product stands behind the start call, in any order.
 
 Such a call is put behind a product of matrices only. That is in memory in any case, with the layout that a call takes.
-Other results may be joined with what uses them, or, as those of convolutions, have a layout of their own.
+Other results may be joined with what uses them, or, as those of convolutions, have a layout of their own. (XLA copies a
+product that the program reads again behind the sums.)
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ _FLOATS = {"f16": jnp.float16, "bf16": jnp.bfloat16, "f32": jnp.float32, "f64": 
 
 
 def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], buckets_beside: int) -> None:
-    """Has these start calls, of the buckets of one sum, stand within the backward pass.
+    """Has these start calls, of the buckets of one sum, stand within the backward pass where it is in their block.
 
     Args:
       starts: the operations, of one block.
@@ -39,11 +41,11 @@ def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], buckets_be
     bits = sorted((1 << s for s in range(len(starts))), key=lambda bit: sum(by & bit > 0 for by in needed_by))
     number, moved = -1, set()
     for k, bit in enumerate(bits):
-        before = sum(bits[: k + 1 + buckets_beside])
-        # What both of the next two need isn't the gradient of one of them, but on the way to all that follow.
-        later = sum(bits[k + 1 + buckets_beside :][:2])
+        before, later = sum(bits[: k + 1 + buckets_beside]), bits[k + 1 + buckets_beside :]
+        # What several of them need isn't the gradient of one of them, but on the way to what follows.
+        several = min(2, len(later)) or 1
         rest = range(number + 1, len(operations))
-        of_later = (i for i in rest if later and needed_by[i] & later == later and not needed_by[i] & before)
+        of_later = (i for i in rest if not needed_by[i] & before and needed_by[i].bit_count() >= several)
         product = next((i for i in of_later if _is_product(operations[i])), None)
         if product is None:
             continue
@@ -86,7 +88,11 @@ def _owners(operation: Any) -> Iterator[Any]:
 
 
 def _is_product(operation: Any) -> bool:
-    return operation.name == "stablehlo.dot_general" and _aval(operation.results[0].type) is not None
+    """Of matrices: XLA makes an outer product, which may be huge, only where it is used."""
+    if operation.name != "stablehlo.dot_general" or _aval(operation.results[0].type) is None:
+        return False
+    left, right, result = (math.prod(each.type.shape) for each in (*operation.operands, operation.results[0]))
+    return 0 < result < left * right
 
 
 def _aval(of: Any) -> Any:
