@@ -118,13 +118,13 @@ def tell_of_training(seed: int, wrong: str) -> None:
 
 
 def find_plants(build: Path, seeds: int, processes: int) -> list[str]:
-    """Prints in how many seeds each is found; returns those that aren't found."""
+    """Tries seeds until each is found, and prints by which; returns those that aren't found."""
     missed = []
     for name, plant in plants.all_of(build).items():
-        outcome = runner.run_all(range(seeds), processes, plant)
+        outcome = runner.run_all(range(seeds), processes, plant, stop_after=1)
         first = min(outcome.wrong, default=None)
-        how = "" if first is None else f", first in seed {first}: {outcome.wrong[first].splitlines()[0][:100]}"
-        print(f"planted: {name}: found in {len(outcome.wrong)} of {outcome.seeds} seeds{how}", flush=True)
+        how = "missed" if first is None else f"found by seed {first}: {outcome.wrong[first].splitlines()[0][:100]}"
+        print(f"planted: {name}: {how}", flush=True)
         missed += [name] if first is None else []
     return missed
 
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--elastic", action="store_true", help="trainings whose hosts meet again, in place of clusters")
     parser.add_argument("--plan", help="a plan as it was printed, in this process")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
-    parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="look for each planted bug in so many")
+    parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="to find each planted bug with")
     parser.add_argument("--hours", type=int, default=0, help="of one cluster's life, with --seed; 12 at least")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

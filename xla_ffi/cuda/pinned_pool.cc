@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <chrono>
 #include <utility>
 
 namespace passing {
@@ -10,6 +11,9 @@ namespace {
 
 constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
 constexpr unsigned kPortable = 1;   // pinned for all GPUs (CU_MEMHOSTALLOC_PORTABLE)
+// Where there are as many blocks as were to be in use at once, another one can only be missing because a GPU, or a
+// thread of ours, isn't through with the last execution: they are as far behind as the system schedules them.
+constexpr auto kPatience = std::chrono::milliseconds(200);
 
 void ForEach(PinnedBlock::Events& events, const auto& f) {
   f(events.given);
@@ -33,25 +37,60 @@ PinnedPool::~PinnedPool() {
 
 std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
   const size_t size = SizeClass(bytes);
-  std::lock_guard lock(mutex_);
-  const size_t in_use = bytes_in_use_ + size;
-  const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& block) { return block->bytes == size; });
+  std::unique_lock lock(mutex_);
+  auto found = idle_.end();
+  const auto find = [&] {
+    found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& block) { return block->bytes == size; });
+    return found != idle_.end();
+  };
   std::unique_ptr<PinnedBlock> block;
-  if (found != idle_.end()) {
+  const auto is_soon_back = [&] { return counts_[size] > 0 && counts_[size] <= reserved_[size]; };
+  if (find() || (is_soon_back() && returned_.wait_for(lock, kPatience, find))) {
     block = std::move(*found);
     idle_.erase(found);
     if (block->used.exchange(false)) block->turn ^= 1;
   } else {
-    while (!idle_.empty() && pinned_bytes_ + size > std::max(most_in_use_, in_use)) {
-      auto oldest = std::move(idle_.front());
-      idle_.pop_front();
-      Free(std::move(oldest));
-    }
+    most_in_use_ = std::max(most_in_use_, bytes_in_use_ + size);
+    MakeRoom(size, {});
     block = Make(size);
   }
-  bytes_in_use_ = in_use;
-  most_in_use_ = std::max(most_in_use_, in_use);
+  bytes_in_use_ += size;
+  most_in_use_ = std::max(most_in_use_, bytes_in_use_);
   return {block.release(), [this](PinnedBlock* block) { Return(block); }};
+}
+
+void PinnedPool::Reserve(const std::vector<std::vector<size_t>>& groups) {
+  std::map<size_t, size_t> needed;  // blocks, by size
+  for (const auto& group : groups) {
+    std::map<size_t, size_t> of_group;
+    for (const size_t bytes : group) ++of_group[SizeClass(bytes)];
+    for (const auto& [size, count] : of_group) needed[size] = std::max(needed[size], count);
+  }
+  size_t in_use = 0;
+  for (const auto& [size, count] : needed) in_use += count * size;
+  std::lock_guard lock(mutex_);
+  most_in_use_ = std::max(most_in_use_, in_use);
+  for (const auto& [size, count] : needed) {
+    reserved_[size] = std::max(reserved_[size], count);
+    while (counts_[size] < count) {
+      MakeRoom(size, needed);
+      idle_.push_back(Make(size));
+    }
+  }
+}
+
+void PinnedPool::MakeRoom(size_t bytes, const std::map<size_t, size_t>& needed) {
+  const auto can_go = [&](const auto& block) {
+    const auto found = needed.find(block->bytes);
+    return found == needed.end() || counts_[block->bytes] > found->second;
+  };
+  while (pinned_bytes_ + bytes > most_in_use_) {
+    const auto oldest = std::find_if(idle_.begin(), idle_.end(), can_go);
+    if (oldest == idle_.end()) return;
+    auto block = std::move(*oldest);
+    idle_.erase(oldest);
+    Free(std::move(block));
+  }
 }
 
 CUresult PinnedPool::Enter(CUcontext context) const {
@@ -62,6 +101,7 @@ void PinnedPool::Return(PinnedBlock* block) {
   std::lock_guard lock(mutex_);
   bytes_in_use_ -= block->bytes;
   idle_.emplace_back(block);
+  returned_.notify_all();
 }
 
 std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
@@ -84,6 +124,7 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
   }
   driver_.Check(result, "making an event");
   pinned_bytes_ += bytes;
+  ++counts_[bytes];
   return block;
 }
 
@@ -97,6 +138,7 @@ void PinnedPool::Free(std::unique_ptr<PinnedBlock> block) {
   DestroyEvents(*block);
   driver_.HostFree(block->memory);
   pinned_bytes_ -= block->bytes;
+  --counts_[block->bytes];
 }
 
 void PinnedPool::DestroyEvents(PinnedBlock& block) {
@@ -114,6 +156,7 @@ void PinnedPool::ReleaseIdle() {
     idle_.pop_front();
   }
   most_in_use_ = bytes_in_use_;
+  reserved_.clear();
 }
 
 size_t PinnedPool::pinned_bytes() const {

@@ -3,8 +3,10 @@
 #define XLA_FFI_CUDA_PINNED_POOL_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -35,14 +37,17 @@ struct PinnedBlock {
 };
 
 // Pinning memory takes milliseconds, so blocks are kept and used again. What is pinned at a time is no more than was in
-// use at once before, or what is asked for now: idle blocks go before a new one would exceed that.
+// use or reserved at once before, or what is asked for now: idle blocks go before a new one would exceed that.
+//
+// Pinning may also wait until GPUs are idle, and a GPU may run a kernel of NCCL's until another one does, for which
+// this thread has to return. So what is known before any runs is to be reserved then.
 //
 // A block is given out again while GPUs may still be at it. Whoever copies to it has his stream wait for all that the
 // sum before recorded, and says that it is `used`: so who waits for one sum waits for all before.
 class PinnedPool {
  public:
   // Of the GPUs with these contexts; null is the one that is current where a member may call the driver: in Acquire,
-  // ReleaseIdle and the destructor. Without null these leave another one current.
+  // Reserve, ReleaseIdle and the destructor. Without null these leave another one current.
   explicit PinnedPool(const CudaDriver& driver, std::vector<CUcontext> contexts = {nullptr})
       : driver_(driver), contexts_(std::move(contexts)) {}
   ~PinnedPool();  // all blocks are back
@@ -51,6 +56,9 @@ class PinnedPool {
   // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Throws
   // CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
+  // Pins what is missing of blocks for so many bytes each. Those of a group are to be in use at once, those of
+  // different groups one group after the other. Throws CudaError.
+  void Reserve(const std::vector<std::vector<size_t>>& groups);
   void ReleaseIdle();
 
   size_t pinned_bytes() const;
@@ -61,6 +69,9 @@ class PinnedPool {
 
  private:
   void Return(PinnedBlock* block);
+  // Frees idle blocks, the one that has been idle the longest first, until so many bytes more are within
+  // `most_in_use_`, but none of which there are no more than are needed.
+  void MakeRoom(size_t bytes, const std::map<size_t, size_t>& needed);
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
   void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
   void DestroyEvents(PinnedBlock& block);
@@ -71,7 +82,10 @@ class PinnedPool {
   const CudaDriver& driver_;
   const std::vector<CUcontext> contexts_;
   mutable std::mutex mutex_;
+  std::condition_variable returned_;
   std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
+  std::map<size_t, size_t> counts_;                // of pinned blocks, by size
+  std::map<size_t, size_t> reserved_;              // the most of them that were reserved
   size_t pinned_bytes_ = 0;
   size_t bytes_in_use_ = 0;
   size_t most_in_use_ = 0;

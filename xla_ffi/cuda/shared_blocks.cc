@@ -24,6 +24,11 @@ std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void
   return block;
 }
 
+void SharedBlocks::Reserve(const std::vector<std::vector<size_t>>& groups) {
+  const ContextKept kept(driver_);
+  pool_.Reserve(groups);
+}
+
 void SharedBlocks::ReleaseIdle() {
   const ContextKept kept(driver_);
   pool_.ReleaseIdle();

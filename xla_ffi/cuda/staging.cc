@@ -28,9 +28,9 @@ StagedSum::StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<
   for (const DeviceArray& leaf : leaves_) ends_.push_back(end += leaf.bytes);
 }
 
-size_t StagedSum::block_bytes() const {
+size_t StagedSum::BlockBytes(const std::vector<size_t>& leaf_bytes) {
   size_t bytes = 0;
-  for (const DeviceArray& leaf : leaves_) bytes += Aligned(leaf.bytes);
+  for (const size_t each : leaf_bytes) bytes += Aligned(each);
   return bytes;
 }
 
@@ -182,6 +182,8 @@ Staging::~Staging() {
 
 std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
                                           std::vector<DeviceArray> leaves, const std::optional<PlaceInBlock>& place) {
+  std::vector<size_t> leaf_bytes;
+  for (const DeviceArray& leaf : leaves) leaf_bytes.push_back(leaf.bytes);
   std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
   std::lock_guard lock(mutex_);
   std::erase_if(pending_, [&](const auto& entry) {
@@ -189,7 +191,7 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
   driver_.Enter(context_);
-  sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(sum->block_bytes())});
+  sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(StagedSum::BlockBytes(leaf_bytes))});
   driver_.Check(driver_.EventRecord(sum->events_->given, stream), "waiting for the arrays of a sum");
   pending_[token] = sum;
   to_copy_.push_back(sum);
@@ -225,6 +227,12 @@ std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {
 void Staging::Write(CUstream stream, CUdeviceptr address, int value) {
   driver_.Enter(context_);
   driver_.Check(driver_.Fill(address, static_cast<unsigned>(value), 1, stream), "writing a number to the GPU");
+}
+
+void Staging::Reserve(const std::vector<std::vector<size_t>>& groups) {
+  const ContextKept kept(driver_);
+  driver_.Enter(context_);
+  pool_.Reserve(groups);
 }
 
 void Staging::ReleaseIdle() {

@@ -45,6 +45,8 @@ class StagedSum {
   const std::vector<DeviceArray>& leaves() const { return leaves_; }
   // The leaves in pinned memory; their sums are to be written over them.
   const std::vector<void*>& memory() const { return memory_; }
+  // In pinned memory, where each leaf is aligned.
+  static size_t BlockBytes(const std::vector<size_t>& leaf_bytes);
 
   // Blocks until more than `bytes` are in `memory`; returns how many. From any thread that may keep the GPU's context.
   // Throws CudaError.
@@ -65,8 +67,6 @@ class StagedSum {
   StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
             std::vector<DeviceArray> leaves);
 
-  // In pinned memory, where each leaf is aligned.
-  size_t block_bytes() const;
   void Use(const PlaceInBlock& place);
   // Enqueues all copies to it.
   void CopyToHost(CUstream copies);
@@ -114,7 +114,9 @@ class Staging {
   // Enqueues that an int32 is written. Throws CudaError.
   void Write(CUstream stream, CUdeviceptr address, int value);
 
-  // Gives pinned memory that no sum uses back to the system. From any thread.
+  // Memory for sums, as PinnedPool does. From any thread, whose context stays. Throws CudaError.
+  void Reserve(const std::vector<std::vector<size_t>>& groups);
+  // Gives pinned memory that no sum uses back to the system. From any thread, whose context stays.
   void ReleaseIdle();
 
   size_t pending_count() const;

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -28,10 +29,12 @@ struct Place {
 
 constexpr int64_t kAnyDevice = -1;
 
+using Places = std::unordered_map<int64_t, Place>;  // by the mesh's numbers of the devices
+
 struct CudaState : InstanceState {
   static ffi::TypeId id;
-  using InstanceState::InstanceState;
-  std::unordered_map<int64_t, Place> places;  // by the mesh's numbers of the devices
+  CudaState(SiteInfo info, Places its_places) : InstanceState(std::move(info)), places(std::move(its_places)) {}
+  const Places places;
 };
 ffi::TypeId CudaState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 constexpr ffi::TypeInfo kCudaStateTypeInfo = ffi::MakeTypeInfo<CudaState>();
@@ -51,6 +54,13 @@ ffi::Error RefuseDevice(const std::string& which) {
   return ToError(failure);
 }
 
+// Null if it isn't in the mesh.
+const Place* PlaceOf(const Places& places, const SiteInfo& info, const CudaDevice& device) {
+  auto place = places.find(info.devices.empty() ? device.index : device.id);
+  if (place == places.end()) place = places.find(kAnyDevice);
+  return place == places.end() ? nullptr : &place->second;
+}
+
 ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes) {
   auto info = ParseSite(attributes);
   if (info.has_error()) return ffi::Unexpected(info.error());
@@ -61,7 +71,6 @@ ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes)
   }
   info->beside = *beside;
   info->shard_elements = static_cast<uint64_t>(*shard_elements);
-  auto state = std::make_unique<CudaState>(std::move(*info));
   using Numbers = ffi::Span<const int64_t>;
   const auto mesh = attributes.get<Numbers>("mesh"), groups = attributes.get<Numbers>("groups"),
              members = attributes.get<Numbers>("members"), shards = attributes.get<Numbers>("shards");
@@ -71,8 +80,21 @@ ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes)
       return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum: mesh, groups... differ in size"));
     }
   }
-  for (size_t i = 0; i < mesh->size(); ++i) state->places[(*mesh)[i]] = {(*groups)[i], (*members)[i], (*shards)[i]};
-  return state;
+  Places places;
+  for (size_t i = 0; i < mesh->size(); ++i) places[(*mesh)[i]] = {(*groups)[i], (*members)[i], (*shards)[i]};
+  std::set<int64_t> local_groups;
+  for (const CudaDevice& device : CudaSums::Get().devices()) {
+    if (const Place* place = PlaceOf(places, *info, device)) local_groups.insert(place->group);
+  }
+  info->group_count = static_cast<uint32_t>(local_groups.size());
+  return std::make_unique<CudaState>(std::move(*info), std::move(places));
+}
+
+// One sum speaks for all of the executable.
+ffi::Error Initialize(CudaState* state, int32_t ordinal) {
+  const auto executable = state->instance.executable();
+  if (state->instance.is_first()) CudaSums::Get().Reserve(*executable, ordinal);
+  return ffi::Error::Success();
 }
 
 ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream stream, ffi::AnyBuffer /*before*/,
@@ -80,23 +102,22 @@ ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream 
   const auto device = CudaSums::Get().Device(ordinal);
   if (!device) return RefuseDevice("GPU " + std::to_string(ordinal));
   Instance& instance = state->instance;
-  auto place = state->places.find(instance.info().devices.empty() ? device->index : device->id);
-  if (place == state->places.end()) place = state->places.find(kAnyDevice);
-  if (place == state->places.end()) {
+  const Place* place = PlaceOf(state->places, instance.info(), *device);
+  if (place == nullptr) {
     return RefuseDevice("GPU " + std::to_string(device->id) + " at " + instance.info().site_name);
   }
   CudaCall call{.run_id = static_cast<int32_t>(run_id.run_id),
                 .ordinal = ordinal,
                 .device = device->number,
-                .member = place->second.member,
-                .shard = place->second.shard,
+                .member = place->member,
+                .shard = place->shard,
                 .stream = stream,
                 .token = AddressOf(token->untyped_data()),
                 .leaves = {}};
   for (size_t i = 0; i < leaves.size(); ++i) {
     call.leaves.push_back(AddressOf(leaves.get<ffi::AnyBuffer>(i)->untyped_data()));
   }
-  return ToStatus(CudaSums::Get().Start(instance.SiteOf(place->second.group), std::move(call)));
+  return ToStatus(CudaSums::Get().Start(instance.SiteOf(place->group), std::move(call)));
 }
 
 ffi::Error Done(int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::AnyBuffer /*gate*/,
@@ -109,7 +130,7 @@ ffi::Error Done(int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::Any
 }
 
 ffi::ErrorOr<std::unique_ptr<CudaState>> InstantiateVisit(std::string_view program, int64_t ordinal) {
-  return std::make_unique<CudaState>(ParseVisit(program, ordinal));
+  return std::make_unique<CudaState>(ParseVisit(program, ordinal), Places());
 }
 
 ffi::Error Visit(CudaState* state, ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
@@ -145,6 +166,15 @@ XLA_FFI_Error* CudaPsumInstantiate(XLA_FFI_CallFrame* frame) {
   return handler->Call(frame);
 }
 
+XLA_FFI_Error* CudaPsumInitialize(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
+                             .Ctx<ffi::State<CudaState>>()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .To(Initialize)
+                             .release();
+  return handler->Call(frame);
+}
+
 XLA_FFI_Error* CudaPsumExecute(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind()
                              .Ctx<ffi::State<CudaState>>()
@@ -176,6 +206,7 @@ XLA_FFI_Error* CudaPsumDoneExecute(XLA_FFI_CallFrame* frame) {
 XLA_FFI_Error* CudaPsumOnCpuExecute(XLA_FFI_CallFrame* frame) {
   const auto start = [](CudaState* state, ffi::RunId run_id, int32_t ordinal, ffi::AnyBuffer before,
                         ffi::RemainingArgs leaves, ffi::Result<ffi::AnyBuffer> token, ffi::RemainingRets rets) {
+    Initialize(state, ordinal);  // XLA doesn't for CPU devices
     return Start(state, run_id, ordinal, nullptr, before, leaves, token, rets);
   };
   static auto* handler = ffi::Ffi::Bind()

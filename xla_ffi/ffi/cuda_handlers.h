@@ -13,6 +13,9 @@ namespace passing {
 // which shard it has. `beside`: int64, SiteInfo's. `shard_elements`: 0, or in place of the leaves stands a shard: so
 // many of their elements, end to end, which this host's members added up, kept as `Widened` says; so are the sums then.
 XLA_FFI_Error* CudaPsumInstantiate(XLA_FFI_CallFrame* frame);
+// Before each execution of the program on a device. If there are collectives of XLA's own among its calls, XLA lets
+// none of the process's devices go on before all are here.
+XLA_FFI_Error* CudaPsumInitialize(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* CudaPsumExecute(XLA_FFI_CallFrame* frame);
 
 // "passing_psum_done". Operands: the int32[], another that is there when the sum may be waited for, the leaves;

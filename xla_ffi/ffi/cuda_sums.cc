@@ -1,7 +1,9 @@
 #include "ffi/cuda_sums.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 namespace passing {
 namespace {
@@ -44,6 +46,11 @@ void CudaSums::SetDevices(std::vector<CudaDevice> devices) {
   devices_ = std::move(devices);
 }
 
+std::vector<CudaDevice> CudaSums::devices() {
+  std::lock_guard lock(mutex_);
+  return devices_;
+}
+
 std::optional<CudaDevice> CudaSums::Device(int32_t ordinal) {
   std::lock_guard lock(mutex_);
   const auto found =
@@ -62,10 +69,9 @@ Staging& CudaSums::StagingOf(int32_t ordinal) {
 SharedBlocks& CudaSums::Shared() {
   std::unique_lock lock(mutex_);
   if (shared_) return *shared_;
-  const auto devices = devices_;
   lock.unlock();
   std::vector<CUcontext> contexts;
-  for (const CudaDevice& device : devices) contexts.push_back(StagingOf(device.ordinal).context());
+  for (const CudaDevice& device : devices()) contexts.push_back(StagingOf(device.ordinal).context());
   lock.lock();
   if (!shared_) shared_ = std::make_unique<SharedBlocks>(*driver_, std::move(contexts));
   return *shared_;
@@ -90,6 +96,20 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
   }
   rendezvous_.FailSession(*failure);
   return failure;
+}
+
+void CudaSums::Reserve(const Executable& executable, int32_t ordinal) {
+  std::vector<std::vector<size_t>> own, shared;
+  for (const auto& [first, bytes] : executable.bytes_beside) {
+    std::transform(bytes.leaves.begin(), bytes.leaves.end(), std::back_inserter(own.emplace_back()),
+                   &StagedSum::BlockBytes);
+    if (!bytes.shards.empty()) shared.push_back(bytes.shards);
+  }
+  try {
+    StagingOf(ordinal).Reserve(own);
+    if (!shared.empty()) Shared().Reserve(shared);
+  } catch (const CudaError&) {
+  }
 }
 
 std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, CudaCall call) {

@@ -51,11 +51,15 @@ class CudaSums {
   // In place of NVIDIA's driver, before it is opened.
   void SetLibrary(std::string library);
   void SetDevices(std::vector<CudaDevice> devices);
+  std::vector<CudaDevice> devices();
   // Null if jax_passing wasn't told of it.
   std::optional<CudaDevice> Device(int32_t ordinal);
 
-  // Never blocks but to pin memory. The sum itself may have failed already: `Finish` returns that, and what becomes of
-  // the copies.
+  // Before an execution on this GPU, as pinning memory in the midst of one may wait for what waits for this thread:
+  // pins what its sums need. If it can't, `Start` says so: XLA has others wait for this one now.
+  void Reserve(const Executable& executable, int32_t ordinal);
+  // Never blocks but to pin memory that isn't reserved. The sum itself may have failed already: `Finish` returns that,
+  // and what becomes of the copies.
   std::optional<Failure> Start(const std::shared_ptr<const Site>& site, CudaCall call);
   // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
   // by piece.

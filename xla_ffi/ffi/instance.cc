@@ -142,7 +142,10 @@ void OpenExecutable::Complete() {
     executable_->on_gpu = instance->info().on_gpu;
     if (instance->info().conditional && instance->info().world_size != 1) conditional = instance;
     program.devices = instance->info().devices;
+    if (executable_->on_gpu) instance->AddTo(executable_->bytes_beside[instance->info().beside]);
   }
+  const auto first = std::find_if(instances_.begin(), instances_.end(), [](auto* each) { return !each->is_visit(); });
+  if (first != instances_.end()) (*first)->is_first_ = true;
   program.fingerprint = fingerprint_;
   Hash hash;
   hash.Add(program.name);
@@ -216,6 +219,17 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
                                              .shard_elements = info_.shard_elements});
   }
   return site;
+}
+
+void Instance::AddTo(BytesBeside& bytes) const {
+  const size_t element_bytes = SizeOf(shape_->dtype);
+  if (info_.shard_elements) {
+    bytes.shards.insert(bytes.shards.end(), info_.group_count,
+                        info_.local_member_count * info_.shard_elements * element_bytes);
+    return;
+  }
+  auto& leaves = bytes.leaves.emplace_back();
+  for (const uint64_t elements : info_.leaf_elements) leaves.push_back(elements * element_bytes);
 }
 
 std::shared_ptr<Executable> Instance::executable() { return open_executable_->CompletedExecutable(); }

@@ -17,7 +17,9 @@
 #ifndef XLA_FFI_FFI_INSTANCE_H_
 #define XLA_FFI_FFI_INSTANCE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,15 +60,23 @@ struct SiteInfo {
   // Not 0: this host's members add up their elements before they come, and each comes with a shard of so many, widened.
   // Means nothing to other hosts, either.
   uint64_t shard_elements = 0;
+  uint32_t group_count = 1;  // groups of this process's devices that sum separately; asked for only on GPU
+};
+
+// Of the sums of an executable that may be under way beside each other.
+struct BytesBeside {
+  std::vector<std::vector<size_t>> leaves;  // that each device brings to each sum
+  std::vector<size_t> shards;               // that devices bring to each sum of this process's together
 };
 
 // What the sums of one executable share.
 struct Executable {
-  uint64_t hash = 0;               // of `program` but its devices
-  ProgramInfo program;             // devices: as SiteInfo says
-  bool visits = false;             // it tells of each execution: not each may come to a sum
-  bool on_gpu = false;             // runs on this host's GPUs, not its CPU devices
-  std::optional<Failure> refused;  // why its sums can't be told apart
+  uint64_t hash = 0;                            // of `program` but its devices
+  ProgramInfo program;                          // devices: as SiteInfo says
+  bool visits = false;                          // it tells of each execution: not each may come to a sum
+  bool on_gpu = false;                          // runs on this host's GPUs, not its CPU devices
+  std::map<int64_t, BytesBeside> bytes_beside;  // there, by SiteInfo's `beside`
+  std::optional<Failure> refused;               // why its sums can't be told apart
 
   // Its executions; guarded by the rendezvous.
   uint64_t attachment = 0;  // during which the last one was seen; 0: never any
@@ -103,14 +113,19 @@ class Instance {
   std::shared_ptr<const Site> SiteOf(int64_t group);
   // Which a visit belongs to; null if it has no sums.
   std::shared_ptr<Executable> executable();
+  // One of the executable's sums. Once that is complete.
+  bool is_first() const { return is_first_; }
 
  private:
   friend class OpenExecutable;
+
+  void AddTo(BytesBeside& bytes) const;
 
   const SiteInfo info_;
   const uint64_t hash_;  // equal for look-alikes
   const std::shared_ptr<const SumShape> shape_;
   uint64_t nth_ = 0;  // which one of its look-alikes it is, once the executable is complete
+  bool is_first_ = false;
   // The last of these: from here on, other threads may complete the executable.
   const std::shared_ptr<OpenExecutable> open_executable_;
   std::mutex mutex_;

@@ -31,14 +31,15 @@ using namespace nb::literals;
 namespace passing {
 namespace {
 
-nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
-  return nb::capsule(reinterpret_cast<void*>(handler));
-}
+using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
+
+nb::capsule Capsule(Handler handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
 
 // The stages of a custom call; without a state there is nothing to instantiate.
-nb::dict Bundle(XLA_FFI_Error* (*instantiate)(XLA_FFI_CallFrame*), XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)) {
+nb::dict Bundle(Handler instantiate, Handler execute, Handler initialize = nullptr) {
   nb::dict bundle;
   if (instantiate) bundle["instantiate"] = Capsule(instantiate);
+  if (initialize) bundle["initialize"] = Capsule(initialize);
   bundle["execute"] = Capsule(execute);
   return bundle;
 }
@@ -183,7 +184,7 @@ void BindFfi(nb::module_& m) {
         [] { return nb::make_tuple(kStateName, nb::capsule(StateTypeId()), nb::capsule(StateTypeInfo())); });
   m.def("cuda_ffi_targets", [] {
     nb::dict targets;
-    targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumExecute);
+    targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumExecute, CudaPsumInitialize);
     targets["passing_psum_done"] = Bundle(nullptr, CudaPsumDoneExecute);
     targets["passing_visit"] = Bundle(CudaVisitInstantiate, CudaVisitExecute);
     targets["passing_rank"] = Bundle(nullptr, CudaRankExecute);

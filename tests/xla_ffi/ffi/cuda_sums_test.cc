@@ -15,6 +15,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -457,6 +458,68 @@ TEST_F(CudaSumsTest, executionsThatBreakOffLeaveNothingBehind) {
   EXPECT_EQ(KindOf(sums_.Finish(last.MakeCall(101))), "");
   Fake().synchronize(last.stream);
   EXPECT_EQ(last.a, std::vector<float>(1000, 2));
+  EXPECT_TRUE(AllIsReturned());
+}
+
+// Pinning memory beside NCCL's kernels may wait for ever.
+TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
+  constexpr uint64_t kSeed = 37;
+  SCOPED_TRACE(kSeed);
+  Fake().seed(kSeed);
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
+  constexpr int kSteps = 50;
+  const std::vector<std::shared_ptr<Site>> whole{MakeSiteOfTwoLeaves(100, 2), MakeSiteOfTwoLeaves(101, 2)};
+  const std::vector<std::shared_ptr<Site>> by_shards{MakeSiteOfShards(102), MakeSiteOfShards(103)};
+  Executable executable;
+  BytesBeside& bytes = executable.bytes_beside[0];
+  for (const auto& site : whole) {
+    auto& leaves = bytes.leaves.emplace_back();
+    for (const uint64_t elements : site->shape->leaf_elements) leaves.push_back(elements * sizeof(float));
+  }
+  for (const auto& site : by_shards) bytes.shards.push_back(2 * site->shard_elements * sizeof(float));
+  const auto pinned = 2 * 2 * PinnedPool::SizeClass(4096 + 256) + 2 * PinnedPool::SizeClass(8000);
+  for (const int32_t ordinal : {0, 1, 0}) sums_.Reserve(executable, ordinal);
+  EXPECT_EQ(Fake().pinned_bytes(), pinned);
+  Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
+  std::mutex mutex;
+  std::set<std::string> failures;
+  const auto train = [&](int32_t ordinal) {
+    std::vector<std::pair<std::shared_ptr<Site>, CudaCall>> calls;
+    for (const auto& site : whole) calls.emplace_back(site, MakeDevice(ordinal, 1).MakeCall(0));
+    for (const auto& site : by_shards) calls.emplace_back(site, ShardOf(MakeDevice(ordinal, 1), 0));
+    for (int step = 1; step <= kSteps; ++step) {
+      for (auto& [site, call] : calls) {
+        call.run_id = step;
+        const auto failure = sums_.Start(site, call);
+        std::lock_guard lock(mutex);
+        if (failure) failures.insert(failure->message);
+      }
+      for (const auto& [site, call] : calls) {
+        const auto failure = sums_.Finish(call);
+        std::lock_guard lock(mutex);
+        if (failure) failures.insert(failure->message);
+      }
+    }
+  };
+  std::thread other([&] { train(1); });
+  train(0);
+  other.join();
+  Fake().fail("cuMemHostAlloc", 0, 0);
+  EXPECT_EQ(failures, std::set<std::string>{});
+  EXPECT_EQ(Fake().pinned_bytes(), pinned);
+  EXPECT_TRUE(AllIsReturned());
+}
+
+TEST_F(CudaSumsTest, whatCantBeReservedIsSaidByTheSum) {
+  Device& device = MakeDevice(0, 1);
+  Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
+  Executable executable;
+  executable.bytes_beside[0].leaves = {{4000, 40}};
+  sums_.Reserve(executable, 0);
+  EXPECT_EQ(session_failure(), "");
+  EXPECT_EQ(KindOf(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10))), "AcceleratorError");
+  Fake().fail("cuMemHostAlloc", 0, 0);
+  EXPECT_EQ(session_failure(), "AcceleratorError");
   EXPECT_TRUE(AllIsReturned());
 }
 

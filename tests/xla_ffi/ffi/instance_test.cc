@@ -55,6 +55,26 @@ TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
   EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, b0.SiteOf(0)->executable->program.identities);
 }
 
+TEST(Instance, gpusKnowWhatTheirSumsBringAtOnce) {
+  std::vector<SiteInfo> infos{Info(0, 0), Info(0, 1), Info(0, 2), Info(0, 3)};
+  for (SiteInfo& info : infos) info.on_gpu = true;
+  for (const int site : {1, 2}) infos[site].beside = 1;
+  infos[1].leaf_elements = {3, 5};
+  infos[2].dtype = DType::kBFloat16;  // this host's devices add up float32
+  infos[2].shard_elements = 7;
+  infos[2].group_count = 2;
+  infos[3].beside = 3;
+  std::vector<std::unique_ptr<Instance>> instances;
+  for (const SiteInfo& info : infos) instances.push_back(std::make_unique<Instance>(info));
+  const auto& bytes = instances[0]->executable()->bytes_beside;
+  EXPECT_EQ(bytes.size(), 3);
+  EXPECT_EQ(bytes.at(0).leaves, (std::vector<std::vector<size_t>>{{32}}));
+  EXPECT_EQ(bytes.at(0).shards, std::vector<size_t>{});
+  EXPECT_EQ(bytes.at(1).leaves, (std::vector<std::vector<size_t>>{{12, 20}}));
+  EXPECT_EQ(bytes.at(1).shards, std::vector<size_t>(2, 56));
+  for (const auto& each : instances) EXPECT_EQ(each->is_first(), each == instances[0]);
+}
+
 TEST(Instance, lookAlikesAreNumberedBySiteThenByOrder) {
   Instance a2(LookAlike(0, 1)), a0(LookAlike(0)), a1(LookAlike(0));
   EndWith("f");
