@@ -119,7 +119,7 @@ cpp_tests() { ctest_in cmake all; }
 # Memory, leaks and undefined behaviour; races between threads. What is found ends the test that it is found in. Of the
 # random clusters, which are slow here, a part is run: cpp_tests runs all, and fuzzing has the sanitizers, too.
 address_sanitizer() {
-  PASSING_SEED_COUNT=40 UBSAN_OPTIONS=print_stacktrace=1 ctest_in address_sanitizer passing_tests -DPASSING_SANITIZE=address,undefined
+  PASSING_SEED_COUNT=10 UBSAN_OPTIONS=print_stacktrace=1 ctest_in address_sanitizer passing_tests -DPASSING_SANITIZE=address,undefined
 }
 thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
 
@@ -175,7 +175,7 @@ simulation() { timeout 600 "$oldest/bin/python" tests/simulate.py --seeds 10000 
 end_to_end() { pytest_in "$oldest" tests/end_to_end; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
-randomised_search() { timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 150 --seed 1; }
+randomised_search() { timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 80 --seed 1; }
 
 bazel() { timeout 1800 bash tests/bazel.sh; }
 
