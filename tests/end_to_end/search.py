@@ -8,6 +8,7 @@ printed with its source and the command that replays it. tests/support/search_pr
 
 import argparse
 import collections
+import os
 import random
 import sys
 import time
@@ -36,7 +37,8 @@ class World:
         self.switch = Switch()
         settings = [host_settings(self.switch.address, "search", rank, hosts, self.devices) for rank in range(hosts)]
         # Sets and dicts are in another order on each host.
-        settings = [own | {"XLA_FLAGS": FAST_COMPILER} for own in settings]
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
+        settings = [own | {"XLA_FLAGS": flags} for own in settings]
         self.processes = [lockstep.Follower(PROGRAMS / "search_host.py", [], own) for own in settings]
         self.init()
 

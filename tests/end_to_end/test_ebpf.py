@@ -7,7 +7,7 @@ import pytest
 from ebpf_here import missing
 
 from .bridge_cluster import BridgeCluster
-from .conftest import Process, counters, digest
+from .conftest import SOME_DTYPES, Process, counters, digest
 
 HOSTS = 3
 
@@ -28,11 +28,11 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.slow
 def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None:
     switch = cluster.start_switch()
-    expected = digest(cluster.start_hosts("sums.py", devices=2))
+    expected = digest(cluster.start_hosts("sums.py", *SOME_DTYPES, devices=2))
     counters(switch)
 
     switch = cluster.start_ebpf()
-    assert digest(cluster.start_hosts("sums.py", devices=2)) == expected
+    assert digest(cluster.start_hosts("sums.py", *SOME_DTYPES, devices=2)) == expected
     assert "results by multicast to 239." in switch.text
     counted = counters(switch)
     assert counted["results_multicast"] == counted["complete"] > 0
@@ -51,7 +51,7 @@ def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None
         host.stop()
 
     switch = cluster.start_ebpf("--no-multicast")
-    first, second = (cluster.start_hosts("sums.py", job=job, devices=2) for job in ("job", "other"))
+    first, second = (cluster.start_hosts("sums.py", *SOME_DTYPES, job=job, devices=2) for job in ("job", "other"))
     assert digest(first) == digest(second)
     counted = counters(switch)
     assert counted["epochs_started"] == 2

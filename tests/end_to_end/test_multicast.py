@@ -10,7 +10,7 @@ import pytest
 from namespaces import ip, missing
 
 from .bridge_cluster import PORT, BridgeCluster
-from .conftest import Process, counters, digest
+from .conftest import SOME_DTYPES, Process, counters, digest
 
 HOSTS = 3
 
@@ -24,8 +24,8 @@ class Cluster(BridgeCluster):
     def start_multicast(self) -> Process:
         return self.start_switch("--listen", f"0.0.0.0:{PORT}", machine=HOSTS)
 
-    def start_at_switch(self, program: str) -> list[Process]:
-        return self.start_hosts(program, places=[self.place(HOSTS)] * HOSTS)
+    def start_at_switch(self, program: str, *arguments: str) -> list[Process]:
+        return self.start_hosts(program, *arguments, places=[self.place(HOSTS)] * HOSTS)
 
     def carry_multicast(self, host: int, carries: bool) -> None:
         flag = "on" if carries else "off"
@@ -41,7 +41,7 @@ def cluster() -> Iterator[Cluster]:
 def _sum(cluster: Cluster) -> tuple[str, str, dict[str, int]]:
     """Sums of every kind, checked by the hosts: the digest of their bits, the switch's log, its counters."""
     switch = cluster.start_multicast()
-    bits = digest(cluster.start_at_switch("sums.py"))
+    bits = digest(cluster.start_at_switch("sums.py", *SOME_DTYPES))
     return bits, switch.text, counters(switch)
 
 

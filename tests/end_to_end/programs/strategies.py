@@ -6,9 +6,11 @@ local: each host has a mesh of its own devices; global: one mesh over jax.distri
 bits, which must be the same on all hosts.
 """
 
+import functools
 import hashlib
 import os
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +37,12 @@ def main() -> None:
         mesh = jax.sharding.Mesh(jax.devices() if deployment == "global" else jax.local_devices(), ("d",))
         mine = slice(session.rank * local, (session.rank + 1) * local)
 
-        def run(body, rows: np.ndarray, out_specs: P = P(), check_vma: bool = False) -> np.ndarray:
-            """`rows`: one for each device of all hosts."""
+        def run(body, rows: Any, out_specs: P = P(), check_vma: bool = False) -> Any:
+            """`rows`: a tree of arrays with a row for each device of all hosts."""
             sharding = jax.sharding.NamedSharding(mesh, P("d"))
             mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=out_specs, check_vma=check_vma))
-            result = mapped(jax.make_array_from_process_local_data(sharding, rows[mine]))
+            own = jax.tree.map(lambda each: each[mine], rows)
+            result = mapped(jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), own))
             return np.concatenate([shard.data for shard in result.addressable_shards]) if out_specs else result
 
         def psum(x: jax.Array) -> jax.Array:
@@ -47,10 +50,12 @@ def main() -> None:
 
         random = np.random.default_rng(0)
         for index, dtype in enumerate(DTYPES):
+            several = []
             for size in (1, 1441, 50_000):
                 rows = random.normal(size=(ranks, size)) * 20
-                rows = (rows > 0 if dtype == np.bool_ else rows).astype(dtype)
-                got = np.asarray(run(lambda x: psum(x[0]), rows, check_vma=bool(index % 2)))
+                several.append((rows > 0 if dtype == np.bool_ else rows).astype(dtype))
+            sums = run(lambda xs: [psum(x[0]) for x in xs], several, check_vma=bool(index % 2))
+            for rows, got in zip(several, map(np.asarray, sums), strict=True):
                 digest.update(got.tobytes())
                 if dtype.kind in "biu":
                     expected = rows.astype(np.uint64).sum(0).astype(np.int32 if dtype == np.bool_ else dtype)

@@ -1,9 +1,13 @@
 """Deployment A: every dtype, shape and transform on a mesh of this host's devices, summed over all hosts.
 
-Every host knows all hosts' inputs, so each result is compared with numpy's. Prints a digest of all result bits.
+    sums.py [DTYPE...]
+
+Every host knows all hosts' inputs, so each result is compared with numpy's. Prints a digest of all result bits. With
+names of dtypes only these are summed by themselves, for tests of what carries sums.
 """
 
 import hashlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +19,8 @@ import jax_passing
 
 jax.config.update("jax_enable_x64", True)
 digest = hashlib.sha256()
+
+NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bfloat16"
 
 
 def inputs(rank: int, devices: int, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
@@ -72,16 +78,15 @@ def main() -> None:
         def all_rows(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
             return np.concatenate([inputs(rank, devices, shape, dtype, seed) for rank in everyone])
 
-        names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
-        dtypes = [np.dtype(name) for name in names.split()] + [np.dtype(ml_dtypes.bfloat16)]
-        # The empty one by itself: jaxlib 0.11.2 crashes when it compiles a program with an empty and another sum, be it
-        # jax.lax's.
-        programs = [[(), (1,), (7,), (1440,), (1441,), (33, 5, 7), (50_000,)], [(0,)]]
-        for seed, dtype in enumerate(dtypes):
-            for shapes in programs:
-                mine = [inputs(session.rank, devices, shape, dtype, seed) for shape in shapes]
-                for shape, got in zip(shapes, psum_each(mesh, mine, check_vma=bool(seed % 2)), strict=True):
-                    check(f"{dtype} {shape}", got, all_rows(shape, dtype, seed), dtype)
+        dtypes = [jnp.dtype(name) for name in sys.argv[1:] or NAMES.split()]
+        # The empty ones by themselves: jaxlib 0.11.2 crashes when it compiles a program with an empty and another sum,
+        # be it jax.lax's.
+        shapes = [(), (1,), (7,), (1440,), (1441,), (33, 5, 7), (50_000,)]
+        programs = [[(shape, dtype) for shape in shapes] for dtype in dtypes] + [[((0,), dtype) for dtype in dtypes]]
+        for seed, cases in enumerate(programs):
+            mine = [inputs(session.rank, devices, *case, seed) for case in cases]
+            for case, got in zip(cases, psum_each(mesh, mine, check_vma=bool(seed % 2)), strict=True):
+                check(f"{case}", got, all_rows(*case, seed), case[1])
 
         # A tree of leaves of several dtypes, some empty, one a strided view; pmean; NaN and infinities.
         float32 = np.dtype(np.float32)

@@ -86,9 +86,7 @@ def test_gpt2_learns_how_python_is_written():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "rate", "steps"), [("alexnet", 2e-3, 100), ("vgg16", 1e-3, 100), ("resnet50", 3e-3, 60)]
-)
+@pytest.mark.parametrize(("name", "rate", "steps"), [("alexnet", 2e-3, 100), ("resnet50", 3e-3, 60)])
 def test_image_models_learn_digits(name, rate, steps):
     model = model_cases.SMALL[name]
     variables, _ = train(model, rate, steps)

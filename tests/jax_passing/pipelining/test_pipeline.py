@@ -98,7 +98,6 @@ def made(stages, width, microbatches, schedule, stages_per_device=1):
         (1, 1, 1, "1f1b", 1),
         (2, 2, 3, "gpipe", 1),
         (3, 2, 4, "1f1b", 1),
-        (3, 2, 4, "zb-h1", 1),
         (4, 1, 2, "zb-h1", 1),
         (2, 2, 4, "interleaved", 2),
     ],
