@@ -11,9 +11,9 @@ namespace {
 
 constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
 constexpr unsigned kPortable = 1;   // pinned for all GPUs (CU_MEMHOSTALLOC_PORTABLE)
-// Where there are as many blocks as were to be in use at once, another one can only be missing because a GPU, or a
-// thread of ours, isn't through with the last execution: they are as far behind as the system schedules them.
-constexpr auto kPatience = std::chrono::milliseconds(200);
+// Where there are as many blocks as a program needs, another one can only be missing because a GPU, or a thread of
+// ours, isn't through with the last execution, or because another thread's program has it.
+constexpr auto kPatience = std::chrono::seconds(1);
 
 void ForEach(PinnedBlock::Events& events, const auto& f) {
   f(events.given);
@@ -50,41 +50,44 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
     idle_.erase(found);
     if (block->used.exchange(false)) block->turn ^= 1;
   } else {
-    most_in_use_ = std::max(most_in_use_, bytes_in_use_ + size);
-    MakeRoom(size, {});
-    block = Make(size);
+    MakeRoom(size, reserved_, bytes_in_use_ + size);
+    try {
+      block = Make(size);
+    } catch (const CudaError&) {
+      if (idle_.empty()) throw;
+      FreeIdle();
+      block = Make(size);
+    }
   }
   bytes_in_use_ += size;
   most_in_use_ = std::max(most_in_use_, bytes_in_use_);
   return {block.release(), [this](PinnedBlock* block) { Return(block); }};
 }
 
-void PinnedPool::Reserve(const std::vector<std::vector<size_t>>& groups) {
-  std::map<size_t, size_t> needed;  // blocks, by size
-  for (const auto& group : groups) {
-    std::map<size_t, size_t> of_group;
-    for (const size_t bytes : group) ++of_group[SizeClass(bytes)];
-    for (const auto& [size, count] : of_group) needed[size] = std::max(needed[size], count);
-  }
-  size_t in_use = 0;
-  for (const auto& [size, count] : needed) in_use += count * size;
+void PinnedPool::Reserve(const std::vector<size_t>& bytes) {
+  Counts needed;
+  for (const size_t each : bytes) ++needed[SizeClass(each)];
   std::lock_guard lock(mutex_);
-  most_in_use_ = std::max(most_in_use_, in_use);
+  for (const auto& [size, count] : reserved_) needed[size] = std::max(needed[size], count);
   for (const auto& [size, count] : needed) {
-    reserved_[size] = std::max(reserved_[size], count);
     while (counts_[size] < count) {
-      MakeRoom(size, needed);
+      MakeRoom(size, needed, 0);
       idle_.push_back(Make(size));
+      returned_.notify_all();
     }
   }
+  reserved_ = std::move(needed);
 }
 
-void PinnedPool::MakeRoom(size_t bytes, const std::map<size_t, size_t>& needed) {
+void PinnedPool::MakeRoom(size_t bytes, const Counts& kept, size_t bytes_in_use) {
+  size_t most = std::max(most_in_use_, bytes_in_use), kept_bytes = 0;
+  for (const auto& [size, count] : kept) kept_bytes += size * count;
+  most = std::max(most, kept_bytes);
   const auto can_go = [&](const auto& block) {
-    const auto found = needed.find(block->bytes);
-    return found == needed.end() || counts_[block->bytes] > found->second;
+    const auto found = kept.find(block->bytes);
+    return found == kept.end() || counts_[block->bytes] > found->second;
   };
-  while (pinned_bytes_ + bytes > most_in_use_) {
+  while (pinned_bytes_ + bytes > most) {
     const auto oldest = std::find_if(idle_.begin(), idle_.end(), can_go);
     if (oldest == idle_.end()) return;
     auto block = std::move(*oldest);
@@ -149,12 +152,16 @@ void PinnedPool::DestroyEvents(PinnedBlock& block) {
   }
 }
 
-void PinnedPool::ReleaseIdle() {
-  std::lock_guard lock(mutex_);
+void PinnedPool::FreeIdle() {
   while (!idle_.empty()) {
     Free(std::move(idle_.front()));
     idle_.pop_front();
   }
+}
+
+void PinnedPool::ReleaseIdle() {
+  std::lock_guard lock(mutex_);
+  FreeIdle();
   most_in_use_ = bytes_in_use_;
   reserved_.clear();
 }

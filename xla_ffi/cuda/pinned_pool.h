@@ -36,8 +36,8 @@ struct PinnedBlock {
   std::atomic<bool> used = false;  // some GPU's copies wait for those of the sum before
 };
 
-// Pinning memory takes milliseconds, so blocks are kept and used again. What is pinned at a time is no more than was in
-// use or reserved at once before, or what is asked for now: idle blocks go before a new one would exceed that.
+// Pinning memory takes milliseconds, so blocks are kept and used again. Kept are no more bytes than were in use at
+// once, or than is reserved if that is more: idle blocks that aren't reserved go before a new one would exceed that.
 //
 // Pinning may also wait until GPUs are idle, and a GPU may run a kernel of NCCL's until another one does, for which
 // this thread has to return. So what is known before any runs is to be reserved then.
@@ -56,9 +56,9 @@ class PinnedPool {
   // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Throws
   // CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
-  // Pins what is missing of blocks for so many bytes each. Those of a group are to be in use at once, those of
-  // different groups one group after the other. Throws CudaError.
-  void Reserve(const std::vector<std::vector<size_t>>& groups);
+  // Pins what is missing of blocks for so many bytes each, which may be in use at once. Of each size as many are kept
+  // as were ever reserved at once. Throws CudaError.
+  void Reserve(const std::vector<size_t>& bytes);
   void ReleaseIdle();
 
   size_t pinned_bytes() const;
@@ -69,11 +69,14 @@ class PinnedPool {
 
  private:
   void Return(PinnedBlock* block);
-  // Frees idle blocks, the one that has been idle the longest first, until so many bytes more are within
-  // `most_in_use_`, but none of which there are no more than are needed.
-  void MakeRoom(size_t bytes, const std::map<size_t, size_t>& needed);
+  using Counts = std::map<size_t, size_t>;  // of blocks, by size
+
+  // Frees idle blocks, the one that has been idle the longest first, but none that is `kept`, until so many bytes more
+  // are no more than all `kept` have, than is in use, or ever was.
+  void MakeRoom(size_t bytes, const Counts& kept, size_t bytes_in_use);
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
   void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
+  void FreeIdle();
   void DestroyEvents(PinnedBlock& block);
 
   // Makes it current, unless it is null.
@@ -84,8 +87,8 @@ class PinnedPool {
   mutable std::mutex mutex_;
   std::condition_variable returned_;
   std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
-  std::map<size_t, size_t> counts_;                // of pinned blocks, by size
-  std::map<size_t, size_t> reserved_;              // the most of them that were reserved
+  Counts counts_;                                  // of all that are pinned
+  Counts reserved_;
   size_t pinned_bytes_ = 0;
   size_t bytes_in_use_ = 0;
   size_t most_in_use_ = 0;

@@ -13,6 +13,7 @@ std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void
   auto block = open->block.lock();
   if (!block || open->run_id != run_id || open->joined[shard]) {
     const ContextKept kept(driver_);
+    block.reset();  // of an execution that broke off: the pool may have it back
     block = pool_.Acquire(bytes);
     open->run_id = run_id;
     open->block = block;
@@ -24,9 +25,9 @@ std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void
   return block;
 }
 
-void SharedBlocks::Reserve(const std::vector<std::vector<size_t>>& groups) {
+void SharedBlocks::Reserve(const std::vector<size_t>& bytes) {
   const ContextKept kept(driver_);
-  pool_.Reserve(groups);
+  pool_.Reserve(bytes);
 }
 
 void SharedBlocks::ReleaseIdle() {

@@ -24,7 +24,7 @@ class SharedBlocks {
   std::shared_ptr<PinnedBlock> Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
                                     size_t shard_count, size_t bytes);
   // As PinnedPool does. From any thread, whose context stays. Throws CudaError.
-  void Reserve(const std::vector<std::vector<size_t>>& groups);
+  void Reserve(const std::vector<size_t>& bytes);
   // Gives pinned memory that no sum uses back to the system. From any thread, whose context stays.
   void ReleaseIdle();
 

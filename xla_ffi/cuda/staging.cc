@@ -152,6 +152,7 @@ std::optional<Failure> StagedSum::CopyBack(CUstream stream,
 Staging::Staging(const CudaDriver& driver, int ordinal) : driver_(driver), pool_(driver) {
   driver_.Check(driver_.DeviceGet(&device_, ordinal), "finding a GPU");
   driver_.Check(driver_.PrimaryContextRetain(&context_, device_), "entering a GPU's context");
+  const ContextKept kept(driver_);
   CUresult result = driver_.ContextSetCurrent(context_);
   if (result == 0) result = driver_.StreamCreate(&copies_, CudaDriver::kStreamNonBlocking);
   if (result != 0) driver_.PrimaryContextRelease(device_);
@@ -185,14 +186,16 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
   std::vector<size_t> leaf_bytes;
   for (const DeviceArray& leaf : leaves) leaf_bytes.push_back(leaf.bytes);
   std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   std::erase_if(pending_, [&](const auto& entry) {
     const auto& [its_token, its_sum] = entry;
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
+  lock.unlock();  // who gives the memory back may need it
   driver_.Enter(context_);
   sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(StagedSum::BlockBytes(leaf_bytes))});
   driver_.Check(driver_.EventRecord(sum->events_->given, stream), "waiting for the arrays of a sum");
+  lock.lock();
   pending_[token] = sum;
   to_copy_.push_back(sum);
   wake_.notify_all();
@@ -229,10 +232,10 @@ void Staging::Write(CUstream stream, CUdeviceptr address, int value) {
   driver_.Check(driver_.Fill(address, static_cast<unsigned>(value), 1, stream), "writing a number to the GPU");
 }
 
-void Staging::Reserve(const std::vector<std::vector<size_t>>& groups) {
+void Staging::Reserve(const std::vector<size_t>& bytes) {
   const ContextKept kept(driver_);
   driver_.Enter(context_);
-  pool_.Reserve(groups);
+  pool_.Reserve(bytes);
 }
 
 void Staging::ReleaseIdle() {

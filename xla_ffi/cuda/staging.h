@@ -95,7 +95,7 @@ class StagedSum {
 // Of one GPU.
 class Staging {
  public:
-  // Throws CudaError.
+  // The caller's context stays. Throws CudaError.
   Staging(const CudaDriver& driver, int ordinal);
   ~Staging();
   Staging(const Staging&) = delete;
@@ -115,7 +115,7 @@ class Staging {
   void Write(CUstream stream, CUdeviceptr address, int value);
 
   // Memory for sums, as PinnedPool does. From any thread, whose context stays. Throws CudaError.
-  void Reserve(const std::vector<std::vector<size_t>>& groups);
+  void Reserve(const std::vector<size_t>& bytes);
   // Gives pinned memory that no sum uses back to the system. From any thread, whose context stays.
   void ReleaseIdle();
 

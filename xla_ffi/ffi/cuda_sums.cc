@@ -1,7 +1,6 @@
 #include "ffi/cuda_sums.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -99,15 +98,11 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
 }
 
 void CudaSums::Reserve(const Executable& executable, int32_t ordinal) {
-  std::vector<std::vector<size_t>> own, shared;
-  for (const auto& [first, bytes] : executable.bytes_beside) {
-    std::transform(bytes.leaves.begin(), bytes.leaves.end(), std::back_inserter(own.emplace_back()),
-                   &StagedSum::BlockBytes);
-    if (!bytes.shards.empty()) shared.push_back(bytes.shards);
-  }
+  std::vector<size_t> blocks;
+  for (const auto& leaves : executable.leaf_bytes) blocks.push_back(StagedSum::BlockBytes(leaves));
   try {
-    StagingOf(ordinal).Reserve(own);
-    if (!shared.empty()) Shared().Reserve(shared);
+    StagingOf(ordinal).Reserve(blocks);
+    if (!executable.shard_bytes.empty()) Shared().Reserve(executable.shard_bytes);
   } catch (const CudaError&) {
   }
 }

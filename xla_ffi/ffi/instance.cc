@@ -142,7 +142,7 @@ void OpenExecutable::Complete() {
     executable_->on_gpu = instance->info().on_gpu;
     if (instance->info().conditional && instance->info().world_size != 1) conditional = instance;
     program.devices = instance->info().devices;
-    if (executable_->on_gpu) instance->AddTo(executable_->bytes_beside[instance->info().beside]);
+    if (executable_->on_gpu) instance->TellBytes(*executable_);
   }
   const auto first = std::find_if(instances_.begin(), instances_.end(), [](auto* each) { return !each->is_visit(); });
   if (first != instances_.end()) (*first)->is_first_ = true;
@@ -221,14 +221,14 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
   return site;
 }
 
-void Instance::AddTo(BytesBeside& bytes) const {
+void Instance::TellBytes(Executable& executable) const {
   const size_t element_bytes = SizeOf(shape_->dtype);
   if (info_.shard_elements) {
-    bytes.shards.insert(bytes.shards.end(), info_.group_count,
-                        info_.local_member_count * info_.shard_elements * element_bytes);
+    const size_t bytes = info_.local_member_count * info_.shard_elements * element_bytes;
+    executable.shard_bytes.insert(executable.shard_bytes.end(), info_.group_count, bytes);
     return;
   }
-  auto& leaves = bytes.leaves.emplace_back();
+  auto& leaves = executable.leaf_bytes.emplace_back();
   for (const uint64_t elements : info_.leaf_elements) leaves.push_back(elements * element_bytes);
 }
 

@@ -19,7 +19,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,19 +62,14 @@ struct SiteInfo {
   uint32_t group_count = 1;  // groups of this process's devices that sum separately; asked for only on GPU
 };
 
-// Of the sums of an executable that may be under way beside each other.
-struct BytesBeside {
-  std::vector<std::vector<size_t>> leaves;  // that each device brings to each sum
-  std::vector<size_t> shards;               // that devices bring to each sum of this process's together
-};
-
 // What the sums of one executable share.
 struct Executable {
   uint64_t hash = 0;                            // of `program` but its devices
   ProgramInfo program;                          // devices: as SiteInfo says
   bool visits = false;                          // it tells of each execution: not each may come to a sum
   bool on_gpu = false;                          // runs on this host's GPUs, not its CPU devices
-  std::map<int64_t, BytesBeside> bytes_beside;  // there, by SiteInfo's `beside`
+  std::vector<std::vector<size_t>> leaf_bytes;  // there, that each device brings to each sum
+  std::vector<size_t> shard_bytes;              // that devices bring to each sum together, where these bring shards
   std::optional<Failure> refused;               // why its sums can't be told apart
 
   // Its executions; guarded by the rendezvous.
@@ -119,7 +113,7 @@ class Instance {
  private:
   friend class OpenExecutable;
 
-  void AddTo(BytesBeside& bytes) const;
+  void TellBytes(Executable& executable) const;
 
   const SiteInfo info_;
   const uint64_t hash_;  // equal for look-alikes

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -111,6 +112,7 @@ struct State {
   uint64_t stream_count = 0;
   std::map<std::string, Failing> failing;
   std::map<const char*, size_t> pinned;
+  size_t most_pinned = SIZE_MAX;
   int free_copies = -1;  // to the host, that don't wait; negative: all
   std::condition_variable copies_freed;
   std::set<CUstream> streams;
@@ -261,6 +263,11 @@ const FakeCuda kControls = {
           for (const auto& [memory, size] : state().pinned) bytes += size;
           return bytes;
         },
+    .limit_pinned =
+        [](size_t bytes) {
+          std::lock_guard lock(state().mutex);
+          state().most_pinned = bytes;
+        },
     .handles =
         [] {
           std::lock_guard lock(state().mutex);
@@ -338,6 +345,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 EXPORT CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   if (const CUresult failure = Begin("cuMemHostAlloc")) return failure;
   if (bytes == 0) return kFakeInvalidValue;
+  if (kControls.pinned_bytes() + bytes > state().most_pinned) return kFakeOutOfMemory;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*memory, 0xee, bytes);
   std::lock_guard lock(state().mutex);

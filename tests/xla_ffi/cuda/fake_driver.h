@@ -41,8 +41,9 @@ struct FakeCuda {
   // A copy takes as long as at this rate, and streams have no other delays. 0: copies take no time, which is the
   // default.
   void (*set_rate)(double bytes_per_s);
-  size_t (*pinned_bytes)();  // that aren't freed
-  size_t (*handles)();       // streams and events that aren't destroyed
+  size_t (*pinned_bytes)();            // that aren't freed
+  void (*limit_pinned)(size_t bytes);  // to more than these there is no memory
+  size_t (*handles)();                 // streams and events that aren't destroyed
 };
 
 extern "C" const FakeCuda* fake_cuda();

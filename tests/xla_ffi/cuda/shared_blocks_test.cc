@@ -64,7 +64,7 @@ TEST_F(SharedBlocksTest, whatBrokenExecutionsLeftIsForgotten) {
 TEST_F(SharedBlocksTest, theCallersContextStays) {
   driver_.ContextSetCurrent(nullptr);
   {
-    blocks_.Reserve({{kMiB}});
+    blocks_.Reserve({kMiB});
     const auto block = blocks_.Join(site_, 10, 0, 2, kMiB);
     blocks_.ReleaseIdle();
     EXPECT_EQ(Fake().pinned_bytes(), kMiB);

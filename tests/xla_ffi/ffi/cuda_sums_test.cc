@@ -471,12 +471,11 @@ TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
   const std::vector<std::shared_ptr<Site>> whole{MakeSiteOfTwoLeaves(100, 2), MakeSiteOfTwoLeaves(101, 2)};
   const std::vector<std::shared_ptr<Site>> by_shards{MakeSiteOfShards(102), MakeSiteOfShards(103)};
   Executable executable;
-  BytesBeside& bytes = executable.bytes_beside[0];
   for (const auto& site : whole) {
-    auto& leaves = bytes.leaves.emplace_back();
+    auto& leaves = executable.leaf_bytes.emplace_back();
     for (const uint64_t elements : site->shape->leaf_elements) leaves.push_back(elements * sizeof(float));
   }
-  for (const auto& site : by_shards) bytes.shards.push_back(2 * site->shard_elements * sizeof(float));
+  for (const auto& site : by_shards) executable.shard_bytes.push_back(2 * site->shard_elements * sizeof(float));
   const auto pinned = 2 * 2 * PinnedPool::SizeClass(4096 + 256) + 2 * PinnedPool::SizeClass(8000);
   for (const int32_t ordinal : {0, 1, 0}) sums_.Reserve(executable, ordinal);
   EXPECT_EQ(Fake().pinned_bytes(), pinned);
@@ -510,11 +509,28 @@ TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
   EXPECT_TRUE(AllIsReturned());
 }
 
+// XLA has made its device's context current, and goes on in it.
+TEST_F(CudaSumsTest, reservingKeepsTheCallersContext) {
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}, {.ordinal = 2}});
+  MakeDevice(1, 1);
+  const CudaDriver driver(FAKE_CUDA_DRIVER);
+  CUcontext before = nullptr, after = nullptr;
+  driver.ContextGetCurrent(&before);
+  Executable executable;
+  executable.leaf_bytes = {{4000}};
+  executable.shard_bytes = {8000};
+  sums_.Reserve(executable, 1);
+  driver.ContextGetCurrent(&after);
+  EXPECT_NE(before, nullptr);
+  EXPECT_EQ(after, before);
+  EXPECT_TRUE(AllIsReturned());
+}
+
 TEST_F(CudaSumsTest, whatCantBeReservedIsSaidByTheSum) {
   Device& device = MakeDevice(0, 1);
   Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
   Executable executable;
-  executable.bytes_beside[0].leaves = {{4000, 40}};
+  executable.leaf_bytes = {{4000, 40}};
   sums_.Reserve(executable, 0);
   EXPECT_EQ(session_failure(), "");
   EXPECT_EQ(KindOf(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10))), "AcceleratorError");

@@ -55,24 +55,20 @@ TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
   EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, b0.SiteOf(0)->executable->program.identities);
 }
 
-TEST(Instance, gpusKnowWhatTheirSumsBringAtOnce) {
-  std::vector<SiteInfo> infos{Info(0, 0), Info(0, 1), Info(0, 2), Info(0, 3)};
+TEST(Instance, gpusKnowWhatTheirSumsBring) {
+  std::vector<SiteInfo> infos{Info(0, 0), Info(0, 0), Info(0, 1), Info(0, 2)};
   for (SiteInfo& info : infos) info.on_gpu = true;
-  for (const int site : {1, 2}) infos[site].beside = 1;
-  infos[1].leaf_elements = {3, 5};
-  infos[2].dtype = DType::kBFloat16;  // this host's devices add up float32
-  infos[2].shard_elements = 7;
-  infos[2].group_count = 2;
-  infos[3].beside = 3;
+  infos[0].identity = "";  // a visit
+  infos[2].leaf_elements = {3, 5};
+  infos[3].dtype = DType::kBFloat16;  // this host's devices add up float32
+  infos[3].shard_elements = 7;
+  infos[3].group_count = 2;
   std::vector<std::unique_ptr<Instance>> instances;
   for (const SiteInfo& info : infos) instances.push_back(std::make_unique<Instance>(info));
-  const auto& bytes = instances[0]->executable()->bytes_beside;
-  EXPECT_EQ(bytes.size(), 3);
-  EXPECT_EQ(bytes.at(0).leaves, (std::vector<std::vector<size_t>>{{32}}));
-  EXPECT_EQ(bytes.at(0).shards, std::vector<size_t>{});
-  EXPECT_EQ(bytes.at(1).leaves, (std::vector<std::vector<size_t>>{{12, 20}}));
-  EXPECT_EQ(bytes.at(1).shards, std::vector<size_t>(2, 56));
-  for (const auto& each : instances) EXPECT_EQ(each->is_first(), each == instances[0]);
+  const auto executable = instances[0]->executable();
+  EXPECT_EQ(executable->leaf_bytes, (std::vector<std::vector<size_t>>{{32}, {12, 20}}));
+  EXPECT_EQ(executable->shard_bytes, std::vector<size_t>(2, 56));
+  for (const auto& each : instances) EXPECT_EQ(each->is_first(), each == instances[1]);
 }
 
 TEST(Instance, lookAlikesAreNumberedBySiteThenByOrder) {
