@@ -218,7 +218,7 @@ Times Measure(const std::string& library, size_t mebibytes) {
     const auto site = std::make_shared<int>();
     std::shared_ptr<StagedSum> part;
     times.out_ms = MedianMs([&] {
-      part = staging.Start(device.stream(), site, 1, {{device.address(), bytes}});
+      part = staging.Start(device.stream(), site, 0, 1, {{device.address(), bytes}});
       for (size_t there = 0; there < bytes;) there = part->AwaitMore(there);
     });
     uint32_t execution = 0;

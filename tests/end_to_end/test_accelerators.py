@@ -76,6 +76,13 @@ def test_devices_that_add_up_first_have_the_bits_of_cpu_hosts(
     assert bits(ranks) == bits("")
 
 
+# Here the first sum's call pins it, for GPUs XLA has it done before. One sum at a time needs a block for each group.
+def test_a_programs_memory_is_pinned_before_it_runs(cluster: "Cluster", driver: str) -> None:
+    processes = cluster.run("as_on_gpu.py", driver, "0", "chain.py", driver, devices=4, env=MANY_THREADS)
+    pinned = [int(process.wait_for(r"pinned (\d+)")[1]) for process in processes]
+    assert pinned == [5 * 2 * 4096 * 4, 0]  # sums, groups, float32
+
+
 def test_a_killed_host_of_several_devices_is_an_error_by_name(cluster: "Cluster", driver: str) -> None:
     arguments = ("as_on_gpu.py", driver, "0,1", "endless.py", str(DEADLINE_S))
     processes = cluster.start(*arguments, devices=2, env=MANY_THREADS)

@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kSmallest = 4096;  // less than a page can't be pinned
 constexpr unsigned kPortable = 1;   // pinned for all GPUs (CU_MEMHOSTALLOC_PORTABLE)
-// Where there are as many blocks as a program needs, another one can only be missing because a GPU, or a thread of
-// ours, isn't through with the last execution, or because another thread's program has it.
+// Where there are as many blocks as a program needs, another one is missing because a GPU, or a thread of ours, isn't
+// through with the last execution, or one that broke off, or because another thread's program has it.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 void ForEach(PinnedBlock::Events& events, const auto& f) {
@@ -37,7 +37,7 @@ PinnedPool::~PinnedPool() {
 
 std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
   const size_t size = SizeClass(bytes);
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   auto found = idle_.end();
   const auto find = [&] {
     found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& block) { return block->bytes == size; });
@@ -50,13 +50,12 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
     idle_.erase(found);
     if (block->used.exchange(false)) block->turn ^= 1;
   } else {
-    MakeRoom(size, reserved_, bytes_in_use_ + size);
     try {
-      block = Make(size);
+      block = Pin(lock, size, std::max({most_in_use_, bytes_in_use_ + size, reserved_bytes()}));
     } catch (const CudaError&) {
       if (idle_.empty()) throw;
-      FreeIdle();
-      block = Make(size);
+      reserved_.clear();
+      block = Pin(lock, size, 0);
     }
   }
   bytes_in_use_ += size;
@@ -67,33 +66,70 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
 void PinnedPool::Reserve(const std::vector<size_t>& bytes) {
   Counts needed;
   for (const size_t each : bytes) ++needed[SizeClass(each)];
-  std::lock_guard lock(mutex_);
-  for (const auto& [size, count] : reserved_) needed[size] = std::max(needed[size], count);
-  for (const auto& [size, count] : needed) {
-    while (counts_[size] < count) {
-      MakeRoom(size, needed, 0);
-      idle_.push_back(Make(size));
-      returned_.notify_all();
+  Lock lock(mutex_);
+  for (const auto& [size, count] : needed) reserved_[size] = std::max(reserved_[size], count);
+  try {
+    PinReserved(lock);
+  } catch (const CudaError&) {
+    reserved_ = needed;
+    Shrink(lock, 0);
+    try {
+      PinReserved(lock);
+    } catch (const CudaError&) {
+      reserved_.clear();
+      throw;
     }
   }
-  reserved_ = std::move(needed);
 }
 
-void PinnedPool::MakeRoom(size_t bytes, const Counts& kept, size_t bytes_in_use) {
-  size_t most = std::max(most_in_use_, bytes_in_use), kept_bytes = 0;
-  for (const auto& [size, count] : kept) kept_bytes += size * count;
-  most = std::max(most, kept_bytes);
-  const auto can_go = [&](const auto& block) {
-    const auto found = kept.find(block->bytes);
-    return found == kept.end() || counts_[block->bytes] > found->second;
-  };
-  while (pinned_bytes_ + bytes > most) {
-    const auto oldest = std::find_if(idle_.begin(), idle_.end(), can_go);
-    if (oldest == idle_.end()) return;
-    auto block = std::move(*oldest);
-    idle_.erase(oldest);
-    Free(std::move(block));
+void PinnedPool::PinReserved(Lock& lock) {
+  const auto is_missing = [&](const auto& reserved) { return counts_[reserved.first] < reserved.second; };
+  for (;;) {
+    const auto missing = std::find_if(reserved_.begin(), reserved_.end(), is_missing);
+    if (missing == reserved_.end()) return;
+    idle_.push_back(Pin(lock, missing->first, std::max(most_in_use_, reserved_bytes())));
+    returned_.notify_all();
   }
+}
+
+size_t PinnedPool::reserved_bytes() const {
+  size_t bytes = 0;
+  for (const auto& [size, count] : reserved_) bytes += size * count;
+  return bytes;
+}
+
+std::unique_ptr<PinnedBlock> PinnedPool::Pin(Lock& lock, size_t bytes, size_t most_bytes) {
+  pinned_bytes_ += bytes;
+  ++counts_[bytes];
+  Shrink(lock, most_bytes);
+  lock.unlock();
+  std::unique_ptr<PinnedBlock> block;
+  try {
+    block = Make(bytes);
+  } catch (...) {
+    lock.lock();
+    pinned_bytes_ -= bytes;
+    --counts_[bytes];
+    throw;
+  }
+  lock.lock();
+  return block;
+}
+
+void PinnedPool::Shrink(Lock& lock, size_t most_bytes) {
+  const auto can_go = [&](const auto& block) { return counts_[block->bytes] > reserved_[block->bytes]; };
+  std::vector<std::unique_ptr<PinnedBlock>> blocks;
+  while (pinned_bytes_ > most_bytes) {
+    const auto oldest = std::find_if(idle_.begin(), idle_.end(), can_go);
+    if (oldest == idle_.end()) break;
+    pinned_bytes_ -= (*oldest)->bytes;
+    --counts_[(*oldest)->bytes];
+    blocks.push_back(std::move(*oldest));
+    idle_.erase(oldest);
+  }
+  lock.unlock();
+  for (const auto& block : blocks) Free(*block);
+  lock.lock();
 }
 
 CUresult PinnedPool::Enter(CUcontext context) const {
@@ -126,22 +162,18 @@ std::unique_ptr<PinnedBlock> PinnedPool::Make(size_t bytes) {
     driver_.HostFree(block->memory);
   }
   driver_.Check(result, "making an event");
-  pinned_bytes_ += bytes;
-  ++counts_[bytes];
   return block;
 }
 
-void PinnedPool::Free(std::unique_ptr<PinnedBlock> block) {
+void PinnedPool::Free(PinnedBlock& block) {
   // Where the GPU has failed, so do these; then nothing is copied any more, either.
   Enter(contexts_.front());
-  for (PinnedBlock::Events& events : block->gpus) {
+  for (PinnedBlock::Events& events : block.gpus) {
     for (const CUevent event : events.copied_there) driver_.EventSynchronize(event);
     for (const CUevent event : events.copied_back) driver_.EventSynchronize(event);
   }
-  DestroyEvents(*block);
-  driver_.HostFree(block->memory);
-  pinned_bytes_ -= block->bytes;
-  --counts_[block->bytes];
+  DestroyEvents(block);
+  driver_.HostFree(block.memory);
 }
 
 void PinnedPool::DestroyEvents(PinnedBlock& block) {
@@ -152,18 +184,11 @@ void PinnedPool::DestroyEvents(PinnedBlock& block) {
   }
 }
 
-void PinnedPool::FreeIdle() {
-  while (!idle_.empty()) {
-    Free(std::move(idle_.front()));
-    idle_.pop_front();
-  }
-}
-
 void PinnedPool::ReleaseIdle() {
-  std::lock_guard lock(mutex_);
-  FreeIdle();
+  Lock lock(mutex_);
   most_in_use_ = bytes_in_use_;
   reserved_.clear();
+  Shrink(lock, 0);
 }
 
 size_t PinnedPool::pinned_bytes() const {

@@ -36,11 +36,12 @@ struct PinnedBlock {
   std::atomic<bool> used = false;  // some GPU's copies wait for those of the sum before
 };
 
-// Pinning memory takes milliseconds, so blocks are kept and used again. Kept are no more bytes than were in use at
-// once, or than is reserved if that is more: idle blocks that aren't reserved go before a new one would exceed that.
+// Pinning memory takes milliseconds, so blocks are kept and used again. Before one is pinned, idle ones that aren't
+// reserved go, until all are no more bytes than were in use at once, or are reserved if that is more.
 //
 // Pinning may also wait until GPUs are idle, and a GPU may run a kernel of NCCL's until another one does, for which
-// this thread has to return. So what is known before any runs is to be reserved then.
+// this thread has to return. So what is known before any runs is to be reserved then. And no thread holds the pool up
+// while it calls the driver.
 //
 // A block is given out again while GPUs may still be at it. Whoever copies to it has his stream wait for all that the
 // sum before recorded, and says that it is `used`: so who waits for one sum waits for all before.
@@ -53,11 +54,12 @@ class PinnedPool {
   ~PinnedPool();  // all blocks are back
   PinnedPool(const PinnedPool&) = delete;
 
-  // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Throws
-  // CudaError.
+  // At least so many bytes. The pool has the block back when the last owner lets go of it, on any thread. Waits up to a
+  // second for one that was reserved and is in use. Throws CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
   // Pins what is missing of blocks for so many bytes each, which may be in use at once. Of each size as many are kept
-  // as were ever reserved at once. Throws CudaError.
+  // as were ever reserved at once, unless memory is so scarce that only these can be. If even these can't, what could
+  // be pinned is idle, and nothing is reserved. Throws CudaError.
   void Reserve(const std::vector<size_t>& bytes);
   void ReleaseIdle();
 
@@ -68,15 +70,21 @@ class PinnedPool {
   static size_t SizeClass(size_t bytes);
 
  private:
-  void Return(PinnedBlock* block);
+  using Lock = std::unique_lock<std::mutex>;
   using Counts = std::map<size_t, size_t>;  // of blocks, by size
 
-  // Frees idle blocks, the one that has been idle the longest first, but none that is `kept`, until so many bytes more
-  // are no more than all `kept` have, than is in use, or ever was.
-  void MakeRoom(size_t bytes, const Counts& kept, size_t bytes_in_use);
+  void Return(PinnedBlock* block);
+  // Frees idle blocks, the one that has been idle the longest first, but none of `reserved_`, until no more than so
+  // many bytes are pinned.
+  void Shrink(Lock& lock, size_t most_bytes);
+  // Where idle blocks go before, until all are no more than so many bytes.
+  std::unique_ptr<PinnedBlock> Pin(Lock& lock, size_t bytes, size_t most_bytes);
+  void PinReserved(Lock& lock);
+  size_t reserved_bytes() const;
+
+  // These call the driver, without the lock.
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
-  void Free(std::unique_ptr<PinnedBlock> block);  // waits for the GPU
-  void FreeIdle();
+  void Free(PinnedBlock& block);  // waits for the GPU
   void DestroyEvents(PinnedBlock& block);
 
   // Makes it current, unless it is null.

@@ -1,27 +1,28 @@
 #include "cuda/shared_blocks.h"
 
-#include <algorithm>
-
 namespace passing {
+
+std::shared_ptr<SharedBlocks::Last> SharedBlocks::LastOf(const std::shared_ptr<const void>& site) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = last_.find(site); found != last_.end()) return found->second;
+  std::erase_if(last_, [](const auto& entry) { return entry.first.expired(); });
+  return last_[site] = std::make_shared<Last>();
+}
 
 std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
                                                 size_t shard_count, size_t bytes) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(open_, [](const Open& each) { return each.site.expired(); });
-  auto open = std::find_if(open_.begin(), open_.end(), [&](const Open& each) { return each.site.lock() == site; });
-  if (open == open_.end()) open = open_.insert(open_.end(), Open{.site = site});
-  auto block = open->block.lock();
-  if (!block || open->run_id != run_id || open->joined[shard]) {
+  const auto last = LastOf(site);
+  std::lock_guard lock(last->mutex);
+  auto block = last->block.lock();
+  if (!block || last->run_id != run_id || last->joined[shard]) {
     const ContextKept kept(driver_);
     block.reset();  // of an execution that broke off: the pool may have it back
     block = pool_.Acquire(bytes);
-    open->run_id = run_id;
-    open->block = block;
-    open->joined.assign(shard_count, false);
-    open->missing = shard_count;
+    last->run_id = run_id;
+    last->block = block;
+    last->joined.assign(shard_count, false);
   }
-  open->joined[shard] = true;
-  if (--open->missing == 0) open_.erase(open);
+  last->joined[shard] = true;
   return block;
 }
 

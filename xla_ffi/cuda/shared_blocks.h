@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -20,7 +21,8 @@ class SharedBlocks {
 
   // The block of the sum that this shard is a part of, of at least so many bytes: the same for all `shard_count` shards
   // that come to a site in one execution. Those of an execution that broke off are forgotten when another one comes to
-  // the site. From any thread, whose context stays. Throws CudaError.
+  // the site. Who comes second waits until the first has a block, but for no other site's. From any thread, whose
+  // context stays. Throws CudaError.
   std::shared_ptr<PinnedBlock> Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
                                     size_t shard_count, size_t bytes);
   // As PinnedPool does. From any thread, whose context stays. Throws CudaError.
@@ -31,19 +33,20 @@ class SharedBlocks {
   const PinnedPool& pool() const { return pool_; }
 
  private:
-  // A sum of which some shards have come.
-  struct Open {
-    std::weak_ptr<const void> site;
+  // The last sum of a site.
+  struct Last {
+    std::mutex mutex;
     int32_t run_id = 0;
-    std::weak_ptr<PinnedBlock> block{};  // the parts of the sum own it
-    std::vector<bool> joined{};          // by shard
-    size_t missing = 0;
+    std::weak_ptr<PinnedBlock> block;  // the parts of the sum own it
+    std::vector<bool> joined;          // by shard
   };
 
+  std::shared_ptr<Last> LastOf(const std::shared_ptr<const void>& site);
+
   const CudaDriver& driver_;
-  std::mutex mutex_;
   PinnedPool pool_;
-  std::vector<Open> open_;
+  std::mutex mutex_;
+  std::map<std::weak_ptr<const void>, std::shared_ptr<Last>, std::owner_less<>> last_;  // by site
 };
 
 }  // namespace passing

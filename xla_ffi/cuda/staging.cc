@@ -21,9 +21,9 @@ bool Same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>&
 
 }  // namespace
 
-StagedSum::StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
+StagedSum::StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site, int32_t run_id,
                      std::vector<DeviceArray> leaves)
-    : driver_(driver), context_(context), site_(std::move(site)), leaves_(std::move(leaves)) {
+    : driver_(driver), context_(context), site_(std::move(site)), run_id_(run_id), leaves_(std::move(leaves)) {
   size_t end = 0;
   for (const DeviceArray& leaf : leaves_) ends_.push_back(end += leaf.bytes);
 }
@@ -181,11 +181,12 @@ Staging::~Staging() {
   driver_.PrimaryContextRelease(device_);
 }
 
-std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
-                                          std::vector<DeviceArray> leaves, const std::optional<PlaceInBlock>& place) {
+std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, int32_t run_id,
+                                          CUdeviceptr token, std::vector<DeviceArray> leaves,
+                                          const std::optional<PlaceInBlock>& place) {
   std::vector<size_t> leaf_bytes;
   for (const DeviceArray& leaf : leaves) leaf_bytes.push_back(leaf.bytes);
-  std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, std::move(leaves)));
+  std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, run_id, std::move(leaves)));
   std::unique_lock lock(mutex_);
   std::erase_if(pending_, [&](const auto& entry) {
     const auto& [its_token, its_sum] = entry;
@@ -225,6 +226,11 @@ std::shared_ptr<StagedSum> Staging::Take(CUdeviceptr token) {
   auto sum = std::move(found->second);
   pending_.erase(found);
   return sum;
+}
+
+void Staging::Forget(int32_t run_id) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](const auto& entry) { return entry.second->run_id_ == run_id; });
 }
 
 void Staging::Write(CUstream stream, CUdeviceptr address, int value) {

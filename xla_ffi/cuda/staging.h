@@ -10,6 +10,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -64,7 +65,7 @@ class StagedSum {
 
  private:
   friend class Staging;
-  StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site,
+  StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site, int32_t run_id,
             std::vector<DeviceArray> leaves);
 
   void Use(const PlaceInBlock& place);
@@ -77,6 +78,7 @@ class StagedSum {
   const CudaDriver& driver_;
   const CUcontext context_;
   const std::weak_ptr<const void> site_;
+  const int32_t run_id_;
   const std::vector<DeviceArray> leaves_;
   std::vector<size_t> ends_;  // of the leaves, in bytes
   std::vector<void*> memory_;
@@ -100,17 +102,19 @@ class Staging {
   ~Staging();
   Staging(const Staging&) = delete;
 
-  // Takes a few microseconds, however many leaves there are: a thread of its own enqueues the copies, and what becomes
-  // of that `AwaitMore` and `CopyBack` say. The leaves are there when `stream` comes to this point; nobody writes to
-  // them until `CopyBack`, or ever. `token` is an address that no other sum under way has; `site`, whose calls come one
-  // after the other, is where the program sums. Sums that were left by executions that broke off are forgotten: those
-  // of the same token, of the same site, and of sites that are gone. `place`: of the only leaf; without it the leaves
-  // get a block of their own. Throws CudaError.
-  std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, CUdeviceptr token,
-                                   std::vector<DeviceArray> leaves,
+  // Takes a few microseconds, however many leaves there are, if the pool has a block: a thread of its own enqueues the
+  // copies, and what becomes of that `AwaitMore` and `CopyBack` say. The leaves are there when `stream` comes to this
+  // point; nobody writes to them until `CopyBack`, or ever. `token` is an address that no other sum under way has;
+  // `site`, whose calls come one after the other, is where the program sums. Sums that were left by executions that
+  // broke off unnoticed are forgotten: those of the same token, of the same site, and of sites that are gone. `place`:
+  // of the only leaf; without it the leaves get a block of their own. Throws CudaError.
+  std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, int32_t run_id,
+                                   CUdeviceptr token, std::vector<DeviceArray> leaves,
                                    const std::optional<PlaceInBlock>& place = std::nullopt);
   // The sum that was started with this token, once; null if there is none.
   std::shared_ptr<StagedSum> Take(CUdeviceptr token);
+  // Those of an execution that breaks off, as nobody will take them.
+  void Forget(int32_t run_id);
   // Enqueues that an int32 is written. Throws CudaError.
   void Write(CUstream stream, CUdeviceptr address, int value);
 

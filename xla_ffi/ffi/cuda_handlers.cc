@@ -120,9 +120,13 @@ ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream 
   return ToStatus(CudaSums::Get().Start(instance.SiteOf(place->group), std::move(call)));
 }
 
-ffi::Error Done(int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::AnyBuffer /*gate*/,
+ffi::Error Done(ffi::RunId run_id, int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::AnyBuffer /*gate*/,
                 ffi::RemainingArgs leaves, ffi::RemainingRets /*the sums*/) {
-  CudaCall call{.ordinal = ordinal, .stream = stream, .token = AddressOf(token.untyped_data()), .leaves = {}};
+  CudaCall call{.run_id = static_cast<int32_t>(run_id.run_id),
+                .ordinal = ordinal,
+                .stream = stream,
+                .token = AddressOf(token.untyped_data()),
+                .leaves = {}};
   for (size_t i = 0; i < leaves.size(); ++i) {
     call.leaves.push_back(AddressOf(leaves.get<ffi::AnyBuffer>(i)->untyped_data()));
   }
@@ -192,6 +196,7 @@ XLA_FFI_Error* CudaPsumExecute(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* CudaPsumDoneExecute(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::RunId>()
                              .Ctx<ffi::DeviceOrdinal>()
                              .Ctx<Stream>()
                              .Arg<ffi::AnyBuffer>()
@@ -223,9 +228,11 @@ XLA_FFI_Error* CudaPsumOnCpuExecute(XLA_FFI_CallFrame* frame) {
 }
 
 XLA_FFI_Error* CudaPsumDoneOnCpuExecute(XLA_FFI_CallFrame* frame) {
-  const auto done = [](int32_t ordinal, ffi::AnyBuffer token, ffi::AnyBuffer gate, ffi::RemainingArgs leaves,
-                       ffi::RemainingRets sums) { return Done(ordinal, nullptr, token, gate, leaves, sums); };
+  const auto done = [](ffi::RunId run_id, int32_t ordinal, ffi::AnyBuffer token, ffi::AnyBuffer gate,
+                       ffi::RemainingArgs leaves,
+                       ffi::RemainingRets sums) { return Done(run_id, ordinal, nullptr, token, gate, leaves, sums); };
   static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::RunId>()
                              .Ctx<ffi::DeviceOrdinal>()
                              .Arg<ffi::AnyBuffer>()
                              .Arg<ffi::AnyBuffer>()

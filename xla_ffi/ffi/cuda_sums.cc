@@ -97,6 +97,17 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
   return failure;
 }
 
+std::optional<Failure> CudaSums::TryOrForget(const CudaCall& call,
+                                             const std::function<std::optional<Failure>()>& action) {
+  const auto failure = Try(action);
+  if (!failure) return std::nullopt;
+  Try([&]() -> std::optional<Failure> {
+    StagingOf(call.ordinal).Forget(call.run_id);
+    return std::nullopt;
+  });
+  return failure;
+}
+
 void CudaSums::Reserve(const Executable& executable, int32_t ordinal) {
   std::vector<size_t> blocks;
   for (const auto& leaves : executable.leaf_bytes) blocks.push_back(StagedSum::BlockBytes(leaves));
@@ -108,7 +119,7 @@ void CudaSums::Reserve(const Executable& executable, int32_t ordinal) {
 }
 
 std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, CudaCall call) {
-  return Try([&]() -> std::optional<Failure> {
+  return TryOrForget(call, [&]() -> std::optional<Failure> {
     const SumShape& shape = *site->shape;
     const bool sharded = site->shard_count > 1;
     const size_t element_bytes = SizeOf(shape.dtype);
@@ -118,7 +129,8 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
       leaves.push_back({call.leaves[i], elements * element_bytes});
     }
     const auto place = sharded ? std::optional(PlaceOf(site, call)) : std::nullopt;
-    const auto part = StagingOf(call.ordinal).Start(call.stream, site, call.token, std::move(leaves), place);
+    const auto part =
+        StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), place);
     const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();
     rendezvous_.Arrive(
         site, {.run_id = call.run_id,
@@ -141,7 +153,7 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
 }
 
 std::optional<Failure> CudaSums::Finish(const CudaCall& call) {
-  return Try([&]() -> std::optional<Failure> {
+  return TryOrForget(call, [&]() -> std::optional<Failure> {
     const auto part = StagingOf(call.ordinal).Take(call.token);
     const auto is_at = [](const DeviceArray& leaf, CUdeviceptr address) { return leaf.address == address; };
     if (!part ||
@@ -161,9 +173,13 @@ std::optional<Failure> CudaSums::Write(int32_t ordinal, CUstream stream, CUdevic
 }
 
 void CudaSums::ReleaseIdle() {
-  std::lock_guard lock(mutex_);
-  for (auto& [ordinal, staging] : stagings_) staging->ReleaseIdle();
-  if (shared_) shared_->ReleaseIdle();
+  std::unique_lock lock(mutex_);
+  std::vector<Staging*> stagings;
+  for (auto& [ordinal, staging] : stagings_) stagings.push_back(staging.get());
+  SharedBlocks* const shared = shared_.get();
+  lock.unlock();
+  for (Staging* staging : stagings) staging->ReleaseIdle();
+  if (shared != nullptr) shared->ReleaseIdle();
 }
 
 }  // namespace passing

@@ -55,11 +55,12 @@ class CudaSums {
   // Null if jax_passing wasn't told of it.
   std::optional<CudaDevice> Device(int32_t ordinal);
 
-  // Before an execution on this GPU, as pinning memory in the midst of one may wait for what waits for this thread:
-  // pins what its sums need. If it can't, `Start` says so: XLA has others wait for this one now.
+  // Before an execution on this GPU: pins what its sums need, as that may wait for other GPUs of this process, which in
+  // the midst of an execution may wait for this one. What can't be pinned now `Start` tries again, and says if it can't
+  // be: an error before the execution would leave the other GPUs' threads waiting in XLA for this one.
   void Reserve(const Executable& executable, int32_t ordinal);
-  // Never blocks but to pin memory that isn't reserved. The sum itself may have failed already: `Finish` returns that,
-  // and what becomes of the copies.
+  // Blocks no longer than PinnedPool's Acquire. The sum itself may have failed already: `Finish` returns that, and what
+  // becomes of the copies.
   std::optional<Failure> Start(const std::shared_ptr<const Site>& site, CudaCall call);
   // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
   // by piece.
@@ -78,6 +79,8 @@ class CudaSums {
   PlaceInBlock PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call);
 
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
+  // XLA breaks off an execution at a failure, on this GPU.
+  std::optional<Failure> TryOrForget(const CudaCall& call, const std::function<std::optional<Failure>()>& action);
 
   Rendezvous& rendezvous_;
   std::mutex mutex_;  // of all below; not held while a Staging works

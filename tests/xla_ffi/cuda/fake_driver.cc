@@ -281,6 +281,8 @@ const FakeCuda kControls = {
 
 EXPORT const FakeCuda* fake_cuda() { return &kControls; }
 
+EXPORT size_t fake_cuda_pinned_bytes() { return kControls.pinned_bytes(); }
+
 EXPORT CUresult cuInit(unsigned) {
   state().started = true;
   const CUresult failure = FailureOf("cuInit");

@@ -47,6 +47,7 @@ struct FakeCuda {
 };
 
 extern "C" const FakeCuda* fake_cuda();
+extern "C" size_t fake_cuda_pinned_bytes();  // for Python
 
 // Of the library at FAKE_CUDA_DRIVER.
 inline const FakeCuda& Fake() {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -59,6 +60,20 @@ TEST_F(SharedBlocksTest, whatBrokenExecutionsLeftIsForgotten) {
   blocks_.Join(gone, 13, 0, 2, kMiB);
   gone.reset();
   EXPECT_EQ(blocks_.pool().bytes_in_use(), 3 * kMiB);
+}
+
+// As the GPU that waits for a block, or pins it, may wait for what another one does behind its own sum.
+TEST_F(SharedBlocksTest, whoWaitsForABlockHoldsUpNoOtherSum) {
+  blocks_.Reserve({kMiB});
+  auto one = blocks_.Join(site_, 10, 0, 2, kMiB);
+  std::shared_ptr<PinnedBlock> next;
+  std::thread ahead([&] { next = blocks_.Join(other_site_, 10, 0, 2, kMiB); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(blocks_.Join(site_, 10, 1, 2, kMiB), one);
+  one.reset();
+  ahead.join();
+  EXPECT_EQ(blocks_.Join(other_site_, 10, 1, 2, kMiB), next);
+  EXPECT_EQ(Fake().pinned_bytes(), kMiB);
 }
 
 TEST_F(SharedBlocksTest, theCallersContextStays) {

@@ -53,12 +53,12 @@ class StagingTest : public testing::Test {
   }
 
   std::shared_ptr<StagedSum> Start(CUdeviceptr token, std::vector<std::vector<float>*> leaves,
-                                   const std::shared_ptr<const void>& site) {
+                                   const std::shared_ptr<const void>& site, int32_t run_id = 0) {
     std::vector<DeviceArray> arrays;
     for (const auto* leaf : leaves) {
       arrays.push_back({reinterpret_cast<CUdeviceptr>(leaf->data()), leaf->size() * sizeof(float)});
     }
-    return staging_.Start(stream_, site, token, std::move(arrays));
+    return staging_.Start(stream_, site, run_id, token, std::move(arrays));
   }
 
   static size_t BytesOf(const StagedSum& part) {
@@ -166,6 +166,19 @@ TEST_F(StagingTest, whatBrokenExecutionsLeftIsForgotten) {
   EXPECT_EQ(staging_.pool().bytes_in_use(), 2 * 4096);
 }
 
+TEST_F(StagingTest, whatAnExecutionLeavesIsForgottenWhenItBreaksOff) {
+  auto& a = Array(1000, 1);
+  const auto other_site = std::make_shared<int>(), third_site = std::make_shared<int>();
+  std::weak_ptr<StagedSum> one = Start(1, {&a}, site_, 10), two = Start(2, {&a}, other_site, 10);
+  std::weak_ptr<StagedSum> beside = Start(3, {&a}, third_site, 11);
+  staging_.Forget(10);
+  EXPECT_TRUE(IsForgotten(one));
+  EXPECT_TRUE(IsForgotten(two));
+  EXPECT_FALSE(beside.expired());
+  EXPECT_EQ(staging_.Take(1), nullptr);
+  EXPECT_NE(staging_.Take(3), nullptr);
+}
+
 TEST_F(StagingTest, memoryIsUsedAgainOnlyBehindTheCopiesFromIt) {
   auto &a = Array(1000, 1), &b = Array(1000, 100);
   auto part = Start(1, {&a}, site_);
@@ -178,7 +191,7 @@ TEST_F(StagingTest, memoryIsUsedAgainOnlyBehindTheCopiesFromIt) {
   // Another stream of XLA's comes along while the first one's copy waits.
   const CUstream other_stream = Fake().make_stream(0);
   const std::vector<DeviceArray> leaves{{reinterpret_cast<CUdeviceptr>(b.data()), 4000}};
-  part = staging_.Start(other_stream, site_, 1, leaves);
+  part = staging_.Start(other_stream, site_, 0, 1, leaves);
   EXPECT_EQ(part->memory()[0], memory);
   Fake().synchronize(other_stream);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -198,7 +211,7 @@ TEST_F(StagingTest, aSharedBlockIsUsedAgainOnlyBehindTheCopiesOfAllGpus) {
   const auto start = [&](Staging& staging, CUstream stream, int32_t run_id, size_t gpu, size_t shard,
                          const std::vector<float>& leaf) {
     auto block = blocks.Join(site_, run_id, shard, 2, 8000);
-    return staging.Start(stream, site_, 1, {{reinterpret_cast<CUdeviceptr>(leaf.data()), 4000}},
+    return staging.Start(stream, site_, run_id, 1, {{reinterpret_cast<CUdeviceptr>(leaf.data()), 4000}},
                          PlaceInBlock{std::move(block), gpu, shard * 4000});
   };
   auto one = start(staging_, stream_, 1, 0, 0, a), two = start(other, other_stream, 1, 1, 1, b);
@@ -234,6 +247,24 @@ TEST_F(StagingTest, aSharedBlockIsUsedAgainOnlyBehindTheCopiesOfAllGpus) {
   driver_.StreamDestroy(other_stream);
 }
 
+TEST_F(StagingTest, sumsGoOnWhileIdleMemoryWaitsForTheGpu) {
+  auto &a = Array(1000, 1), &b = Array(1, 1);
+  {
+    Blocker backward(stream_);
+    Start(1, {&a}, site_).reset();
+    staging_.Take(1).reset();
+    ASSERT_TRUE(AllIsBack());
+    std::thread releasing([&] { staging_.ReleaseIdle(); });  // waits for the copy, which waits for `backward`
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_NE(Start(2, {&b}, site_), nullptr);
+    EXPECT_EQ(Fake().pinned_bytes(), 2 * 4096);
+    backward.End();
+    releasing.join();
+  }
+  EXPECT_EQ(Fake().pinned_bytes(), 4096);
+  staging_.Take(2).reset();
+}
+
 TEST_F(StagingTest, gpusOfOneSumDontWaitForEachOther) {
   Staging other{driver_, 1};
   SharedBlocks blocks(driver_, {staging_.context(), other.context()});
@@ -241,7 +272,7 @@ TEST_F(StagingTest, gpusOfOneSumDontWaitForEachOther) {
   auto &a = Array(1000, 1), &b = Array(1000, 2);
   for (int32_t run_id = 0; run_id < 3; ++run_id) {
     const auto start = [&](Staging& staging, CUstream stream, size_t shard, const std::vector<float>& leaf) {
-      return staging.Start(stream, site_, 1, {{reinterpret_cast<CUdeviceptr>(leaf.data()), 4000}},
+      return staging.Start(stream, site_, run_id, 1, {{reinterpret_cast<CUdeviceptr>(leaf.data()), 4000}},
                            PlaceInBlock{blocks.Join(site_, run_id, shard, 2, 8000), shard, shard * 4000});
     };
     const bool first = run_id % 2 == 0;
@@ -326,7 +357,7 @@ TEST_F(StagingTest, aStreamOfAnotherGpuIsRefused) {
   auto& a = Array(1, 1);
   const CUstream elsewhere = Fake().make_stream(1);
   const std::vector<DeviceArray> leaves{{reinterpret_cast<CUdeviceptr>(a.data()), 4}};
-  const std::string error = ErrorOf([&] { staging_.Start(elsewhere, site_, 1, leaves); });
+  const std::string error = ErrorOf([&] { staging_.Start(elsewhere, site_, 0, 1, leaves); });
   EXPECT_NE(error.find("CUDA_ERROR_INVALID_HANDLE"), std::string::npos) << error;
   Fake().destroy_stream(elsewhere);
 }
@@ -391,7 +422,7 @@ TEST_F(StagingTest, resultsGoBackAsTheyCome) {
   auto& b = Array(3 * kPieceFloats, 7);
   const CUstream other_stream = Fake().make_stream(0);
   const std::vector<DeviceArray> leaves{{reinterpret_cast<CUdeviceptr>(b.data()), b.size() * sizeof(float)}};
-  part = staging_.Start(other_stream, site_, 1, leaves);
+  part = staging_.Start(other_stream, site_, 0, 1, leaves);
   EXPECT_EQ(part->memory()[0], memory);
   Fake().synchronize(other_stream);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -461,6 +461,48 @@ TEST_F(CudaSumsTest, executionsThatBreakOffLeaveNothingBehind) {
   EXPECT_TRUE(AllIsReturned());
 }
 
+// As XLA breaks them off, too; the blocks of those that aren't finished are the next execution's.
+TEST_F(CudaSumsTest, executionsOfWhichASumFailsLeaveNothingBehind) {
+  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
+  const std::vector<std::shared_ptr<Site>> sites{MakeSiteOfShards(7), MakeSiteOfShards(8), MakeSiteOfShards(9)};
+  Executable executable;
+  for (const auto& site : sites) executable.shard_bytes.push_back(2 * site->shard_elements * sizeof(float));
+  collective_->Hold();
+  std::vector<std::vector<CudaCall>> calls(2);  // by ordinal
+  for (const int32_t ordinal : {0, 1}) {
+    for (size_t i = 0; i < sites.size(); ++i) calls[ordinal].push_back(ShardOf(MakeDevice(ordinal, 1), 10));
+    sums_.Reserve(executable, ordinal);
+  }
+  for (size_t i = 0; i < sites.size(); ++i) {
+    for (const auto& of_device : calls) ASSERT_FALSE(sums_.Start(sites[i], of_device[i]));
+  }
+  const auto fail = [&](size_t finished) {
+    const Failure lost{"HostLostError", "rank 1"};
+    while (collective_->count() < sites.size()) std::this_thread::yield();
+    rendezvous_.FailSession(lost);
+    collective_->FailAll(lost);
+    for (const auto& of_device : calls) EXPECT_EQ(KindOf(sums_.Finish(of_device[finished])), "HostLostError");
+  };
+  fail(0);
+  rendezvous_.Detach();
+  pool_.reset();  // its tasks hold parts of sums
+  pool_.emplace();
+  Attach();
+  const size_t pinned = Fake().pinned_bytes();
+  for (const int32_t ordinal : {0, 1}) sums_.Reserve(executable, ordinal);
+  Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
+  for (size_t i = 0; i < sites.size(); ++i) {
+    for (auto& of_device : calls) {
+      of_device[i].run_id = 11;
+      EXPECT_EQ(KindOf(sums_.Start(sites[i], of_device[i])), "");
+    }
+  }
+  Fake().fail("cuMemHostAlloc", 0, 0);
+  EXPECT_EQ(Fake().pinned_bytes(), pinned);
+  fail(2);
+  EXPECT_TRUE(AllIsReturned());
+}
+
 // Pinning memory beside NCCL's kernels may wait for ever.
 TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
   constexpr uint64_t kSeed = 37;
@@ -509,10 +551,10 @@ TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-// XLA has made its device's context current, and goes on in it.
+// XLA has made a context current, and goes on in it.
 TEST_F(CudaSumsTest, reservingKeepsTheCallersContext) {
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}, {.ordinal = 2}});
-  MakeDevice(1, 1);
+  MakeDevice(0, 1);
   const CudaDriver driver(FAKE_CUDA_DRIVER);
   CUcontext before = nullptr, after = nullptr;
   driver.ContextGetCurrent(&before);
