@@ -22,6 +22,12 @@ void ForEach(PinnedBlock::Events& events, const auto& f) {
   for (CUevent& event : events.copied_back) f(event);
 }
 
+size_t BytesOf(const std::map<size_t, size_t>& counts) {
+  size_t bytes = 0;
+  for (const auto& [size, count] : counts) bytes += size * count;
+  return bytes;
+}
+
 }  // namespace
 
 size_t PinnedPool::SizeClass(size_t bytes) {
@@ -38,26 +44,24 @@ PinnedPool::~PinnedPool() {
 std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
   const size_t size = SizeClass(bytes);
   Lock lock(mutex_);
-  auto found = idle_.end();
-  const auto find = [&] {
-    found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& block) { return block->bytes == size; });
-    return found != idle_.end();
-  };
   std::unique_ptr<PinnedBlock> block;
-  const auto is_soon_back = [&] { return counts_[size] > 0 && counts_[size] <= reserved_[size]; };
-  if (find() || (is_soon_back() && returned_.wait_for(lock, kPatience, find))) {
+  const auto take = [&] {
+    const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& each) { return each->bytes == size; });
+    if (found == idle_.end()) return false;
     block = std::move(*found);
     idle_.erase(found);
-    if (block->used.exchange(false)) block->turn ^= 1;
-  } else {
+    return true;
+  };
+  const auto is_soon_back = [&] { return counts_[size] > 0 && counts_[size] <= reserved_[size]; };
+  if (!take() && !(is_soon_back() && returned_.wait_for(lock, kPatience, take))) {
     try {
-      block = Pin(lock, size, std::max({most_in_use_, bytes_in_use_ + size, reserved_bytes()}));
+      block = Pin(lock, size, reserved_, std::max({most_in_use_, bytes_in_use_ + size, BytesOf(reserved_)}));
     } catch (const CudaError&) {
-      if (idle_.empty()) throw;
-      reserved_.clear();
-      block = Pin(lock, size, 0);
+      returned_.wait_for(lock, kPatience, [&] { return take() || freeing_count_ == 0; });
+      if (!block) block = Pin(lock, size, {}, 0);
     }
   }
+  if (block->used.exchange(false)) block->turn ^= 1;
   bytes_in_use_ += size;
   most_in_use_ = std::max(most_in_use_, bytes_in_use_);
   return {block.release(), [this](PinnedBlock* block) { Return(block); }};
@@ -66,15 +70,17 @@ std::shared_ptr<PinnedBlock> PinnedPool::Acquire(size_t bytes) {
 void PinnedPool::Reserve(const std::vector<size_t>& bytes) {
   Counts needed;
   for (const size_t each : bytes) ++needed[SizeClass(each)];
+  std::lock_guard only_one(reserving_);
   Lock lock(mutex_);
   for (const auto& [size, count] : needed) reserved_[size] = std::max(reserved_[size], count);
   try {
-    PinReserved(lock);
+    PinMissing(lock, needed);
   } catch (const CudaError&) {
     reserved_ = needed;
-    Shrink(lock, 0);
+    Shrink(lock, needed, 0);
+    returned_.wait_for(lock, kPatience, [&] { return freeing_count_ == 0; });
     try {
-      PinReserved(lock);
+      PinMissing(lock, needed);
     } catch (const CudaError&) {
       reserved_.clear();
       throw;
@@ -82,26 +88,19 @@ void PinnedPool::Reserve(const std::vector<size_t>& bytes) {
   }
 }
 
-void PinnedPool::PinReserved(Lock& lock) {
-  const auto is_missing = [&](const auto& reserved) { return counts_[reserved.first] < reserved.second; };
-  for (;;) {
-    const auto missing = std::find_if(reserved_.begin(), reserved_.end(), is_missing);
-    if (missing == reserved_.end()) return;
-    idle_.push_back(Pin(lock, missing->first, std::max(most_in_use_, reserved_bytes())));
-    returned_.notify_all();
+void PinnedPool::PinMissing(Lock& lock, const Counts& needed) {
+  for (const auto& [size, count] : needed) {
+    while (counts_[size] < count) {
+      idle_.push_back(Pin(lock, size, reserved_, std::max(most_in_use_, BytesOf(reserved_))));
+      returned_.notify_all();
+    }
   }
 }
 
-size_t PinnedPool::reserved_bytes() const {
-  size_t bytes = 0;
-  for (const auto& [size, count] : reserved_) bytes += size * count;
-  return bytes;
-}
-
-std::unique_ptr<PinnedBlock> PinnedPool::Pin(Lock& lock, size_t bytes, size_t most_bytes) {
+std::unique_ptr<PinnedBlock> PinnedPool::Pin(Lock& lock, size_t bytes, const Counts& kept, size_t most_bytes) {
   pinned_bytes_ += bytes;
   ++counts_[bytes];
-  Shrink(lock, most_bytes);
+  Shrink(lock, kept, most_bytes);
   lock.unlock();
   std::unique_ptr<PinnedBlock> block;
   try {
@@ -116,8 +115,11 @@ std::unique_ptr<PinnedBlock> PinnedPool::Pin(Lock& lock, size_t bytes, size_t mo
   return block;
 }
 
-void PinnedPool::Shrink(Lock& lock, size_t most_bytes) {
-  const auto can_go = [&](const auto& block) { return counts_[block->bytes] > reserved_[block->bytes]; };
+void PinnedPool::Shrink(Lock& lock, const Counts& kept, size_t most_bytes) {
+  const auto can_go = [&](const auto& block) {
+    const auto found = kept.find(block->bytes);
+    return found == kept.end() || counts_[block->bytes] > found->second;
+  };
   std::vector<std::unique_ptr<PinnedBlock>> blocks;
   while (pinned_bytes_ > most_bytes) {
     const auto oldest = std::find_if(idle_.begin(), idle_.end(), can_go);
@@ -127,9 +129,13 @@ void PinnedPool::Shrink(Lock& lock, size_t most_bytes) {
     blocks.push_back(std::move(*oldest));
     idle_.erase(oldest);
   }
+  if (blocks.empty()) return;
+  ++freeing_count_;
   lock.unlock();
   for (const auto& block : blocks) Free(*block);
   lock.lock();
+  --freeing_count_;
+  returned_.notify_all();
 }
 
 CUresult PinnedPool::Enter(CUcontext context) const {
@@ -188,7 +194,7 @@ void PinnedPool::ReleaseIdle() {
   Lock lock(mutex_);
   most_in_use_ = bytes_in_use_;
   reserved_.clear();
-  Shrink(lock, 0);
+  Shrink(lock, {}, 0);
 }
 
 size_t PinnedPool::pinned_bytes() const {

@@ -40,8 +40,8 @@ struct PinnedBlock {
 // reserved go, until all are no more bytes than were in use at once, or are reserved if that is more.
 //
 // Pinning may also wait until GPUs are idle, and a GPU may run a kernel of NCCL's until another one does, for which
-// this thread has to return. So what is known before any runs is to be reserved then. And no thread holds the pool up
-// while it calls the driver.
+// this thread has to return. So what is known before any runs is to be reserved then. And who calls the driver holds
+// nobody up who needs no more than an idle block.
 //
 // A block is given out again while GPUs may still be at it. Whoever copies to it has his stream wait for all that the
 // sum before recorded, and says that it is `used`: so who waits for one sum waits for all before.
@@ -74,13 +74,12 @@ class PinnedPool {
   using Counts = std::map<size_t, size_t>;  // of blocks, by size
 
   void Return(PinnedBlock* block);
-  // Frees idle blocks, the one that has been idle the longest first, but none of `reserved_`, until no more than so
+  // Frees idle blocks, the one that has been idle the longest first, but none that is `kept`, until no more than so
   // many bytes are pinned.
-  void Shrink(Lock& lock, size_t most_bytes);
-  // Where idle blocks go before, until all are no more than so many bytes.
-  std::unique_ptr<PinnedBlock> Pin(Lock& lock, size_t bytes, size_t most_bytes);
-  void PinReserved(Lock& lock);
-  size_t reserved_bytes() const;
+  void Shrink(Lock& lock, const Counts& kept, size_t most_bytes);
+  // After idle blocks have gone like this, until the new one and all others are no more than so many bytes.
+  std::unique_ptr<PinnedBlock> Pin(Lock& lock, size_t bytes, const Counts& kept, size_t most_bytes);
+  void PinMissing(Lock& lock, const Counts& needed);
 
   // These call the driver, without the lock.
   std::unique_ptr<PinnedBlock> Make(size_t bytes);
@@ -92,11 +91,13 @@ class PinnedPool {
 
   const CudaDriver& driver_;
   const std::vector<CUcontext> contexts_;
-  mutable std::mutex mutex_;
+  std::mutex reserving_;      // one at a time
+  mutable std::mutex mutex_;  // of all below
   std::condition_variable returned_;
   std::deque<std::unique_ptr<PinnedBlock>> idle_;  // the one that has been idle the longest first
   Counts counts_;                                  // of all that are pinned
   Counts reserved_;
+  size_t freeing_count_ = 0;  // threads that free blocks, which aren't counted any more
   size_t pinned_bytes_ = 0;
   size_t bytes_in_use_ = 0;
   size_t most_in_use_ = 0;

@@ -60,9 +60,11 @@ std::optional<CudaDevice> CudaSums::Device(int32_t ordinal) {
 Staging& CudaSums::StagingOf(int32_t ordinal) {
   std::lock_guard lock(mutex_);
   if (!driver_) driver_ = std::make_unique<CudaDriver>(library_);
-  auto& staging = stagings_[ordinal];
-  if (!staging) staging = std::make_unique<Staging>(*driver_, ordinal);
-  return *staging;
+  auto found = stagings_.find(ordinal);
+  if (found == stagings_.end()) {
+    found = stagings_.emplace(ordinal, std::make_unique<Staging>(*driver_, ordinal)).first;
+  }
+  return *found->second;
 }
 
 SharedBlocks& CudaSums::Shared() {
@@ -155,6 +157,9 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, 
 std::optional<Failure> CudaSums::Finish(const CudaCall& call) {
   return TryOrForget(call, [&]() -> std::optional<Failure> {
     const auto part = StagingOf(call.ordinal).Take(call.token);
+    if (!part) {
+      if (const auto failure = rendezvous_.failure()) return failure;  // of another sum, for which it was forgotten
+    }
     const auto is_at = [](const DeviceArray& leaf, CUdeviceptr address) { return leaf.address == address; };
     if (!part ||
         !std::equal(part->leaves().begin(), part->leaves().end(), call.leaves.begin(), call.leaves.end(), is_at)) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -126,6 +127,33 @@ TEST_F(PinnedPoolTest, idleBlocksGoWhereMemoryIsScarce) {
   Fake().limit_pinned(SIZE_MAX);
   EXPECT_EQ(pool.bytes_in_use(), 0);
   EXPECT_EQ(Fake().pinned_bytes(), pool.pinned_bytes());
+}
+
+// As the pool that GPUs share is told by the thread of each.
+TEST_F(PinnedPoolTest, threadsThatReserveTheSameHaveIt_howeverScarceMemoryIs) {
+  CUcontext context = nullptr;
+  driver_.ContextGetCurrent(&context);
+  PinnedPool pool(driver_);
+  Fake().limit_pinned(10 * kMiB);
+  std::atomic<int> failed = 0;
+  for (int i = 0; i < 100; ++i) {
+    const std::vector<size_t> bytes(2, (i % 2 ? 3 : 4) * kMiB);
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&] {
+        driver_.ContextSetCurrent(context);
+        try {
+          pool.Reserve(bytes);
+        } catch (const CudaError&) {
+          ++failed;
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(Fake().pinned_bytes(), 2 * bytes[0]);
+  }
+  Fake().limit_pinned(SIZE_MAX);
+  EXPECT_EQ(failed, 0);
 }
 
 // Another thread may have the last sum's block a little longer, and pinning isn't for the midst of an execution.

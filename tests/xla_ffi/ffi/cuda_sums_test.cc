@@ -430,6 +430,7 @@ TEST_F(CudaSumsTest, failuresOfTheDriverFailTheSessionByName) {
     rendezvous_.Detach();
     pool_.reset();  // its tasks hold parts of sums
     pool_.emplace();
+    sums.ReleaseIdle();  // also of GPUs that weren't found
     Attach();
   }
   EXPECT_TRUE(AllIsReturned());
