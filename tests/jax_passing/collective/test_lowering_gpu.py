@@ -341,6 +341,12 @@ def worth(monkeypatch):
     monkeypatch.setattr(in_host, "WORTH_BYTES", 0)
 
 
+def is_over(operation, axes, groups):
+    """Newer versions of JAX write the mesh's axes for the groups of devices."""
+    named = re.findall(r'axis_ref<name = "(\w+)"', operation)
+    return named == list(axes) if named else str(groups) in operation
+
+
 def tensor(shape, dtype):
     return f"tensor<{shape}x{dtype}>"
 
@@ -362,12 +368,11 @@ def test_devices_add_up_first(worth, dtype, moved, wide):
     assert (attributes["local_member_count"], attributes["dtype"]) == ("8", dtype)
     assert aliases == [("1", "1")]
     assert under_way == f"%{start}#1"
-    groups = "dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>"
     (scattered,) = re.findall(r"stablehlo\.all_to_all\"?.*", text)
-    assert groups in scattered
+    assert is_over(scattered, "d", [list(range(8))])
     assert scattered.endswith(f"({tensor('8x1', moved)}) -> {tensor('8x1', moved)}")
     (gathered,) = re.findall(r"stablehlo\.all_gather\"?.*", text)
-    assert groups in gathered
+    assert is_over(gathered, "d", [list(range(8))])
     assert gathered.endswith(f"({tensor(1, moved)}) -> {tensor(8, moved)}")
     added = [line for line in text.splitlines() if re.search(rf"stablehlo\.add .*: {tensor(1, wide)}", line)]
     assert len(added) == 7
@@ -418,7 +423,7 @@ def test_devices_of_a_group_add_up(worth):
 
         text = lowered(mapped(total, (2, 4), ("d", "m"), in_specs=P("d", "m")), jnp.ones((4, 4)))
         ((_, _, attributes, _),) = calls(text, "passing_psum")
-        assert str(groups) in re.findall(r"all_to_all.*", text)[0]
+        assert is_over(re.findall(r"all_to_all.*", text)[0], axes, groups)
         for group in groups:
             assert [numbers(attributes["shards"])[device] for device in group] == list(range(len(group)))
 
