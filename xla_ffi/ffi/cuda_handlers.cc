@@ -97,6 +97,18 @@ ffi::Error Initialize(CudaState* state, int32_t ordinal) {
   return ffi::Error::Success();
 }
 
+CudaCall MakeCall(ffi::RunId run_id, int32_t ordinal, CUstream stream, const void* token, ffi::RemainingArgs leaves) {
+  CudaCall call{.run_id = static_cast<int32_t>(run_id.run_id),
+                .ordinal = ordinal,
+                .stream = stream,
+                .token = AddressOf(token),
+                .leaves = {}};
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    call.leaves.push_back(AddressOf(leaves.get<ffi::AnyBuffer>(i)->untyped_data()));
+  }
+  return call;
+}
+
 ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream stream, ffi::AnyBuffer /*before*/,
                  ffi::RemainingArgs leaves, ffi::Result<ffi::AnyBuffer> token, ffi::RemainingRets /*the leaves*/) {
   const auto device = CudaSums::Get().Device(ordinal);
@@ -106,31 +118,16 @@ ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream 
   if (place == nullptr) {
     return RefuseDevice("GPU " + std::to_string(device->id) + " at " + instance.info().site_name);
   }
-  CudaCall call{.run_id = static_cast<int32_t>(run_id.run_id),
-                .ordinal = ordinal,
-                .device = device->number,
-                .member = place->member,
-                .shard = place->shard,
-                .stream = stream,
-                .token = AddressOf(token->untyped_data()),
-                .leaves = {}};
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    call.leaves.push_back(AddressOf(leaves.get<ffi::AnyBuffer>(i)->untyped_data()));
-  }
+  CudaCall call = MakeCall(run_id, ordinal, stream, token->untyped_data(), leaves);
+  call.device = device->number;
+  call.member = place->member;
+  call.shard = place->shard;
   return ToStatus(CudaSums::Get().Start(instance.SiteOf(place->group), std::move(call)));
 }
 
 ffi::Error Done(ffi::RunId run_id, int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::AnyBuffer /*gate*/,
                 ffi::RemainingArgs leaves, ffi::RemainingRets /*the sums*/) {
-  CudaCall call{.run_id = static_cast<int32_t>(run_id.run_id),
-                .ordinal = ordinal,
-                .stream = stream,
-                .token = AddressOf(token.untyped_data()),
-                .leaves = {}};
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    call.leaves.push_back(AddressOf(leaves.get<ffi::AnyBuffer>(i)->untyped_data()));
-  }
-  return ToStatus(CudaSums::Get().Finish(call));
+  return ToStatus(CudaSums::Get().Finish(MakeCall(run_id, ordinal, stream, token.untyped_data(), leaves)));
 }
 
 ffi::ErrorOr<std::unique_ptr<CudaState>> InstantiateVisit(std::string_view program, int64_t ordinal) {

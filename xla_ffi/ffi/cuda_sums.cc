@@ -102,11 +102,12 @@ std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>(
 std::optional<Failure> CudaSums::TryOrForget(const CudaCall& call,
                                              const std::function<std::optional<Failure>()>& action) {
   const auto failure = Try(action);
-  if (!failure) return std::nullopt;
-  Try([&]() -> std::optional<Failure> {
-    StagingOf(call.ordinal).Forget(call.run_id);
-    return std::nullopt;
-  });
+  if (failure) {
+    Try([&]() -> std::optional<Failure> {
+      StagingOf(call.ordinal).Forget(call.run_id);
+      return std::nullopt;
+    });
+  }
   return failure;
 }
 
