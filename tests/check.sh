@@ -1,6 +1,7 @@
 #!/bin/bash
-# Checks everything: bash tests/check.sh. With --fast (for every commit): lint and unit tests only, built incrementally.
-# With names of stages: only these, with what an earlier run built; so a stage that failed is tried again.
+# Checks the project: bash tests/check.sh takes about ten minutes on two cores, from a bare Debian 12 on. With --thorough
+# it runs everything; with names of stages only these, as --thorough does, on what an earlier run built: so a stage that
+# failed is tried again, and several machines can share the work.
 #
 # Everything it makes lies in build/check; nothing outside the repository changes but missing Debian packages, which
 # it installs, and the caches of pip and ccache. All stages run even if one fails; the last line counts them. What a
@@ -9,19 +10,20 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Each is a function below.
-stages=(debian_packages wheel lint slot_protocol cpp_tests python_tests p4)
-fast=false
+stages=(debian_packages wheel lint cpp_tests python_tests simulation end_to_end)
+thorough=true
 case "${1:-}" in
-  --fast) fast=true ;;
-  "")
+  "") thorough=false ;;
+  --thorough)
     stages+=(
-      documentation simulation end_to_end randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jax
+      slot_protocol p4 documentation randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jax
       quickstart
     )
     ;;
-  -*) echo "usage: bash tests/check.sh [--fast | STAGE...]" >&2 && exit 2 ;;
+  -*) echo "usage: bash tests/check.sh [--thorough | STAGE...]" >&2 && exit 2 ;;
   *) stages=("$@") ;;
 esac
+budget_s=600  # of a run without arguments
 
 work=$PWD/build/check
 oldest=$work/oldest  # the virtual environment with the oldest supported jaxlib, and all tools
@@ -37,10 +39,12 @@ export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDI
 # --- stages
 
 debian_packages() {
-  local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev spin)
+  local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev iproute2)
   local missing=() package
-  $fast || wanted+=(libclang-rt-14-dev iproute2 openmpi-bin tshark)
-  $fast || wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  if $thorough; then
+    wanted+=(spin libclang-rt-14-dev openmpi-bin tshark)
+    wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
+  fi
   for package in "${wanted[@]}"; do
     dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
@@ -64,7 +68,6 @@ build_wheel() {
   make_venv "$2-environment" "$1"
   "$2-environment/bin/pip" install --quiet $(requirements "['build-system']['requires']")
   rm -rf "$2"
-  $fast || rm -rf "$2-build"
   "$2-environment/bin/pip" wheel --quiet --no-deps --no-build-isolation --config-settings=build-dir="$2-build" \
     --wheel-dir "$2" .
 }
@@ -106,15 +109,20 @@ documentation() {
   PATH=$oldest/bin:$PATH NO_MKDOCS_2_WARNING=1 mkdocs build  # with --quiet it wouldn't count the warnings
 }
 
-# Builds the target $2 in the folder $1, with what else is said to CMake, and runs the C++ tests.
+# Builds the targets $2 in the folder $1, with what else is said to CMake, and runs the C++ tests.
 ctest_in() {
   cmake -S xla_ffi -B "$work/$1" -G Ninja -DPASSING_BUILD_TESTS=ON \
     -DPython_EXECUTABLE="$work/wheel-environment/bin/python" "${@:3}" >/dev/null
-  cmake --build "$work/$1" --target "$2"
+  cmake --build "$work/$1" --target $2
   timeout 1800 ctest --test-dir "$work/$1" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
 }
 
-cpp_tests() { ctest_in cmake all; }
+# With the benchmarks and every planted bug; else with those whose code is the riskiest to lose.
+cpp_tests() {
+  local targets=(all)
+  $thorough || targets=(passing_tests _simulation plant_{one_bit_instead_of_the_sequence,a_window_one_too_wide})
+  ctest_in cmake "${targets[*]}"
+}
 
 # Memory, leaks and undefined behaviour; races between threads. What is found ends the test that it is found in. Of the
 # random clusters, which are slow here, a part is run: cpp_tests runs all, and fuzzing has the sanitizers, too.
@@ -158,11 +166,10 @@ slot_protocol() {
 
 # pytest of virtual environment $1 on what follows, by two workers. Tests are handed out one by one, so that both have
 # work to the end.
-pytest_in() {
-  local not_slow=()
-  if $fast; then not_slow=(-m "not slow"); fi
-  timeout 3000 "$1/bin/pytest" --quiet --durations=20 --numprocesses=2 --dist=worksteal "${not_slow[@]}" "${@:2}"
-}
+pytest_in() { timeout 3000 "$1/bin/pytest" --quiet --numprocesses=2 --dist=worksteal "${@:2}"; }
+
+# For pytest's -m: the tests that are marked as $1 says, and with --thorough all.
+marked() { $thorough || echo "$1"; }
 
 # jaxlib 0.10 compiles in nearly half the time by what it did before its fusion emitters, though then it makes quiet NaN
 # of signalling ones. Newer ones can't do without these: newest_jax tests with them.
@@ -171,16 +178,22 @@ compiling_fast() { XLA_FLAGS=--xla_cpu_use_fusion_emitters=false "$@"; }
 # By a third worker, too, as many of these tests wait.
 python_tests() {
   local by_default=tests/jax_passing/collective/test_collectives.py  # it compares bits
-  compiling_fast pytest_in "$oldest" --numprocesses=3 --ignore=$by_default tests/{test_*.py,jax_passing,conformance,fuzz}
-  pytest_in "$oldest" $by_default
+  compiling_fast pytest_in "$oldest" --numprocesses=3 -m "$(marked "not slow")" --ignore=$by_default \
+    tests/{test_*.py,jax_passing,conformance,fuzz}
+  pytest_in "$oldest" -m "$(marked "not slow")" $by_default
 }
 
 p4() { pytest_in "$oldest" tests/p4; }
 
 # Whole clusters from seeds, with what cpp_tests has built, and the planted bugs that they must find.
-simulation() { timeout 600 "$oldest/bin/python" tests/simulate.py --seeds 10000 --plants 150 --processes 2; }
+simulation() {
+  local seeds=10000
+  $thorough || seeds=300
+  timeout 600 "$oldest/bin/python" tests/simulate.py --seeds $seeds --plants 150 --processes 2
+}
 
-end_to_end() { compiling_fast pytest_in "$oldest" tests/end_to_end; }
+# A real job of each kind; else all that there are.
+end_to_end() { compiling_fast pytest_in "$oldest" -m "$(marked smoke)" tests/end_to_end; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
 randomised_search() { compiling_fast timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 80 --seed 1; }
@@ -228,7 +241,7 @@ results=() failures=()
 stage() {
   local name=$1 number=$2 title=${1//_/ } began=$SECONDS status
   local log=$logs/$number-$name.log
-  echo "=== $number of ${#stages[@]}: $title, began at $(date +%T)"
+  echo "=== $number of ${#stages[@]}: $title, after $SECONDS s$($thorough || echo " of $budget_s")"
   # A subshell of its own, not a condition: otherwise `set -e` would be off inside.
   set +e
   (set -euo pipefail && "$name") </dev/null 2>&1 | tee "$log"

@@ -43,7 +43,7 @@ def test_sums_of_different_executions_never_meet(cluster: "Cluster", kind: str) 
         assert "in a loop or branch that all hosts must go through alike (execution " in process.text
 
 
-@pytest.mark.parametrize("kind", ["shape", "order"])
+@pytest.mark.parametrize("kind", ["shape", pytest.param("order", marks=pytest.mark.smoke)])
 def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -> None:
     for process in cluster.run(PROGRAM, "1", "mismatch.py", kind, devices=1):
         raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)
@@ -59,7 +59,7 @@ def test_many_executions_in_flight(cluster: "Cluster") -> None:
         assert "all sums are right" in process.text
 
 
-@pytest.mark.parametrize(("end", "code"), [("leave", 0), ("raise", 1)])
+@pytest.mark.parametrize(("end", "code"), [pytest.param("leave", 0, marks=pytest.mark.smoke), ("raise", 1)])
 def test_a_program_ends_while_executions_are_in_flight(cluster: "Cluster", end: str, code: int) -> None:
     """They call Python, which would abort the process if it ended meanwhile."""
     for process in cluster.start(PROGRAM, ALL, "ahead.py", "25", end):

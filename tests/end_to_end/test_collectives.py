@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .conftest import Cluster
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 0, "passing"), (3, 1, "flat")])
 def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
     env = {"JAX_PASSING_STRATEGY": strategy, **COMPILED_FAST}
@@ -18,7 +17,6 @@ def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, se
         assert "collectives done" in process.text
 
 
-@pytest.mark.slow
 def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster") -> None:
     env = {"COORDINATOR": free_address(), "JAX_PASSING_STRATEGY": "auto", **COMPILED_FAST}
     started = cluster.start("collectives.py", "2", "global", hosts=3, env=env)

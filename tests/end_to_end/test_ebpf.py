@@ -25,7 +25,6 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
 def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None:
     switch = cluster.start_switch()
     expected = digest(cluster.start_hosts("sums.py", *SOME_DTYPES, devices=2))
@@ -40,7 +39,6 @@ def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None
     assert counted["packets_received"] == sum(counted.get(name, 0) for name in verdicts)
 
 
-@pytest.mark.slow
 def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None:
     killed = cluster.start_ebpf()
     for host in cluster.start_hosts("steps.py"):
@@ -60,7 +58,6 @@ def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None
     assert "too_far" not in counted
 
 
-@pytest.mark.slow
 def test_a_bridge_that_is_made_again(cluster: Cluster) -> None:
     cluster.start_ebpf()
     running = cluster.start_hosts("endless.py", "20")
@@ -74,7 +71,6 @@ def test_a_bridge_that_is_made_again(cluster: Cluster) -> None:
     digest(cluster.start_hosts("once.py", job="another"))
 
 
-@pytest.mark.slow
 def test_racks_below_it_and_a_host_beside_them(cluster: Cluster) -> None:
     switch = cluster.start_ebpf()
     for rack in range(HOSTS - 1):

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from .conftest import LIMIT_S, Process, host_settings
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def went_on(processes: "list[Process]", nth: int) -> float:
         time.sleep(0.01)
 
 
+@pytest.mark.smoke
 def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster") -> None:
     """One host is killed, another one comes, the switch is killed and its standby takes over."""
     standby = cluster.start_switch()

@@ -4,6 +4,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from .conftest import digest
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def raised(process: "Process", within_s: float) -> re.Match[str]:
     return match
 
 
+@pytest.mark.smoke
 def test_killed_host(cluster: "Cluster") -> None:
     processes = start(cluster)
     processes[1].signal(signal.SIGKILL)

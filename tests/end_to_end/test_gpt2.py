@@ -34,7 +34,6 @@ def number(process: Process, pattern: str) -> float:
     return float(process.wait_for(pattern, 1)[1])
 
 
-@pytest.mark.slow
 def test_two_hosts_learn_as_one_and_report() -> None:
     text = ["--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "LICENSE")]
     one = Process([sys.executable, str(PROGRAM), "--rows", "16", *text], BESIDE)
@@ -76,7 +75,6 @@ def test_what_cannot_be_is_said_before_anything_runs(flags: list[str], says: str
     assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
 
 
-@pytest.mark.slow
 def test_hosts_whose_rows_differ_are_told_so(cluster: Cluster) -> None:
     """Before they train: a mean would be that of no batch, and the loss would fall all the same."""
     command = [sys.executable, str(PROGRAM), "--text", str(PROGRAM.parent.parent / "LICENSE")]
@@ -111,7 +109,6 @@ def test_the_flag_that_differs_is_named(program: Any, monkeypatch: pytest.Monkey
         assert program.difference(session, **own) == says
 
 
-@pytest.mark.slow
 def test_a_host_that_is_interrupted_ends_the_other_by_name(cluster: Cluster) -> None:
     """Long before the last step, though the other one prints nothing."""
     flags = ["--steps", "100000", "--peak-tflops", "1", "--text", str(PROGRAM.parent.parent / "LICENSE")]

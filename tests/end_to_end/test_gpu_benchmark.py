@@ -42,7 +42,6 @@ def report(folder: Path) -> Any:
     return json.loads((folder / "report.json").read_text())
 
 
-@pytest.mark.slow
 def test_what_needs_no_gpu_runs_and_the_rest_is_left_out(report: Any, folder: Path) -> None:
     ran = [(part["name"], len(part["platforms"])) for part in report["parts"] if part["status"] == "ran"]
     assert sorted(ran) == [("call", 1), ("call", 2), ("errors", 2), ("sums", 2), ("sums", 3)]
@@ -69,7 +68,6 @@ def _first(report: Any, name: str) -> Any:
     return next(part for part in report["parts"] if part["name"] == name and part["status"] == "ran")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "told"),
     [

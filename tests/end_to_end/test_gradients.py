@@ -68,7 +68,6 @@ def compare(got: list[Any], expected: list[Any], what: str) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=BOUND * largest, err_msg=f"{what}, leaf {number}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_as_on_one_mesh_of_all_devices(hosts: Hosts, name: str) -> None:
     case, count = CASES[name], len(hosts.hosts)

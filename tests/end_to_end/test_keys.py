@@ -29,6 +29,7 @@ def key_file(tmp_path: Path, cluster: "Cluster") -> Path:
     return write_key(tmp_path / "job.key", "--switch-key", str(of_switch), "--job", PROGRAM)
 
 
+@pytest.mark.smoke
 def test_sums_with_tags_and_checks_have_the_same_bits(cluster: "Cluster", key_file: Path) -> None:
     env = {"JAX_PASSING_KEY_FILE": str(key_file), "JAX_PASSING_CHECK_SUMS": "true"}
     secured = digest(cluster.start(PROGRAM, "passing", "local", env=env))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .conftest import Cluster
 
 
-@pytest.mark.parametrize(("hosts", "devices"), [(2, 4), (3, 2)])
+@pytest.mark.parametrize(("hosts", "devices"), [pytest.param(2, 4, marks=pytest.mark.smoke), (3, 2)])
 def test_every_schedule_has_the_gradients_of_all_hosts(cluster: "Cluster", hosts: int, devices: int) -> None:
     digest(cluster.run("pipeline.py", hosts=hosts, devices=devices, env=COMPILED_FAST))  # all have one
 
@@ -36,7 +36,6 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.slow
 def test_the_tutorials_programs_learn_alike() -> None:
     """One device with the whole batch, and a pipeline on each of two hosts."""
     beside = {"PYTHONSAFEPATH": ""}  # models is in the programs' own folder

@@ -29,6 +29,9 @@ PROGRAM = block("python", "import jax_passing")
 SWITCH = block("bash", "jax-passing switch")
 HOSTS = [block("bash", f"JAX_PASSING_RANK={rank} python train.py") for rank in (0, 1)]
 ONE_MACHINE = block("bash", "jax-passing run")
+ALL_PROGRAMS = [
+    pytest.param(one, marks=[pytest.mark.smoke] if one.text == PROGRAM else []) for one in blocks() if one.is_program
+]
 PRINTED = block("text", "rank 0 of 2").splitlines()
 
 
@@ -69,7 +72,7 @@ def test_two_machines() -> None:
         assert [host.text for host in hosts] == PRINTED, switch.text
 
 
-@pytest.mark.parametrize("program", [one for one in blocks() if one.is_program], ids=str)
+@pytest.mark.parametrize("program", ALL_PROGRAMS, ids=str)
 def test_one_machine(program: Block, tmp_path: Path) -> None:
     """Programs of other pages, too, must run on two hosts of two devices."""
     (tmp_path / "train.py").write_text(program.text)

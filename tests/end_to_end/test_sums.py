@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from .conftest import Cluster
 
 
-@pytest.mark.parametrize(("hosts", "devices"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("hosts", "devices"), [pytest.param(2, 2, marks=pytest.mark.smoke), (3, 1)])
 def test_every_dtype_and_transform_on_independent_processes(cluster: "Cluster", hosts: int, devices: int) -> None:
     digest(cluster.run("sums.py", hosts=hosts, devices=devices))  # all have one
 
 
+@pytest.mark.smoke
 def test_one_mesh_over_all_processes_equals_lax_psum(cluster: "Cluster") -> None:
     coordinator = free_address()
     started = []
@@ -41,7 +42,6 @@ def test_jobs_share_a_switch_and_nothing_else(cluster: "Cluster") -> None:
         finish(job)
 
 
-@pytest.mark.slow
 def test_one_gibibyte(cluster: "Cluster") -> None:
     cluster.run("large.py", devices=1)
 
@@ -65,7 +65,7 @@ def test_sums_of_different_executions_never_meet(cluster: "Cluster", kind: str) 
         assert "in a loop or branch that all hosts must go through alike (execution " in process.text
 
 
-@pytest.mark.parametrize("kind", ["shape", "dtype", "count", "order"])
+@pytest.mark.parametrize("kind", [pytest.param("shape", marks=pytest.mark.smoke), "dtype", "count", "order"])
 def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -> None:
     for process in cluster.run("mismatch.py", kind, devices=1):
         raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)

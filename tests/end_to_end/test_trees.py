@@ -55,6 +55,7 @@ def run(cluster: "Cluster", *arguments: str, **options: object) -> "list[Process
 # Sums.
 
 
+@pytest.mark.smoke
 def test_two_racks_equal_lax_psum(cluster: "Cluster") -> None:
     coordinator = free_address()
     left, right = racks(cluster)
