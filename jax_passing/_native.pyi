@@ -92,6 +92,7 @@ class Transport:
         self,
         shards: Sequence[ShardLink],
         *,
+        job: str,
         rank: int,
         world_size: int,
         slots_per_shard: int,
@@ -139,6 +140,9 @@ def attach(
 
 def detach() -> None:
     """Undoes attach; calls of handlers fail with NotInitializedError from then on."""
+
+def forget_in_child() -> None:
+    """In a process that was forked: calls of handlers fail with PassingError from now on. Waits for nothing."""
 
 @final
 class ParentLink:

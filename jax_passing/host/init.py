@@ -9,12 +9,12 @@ from typing import Any
 
 from jax_passing import config
 from jax_passing._compat import process
-from jax_passing.errors import AlreadyInitializedError, PassingError
-from jax_passing.host.session import Session, any_begun, current
+from jax_passing.errors import AlreadyInitializedError
+from jax_passing.host import scope
+from jax_passing.host.session import Session, current
 
 log = logging.getLogger("jax_passing")
 
-_parent_had_sessions = False  # this process was forked from one that called init
 _lock = threading.Lock()
 
 
@@ -92,16 +92,12 @@ def init(
         "rejoin_wait_s": rejoin_wait_s,
         "standby": standby,
     }
-    if _parent_had_sessions:
-        raise PassingError(
-            "This process was forked from one that had called jax_passing.init. JAX's threads and ours exist only in "
-            "the parent: start it with the method 'spawn' of multiprocessing instead."
-        )
+    scope.check_process()
     if not _lock.acquire(blocking=False):
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
         session = current()
-        if session is not None and session.failure is None:
+        if session is not None and session.error is None:
             raise AlreadyInitializedError(
                 f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
                 "jax_passing.session.current(), or call its shutdown() first."
@@ -121,8 +117,8 @@ def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _parent_had_sessions
-    _lock, _parent_had_sessions = threading.Lock(), any_begun()
+    global _lock
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

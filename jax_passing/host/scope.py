@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from jax_passing.errors import ConfigError, NotInitializedError, PassingError, ThreadError
 
 
 class Scope(NamedTuple):
@@ -49,6 +49,7 @@ _thread = 0  # that began it
 _streams: set[str] = set()  # those that a thread is in
 _had_streams = False  # any, ever: an executable of one may be kept for later sessions
 _streams_lock = threading.Lock()
+_is_forked = False  # from a process that had called `init`
 
 
 def begin(scope: Scope) -> None:
@@ -63,6 +64,24 @@ def end() -> None:
     global _session
     _session = None
     _set(None)
+
+
+def forget_in_child() -> None:
+    """This process was forked from one that had called `init`: `check_process` raises from now on."""
+    global _is_forked, _session, _streams_lock
+    _is_forked, _session, _streams_lock = True, None, threading.Lock()
+
+
+def check_process() -> None:
+    """
+    Raises:
+      PassingError: this process was forked from one that had called `init`. It would wait for ever.
+    """
+    if _is_forked:
+        raise PassingError(
+            "This process was forked from one that had called jax_passing.init. JAX's threads and ours exist only in "
+            "the parent: start it with the method 'spawn' of multiprocessing instead."
+        )
 
 
 def _set(scope: Scope | None) -> None:
@@ -102,7 +121,9 @@ def current() -> Scope | None:
 
     Raises:
       ThreadError: there is a session, but it is another thread's.
+      PassingError: this process was forked from one that had called `init`.
     """
+    check_process()
     if _session is None:
         return None
     scope = of_thread()
@@ -121,7 +142,7 @@ def required(function: str) -> Scope:
 
     Raises:
       NotInitializedError: there is no session.
-      ThreadError: there is a session, but it is another thread's.
+      ThreadError, PassingError: as `current` does.
     """
     scope = current()
     if scope is None:
@@ -140,8 +161,10 @@ def stream(name: str) -> Iterator[None]:
     Raises:
       NotInitializedError: without a session.
       ConfigError: the name isn't a short printable text, or somebody is in the stream already.
+      PassingError: this process was forked after `init`.
     """
     global _had_streams
+    check_process()
     if _session is None:
         raise NotInitializedError("no session: call jax_passing.init() before entering a stream")
     if not isinstance(name, str) or not 1 <= len(name) <= 128 or not name.isprintable():

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import jax
 
@@ -29,6 +29,7 @@ from jax_passing.host import scope
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.joining import Joining
 from jax_passing.host.ranks import Links, Ranks
+from jax_passing.host.stats import NO_NETWORK, Stats
 from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
@@ -49,11 +50,6 @@ def when_beginning(prepare: Callable[[], None]) -> None:
     _preparations.append(prepare)
     if _current is not None:
         prepare()
-
-
-def any_begun() -> bool:
-    """Whether this process, or the one that it was forked from, has ever begun a session."""
-    return _begun > 0
 
 
 class Session:
@@ -101,7 +97,8 @@ class Session:
         _current = self
 
     def __repr__(self) -> str:
-        state = f"failed: {self.failure.kind}" if self.failure else "open"
+        failure = self._failure
+        state = f"failed: {failure.kind}" if failure else "open"
         axes = ",".join(self.settings.axis_name) or None
         who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
         return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
@@ -142,7 +139,9 @@ class Session:
           SwitchUnreachableError: neither the switch nor a standby can be reached.
           NotInitializedError: the session is shut down.
           ThreadError: another thread called `init`.
+          PassingError: this process was forked after `init`.
         """
+        scope.check_process()
         self._check_rejoin(step)
         ranks = self._ranks
         if ranks is None:  # nobody can be lost
@@ -183,19 +182,21 @@ class Session:
         )
 
     @property
-    def failure(self) -> Failure | None:
+    def _failure(self) -> Failure | None:
         """Why this session can't go on, if so."""
         return None if self._ranks is None else self._ranks.failure
 
     @property
     def error(self) -> PassingError | None:
-        """The exception that sums of this session raise from now on, if any."""
-        failure = self.failure
+        """The exception that sums of this session raise from now on, if it has failed; else None. A host that computes
+        for long can look at it: that waits for nothing."""
+        failure = self._failure
         return failure.exception() if failure else None
 
     @property
     def links(self) -> Links | None:
-        """None without a switch."""
+        """The rates of the job's links, with which strategy "auto" reckons, the same on all hosts; None without a
+        switch."""
         return None if self._ranks is None else self._ranks.links
 
     # Leaving.
@@ -224,7 +225,7 @@ class Session:
     def _leave(self, abandon: str | None) -> None:
         until = time.monotonic() + self.settings.deadline_s
         if abandon is None:
-            wait_for_arrays(until, lambda: self.failure is not None)
+            wait_for_arrays(until, lambda: self._failure is not None)
         ranks = self._ranks
         if ranks is None:
             return
@@ -277,21 +278,23 @@ class Session:
         if ours is not None:
             raise ours from error
 
-    def stats(self) -> dict[str, float]:
-        """Counters of this host since `init`, or the last `rejoin`.
+    def stats(self) -> Stats:
+        """Counters of this host since `init`, or the last `rejoin`: a dictionary, whose keys `Stats` explains.
 
-        `tensor_bytes` / `session_s` is the goodput; `bytes_sent`, `bytes_received` count UDP payload, headers and
-        resends included; `datagrams_unsent` counts what the kernel didn't take, `errors_reported` ICMP errors; times
-        end in _us or _s.
+        Raises PassingError in a process that was forked after `init`.
         """
-        counters = self._local.stats() if self._ranks is None else self._ranks.stats()
-        return {**counters, "session_s": time.monotonic() - self._began}
+        scope.check_process()
+        counters = NO_NETWORK | self._local.stats() if self._ranks is None else self._ranks.stats()
+        return cast(Stats, {**counters, "session_s": time.monotonic() - self._began})
 
-    def forget_in_child(self) -> None:
-        self._is_shut_down = True
+    def _forget_in_child(self) -> None:
+        """This process was forked: what it has of the session is the parent's, whose threads may hold its locks, and
+        aren't here."""
+        self._is_shut_down, self._shutdown_lock = True, threading.Lock()
         atexit.unregister(self._at_exit)
         if self._ranks is not None:
             self._ranks.forget_in_child()
+            self._ranks = None
         if self._joining is not None:
             self._joining.forget_in_child()
 
@@ -318,14 +321,18 @@ def _describe(error: BaseException) -> str:
 
 def _after_fork_in_child() -> None:
     global _current
+    if _begun == 0:
+        return
+    scope.forget_in_child()
+    _native.forget_in_child()
     if _current is not None:
-        _current.forget_in_child()
+        _current._forget_in_child()
     _current = None
 
 
 def _failure_of_current() -> Failure | None:
     session = _current  # another thread may shut it down in between
-    return None if session is None else session.failure
+    return None if session is None else session._failure
 
 
 errors.ask_for_failure(_failure_of_current)

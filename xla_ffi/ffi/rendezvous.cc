@@ -1,6 +1,7 @@
 #include "ffi/rendezvous.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <chrono>
 #include <cstring>
@@ -35,11 +36,18 @@ Failure TooLate(const Site& site, const std::vector<Call>& calls, double deadlin
                                        Members(calls) + ")"};
 }
 
+std::atomic<bool> is_forked = false;
+
 Failure ShutDown() { return {"ClosedError", "the session was shut down while sums were under way"}; }
 
 }  // namespace
 
 Failure NotInitialized(const std::string& what) {
+  if (is_forked) {
+    return {"PassingError",
+            "this process was forked from one with a session, whose threads exist only there, and can't run " + what +
+                ": start it with the method 'spawn' of multiprocessing instead"};
+  }
   return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
 }
 
@@ -49,8 +57,15 @@ Failure BeganBefore(const std::string& site_name) {
 
 Rendezvous::~Rendezvous() { Detach(); }
 
-Rendezvous& Rendezvous::Get() {
-  static auto& rendezvous = *new Rendezvous(CompletionPool::Get());
+Rendezvous& Rendezvous::Get() { return *OfProcess(); }
+
+void Rendezvous::ForgetInChild() {
+  is_forked = true;
+  OfProcess() = new Rendezvous(CompletionPool::Get());
+}
+
+std::atomic<Rendezvous*>& Rendezvous::OfProcess() {
+  static std::atomic<Rendezvous*> rendezvous = new Rendezvous(CompletionPool::Get());
   return rendezvous;
 }
 

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_FFI_RENDEZVOUS_H_
 #define XLA_FFI_FFI_RENDEZVOUS_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -61,6 +62,9 @@ class Rendezvous {
 
   // The process's rendezvous; never destroyed, as XLA's threads may still call it when the process ends.
   static Rendezvous& Get();
+  // In a child that was forked: from now on the process's is another one, to which nothing is attached. The parent's
+  // threads aren't here, and one of them may have held its lock.
+  static void ForgetInChild();
 
   // False if there is an attachment already.
   bool Attach(Attachment attachment);
@@ -88,6 +92,8 @@ class Rendezvous {
   std::optional<uint32_t> world_size();  // hosts of that session
 
  private:
+  static std::atomic<Rendezvous*>& OfProcess();
+
   struct Gathering {
     std::shared_ptr<const Site> site;
     std::shared_ptr<Collective> collective;
@@ -141,7 +147,7 @@ class Rendezvous {
   std::thread watch_;  // fails gatherings that stay open
 };
 
-// `what` needs a session.
+// `what` needs a session, which a process that was forked from one with a session can't have.
 Failure NotInitialized(const std::string& what);
 // An execution is older than the session.
 Failure BeganBefore(const std::string& site_name);

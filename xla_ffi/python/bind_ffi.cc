@@ -153,6 +153,7 @@ void BindFfi(nb::module_& m) {
         CudaSums::Get().ReleaseIdle();
       },
       nb::call_guard<nb::gil_scoped_release>());
+  m.def("forget_in_child", &Rendezvous::ForgetInChild);
 
   nb::class_<HostProgram>(m, "HostProgram")
       .def("__init__", [](HostProgram* self) { new (self) HostProgram(Rendezvous::Get()); })

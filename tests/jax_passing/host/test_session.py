@@ -28,7 +28,7 @@ def test_a_session_says_who_it_is(running):
     session, other = init_beside(running, other_rank=0)
     assert repr(session) == "<jax_passing.Session rank=1 world_size=2 job='test' axis_name='d' (open)>"
     other._shards[0].hang_up()
-    until(lambda: session.failure)
+    until(lambda: session.error)
     assert repr(session).endswith(" (failed: HostLostError)>")
     session.shutdown()
     assert repr(session).endswith(" (closed)>")
@@ -123,7 +123,7 @@ def test_a_stall_warns_and_fails_at_the_deadline_naming_the_missing_rank(running
     with pytest.raises(DeadlineExceededError) as caught, session:
         total(ONES).block_until_ready()
     message = str(caught.value)
-    for part in ("Missing: rank 1.", "slot 0", "sequence 0", f"epoch {session.epoch}", "rank 0 of 2"):
+    for part in ("Missing: rank 1.", "job 'test'", "slot 0", "sequence 0", f"epoch {session.epoch}", "rank 0 of 2"):
         assert part in message
     warnings = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
     assert 1 <= len(warnings) <= 4
@@ -247,19 +247,34 @@ def test_a_forked_child_has_no_session_and_leaves_the_parents_alone(running):
     ended = run_script(
         running,
         """
-import warnings
+import signal, warnings
 warnings.simplefilter("ignore")  # JAX's own about forks
-with jax_passing.init() as session:
-    total(jnp.ones((1, 8)))
+
+fresh = jax.vmap(lambda x: jax_passing.psum(x, "d"), axis_name="d")
+
+def stream():
+    with jax_passing.stream("mine"):
+        pass
+
+with jax_passing.init(world_size_min=1) as session:
+    x = jnp.ones((1, 8))
+    total(x)
+    calls = [
+        jax_passing.init, jax_passing.barrier, lambda: jax_passing.process_sum(1), stream, session.stats,
+        session.rejoin, lambda: jax.make_jaxpr(fresh)(x), lambda: total(x),
+    ]
     pid = os.fork()
     if pid == 0:
-        clean = jax_passing.session.current() is None
+        signal.alarm(60)
         session.shutdown()
-        try:
-            jax_passing.init()  # would hang: JAX's threads are the parent's
-            clean = False
-        except jax_passing.errors.PassingError as error:
-            clean = clean and "spawn" in str(error)
+        raised = 0
+        for call in calls:  # each would hang: JAX's threads are the parent's
+            try:
+                with jax_passing.errors.translate():
+                    call()
+            except jax_passing.errors.PassingError as error:
+                raised += type(error) is jax_passing.errors.PassingError and "spawn" in str(error)
+        clean = jax_passing.session.current() is None and "closed" in repr(session) and raised == len(calls)
         os._exit(7 if clean else 8)  # as multiprocessing ends its children; JAX's own cleanup crashes in them
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     print(total(jnp.ones((1, 8)))[0, 0])

@@ -116,7 +116,7 @@ class _Joining:
         self._over = threading.Event()
         self._fails = fails
 
-    def join(self, join):
+    def join(self, join, warn_s):
         if not self._fails:
             assert self._over.wait(60)
             time.sleep(0.2)
@@ -128,7 +128,7 @@ class _Joining:
 
 def test_a_failed_join_leaves_no_thread_behind():
     with pytest.raises(JoinError, match="refused"):
-        shards.join_all([_Joining(False), _Joining(True), _Joining(False)], lambda shard: None)
+        shards.join_all([_Joining(False), _Joining(True), _Joining(False)], lambda shard: None, 60.0)
     assert not [thread for thread in threading.enumerate() if thread.name == "jax_passing-join"]
 
 
@@ -175,7 +175,7 @@ def test_a_lost_switch_is_named_at_once(three, lost):
     session, other = init_beside(three)
     pending = total(ONES)
     three.each[lost].stop()
-    until(lambda: session.failure and other.failure)
+    until(lambda: session.error and other.failure)
     assert isinstance(session.error, SwitchLostError)
     with pytest.raises(SwitchLostError):
         session.shutdown()

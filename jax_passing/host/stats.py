@@ -1,0 +1,62 @@
+"""What a session counts."""
+
+from typing import TypedDict
+
+
+class Stats(TypedDict):
+    """Counters of one host, since `init` or the last `rejoin`; all are there in every session. Bytes on the network are
+    UDP payload, headers and resends included. With strategy "flat" they are of all devices' ranks together, but a sum
+    and its bytes count once, and times are the longest.
+
+    `tensor_bytes` / `session_s` is the goodput.
+
+    Attributes:
+      session_s: seconds since then.
+      sums_started: sums over the hosts that began; one call may be several, one for each bucket.
+      sums_completed: those of them that are complete.
+      tensor_bytes: bytes of the arrays of completed sums, of one device each.
+      packets_sent: packets to the switch.
+      bytes_sent: their bytes.
+      packets_received: packets from the switch.
+      bytes_received: their bytes.
+      packets_resent: packets that were sent again, as no result came in time.
+      packets_dropped: packets that this host ignored: malformed, forged, of another job or epoch, or not awaited, as
+        when a result comes twice.
+      packets_forged: those of them that had a result's numbers, but not the switch's tag.
+      sums_wrong: those of them that weren't the sum of what all hosts sent.
+      order_messages: messages about the order of sums, that rank 0 sent or another host received.
+      order_rollbacks: predictions of the order that turned out wrong.
+      flagged_chunks: chunks with NaN or an infinity, which take two passes.
+      guesses_right: small sums that took one round trip, as their scale was guessed.
+      guesses_wrong: small sums that took two.
+      round_trip_us: smoothed time from a packet to its result, in microseconds.
+      rto_us: the wait before a packet is sent again, in microseconds.
+      datagrams_unsent: packets that the kernel didn't take.
+      errors_reported: errors that the network reported (ICMP), as when nobody listens at the switch's port.
+    """
+
+    session_s: float
+    sums_started: int
+    sums_completed: int
+    tensor_bytes: int
+    packets_sent: int
+    bytes_sent: int
+    packets_received: int
+    bytes_received: int
+    packets_resent: int
+    packets_dropped: int
+    packets_forged: int
+    sums_wrong: int
+    order_messages: int
+    order_rollbacks: int
+    flagged_chunks: int
+    guesses_right: int
+    guesses_wrong: int
+    round_trip_us: int
+    rto_us: int
+    datagrams_unsent: int
+    errors_reported: int
+
+
+# Of a session without a switch, which only the transport has.
+NO_NETWORK = {"datagrams_unsent": 0, "errors_reported": 0}
