@@ -63,7 +63,7 @@ class Membership:
         assert settings.job is not None  # there is a switch
         self._shards = connect_all(settings.switch, until, key, settings.job)
         try:
-            join_all(self._shards, lambda shard: self._join(shard, until, device_count))
+            join_all(self._shards, lambda shard: self._join(shard, until, device_count), settings.warn_s)
             self.transport = self._make_transport()
         except BaseException:
             close_all(self._shards)
@@ -110,6 +110,7 @@ class Membership:
         try:
             return _native.Transport(
                 [shard.link() for shard in shards],
+                job=settings.job or "",
                 rank=settings.rank,
                 world_size=settings.world_size,
                 slots_per_shard=slots_per_shard,

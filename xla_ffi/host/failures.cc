@@ -44,11 +44,11 @@ Failure DeadlineExceeded(const JobConfig& job, const Stall& stall, int64_t stall
         "other hosts' logs and at the switch's.";
   }
   return {"DeadlineExceededError",
-          Format("%s (execution %u, step %u) made no progress for %.1f s: %s. This is rank %u of %u, job %u, epoch "
-                 "%u.%s%s %s "
+          Format("%s (execution %u, step %u) made no progress for %.1f s: %s. This is rank %u of %u, job '%s', "
+                 "epoch %u.%s%s %s "
                  "If hosts may wait that long for each other, raise deadline_s (now %.1f).",
                  stall.site_name.c_str(), stall.key.execution, stall.key.step, static_cast<double>(stalled_us) / 1e6,
-                 waits.c_str(), job.rank, job.world_size, job.shards[0].job, job.shards[0].epoch,
+                 waits.c_str(), job.rank, job.world_size, job.name.c_str(), job.shards[0].epoch,
                  note.empty() ? "" : " ", note.c_str(), advice, deadline_s)};
 }
 

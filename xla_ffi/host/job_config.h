@@ -25,6 +25,7 @@ struct Shard {
 };
 
 struct JobConfig {
+  std::string name{};  // for messages
   uint16_t rank = 0;
   uint32_t world_size = 1;
   std::vector<Shard> shards{};   // in the order that all ranks agreed on
