@@ -51,7 +51,7 @@ def init(
       rank: index of this host.
       world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
       deadline_s: how long a sum may make no progress.
-      warn_s: after what time to warn about it.
+      warn_s: after what time to warn about it, and about hosts that don't join.
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
       link_gbit: rate of this host's link to the switch, for "auto".

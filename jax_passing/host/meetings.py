@@ -15,6 +15,7 @@ import msgspec
 from jax_passing.config import Settings, address_text
 from jax_passing.errors import Failure, JoinError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect_now
+from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 
@@ -124,6 +125,11 @@ class Meetings:
             aside=aside,
         )
 
+    def wait(self, place: int, left_s: float) -> Wait:
+        """What this host's user hears of its wait at a place."""
+        who = f"Rank {self._settings.rank} of job {self._job!r}"
+        return Wait(who, address_text(*self.places[place][0]), left_s, self._settings.warn_s)
+
     def close(self) -> None:
         """Gives up the seat."""
         if self._seat is not None:
@@ -209,6 +215,7 @@ class _Attempt:
 
     def _converse(self, place: int, connection: ControlConnection) -> messages.Met | None:
         told: bool | None = None
+        wait = self._meetings.wait(place, self._until - time.monotonic())
         while not self._is_over.is_set():
             aside = is_aside(place, self._places, self._reached)
             now = time.monotonic()
@@ -220,10 +227,14 @@ class _Attempt:
             except TimeoutError:
                 if now >= self._until + GRACE_S:
                     raise
+                if told is not None and now >= wait.next_question:
+                    wait.ask(connection)
                 continue
             match answer:
                 case messages.Met():
                     return answer
+                case messages.SlotState() as state:
+                    wait.warn(state)
                 case messages.Refused(kind, text):
                     raise Failure(kind, text).exception()
                 case _:

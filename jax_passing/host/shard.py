@@ -13,6 +13,7 @@ from jax_passing import _native
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError, Failure, JoinError, SwitchLostError, SwitchUnreachableError
 from jax_passing.host.control_connection import connect
+from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 
@@ -48,13 +49,19 @@ class Shard:
             ) from error
         self._slot_states: queue.SimpleQueue[messages.SlotState] = queue.SimpleQueue()
 
-    def join(self, join: messages.Join) -> None:
-        """Waits for all ranks. Raises JoinError, SwitchLostError, or what the switch says."""
+    def join(self, join: messages.Join, warn_s: float) -> None:
+        """Waits for all ranks, and logs for whom after `warn_s`. Raises JoinError, SwitchLostError, or what the switch
+        says."""
         until = time.monotonic() + join.join_deadline_s + JOIN_GRACE_S
+        wait = Wait(f"Rank {join.rank} of job {join.job!r}", self.name, join.join_deadline_s, warn_s)
         try:
             with suppress(OSError):  # it may have refused us already, and then it has said why
                 self.control.send(join)
-            while isinstance(answer := self.control.receive(until), messages.GroupOffer):
+            while True:
+                answer = self._receive(wait, until)
+                if not isinstance(answer, messages.GroupOffer):
+                    break
+                self.control.set_timeout(max(0.1, until - time.monotonic()))
                 self._answer(answer)
         except (OSError, msgspec.DecodeError) as error:
             if (version := self.hello.protocol_version) != join.protocol_version:  # it didn't understand us, or we it
@@ -76,6 +83,20 @@ class Shard:
         self.control.set_timeout(answer.lease_s)
         if not answer.multicast:
             self.udp.leave_group()
+
+    def _receive(self, wait: Wait, until: float) -> messages.FromSwitch:
+        """The next thing that the switch says, other than whom it waits for."""
+        while True:
+            try:
+                answer = self.control.receive(min(until, wait.next_question))
+            except TimeoutError:
+                if time.monotonic() >= until:
+                    raise
+                wait.ask(self.control)
+                continue
+            if not isinstance(answer, messages.SlotState):
+                return answer
+            wait.warn(answer)
 
     def _answer(self, offer: messages.GroupOffer) -> None:
         """Joins the group, and listens to it until it has been heard or the switch says something else."""
@@ -169,7 +190,7 @@ def _check_distinct(shards: Sequence[Shard]) -> None:
             raise ConfigError(f"{other.name} and {last.name} are one switch. List each of a job's switches once.")
 
 
-def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join]) -> None:
+def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join], warn_s: float) -> None:
     """Joins all at once: had one to be joined before the next, two orders of the list would wait for each other.
 
     Raises what the first one to fail raises, having hung up on all switches: the caller closes the shards.
@@ -178,7 +199,7 @@ def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join]
 
     def join(shard: Shard) -> None:
         try:
-            shard.join(join_for(shard))
+            shard.join(join_for(shard), warn_s)
             outcomes.put(None)
         except Exception as error:
             outcomes.put(error)

@@ -1,10 +1,12 @@
-"""What to say about a sum that makes no progress: who is missing, where, for how long."""
+"""What to say about a sum that makes no progress, and about a join: who is missing, where, for how long."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from jax_passing._native import Stall
 from jax_passing.errors import Failure, HostLostError, names
+from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol.control_messages import Query, SlotState
 
 log = logging.getLogger("jax_passing")
@@ -46,6 +48,38 @@ def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tu
         text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
     gone = tuple(sorted(set(missing) & set(state.left)))
     return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
+
+
+class Wait:
+    """For the other hosts, until all have joined or met at a switch. It asks for whom, and warns: after `warn_s`, then
+    ever more rarely.
+
+    Attributes:
+      next_question: when to ask (monotonic).
+    """
+
+    def __init__(self, who: str, switch: str, deadline_s: float, warn_s: float):
+        """`who` waits at the switch of this address, for at most `deadline_s`."""
+        self._who, self._switch, self._deadline_s = who, switch, deadline_s
+        self._began = time.monotonic()
+        self.next_question = self._began + warn_s
+
+    def ask(self, connection: ControlConnection) -> None:
+        """Raises OSError. The answer may come behind others."""
+        now = time.monotonic()
+        self.next_question = now + (now - self._began)
+        connection.send(Query())
+
+    def warn(self, answer: SlotState) -> None:
+        waited_s = time.monotonic() - self._began
+        log.warning(
+            "%s has waited %.1f s for other hosts at the switch at %s, and waits for at most %.0f s more. %s",
+            self._who,
+            waited_s,
+            self._switch,
+            max(0.0, self._deadline_s - waited_s),
+            answer.trouble,
+        )
 
 
 class StallReporter:

@@ -18,7 +18,7 @@ from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -333,7 +333,8 @@ class Relay(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """Host: who is missing in this slot version? Without a slot: who has left?"""
+    """Host: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to meet the
+    others: for whom?"""
 
     slot: Annotated[int, Meta(ge=0)] | None = None
     version: Annotated[int, Meta(ge=0, le=1)] = 0
@@ -343,7 +344,8 @@ class SlotState(Message, frozen=True):
     """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
 
     `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
-    switch knows nothing of it.
+    switch knows nothing of it. To a host that waits to join, or to meet the others, only `trouble` says anything: for
+    whom.
     """
 
     left: RankSet

@@ -18,6 +18,7 @@ from jax_passing.switch.epochs import Epoch, Member
 from jax_passing.switch.jobs import JobTable
 from jax_passing.switch.outside import Outside
 from jax_passing.switch.questions import Questions
+from jax_passing.switch.waits import whom_it_awaits
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -88,6 +89,10 @@ class Dispatcher:
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
                     self._check_inquiries(member)
                     self._questions.slot_state(epoch, slot, version, member.inquiries, member.answer)
+            case messages.Query() if epoch.state is State.FORMING:
+                member.answer(messages.SlotState(left=(), trouble=whom_it_awaits(epoch)))
+            case messages.Query():
+                pass  # it has asked for whom it waits, and all have come meanwhile
             case messages.CountersQuery() if epoch.state is State.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
             case messages.Leave() if epoch.state is State.RUNNING:

@@ -76,7 +76,7 @@ class Meetings:
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
         meeting = self._meetings[job]
-        return HostSeat(host, job, meeting.wait, meeting.leave)
+        return HostSeat(host, job, meeting.wait, meeting.leave, meeting.why_not)
 
     def _refuse(self, host: ToHost, job: str, text: str) -> None:
         self._jobs.counts["joins_refused"] += 1
@@ -239,7 +239,7 @@ class Meeting:
         late = [seat for seat in self._seats if seat.said and now >= seat.since + seat.said.deadline_s]
         if not late:
             return
-        text = self._why_not()
+        text = self.why_not()
         for seat in late:
             waited = f"within the {seat.asked.deadline_s:.1f} s that rank {seat.rank} waited"
             self._seats.remove(seat)
@@ -247,7 +247,8 @@ class Meeting:
         if not self._seats:
             self._forget(self)
 
-    def _why_not(self) -> str:
+    def why_not(self) -> str:
+        """Says why the hosts that wait don't meet yet."""
         job = self._jobs.of(self.job)
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."

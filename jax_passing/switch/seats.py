@@ -55,12 +55,15 @@ class HostSeat:
         job: str,
         wait: Callable[["HostSeat", messages.Meet], None],
         leave: Callable[["HostSeat"], None],
+        why_not: Callable[[], str],
     ):
-        """`wait`, `leave`: called when the host says that it waits, and when it is gone."""
+        """`wait`, `leave`: called when the host says that it waits, and when it is gone. `why_not`: says why it still
+        waits."""
         self.connection = connection
         self._job = job
         self._wait = wait
         self._leave = leave
+        self._why_not = why_not
         self.said: messages.Meet | None = None
         self.since = 0.0
         self.instance = ""
@@ -73,10 +76,19 @@ class HostSeat:
         return self.said
 
     def hear(self, message: messages.FromMember) -> None:
-        self._wait(self, meet_of(self._job, message))
+        if isinstance(message, messages.Query):
+            if self.said is not None:  # else all have come meanwhile
+                answer_query(self.connection, self._why_not())
+        else:
+            self._wait(self, meet_of(self._job, message))
 
     def leave(self) -> None:
         self._leave(self)
+
+
+def answer_query(host: ToHost, why_not: str) -> None:
+    """Tells a host for whom it waits."""
+    host.send(messages.SlotState(left=(), trouble=why_not[: messages.TEXT_MAX]))
 
 
 def meet_of(job: str, message: messages.FromMember) -> messages.Meet:

@@ -11,7 +11,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.admission import RefusalError
 from jax_passing.switch.outside import Connection, Outside, Timer
 from jax_passing.switch.parent_greeting import ParentGreeting, problem_of
-from jax_passing.switch.seats import ToHost, meet_of
+from jax_passing.switch.seats import ToHost, answer_query, meet_of
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -53,6 +53,13 @@ class SeatsAtParent:
         number = next(self._numbers)
         self._seats[number] = SeatAtParent(self, number, self._job, host, path)
         return self._seats[number]
+
+    def why_not(self) -> str:
+        """Says why the hosts that wait don't meet yet, as far as this switch knows."""
+        return (
+            f"{len(self._seats)} hosts of job {self._job!r} came to this switch. Its parent, the switch at "
+            f"{self._parent}, waits for the others."
+        )
 
     def tell(self, number: int) -> None:
         """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
@@ -205,8 +212,11 @@ class SeatAtParent:
         self.path = path
 
     def hear(self, message: messages.FromMember) -> None:
-        self.said = meet_of(self._job, message)
-        self._at_parent.tell(self._number)
+        if isinstance(message, messages.Query):
+            answer_query(self.host, self._at_parent.why_not())
+        else:
+            self.said = meet_of(self._job, message)
+            self._at_parent.tell(self._number)
 
     def leave(self) -> None:
         self._at_parent.leave(self._number)

@@ -39,6 +39,19 @@ def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
         jobs.refuse(epoch, messages.Refused(kind, text[: messages.TEXT_MAX], join.rank))
 
 
+def whom_it_awaits(epoch: Epoch) -> str:
+    """What to say to a rank that asks, while the epoch forms."""
+    uplink = epoch.uplink
+    if uplink is not None and uplink.is_connected:
+        here = names(sorted(epoch.joined())).capitalize()
+        return (
+            f"{here} of job {epoch.job.name!r} (world size {epoch.world_size}) came to this switch. Its parent, the "
+            f"switch at {uplink.name}, waits for the others."
+        )
+    why = _why_not_started(epoch)
+    return "All are here." if why is None else why("so far")[: messages.TEXT_MAX]
+
+
 def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
     """What to say to a rank, by how long it has waited; None if the epoch is about to be started."""
     job, uplink = f"job {epoch.job.name!r} (world size {epoch.world_size})", epoch.uplink

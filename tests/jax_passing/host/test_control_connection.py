@@ -60,7 +60,7 @@ def test_a_join_that_is_never_answered(monkeypatch, again):
     with speaking(hello, again) as address:
         joining = shard.Shard(address, began + 5)
         with pytest.raises(JoinError, match="while rank 0 waited to join job 'a': timed out"):
-            joining.join(join)
+            joining.join(join, 60.0)
         joining.hang_up()
         joining.close()
     assert time.monotonic() - began < 5
@@ -96,7 +96,7 @@ def test_a_switch_of_a_newer_version_may_say_more_and_is_understood_as_far_as_th
         with speaking(greeting, msgspec.json.encode(answer) + b"\n") as address:
             joining = shard.Shard(address, time.monotonic() + 5)
             with pytest.raises(JoinError, match=text):
-                joining.join(join)
+                joining.join(join, 60.0)
             joining.close()
 
 
@@ -111,5 +111,5 @@ def test_a_switch_that_has_refused_already_is_heard_though_nothing_can_be_sent(m
         joining = shard.Shard(address, time.monotonic() + 5)
         monkeypatch.setattr(joining.control, "send", raises)
         with pytest.raises(JoinError, match="too many connections"):
-            joining.join(join)
+            joining.join(join, 60.0)
         joining.close()

@@ -61,6 +61,8 @@ async def test_a_state_of_another_time_doesnt_count(switch):
 @scenario()
 async def test_too_few_hear_who_is_here(switch):
     host = await seat(switch, 1, 3, 2, deadline_s=0.2)
+    host.send(messages.Query())
+    assert "Here is rank 1, and it needs 2 hosts" in (await host.receive()).trouble
     refusal = await host.refusal()
     assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
     assert not switch.plane._meetings._meetings
@@ -70,6 +72,7 @@ async def test_too_few_hear_who_is_here(switch):
 async def test_one_that_lives_and_doesnt_come_is_named(switch):
     hosts = [await seat(switch, rank, 2, 2) for rank in range(2)]
     (first, _) = await met(*hosts)
+    hosts[1].send(messages.Query())  # sent before it has heard that all are here
     again = meet(1, 2, 2, wait_s=0.0, deadline_s=0.2, step=3, meeting=first.meeting, hosts=2)
     hosts[1].send(again)
     assert "Rank 0 didn't come." in await hosts[1].refusal()

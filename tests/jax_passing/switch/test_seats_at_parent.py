@@ -26,6 +26,11 @@ async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
 async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
     host = await seat(rack, 0, 2, 2)
     await until(lambda: root.plane._meetings._meetings)
+    host.send(messages.Query())
+    assert (
+        f"1 hosts of job 'a' came to this switch. Its parent, the switch at {root.name}, waits"
+        in (await host.receive()).trouble
+    )
     await root.server.shut_down()
     assert await host.receive() is None
 

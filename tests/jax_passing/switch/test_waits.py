@@ -50,6 +50,18 @@ def test_a_rack_that_never_prepares_is_refused_by_name_and_holds_no_slots(monkey
     run()
 
 
+@in_tree(racks=1)
+async def test_who_asks_while_it_waits_hears_for_whom(tree, root, rack):
+    hosts = [await rack.join(0, 3), await root.join(1, 3)]
+    await root.has(0, 1)
+    for host in hosts:
+        host.send(messages.Query())
+    below, above = [(await host.receive()).trouble for host in hosts]
+    assert below.startswith("Rank 0 of job 'a' (world size 3) came to this switch.")
+    assert f"the switch at {root.name}, waits for the others" in below
+    assert above.startswith("Rank 2 of job 'a' (world size 3) didn't join so far. Are those hosts running")
+
+
 class _Listening:
     """A connection to somebody who remembers what he hears."""
 
