@@ -114,7 +114,10 @@ def _connect_once(
     address: tuple[str, int], timeout_s: float, key: bytes | None, job: str
 ) -> tuple[ControlConnection, messages.Hello]:
     until = time.monotonic() + timeout_s
-    connected = socket.create_connection(address, timeout=timeout_s)
+    try:
+        connected = socket.create_connection(address, timeout=timeout_s)
+    except socket.gaierror as error:
+        raise OSError(f"the name {address[0]!r} can't be resolved: {error.strerror}") from error
     try:
         connection = ControlConnection(connected)
         hello: messages.FromSwitch = connection.receive(until)

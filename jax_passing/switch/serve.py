@@ -39,6 +39,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        unknown = f"the name {host!r} can't be resolved: {error.strerror}"
+        raise ConfigError(f"Can't listen on {host}:{port}: {unknown}. Give an address of this machine.") from error
     except OSError as error:
         raise ConfigError(f"Can't listen on {host}:{port}: {error}. Is another switch running there?") from error
 
@@ -92,9 +95,10 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
-    on_listening: Callable[[str], None],
+    on_listening: Callable[[str, Callable[[], dict[str, int]]], None],
 ) -> dict[str, int]:
-    """Serves until `stop` is set; returns counters. Calls `on_listening` with "host:port" once hosts may come."""
+    """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come: with "host:port", and
+    with what tells the counters so far."""
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     with _listen(*settings.listen) as listener:
@@ -103,7 +107,7 @@ async def serve(
         try:
             server = ControlServer(data_plane, settings, switch_key, connections_max)
             await server.listen(listener)
-            on_listening(address_text(host, port))
+            on_listening(address_text(host, port), lambda: {**server.stats(), **data_plane.stats()})
             await stop.wait()
             await server.shut_down()
             return {**server.stats(), **data_plane.stats()}
@@ -112,7 +116,8 @@ async def serve(
 
 
 def run(settings: SwitchSettings) -> None:
-    """Serves until SIGTERM or SIGINT. Prints where it listens first, and counters last."""
+    """Serves until SIGTERM or SIGINT. Prints where it listens first, counters so far at each SIGUSR1, and counters
+    last."""
 
     limit = LogLimit()
     for handler in logging.getLogger().handlers:
@@ -122,6 +127,11 @@ def run(settings: SwitchSettings) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # else it is the end, before there is something to tell
+
+        def listening(address: str, counters: Callable[[], dict[str, int]]) -> None:
+            loop.add_signal_handler(signal.SIGUSR1, lambda: _print_counters("so far", counters()))
+            print(f"listening on {address}", flush=True)
 
         def tell_of_left_out() -> None:
             limit.tell(time.time())
@@ -140,11 +150,14 @@ def run(settings: SwitchSettings) -> None:
 
         collect_garbage()
         tell_of_left_out()
-        return await serve(settings, stop, lambda address: print(f"listening on {address}", flush=True))
+        return await serve(settings, stop, listening)
 
     counters = asyncio.run(until_signal())
     limit.tell_all()
+    _print_counters("shut down", counters)
+
+
+def _print_counters(when: str, counters: dict[str, int]) -> None:
     print(
-        "shut down: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"),
-        flush=True,
+        f"{when}: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"), flush=True
     )

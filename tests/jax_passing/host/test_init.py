@@ -1,5 +1,6 @@
 """How `init` opens a session, through a real switch in this process: who joins, who is refused, who is missing."""
 
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import jax_passing
 from jax_passing.errors import AlreadyInitializedError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host.membership import Membership
+from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
 
 ONES = jnp.ones((2, 8))
@@ -26,7 +28,9 @@ def test_a_world_of_one_needs_no_switch():
         with pytest.raises(AlreadyInitializedError, match="rank 0"):
             jax_passing.init()
         assert (total(ONES) == 2).all()
-        assert session.stats()["session_s"] > 0
+        stats = session.stats()
+        assert stats["session_s"] > 0
+        assert stats.keys() == Stats.__annotations__.keys()
     assert sessions.current() is None
     session.shutdown()  # once more does nothing
 
@@ -41,6 +45,7 @@ def test_a_process_may_join_again_and_again(running):
             stats = session.stats()
             assert stats["bytes_sent"] > 0
             assert stats["tensor_bytes"] > 0
+    assert stats.keys() == Stats.__annotations__.keys()
 
 
 def test_nobody_there():
@@ -103,9 +108,25 @@ def test_a_switch_of_another_protocol_version_that_hangs_up(version, older):
             jax_passing.init("{}:{}".format(*server.getsockname()), rank=0, world_size=2)
 
 
-def test_missing_ranks_are_named(running):
-    with pytest.raises(JoinError, match="Ranks 0, 2 of job 'test'"):
-        jax_passing.init(running.address, rank=1, world_size=3, join_deadline_s=2.0)
+@pytest.mark.parametrize(
+    ("changes", "whom"),
+    [({}, "Ranks 0, 2 of job 'test' .* didn't join so far"), ({"world_size_min": 2}, "Here is rank 1, and it needs 2")],
+)
+def test_missing_ranks_are_named_while_they_are_waited_for_and_at_the_deadline(running, caplog, changes, whom):
+    with pytest.raises(JoinError, match=whom.removesuffix(" so far")):
+        jax_passing.init(running.address, rank=1, world_size=3, join_deadline_s=1.5, warn_s=0.3, **changes)
+    warnings = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
+    assert 1 <= len(warnings) <= 3
+    expected = (
+        r"Rank 1 of job 'test' has waited \S+ s for other hosts at the switch at \S+, and waits for at most \d s more"
+    )
+    assert re.match(f"{expected}. {whom}", warnings[0])
+
+
+def test_a_name_that_nobody_knows():
+    unknown = "No switch answered at nobody.invalid:7171 for 0.5 s .the name 'nobody.invalid' can't be resolved: "
+    with pytest.raises(SwitchUnreachableError, match=unknown):
+        jax_passing.init("nobody.invalid:7171", rank=0, world_size=2, join_deadline_s=0.5)
 
 
 def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):

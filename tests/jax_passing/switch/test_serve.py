@@ -167,6 +167,8 @@ def test_it_says_where_it_listens_and_ends_cleanly(start, number):
     port = port_of(process)
     greeting = hello(port)
     assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "so far: idle\n"
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "shut down: idle\n", "")
