@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # `as`: type checkers read no __all__ that is computed
     from jax_passing.collective.pmax import pmax as pmax
     from jax_passing.collective.pmax import pmin as pmin
     from jax_passing.collective.process_sum import barrier as barrier
+    from jax_passing.collective.process_sum import on_rank_zero as on_rank_zero
     from jax_passing.collective.process_sum import process_sum as process_sum
     from jax_passing.collective.psum import pmean as pmean
     from jax_passing.collective.psum import psum as psum
@@ -46,7 +47,7 @@ _HOMES = {
     "collective.lax_over_hosts": ("lax_over_hosts",),
     "collective.overlap": ("overlap",),
     "collective.pmax": ("pmax", "pmin"),
-    "collective.process_sum": ("barrier", "process_sum"),
+    "collective.process_sum": ("barrier", "on_rank_zero", "process_sum"),
     "collective.psum": ("pmean", "psum"),
     "collective.pvary": ("pvary",),
     "host.scope": ("stream",),

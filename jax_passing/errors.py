@@ -51,6 +51,10 @@ class HostLostError(PassingError):
         self.ranks = tuple(ranks)
 
 
+class RankZeroError(PassingError):
+    """What rank 0 did for all hosts, by `on_rank_zero`, raised an exception. The session goes on."""
+
+
 class HostJoinedError(PassingError):
     """A host wants to join an elastic session: all hosts meet again, by `session.rejoin`."""
 

@@ -1,6 +1,7 @@
-"""`process_sum` and `barrier`: between hosts, outside of jitted programs."""
+"""`process_sum`, `barrier` and `on_rank_zero`: between hosts, outside of jitted programs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,11 @@ from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import SUPPORTED_DTYPES
 from jax_passing.collective.sites import Site, new_site, paths_of, type_text
-from jax_passing.errors import ConfigError, UnsupportedDtypeError, translate
+from jax_passing.errors import ConfigError, RankZeroError, UnsupportedDtypeError, translate
 from jax_passing.host import scope as scopes
+from jax_passing.host import session
+
+_TEXT_BYTES = 1024
 
 
 def process_sum(tree: Any) -> Any:
@@ -60,6 +64,35 @@ def barrier() -> None:
     scope = scopes.required("barrier")
     site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, [""], function="barrier")
     _over_hosts([np.ones((), np.int32)], scope, site)
+
+
+def on_rank_zero(function: Callable[[], object]) -> None:
+    """Calls `function` on rank 0, while the other hosts wait. Once this returns, on any host, `function` is done.
+
+    All hosts call it, outside of traced code. They wait for at most `deadline_s`: give `init` one that is longer than
+    `function` takes.
+
+    Args:
+      function: takes nothing. What it returns is dropped, as only rank 0 would have it. It may raise any Exception, but
+        not sum over the hosts, which wait for it.
+
+    Raises:
+      RankZeroError: `function` raised, which all hosts hear. They may go on. On rank 0 the cause is what it raised.
+      ConfigError, NotInitializedError, ThreadError, HostLostError, DeadlineExceededError, PassingError: as
+        `process_sum` does.
+    """
+    _check_outside("on_rank_zero", [])
+    scopes.required("on_rank_zero")
+    current, cause, text = session.current(), None, b""
+    if current is not None and current.rank == 0:
+        try:
+            function()
+        except Exception as error:
+            cause, text = error, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
+    # The others add zeros.
+    text = process_sum(np.frombuffer(text.ljust(_TEXT_BYTES, b"\0"), np.uint8)).tobytes().rstrip(b"\0")
+    if text:
+        raise RankZeroError(f"What rank 0 did for all hosts failed there: {text.decode(errors='replace')}") from cause
 
 
 def _check_outside(function: str, leaves: list[Any]) -> None:

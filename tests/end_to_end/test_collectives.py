@@ -1,5 +1,6 @@
 """What hosts do beside sums, on several real hosts, through a real switch."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,8 +26,10 @@ def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster") -> None:
         assert "collectives done" in process.text
 
 
-def test_a_host_that_does_not_come_to_a_barrier(cluster: "Cluster") -> None:
-    for process in cluster.run("alone_at_barrier.py", devices=1):
+def test_what_rank_0_does_for_all_and_a_barrier_to_which_one_does_not_come(cluster: "Cluster", tmp_path: Path) -> None:
+    for rank, process in enumerate(cluster.run("alone_at_barrier.py", str(tmp_path), devices=1)):
+        assert "heard What rank 0 did for all hosts failed there: NotADirectoryError: [Errno 20] Not a" in process.text
+        assert f"because of {'NotADirectoryError' if rank == 0 else 'None'}" in process.text
         assert "raised DeadlineExceededError: " in process.text
-        assert "alone_at_barrier.py:14:" in process.text  # the place, by name
+        assert "alone_at_barrier.py:34:" in process.text  # the place, by name
         assert "barrier of" in process.text

@@ -571,7 +571,7 @@ def test_process_sum_and_barrier_in_traced_code():
     for transform in (jax.jit, jax.vmap, jax.grad):
         with pytest.raises(ConfigError, match=r"process_sum is for values that are known.*use jax_passing\.psum"):
             transform(lambda x: x.sum() * jax_passing.process_sum(x))(jnp.ones(3) if transform is not jax.grad else 1.0)
-    for f in (jax_passing.barrier, lambda: jax_passing.process_sum(1)):
+    for f in (jax_passing.barrier, lambda: jax_passing.process_sum(1), lambda: jax_passing.on_rank_zero(int)):
         with pytest.raises(ConfigError, match="here JAX traces"):
             jax.jit(f)()
 
