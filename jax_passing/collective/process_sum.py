@@ -88,7 +88,7 @@ def on_rank_zero(function: Callable[[], object]) -> None:
         try:
             function()
         except Exception as error:
-            cause, text = error, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
+            cause, text = error, f"{type(error).__name__}: {error}".encode(errors="replace")[:_TEXT_BYTES]
     # The others add zeros.
     text = process_sum(np.frombuffer(text.ljust(_TEXT_BYTES, b"\0"), np.uint8)).tobytes().rstrip(b"\0")
     if text:

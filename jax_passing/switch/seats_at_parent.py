@@ -57,7 +57,7 @@ class SeatsAtParent:
     def why_not(self) -> str:
         """Says why the hosts that wait don't meet yet, as far as this switch knows."""
         return (
-            f"{len(self._seats)} hosts of job {self._job!r} came to this switch. Its parent, the switch at "
+            f"Of the hosts of job {self._job!r}, {len(self._seats)} came to this switch. Its parent, the switch at "
             f"{self._parent}, waits for the others."
         )
 

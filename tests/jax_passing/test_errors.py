@@ -42,7 +42,7 @@ def test_translate_leaves_other_errors_alone():
 
 
 class FailedSession:
-    failure = Failure("HostLostError", "rank 3 is gone", (3,))
+    _failure = Failure("HostLostError", "rank 3 is gone", (3,))
 
 
 def test_translate_asks_a_failed_session_for_the_ranks(monkeypatch):

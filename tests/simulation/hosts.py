@@ -74,8 +74,10 @@ class Shard:
         if self.welcome is not None and not self._session.has_begun:
             self._unread.append(line)
             return
-        self._expect_more()
         message = messages.decode_from_switch(line)
+        if self.welcome is None and isinstance(message, messages.SlotState):
+            return  # for whom it waits; that doesn't make it wait for longer
+        self._expect_more()
         match message:
             case messages.Hello() if self.hello is None and not self._may_go_on(message):
                 pass
@@ -127,6 +129,12 @@ class Shard:
         self._patience_s = JOIN_DEADLINE_S + JOIN_GRACE_S
         self._expect_more()
         self.send(join)
+        self._session.process.call_later(WARN_S, self._ask)
+
+    def _ask(self):
+        """For whom it waits."""
+        if self.welcome is None and not self._session.is_over:
+            self.send(messages.Query())
 
     def read_on(self):
         """The session has begun."""

@@ -15,7 +15,14 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from jax_passing._compat import jaxprs
 from jax_passing.collective.sites import canonical
-from jax_passing.errors import ConfigError, GradientError, NotInitializedError, ThreadError, UnsupportedDtypeError
+from jax_passing.errors import (
+    ConfigError,
+    GradientError,
+    NotInitializedError,
+    RankZeroError,
+    ThreadError,
+    UnsupportedDtypeError,
+)
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -574,6 +581,16 @@ def test_process_sum_and_barrier_in_traced_code():
     for f in (jax_passing.barrier, lambda: jax_passing.process_sum(1), lambda: jax_passing.on_rank_zero(int)):
         with pytest.raises(ConfigError, match="here JAX traces"):
             jax.jit(f)()
+
+
+def test_what_fails_on_rank_zero_is_told_whatever_its_text(session):
+    def fail():
+        raise FileNotFoundError(2, "None", "\udcff" + "x" * 2000)
+
+    with pytest.raises(RankZeroError, match="failed there: FileNotFoundError: .Errno 2. None: '.*xxx$") as caught:
+        jax_passing.on_rank_zero(fail)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert jax_passing.on_rank_zero(lambda: 7) is None
 
 
 def test_process_sum_and_barrier_without_a_session_or_on_another_thread(session):

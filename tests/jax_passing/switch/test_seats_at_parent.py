@@ -28,7 +28,7 @@ async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
     await until(lambda: root.plane._meetings._meetings)
     host.send(messages.Query())
     assert (
-        f"1 hosts of job 'a' came to this switch. Its parent, the switch at {root.name}, waits"
+        f"Of the hosts of job 'a', 1 came to this switch. Its parent, the switch at {root.name}, waits"
         in (await host.receive()).trouble
     )
     await root.server.shut_down()
