@@ -4,7 +4,7 @@ Their primitives have the devices as their first dimension; where it comes from 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,15 @@ from jax_passing._compat import jax_collectives
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
-from jax_passing.collective.psum import SUPPORTED_DTYPES, require_varying
-from jax_passing.collective.sites import Site
+from jax_passing.collective.psum import SUPPORTED_DTYPES, at, require_varying
+from jax_passing.collective.sites import Site, paths_of
 from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError, UnsupportedDtypeError
 
+_T = TypeVar("_T")
 
-def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> Any:
+
+def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> _T:
     """The arrays of all devices along `axis_name`, on all hosts, in the order of `axis_index`. Moves bits as they are.
 
     An axis goes where that of `psum` goes.
@@ -59,7 +61,7 @@ def all_gather(tree: Any, axis_name: Any, *, axis: int = 0, tiled: bool = False)
     return jax.tree.unflatten(treedef, gathered)
 
 
-def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled: bool = False) -> _T:
     """Each device's part of the sum over the devices along `axis_name`, on all hosts, in the order of `axis_index`.
 
     Equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included, and costs as much. An axis goes where that of
@@ -88,7 +90,7 @@ def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled
         return jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
     require_session(along, "psum_scatter")
     leaves, treedef = jax.tree.flatten(tree)
-    arrays = [_summand(leaf, along.axes) for leaf in leaves]
+    arrays = [_summand(leaf, along.axes, path) for leaf, path in zip(leaves, paths_of(tree), strict=True)]
     dimensions = [normalize_axis_index(scatter_dimension, array.ndim) for array in arrays]
     if not arrays:
         return tree
@@ -102,13 +104,13 @@ def psum_scatter(tree: Any, axis_name: Any, *, scatter_dimension: int = 0, tiled
     return jax.tree.unflatten(treedef, sums)
 
 
-def _summand(leaf: Any, axes: Sequence[Any]) -> jax.Array:
+def _summand(leaf: Any, axes: Sequence[Any], path: str) -> jax.Array:
     array = jnp.asarray(leaf)
     if array.dtype.name not in SUPPORTED_DTYPES or array.dtype == np.bool_:
         raise UnsupportedDtypeError(
-            f"psum_scatter of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES[1:])}"
+            f"psum_scatter of {array.dtype.name}{at(path)}; supported are {', '.join(SUPPORTED_DTYPES[1:])}"
         )
-    return require_varying(array, leaf, tuple(axes), "psum_scatter")
+    return require_varying(array, leaf, tuple(axes), "psum_scatter", path)
 
 
 def _join(array: jax.Array, dimension: int) -> jax.Array:

@@ -1,7 +1,7 @@
 """`broadcast`: the value of one device, on all devices of all hosts."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from jax_passing.collective.sites import Site
 from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError
 
+_T = TypeVar("_T")
 
-def broadcast(tree: Any, axis_name: Any, *, root: int = 0) -> Any:
+
+def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
     """The arrays of the device whose `axis_index(axis_name)` is `root`, on all devices of all hosts. Bits as they are.
 
     An axis goes where that of `psum` goes.

@@ -1,24 +1,28 @@
 """`overlap`: a loss and its gradients over all devices of all hosts, summed beside the backward pass."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import psum
+from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
+
+_Params = TypeVar("_Params")
+_Loss = TypeVar("_Loss")
+_Rest = ParamSpec("_Rest")
 
 
 def overlap(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[Concatenate[_Params, _Rest], _Loss],
     axis_name: Any,
     *,
     has_aux: bool = False,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-) -> Callable[..., Any]:
+) -> Callable[Concatenate[_Params, _Rest], tuple[_Loss, _Params]]:
     """`jax.value_and_grad` of a loss that each device computes from its own part of the batch.
 
         def step(params, x, y):                                  # under shard_map or pmap with the axis "d"
@@ -36,21 +40,21 @@ def overlap(
       bucket_bytes: of the sums, as for `psum`.
 
     Returns:
-      A function of `(params, *args)`, which returns the mean of the loss over all devices of all hosts, and its
-      gradients with respect to `params`: the same on all of them. Aux stays each device's own.
+      A function of the arguments of `loss_fn`. It returns the mean of the loss over all devices of all hosts, and its
+      gradients with respect to the first argument: the same on all of them. Aux stays each device's own.
 
     Raises as `psum` and `pvary` do, where it is called.
     """
 
-    def value_and_grad(params: Any, *args: Any) -> Any:
+    def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:
         def share(params: Any) -> tuple[Any, Any]:
             cast = pvary(params, axis_name, strategy=strategy, bucket_bytes=bucket_bytes)
-            result = loss_fn(cast, *args)
+            result: Any = loss_fn(cast, *args, **kwargs)
             loss, aux = result if has_aux else (result, None)
             return loss / axis_size(axis_name), aux
 
         (loss, aux), gradients = jax.value_and_grad(share, has_aux=True)(params)
-        loss = psum(loss, axis_name, strategy=strategy)
+        loss = sum_of(loss, axis_name, strategy, DEFAULT_BUCKET_BYTES, "overlap")
         return ((loss, aux) if has_aux else loss), gradients
 
     return value_and_grad

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.sites import Site
 from jax_passing.collective.sort_keys import from_key, halves, to_key, whole
 
+_T = TypeVar("_T")
 
-def pmax(tree: Any, axis_name: Any) -> Any:
+
+def pmax(tree: _T, axis_name: Any) -> _T:
     """The largest of each element of the arrays of `tree` over the devices along `axis_name`, on all hosts. Exact.
 
     An axis goes where that of `psum` goes. NaN is larger than any number, and +0.0 larger than -0.0. There is no
@@ -37,12 +39,12 @@ def pmax(tree: Any, axis_name: Any) -> Any:
     return _extreme(tree, axis_name, largest=True)
 
 
-def pmin(tree: Any, axis_name: Any) -> Any:
+def pmin(tree: _T, axis_name: Any) -> _T:
     """The smallest of each element: as `pmax`, except that NaN is less than any number. -0.0 is less than +0.0."""
     return _extreme(tree, axis_name, largest=False)
 
 
-def _extreme(tree: Any, axis_name: Any, largest: bool) -> Any:
+def _extreme(tree: _T, axis_name: Any, largest: bool) -> _T:
     along = extent(axis_name)
     if not along.axes:
         return tree

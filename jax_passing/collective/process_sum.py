@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from jax_passing._compat import tracers
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.bucketed_sum import bucketed_sum
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.collective.psum import SUPPORTED_DTYPES, at
 from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import ConfigError, RankZeroError, UnsupportedDtypeError, translate
 from jax_passing.host import scope as scopes
@@ -19,7 +19,13 @@ from jax_passing.host import session
 
 _TEXT_BYTES = 1024
 
+_T = TypeVar("_T")
 
+
+@overload
+def process_sum(tree: jax.Array) -> np.ndarray: ...
+@overload
+def process_sum(tree: _T) -> _T: ...
 def process_sum(tree: Any) -> Any:
     """Sums numbers and numpy arrays over the hosts, each of which gives its own once. Not for traced code.
 
@@ -107,9 +113,8 @@ def _check_outside(function: str, leaves: list[Any]) -> None:
 def _as_array(leaf: Any, path: str) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.name not in SUPPORTED_DTYPES:
-        at = f" at {path}" if path else ""
         raise UnsupportedDtypeError(
-            f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}{at}; supported are "
+            f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}{at(path)}; supported are "
             f"{', '.join(SUPPORTED_DTYPES)}"
         )
     return array.astype(np.int32) if array.dtype == np.bool_ else array

@@ -1,6 +1,6 @@
 """`psum` and `pmean` over the devices of an axis, on all hosts."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,15 @@ from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.sites import new_site, paths_of
 from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
 
+_T = TypeVar("_T")
+
 SUPPORTED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "bfloat16", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 
 
-def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
     An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
@@ -50,6 +52,20 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
       ThreadError: another thread called `init`.
       NameError: an axis is not bound here.
     """
+    return sum_of(tree, axis_name, strategy, bucket_bytes, "psum")
+
+
+def pmean(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
+    """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
+
+    Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
+    """
+    count = axis_size(axis_name)
+    return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, bucket_bytes, "pmean"))
+
+
+def sum_of(tree: _T, axis_name: Any, strategy: str | None, bucket_bytes: int, function: str) -> _T:
+    """`psum`, as part of `function`, which errors name."""
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     if not along.axes:
@@ -58,41 +74,43 @@ def psum(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     if along.local and along.suits_jax:
         return jax_collectives.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
+    paths = paths_of(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
     for index, leaf in enumerate(leaves):
         if is_number(leaf):
             sums[index] = leaf * along.size
         else:
-            arrays[index] = _as_operand(leaf, along.axes)
+            arrays[index] = _as_operand(leaf, along.axes, function, paths[index])
     if arrays:
-        paths = paths_of(tree)
         site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[index] for index in arrays])
         for index, result in zip(arrays, bucketed_sum(list(arrays.values()), along, site), strict=True):
             sums[index] = result
     return jax.tree.unflatten(treedef, sums)
 
 
-def pmean(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
-    """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
-
-    Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
-    """
-    count = axis_size(axis_name)
-    return jax.tree.map(lambda x: x / count, psum(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes))
-
-
-def _as_operand(leaf: Any, axes: Axes) -> jax.Array:
+def _as_operand(leaf: Any, axes: Axes, function: str, path: str) -> jax.Array:
     array = jnp.asarray(leaf)
     if array.dtype.name not in SUPPORTED_DTYPES:
-        raise UnsupportedDtypeError(f"psum of {array.dtype.name}; supported are {', '.join(SUPPORTED_DTYPES)}")
+        raise UnsupportedDtypeError(
+            f"{function} of {array.dtype.name}{at(path)}; supported are {', '.join(SUPPORTED_DTYPES)}"
+        )
     if array.dtype == np.bool_:
         array = array.astype(np.int32)
-    return require_varying(array, leaf, axes)
+    return require_varying(array, leaf, axes, function, path)
 
 
-def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "psum") -> jax.Array:
+def at(path: str) -> str:
+    """For errors, where in the tree a leaf is: " at ['layer']['w']"; nothing of a tree that is one leaf."""
+    return f" at {path}" if path else ""
+
+
+def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str, path: str) -> jax.Array:
     """Under `check_vma=True`: `array`, made from `leaf`, as one that differs from device to device.
+
+    Args:
+      function: what the user called.
+      path: of the leaf in what the user gave.
 
     Raises:
       UnvaryingInputError: it was computed, and is equal on all devices.
@@ -102,17 +120,20 @@ def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str = "ps
     missing = named_axes.must_vary(axes) - named_axes.varying(jax.typeof(array))
     if missing and isinstance(leaf, jax.core.Tracer):
         names = ", ".join(repr(axis) for axis in sorted(missing))
+        what = f"{function} over {axes} of {jax.typeof(array)}{at(path)}"
         if tracers.is_constant(leaf):
             raise UnvaryingInputError(
-                f"{function} over {axes} of {jax.typeof(array)}, a constant that is equal on all devices along "
-                f"{names}: its sum is jax_passing.axis_size({axes}) times the constant. If each device's own copy is "
-                f"meant, cast it with jax.lax.pcast(x, {axes}, to='varying')."
+                f"{what}, a constant that is equal on all devices along {names}: its sum is "
+                f"jax_passing.axis_size({axes}) times the constant, its mean the constant itself. If each device's own "
+                f"copy is meant, cast it with jax.lax.pcast(x, {axes}, to='varying')."
             )
         raise UnvaryingInputError(
-            f"{function} over {axes} of {jax.typeof(array)}, which is equal on all devices along {names}. If it is the "
-            "gradient of parameters that are equal on all devices, it has been summed over the devices already: use it "
-            "as it is. For sums in large buckets beside the backward pass cast the parameters first, with params = "
-            f"jax_passing.pvary(params, {axes}), and don't sum their gradients; for gradients of each device's own, "
-            f"with jax.lax.pcast(params, {axes}, to='varying')."
+            f"{what}, which is equal on all devices along {names}. If it is the gradient of parameters that are equal "
+            "on all devices, it has been summed over the devices already: use it as it is. For sums in large buckets "
+            f"beside the backward pass cast the parameters first, with params = jax_passing.pvary(params, {axes}), and "
+            "don't sum their gradients; for gradients of each device's own, with "
+            f"jax.lax.pcast(params, {axes}, to='varying'). If it is another value, such as a learning rate, it needs "
+            f"no {function}: leave it out of the tree, or, if each device's own copy is meant, cast it with "
+            f"jax_passing.pvary(x, {axes})."
         )
     return named_axes.pvary(array, missing)

@@ -6,7 +6,7 @@ backward pass sums the cotangents of all leaves, in buckets, each as soon as it 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,10 @@ from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_h
 from jax_passing.collective.sites import Site, new_site, paths_of
 from jax_passing.errors import ConfigError, GradientError
 
+_T = TypeVar("_T")
 
-def pvary(tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+
+def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
     """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
 
     The gradient with respect to what was cast is summed over all devices of all hosts:

@@ -1,4 +1,5 @@
 import contextlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -262,6 +263,17 @@ def test_unvarying_input_raises_with_the_remedy():
         run(lambda p, x: step(jax_passing.psum, p, x))
     with pytest.raises(ValueError, match="equal on all devices along 'd'"):
         run(lambda p, x: jax_passing.psum(p, "d"))
+    for name, f in (
+        ("pmean", lambda p, x: jax_passing.pmean({"loss": x.sum(), "lr": p}, "d")),
+        ("psum_scatter", lambda p, x: jax_passing.psum_scatter({"lr": p * jnp.ones(4)}, "d")),
+    ):
+        with pytest.raises(UnvaryingInputError) as caught:
+            run(f)
+        assert re.match(rf"{name} over \('d',\) of float32\S* at \['lr'\], which is equal on all", str(caught.value))
+        assert f"needs no {name}: leave it out of the tree, or" in str(caught.value)
+        assert "cast it with jax_passing.pvary(x, ('d',))" in str(caught.value)
+    with pytest.raises(UnvaryingInputError, match=r"^overlap over"):
+        run(lambda p, x: jax_passing.overlap(lambda _: 2 * p, "d")(p)[0])
     remedied = run(lambda p, x: step(jax_passing.psum, jax.lax.pcast(p, ("d",), to="varying"), x))
     np.testing.assert_allclose(remedied, 2 * 2 * (0 + 1 + 4 + 9))
 
