@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jax_passing import config
-from jax_passing._compat import process
-from jax_passing.errors import AlreadyInitializedError
+from jax_passing._compat import process, tracers
+from jax_passing.config import address_text
+from jax_passing.errors import AlreadyInitializedError, ConfigError
 from jax_passing.host import scope
 from jax_passing.host.session import Session, current
 
@@ -68,7 +69,7 @@ def init(
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
-      ConfigError: a setting is unknown, malformed or missing.
+      ConfigError: a setting is unknown, malformed or missing; or JAX traces.
       AlreadyInitializedError: this process has an open session.
       SwitchUnreachableError: no switch answers at the address.
       AuthenticationError: only one of host and switch has a key, or they have different ones.
@@ -93,6 +94,11 @@ def init(
         "standby": standby,
     }
     scope.check_process()
+    if tracers.tracing():
+        raise ConfigError(
+            "jax_passing.init is called where JAX traces (jit, shard_map, vmap, grad): it would run once, while "
+            "tracing. Call it outside, before the function that is traced is called."
+        )
     if not _lock.acquire(blocking=False):
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
@@ -105,8 +111,8 @@ def init(
         if session is not None:
             session.shutdown()
         settings, sources = _resolve(arguments, config)
-        for name, source in sources.items():
-            log.info("%s = %s (%s)", name, getattr(settings, name), source)
+        given = [f"{name}={_text(getattr(settings, name))} ({s})" for name, s in sources.items() if s != "default"]
+        log.info("settings that aren't the default: %s", ", ".join(given) or "none")
         return Session(settings)
     finally:
         _lock.release()
@@ -114,6 +120,13 @@ def init(
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
     return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+
+
+def _text(value: Any) -> str:
+    """As one writes it in a variable."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ",".join(address_text(*each) if isinstance(each, tuple) else each for each in value)
 
 
 def _after_fork_in_child() -> None:

@@ -12,7 +12,7 @@ import pytest
 from in_process import SwitchThread, settings_of, total, until
 
 import jax_passing
-from jax_passing.errors import AlreadyInitializedError, JoinError, SwitchUnreachableError
+from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host.membership import Membership
 from jax_passing.host.stats import Stats
@@ -33,6 +33,24 @@ def test_a_world_of_one_needs_no_switch():
         assert stats.keys() == Stats.__annotations__.keys()
     assert sessions.current() is None
     session.shutdown()  # once more does nothing
+
+
+def test_where_jax_traces_it_is_refused():
+    with pytest.raises(ConfigError, match="init is called where JAX traces"):
+        jax.jit(lambda x: (jax_passing.init(), x)[1])(1)
+    assert sessions.current() is None
+
+
+def test_it_logs_the_settings_that_are_not_the_default_in_one_line(running, caplog):
+    caplog.set_level("INFO", logger="jax_passing")
+    with jax_passing.init(running.address, rank=0, world_size=1, axis_name=("d", "i"), deadline_s=60):
+        pass
+    (line,) = [text for record in caplog.records if "setting" in (text := record.getMessage())]
+    assert line == (
+        f"settings that aren't the default: switch={running.address} (argument switch), job=test (variable "
+        "JAX_PASSING_JOB), rank=0 (argument rank), world_size=1 (argument world_size), deadline_s=60.0 (argument "
+        "deadline_s), axis_name=d,i (argument axis_name)"
+    )
 
 
 def test_a_process_may_join_again_and_again(running):
