@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -118,6 +119,8 @@ class PassingProgram(JaxProgram):
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax_passing
 
+        # JaxProgram counts the devices of each host by themselves.
+        warnings.simplefilter("ignore", jax_passing.errors.InsideHostWarning)
         self._session = jax_passing.init(axis_name="d")
         super().__init__(arguments, jax_passing.psum)
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions. docs/errors.md lists each with its cause and remedy."""
+"""What can go wrong, as exceptions and a warning. docs/errors.md lists each with its cause and remedy."""
 
 import re
 import sys
@@ -110,6 +110,10 @@ class PipelineError(PassingError, ValueError):
 
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
+
+
+class InsideHostWarning(UserWarning):
+    """What may be meant to go over all hosts stays inside this one. No error, as it may also be meant so."""
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Stacks of calls as JAX keeps them, and which of their frames are JAX's own."""
+"""Stacks of calls as JAX keeps them, and which of their frames are JAX's own, or this package's."""
 
 import os
 from types import CodeType
@@ -10,6 +10,7 @@ from jax._src import source_info_util
 Frame = tuple[CodeType, int]  # code, and index of its last instruction
 
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # all of jax_passing
 _JIT = os.path.join(_JAX, "_src", "pjit.py")
 _AD = os.path.join(_JAX, "_src", "interpreters", "ad.py")
 
@@ -27,6 +28,11 @@ def frames_of(traceback: Any) -> list[Frame]:
 
 def is_of_jax(code: CodeType) -> bool:
     return code.co_filename.startswith(_JAX)
+
+
+def is_of_package(code: CodeType) -> bool:
+    """Whether this is ours."""
+    return code.co_filename.startswith(_PACKAGE)
 
 
 def is_of_jit(code: CodeType) -> bool:

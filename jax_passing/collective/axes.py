@@ -13,10 +13,11 @@ from jax.interpreters import batching, mlir
 
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import host_calls, platforms
+from jax_passing.collective.call_place import here
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.errors import ConfigError, NotInitializedError
+from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes
-from jax_passing.host import session
 
 Axes = tuple[named_axes.Axis, ...]
 
@@ -93,7 +94,17 @@ def extent(axis_name: Any) -> Extent:
             )
     if not over_hosts and not scope.alone and not scope.axis_names and jax.process_count() == 1:
         raise ConfigError(undeclared(axes))
+    if not scope.alone:
+        if over_hosts or spans_processes():
+            inside.went_over_hosts()
+        else:
+            inside.stayed(f"what jax_passing does over {', '.join(map(repr, axes))} at {here()}", doubtful=True)
     return Extent(axes, over_hosts, scope)
+
+
+def spans_processes() -> bool:
+    """Whether the mesh around has devices of other processes: then JAX's own collectives go over these, too."""
+    return jax.process_count() > 1 and jax.sharding.get_abstract_mesh().size > jax.local_device_count()
 
 
 def require_session(along: Extent, function: str) -> None:

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import NamedTuple
 
-from jax_passing._compat.stacks import Frame, is_of_jax, is_of_jit, is_transposing
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # all of jax_passing
+from jax_passing._compat.stacks import Frame, is_of_jax, is_of_jit, is_of_package, is_transposing
 
 _SHOWN_MAX = 4
 _FRAMES_MAX = 64
@@ -55,7 +53,7 @@ def place_of(frames: Frames) -> Place:
             if is_of_jit(code) and found:
                 traced = True
                 break
-        elif not code.co_filename.startswith(_PACKAGE) and len(found) < _FRAMES_MAX:
+        elif not is_of_package(code) and len(found) < _FRAMES_MAX:
             found.append(_describe(code, instruction))
     if not traced:
         return Place(tuple(found[:1]), "", transposing)

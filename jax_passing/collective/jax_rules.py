@@ -46,7 +46,8 @@ def per_host_gradients() -> Iterator[None]:
     """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
 
     Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
-    GradientError where JAX doesn't let them be.
+    GradientError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
+    such an axis stay inside the host.
     """
     scope = scopes.current() or scopes.Scope()
     with scopes.within(scope._replace(per_host_gradients=True)):

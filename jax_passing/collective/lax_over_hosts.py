@@ -1,21 +1,25 @@
-"""`lax_over_hosts`: for libraries that call JAX's own collectives."""
+"""Collectives of jax.lax over an axis that continues over the hosts: `lax_over_hosts` is for libraries that call them.
+Elsewhere they stay inside this host, and a warning says so."""
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 
+from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import composed
 from jax_passing.collective.all_gather import all_gather, psum_scatter
-from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
+from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared, spans_processes
+from jax_passing.collective.call_place import here
 from jax_passing.collective.pmax import pmax, pmin
 from jax_passing.collective.psum import pmean, psum
 from jax_passing.errors import ConfigError
+from jax_passing.host import inside
 from jax_passing.host import scope as scopes
+from jax_passing.host import session as sessions
 
 _OURS: dict[str, Callable[..., Any]] = {
     "all_gather": all_gather,
@@ -29,10 +33,10 @@ _OURS: dict[str, Callable[..., Any]] = {
 }
 _OF_VARYING = ("pmean", "psum", "psum_scatter")  # which JAX casts to, and ours asks for
 _NOT_OURS = (
-    "all_to_all", "pbroadcast", "ppermute", "precv", "psend", "pshuffle", "pswapaxes", "ragged_all_to_all",
+    "all_gather_start", "all_to_all", "all_to_all_start", "pbroadcast", "pbroadcast_start", "ppermute",
+    "ppermute_start", "precv", "psend", "pshuffle", "psum_scatter_start", "psum_start", "pswapaxes",
+    "ragged_all_to_all",
 )  # fmt: skip
-
-_install_lock = threading.Lock()  # two threads at once would both find nothing in the cache
 
 
 @contextmanager
@@ -44,81 +48,101 @@ def lax_over_hosts() -> Iterator[None]:
         with jax_passing.lax_over_hosts():
             step(state, batch)    # whose nn.BatchNorm(axis_name="d") calls jax.lax.pmean
 
-    Those are psum, pmean, pmax, pmin, all_gather, psum_scatter, axis_index and axis_size, called as attributes of
-    jax.lax; other collectives over such an axis raise ConfigError. Axes that aren't declared, meshes that span the
-    processes, and other threads keep JAX's own. What counts is where a function is traced: jitted functions are traced
-    anew for the block. A gradient's custom backward function (jax.custom_vjp) is traced where the gradient is taken.
+    Those are psum, pmean, pmax, pmin, all_gather, psum_scatter, axis_index and axis_size, by whatever name a library
+    has imported them; other collectives over such an axis raise ConfigError. Axes that aren't declared, meshes that
+    span the processes, and other threads keep JAX's own. What counts is where a function is traced: jitted functions
+    are traced anew for the block. A gradient's custom backward function (jax.custom_vjp) is traced where the gradient
+    is taken.
+
+    Outside of such blocks they stay inside this host. In a session of several hosts they warn of that
+    (InsideHostWarning), once for each line; in a `with jax_passing.per_host_gradients():` they don't.
 
     Raises:
       NotInitializedError: there is no session.
       ThreadError: another thread called `init`.
     """
     scope = scopes.required("lax_over_hosts")
-    with _install_lock:
-        _install()
     with scopes.within(scope._replace(lax_over_hosts=True)):
         yield
 
 
 @functools.cache
 def _install() -> None:
-    """Once, and for good: outside of the block they do as before."""
-    for name, ours in _OURS.items():
-        setattr(jax.lax, name, _dispatching(name, getattr(jax.lax, name), ours))
-    for name in _NOT_OURS:
-        if hasattr(jax.lax, name):
-            setattr(jax.lax, name, _refusing(name, getattr(jax.lax, name)))
+    """Once, and for good: without a session they do as before."""
+    jax_collectives.unlisted(__file__)
+    for name in (*_OURS, *_NOT_OURS):
+        jax_collectives.take_place(name, functools.partial(_in_place_of, name))
 
 
-def _over_hosts(axis_name: Any) -> bool:
-    scope = scopes.of_thread()
-    return scope is not None and scope.lax_over_hosts and bool(declared(as_axes(axis_name), scope))
+sessions.when_beginning(_install)
 
 
-def _dispatching(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _in_place_of(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    # That of "psum_start" is (*args, **kwargs).
+    signature = inspect.signature(getattr(jax.lax, name.removesuffix("_start")) if name.endswith("_start") else theirs)
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        axes = as_axes(given["axis_name"])
+        scope = scopes.of_thread()
+        if scope is not None and scope.lax_over_hosts and declared(axes, scope):
+            return _over_hosts(name, **given)
+        _say_if_inside(name, axes)
+        return theirs(*args, **kwargs)
+
+    return collective
+
+
+def _over_hosts(
+    name: str, axis_name: Any, x: Any = None, *, axis_index_groups: Any = None, to: str = "varying", **options: Any
+) -> Any:
+    ours = _OURS.get(name)
+    if ours is None:
+        raise ConfigError(
+            f"jax.lax.{name} over {axis_name!r}: the axis continues over the hosts, and this collective doesn't. "
+            f"Those that do are {', '.join(_OURS)}, and jax_passing.broadcast."
+        )
     if name in ("axis_index", "axis_size"):
-
-        @functools.wraps(theirs)
-        def of_axis(axis_name: Any) -> Any:
-            return ours(axis_name) if _over_hosts(axis_name) else theirs(axis_name)
-
-        return of_axis
-
-    @functools.wraps(theirs)
-    def of_tree(x: Any, axis_name: Any, *, axis_index_groups: Any = None, to: str = "varying", **options: Any) -> Any:
-        if not _over_hosts(axis_name):
-            more = {**options, "to": to} if name == "all_gather" else options
-            return theirs(x, axis_name, axis_index_groups=axis_index_groups, **more)
-        if axis_index_groups is not None:
-            raise ConfigError(
-                f"jax.lax.{name} over {axis_name!r} with axis_index_groups: the axis continues over the hosts, and "
-                "groups of its devices aren't supported there. Leave them out, or name the axis otherwise than "
-                "init(axis_name=...) does."
-            )
-        if to != "varying":
-            raise ConfigError(f"jax.lax.all_gather over {axis_name!r} to={to!r}: over the hosts it is varying only.")
-        if name in _OF_VARYING:
-            x = jax.tree.map(lambda leaf: _cast(leaf, as_axes(axis_name)), x)
-        return ours(x, axis_name, **options)
-
-    return of_tree
+        return ours(axis_name)
+    if axis_index_groups is not None:
+        raise ConfigError(
+            f"jax.lax.{name} over {axis_name!r} with axis_index_groups: the axis continues over the hosts, and "
+            "groups of its devices aren't supported there. Leave them out, or name the axis otherwise than "
+            "init(axis_name=...) does."
+        )
+    if to != "varying":
+        raise ConfigError(f"jax.lax.all_gather over {axis_name!r} to={to!r}: over the hosts it is varying only.")
+    if name in _OF_VARYING:
+        x = jax.tree.map(lambda leaf: _cast(leaf, as_axes(axis_name)), x)
+    return ours(x, axis_name, **options)
 
 
 def _cast(leaf: Any, axes: tuple[Any, ...]) -> Any:
     return composed.varying(leaf, axes) if isinstance(leaf, jax.core.Tracer) else leaf
 
 
-def _refusing(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(theirs)
+def _say_if_inside(name: str, axes: Sequence[Any]) -> None:
+    """That this collective of jax.lax stays inside this host, if there are others, and it isn't asked for."""
+    session, scope = scopes.of_session(), scopes.of_thread()
+    if session is None or session.alone or (scope is not None and scope.per_host_gradients) or spans_processes():
+        return
+    bound = [axis for axis in axes if named_axes.axis_exists(axis)]
+    if not bound:
+        return
+    over = declared(bound, session)
+    what = f"jax.lax.{name} over {', '.join(map(repr, over or bound))} at {here()}"
+    inside.stayed(what, doubtful=bool(over))
+    if over and name in _OURS:
+        inside.warn_of(
+            what,
+            f"Write jax_passing.{name}; or, where a library calls it, put `with jax_passing.lax_over_hosts():` around "
+            f"the library's call. {_MEANT}",
+        )
+    elif over:
+        inside.warn_of(what, f"Those that can go over the hosts are {', '.join(_OURS)}. {_MEANT}")
 
-    @functools.wraps(theirs)
-    def refusing(*args: Any, **kwargs: Any) -> Any:
-        axis_name = signature.bind(*args, **kwargs).arguments["axis_name"]
-        if _over_hosts(axis_name):
-            raise ConfigError(
-                f"jax.lax.{name} over {axis_name!r}: the axis continues over the hosts, and this collective doesn't. "
-                f"Those that do are {', '.join(_OURS)}, and jax_passing.broadcast."
-            )
-        return theirs(*args, **kwargs)
 
-    return refusing
+_MEANT = (
+    "If this host's devices alone are meant, name the axis otherwise, or put `with jax_passing.per_host_gradients():` "
+    "around the call."
+)

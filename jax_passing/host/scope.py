@@ -24,7 +24,8 @@ class Scope(NamedTuple):
       strategy: of sums that name none.
       stream: name of this thread's order of sums; "" for the thread that called `init`.
       same_hashes: Python's sets are in the same order on all hosts, and what a program does in a loop over one is, too.
-      per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host.
+      per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host; so may, without
+        a warning, those of jax.lax.
       lax_over_hosts: jax.lax's collectives go over the hosts, too.
     """
 

@@ -25,7 +25,7 @@ from jax_passing.errors import (
     ThreadError,
     typed,
 )
-from jax_passing.host import scope
+from jax_passing.host import inside, scope
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.joining import Joining
 from jax_passing.host.ranks import Links, Ranks
@@ -78,6 +78,8 @@ class Session:
             _await_executions(settings.join_deadline_s)
         self._ranks: Ranks | None = None
         self._joining: Joining | None = None
+        self._had_others = False
+        self._sums_before = 0  # of earlier epochs
         self._local = _native.LocalCollective()  # sums of a host without a switch
         self.device_ranks = 0
         self.epoch = 0
@@ -92,6 +94,7 @@ class Session:
         else:
             self._joining = Joining(settings, len(jax.local_devices()))  # of the platform on which programs run
             self._join(step=None, lost=())
+        inside.begin()
         self._enter_scope()
         atexit.register(self._at_exit)
         _current = self
@@ -119,6 +122,7 @@ class Session:
             raise
         ranks.start()
         self._ranks = ranks
+        self._had_others |= self.world_size > 1
 
     def rejoin(self, step: int | None = None) -> int | None:
         """Meets the other hosts of an elastic session when a sum has failed, and joins a new epoch with them.
@@ -151,6 +155,7 @@ class Session:
             HostJoinedError.__name__,
             f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all.",
         )
+        self._sums_before += ranks.stats()["sums_started"]
         ranks.fail(failure)
         _native.detach()
         _await_executions(self.settings.join_deadline_s)
@@ -206,6 +211,8 @@ class Session:
 
         Quick after a failure. A second call does nothing. JAX functions that were dispatched are waited for, those
         that run later raise NotInitializedError.
+
+        Warns (InsideHostWarning) if there were other hosts, but nothing was summed over them.
         """
         self._shut_down(abandon=None)
 
@@ -221,6 +228,15 @@ class Session:
                 self._close()
                 if _current is self:
                     _current = None
+        if abandon is None and self._failure is None:
+            self._warn_if_inside()
+
+    def _warn_if_inside(self) -> None:
+        by_jax = jax.process_count() > 1 and not self.settings.axis_name  # its own sums go over all processes
+        if self._ranks is not None and self._had_others and not by_jax:
+            sums = self._sums_before + self._ranks.stats()["sums_started"]
+            who = f"rank {self.rank} of {self.world_size} in job {self.settings.job!r}"
+            inside.end(who, self.settings.axis_name, sums)
 
     def _leave(self, abandon: str | None) -> None:
         until = time.monotonic() + self.settings.deadline_s

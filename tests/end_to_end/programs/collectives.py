@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 
 import flax.linen as nn
 import jax
@@ -47,6 +48,7 @@ def main() -> None:
             os.environ["COORDINATOR"], int(os.environ["JAX_PASSING_WORLD_SIZE"]), int(os.environ["JAX_PASSING_RANK"])
         )
     random = np.random.default_rng(seed)  # the same on all hosts, which all know all devices' values
+    warnings.simplefilter("error", jax_passing.errors.InsideHostWarning)
     with jax_passing.init(axis_name=() if spans else ("d", "v")) as session:
         local, rank, hosts = jax.local_device_count(), session.rank, session.world_size
         count = local * hosts

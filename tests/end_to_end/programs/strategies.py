@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import sys
+import warnings
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ def main() -> None:
             os.environ["COORDINATOR"], int(os.environ["JAX_PASSING_WORLD_SIZE"]), int(os.environ["JAX_PASSING_RANK"])
         )
     digest = hashlib.sha256()
+    warnings.simplefilter("error", jax_passing.errors.InsideHostWarning)
     with jax_passing.init(axis_name="d" if deployment == "local" else None) as session:
         local, ranks = jax.local_device_count(), session.world_size * jax.local_device_count()
         mesh = jax.sharding.Mesh(jax.devices() if deployment == "global" else jax.local_devices(), ("d",))

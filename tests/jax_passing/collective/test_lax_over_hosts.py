@@ -1,15 +1,23 @@
-"""Libraries that call JAX's own collectives, on one host whose axes are declared."""
+"""Collectives of jax.lax, which libraries call, on one host whose axes are declared; and what is said outside of
+`lax_over_hosts`."""
 
+import functools
+import pickle
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.lax import axis_size, pmean
+from jax.lax import ppermute as moved
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.errors import ConfigError, NotInitializedError
+from jax_passing._compat import jax_collectives
+from jax_passing.errors import ConfigError, InsideHostWarning, NotInitializedError
+from jax_passing.host import inside, scope
 
 X = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32)
 
@@ -22,10 +30,10 @@ def everything(x):
     axis = "d"
     return (
         jax.lax.psum({"x": x}, axis)["x"] * jax.lax.psum(1, axis),
-        jax.lax.pmean(x, axis_name=axis) + jax.lax.pmax(x, axis) + jax.lax.pmin(x, (axis,)),
+        functools.partial(pmean, axis_name=axis)(x) + jax.lax.pmax(x, axis) + jax.lax.pmin(x, (axis,)),
         jax.lax.all_gather(x, axis, axis=1, tiled=True).sum(1),
         jax.lax.psum_scatter(jnp.broadcast_to(x[:1, :1], (4, 4, 3)), axis, scatter_dimension=1).sum(),
-        jax.lax.axis_index(axis) * jax.lax.axis_size(axis),
+        jax.lax.axis_index(axis) * axis_size(axis),
     )
 
 
@@ -90,11 +98,114 @@ def test_what_has_no_counterpart_raises(session):
     for f, message in (
         (lambda x: jax.lax.psum(x, "d", axis_index_groups=[[0, 1], [2, 3]]), "psum over 'd' with axis_index_groups"),
         (lambda x: jax.lax.all_gather(x, "d", to="reduced"), "to='reduced'"),
-        (lambda x: jax.lax.ppermute(x, "d", [(0, 1)]), "ppermute over 'd'.*psum_scatter, and jax_passing.broadcast"),
+        (lambda x: moved(x, "d", [(0, 1)]), "ppermute over 'd'.*psum_scatter, and jax_passing.broadcast"),
         (lambda x: jax.lax.all_to_all(x, axis_name=("d",), split_axis=1, concat_axis=1), "all_to_all"),
     ):
         with jax_passing.lax_over_hosts(), pytest.raises(ConfigError, match=message):
             jax.make_jaxpr(mapped(f))(X)
+
+
+@pytest.fixture
+def several_hosts(session, monkeypatch):
+    """As far as tracing goes."""
+    monkeypatch.setattr(inside, "_some_went_over", False)
+    inside.begin()
+    scope.begin(scope.of_session()._replace(axis_names=("d", "i"), world_size=2))
+    yield
+    inside.begin()
+
+
+def traced(f, name="d"):
+    return jax.make_jaxpr(mapped(f, name=name))(X)
+
+
+def said(f, *arguments):
+    """The warnings, each of which JAX's own filters would show once for its line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        f(*arguments)
+    return caught
+
+
+def test_outside_of_it_each_line_warns_that_it_stays_inside(several_hosts):
+    def step(x):
+        for _ in range(2):
+            x = jax.tree.map(functools.partial(pmean, axis_name="d"), x)
+        index = jax.lax.axis_index("d")
+        return x, moved(x, "d", [(0, 1)]) * jax.lax.psum(1, "d"), index
+
+    first = step.__code__.co_firstlineno
+    caught = said(traced, step)
+    assert {one.category for one in caught} == {InsideHostWarning}
+    assert {one.filename for one in caught} == {__file__}
+    texts = [str(one.message) for one in caught]
+    assert [(one.lineno - first, text.split()[0]) for one, text in zip(caught, texts, strict=True)] == [
+        (2, "jax.lax.pmean"), (3, "jax.lax.axis_index"), (4, "jax.lax.ppermute"), (4, "jax.lax.psum"),
+    ]  # fmt: skip
+    assert f"pmean over 'd' at test_lax_over_hosts.py:{first + 2}:" in texts[0]
+    assert "Write jax_passing.pmean; or, where a library calls it, put `with jax_passing.lax_over_hosts():`" in texts[0]
+    assert "Those that can go over the hosts are all_gather" in texts[2]
+
+    mapped_otherwise = jax.vmap(lambda x: jax.lax.psum(x, ("i",)), axis_name="i")
+    assert len(said(mapped_otherwise, X)) == 1
+    with pytest.raises(InsideHostWarning), warnings.catch_warnings():
+        warnings.simplefilter("error", InsideHostWarning)
+        mapped_otherwise(X)
+
+
+def test_what_is_right_is_silent(several_hosts, monkeypatch):
+    def several(x):
+        return jax.lax.psum(x, "d"), pmean(x, "d"), jax.lax.all_gather(x, "d"), jax.lax.axis_index("d")
+
+    warned = functools.partial(said, traced)
+    assert len(warned(several)) == 4
+    with jax_passing.per_host_gradients():
+        assert not warned(several)
+    with jax_passing.lax_over_hosts():
+        assert not warned(several)
+    assert not warned(lambda x: (jax_passing.pmean(x, "d"), jax_passing.axis_index("d"), jax_passing.pmax(x, "d")))
+    assert not warned(lambda x: (jax_collectives.psum(x, "d"), jax_collectives.axis_index("d")))  # as we call them
+    assert not said(traced, lambda x: jax.lax.psum(x, "e") + jax_passing.psum(x, "e"), "e")
+    with pytest.raises(NameError):  # which of two axes there is, some libraries try
+        assert not said(traced, lambda x: jax.lax.axis_index("d"), "e")
+    # Those that JAX calls itself, in derivatives.
+    assert len(warned(jax.grad(lambda x: jnp.sum(jax.lax.all_gather(x, "d"))))) == 1
+    weight = jnp.float32(2)
+    slope = jax.grad(lambda w: mapped(lambda x: jnp.sin(w * x), check_vma=True)(X).sum())
+    assert not said(jax.make_jaxpr(slope), weight)
+    # A mesh over several processes has all hosts' devices.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert warned(several)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    assert not warned(several)
+
+
+def test_a_world_of_one_host_is_silent(session):
+    assert not said(traced, everything)
+
+
+def test_a_session_ends_with_a_warning_if_only_an_undeclared_axis_is_summed(several_hosts):
+    (nothing,) = said(inside.end, "rank 0 of 2", ("d", "i"), 0)
+    assert "nothing was summed over the hosts" in str(nothing.message)
+    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)  # of process_sum
+
+    assert not said(traced, lambda x: jax.lax.psum(x, "e"), "e")  # may well be meant
+    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
+
+    traced(lambda x: jax_passing.psum(x, "e"), "e")
+    (ended,) = said(inside.end, "rank 0 of 2", ("d", "i"), 5)
+    assert "no program of it has summed over the hosts" in str(ended.message)
+    assert "declares 'd', 'i'. What stayed inside this host: jax.lax.psum over 'e' at test" in str(ended.message)
+    assert "; what jax_passing does over 'e' at test_lax_over_hosts.py:" in str(ended.message)
+
+    traced(lambda x: jax_passing.psum(x, "d"))
+    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
+
+
+def test_functions_of_jax_are_what_they_were_for_everybody_else(session):
+    assert pickle.loads(pickle.dumps(pmean)) is pmean is jax.lax.pmean
+    with pytest.raises(TypeError, match="axis_name"):
+        pmean(X)
 
 
 def test_without_session():

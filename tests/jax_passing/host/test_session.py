@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,7 +14,14 @@ import pytest
 from in_process import SwitchThread, init_beside, members, settings_of, total, until
 
 import jax_passing
-from jax_passing.errors import DeadlineExceededError, HostLostError, NotInitializedError, SwitchLostError, translate
+from jax_passing.errors import (
+    DeadlineExceededError,
+    HostLostError,
+    InsideHostWarning,
+    NotInitializedError,
+    SwitchLostError,
+    translate,
+)
 from jax_passing.host import session as sessions
 from jax_passing.host.membership import Membership
 
@@ -155,7 +163,7 @@ def test_waiting_for_the_order_of_rank_0(running, caplog):
 # Its end.
 
 
-def test_shutdown_waits_for_the_other_hosts(running):
+def test_shutdown_waits_for_the_other_hosts(running, recwarn):
     session, other = init_beside(running)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(session.shutdown)
@@ -165,14 +173,19 @@ def test_shutdown_waits_for_the_other_hosts(running):
         other.await_others(time.monotonic() + 60)
         done.result(60)
     assert session.error is None
+    ended = str(recwarn.pop(InsideHostWarning).message)
+    assert "rank 0 of 2 in job 'test' ends, but nothing was summed over the hosts" in ended
     other.close()
 
 
 def test_shutdown_doesnt_wait_for_ever(running):
     session, other = init_beside(running, deadline_s=0.5)
     began = time.monotonic()
-    session.shutdown()
+    with pytest.raises(InsideHostWarning), warnings.catch_warnings():
+        warnings.simplefilter("error", InsideHostWarning)
+        session.shutdown()  # is complete all the same
     assert 0.4 < time.monotonic() - began < 15  # the default is 60 s
+    assert sessions.current() is None
     other.close()
 
 

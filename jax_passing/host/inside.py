@@ -1,0 +1,79 @@
+"""Collectives that stay inside this host although there are others: what is wrong with that is nowhere to be seen, so
+it is said where one is traced, or when a session ends without sums."""
+
+import logging
+import sys
+import warnings
+from types import FrameType
+
+from jax_passing._compat.stacks import is_of_jax, is_of_package
+from jax_passing.errors import InsideHostWarning
+
+log = logging.getLogger("jax_passing")
+
+_NOTED_MAX = 8
+
+_noted: dict[str, bool] = {}  # traced in this session, in order: whether it may have been meant to go over the hosts
+_some_went_over = False  # ever: a program that is compiled isn't traced again
+
+
+def begin() -> None:
+    """A session begins."""
+    _noted.clear()
+
+
+def went_over_hosts() -> None:
+    """One has been traced whose axis continues over the hosts."""
+    global _some_went_over
+    _some_went_over = True
+
+
+def stayed(what: str, *, doubtful: bool) -> None:
+    """One has been traced that stays inside: "jax.lax.psum over 'd' at train.py:12".
+
+    `doubtful`: whether it may have been meant to go over the hosts.
+    """
+    if what not in _noted and len(_noted) < _NOTED_MAX:
+        _noted[what] = doubtful
+        log.info("%s stays inside this host", what)
+
+
+def warn_of(what: str, remedy: str) -> None:
+    """Of one that stays inside, though its axis continues over the hosts."""
+    _warn(
+        f"{what} stays inside this host, though init(axis_name=...) declares that the axis goes on over all. {remedy}"
+    )
+
+
+def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:
+    """A session of several hosts ends without an error, and so many sums over the hosts were made: those of programs,
+    of `process_sum`, and `barrier`."""
+    if sums and (_some_went_over or not any(_noted.values())):
+        return
+    declares = ", ".join(map(repr, axis_names)) or "no axis"
+    made = "no program of it has summed" if sums else "nothing was summed"
+    noted = f" What stayed inside this host: {'; '.join(_noted)}." if _noted else ""
+    _warn(
+        f"The session of {who} ends, but {made} over the hosts: each of them has computed by itself. "
+        f"init(axis_name=...) declares {declares}.{noted} Sums go over the hosts if jax_passing makes them (psum, "
+        "pmean, overlap ...), or jax.lax in a `with jax_passing.lax_over_hosts():`, and if their axis is one that "
+        "init(axis_name=...) declares, by the name that it has in shard_map, pmap or vmap."
+    )
+
+
+def _warn(message: str) -> None:
+    """In the user's line that led here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_of_jax(frame.f_code) or is_of_package(frame.f_code)):
+        frame = frame.f_back
+    if frame is None:  # Python ends
+        warnings.warn(message, InsideHostWarning, stacklevel=1)
+        return
+    warnings.warn_explicit(
+        message,
+        InsideHostWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
