@@ -64,6 +64,7 @@ class LiveSwitch:
             trees=self._parent is not None,
             multicast=self._has_group(),
             reach=4 * welcome.slot_count if "too_far" in self._stranger.counters() else None,
+            fresh_jobs=False,
         )
 
     def _has_group(self) -> bool:
@@ -159,14 +160,14 @@ class LiveSwitch:
             upwards = step.packet[2:3] == bytes([RESULT])
             packet = self._translated(step.packet, exchange, slots, upwards)
             if step.source == "P":
-                parent = self._jobs["A"].ends.parent
-                assert parent is not None
-                parent.udp.send(packet)
+                job = self._jobs["A"]
+                assert job.ends.parent is not None
+                job.ends.parent.udp.send(packet)
             else:
                 job, worker = self._at(step.source)
                 job.send(worker, packet)
-                if step.verdict in ("complete", "forwarded"):
-                    job.complete(packet)
+            if step.verdict in ("complete", "forwarded", "answered"):
+                job.complete(packet)
             previous = step.source
             if count % STEPS_UNREAD == 0 or count == len(exchange.steps):
                 for address in (previous, *received):

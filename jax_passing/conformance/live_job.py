@@ -192,7 +192,7 @@ class LiveJob:
         self.ends.workers[worker].udp.send(packet)
 
     def complete(self, packet: bytes) -> None:
-        """With this contribution the switch has made a result."""
+        """With this contribution, or the parent's result, the switch has made a packet."""
         if self.tags is not None:
             self.tags.complete(packet)
 

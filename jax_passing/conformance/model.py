@@ -32,6 +32,8 @@ class Limits:
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
       multicast: whether it can send results to a group.
       reach: how far ahead of the furthest complete sequence of its job a contribution may be; None: as you like.
+      fresh_jobs: nothing is complete of a job when an exchange begins, so that the model knows what is too far; a live
+        switch's jobs have played other exchanges.
     """
 
     lanes_per_chunk: int = LANES_MAX
@@ -40,6 +42,7 @@ class Limits:
     trees: bool | None = None
     multicast: bool = False
     reach: int | None = None
+    fresh_jobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class Switch:
             held.contributions[packet.worker] = packet
         if len(held.contributions) < len(job.workers):
             return Answer("duplicate" if again else "added")
-        if is_ahead(packet.sequence, completed, 0):
+        if not again and is_ahead(packet.sequence, completed, 0):  # by a resend nothing gets complete
             self._completed[job.number] = packet.sequence
 
         joined = _joined(held.contributions)

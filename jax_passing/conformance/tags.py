@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jax_passing.protocol import keys
-from jax_passing.protocol.packet import HEADER, KEY_WORDS, PROBE, TAG_BYTES, MalformedError, Packet, decode
+from jax_passing.protocol.packet import (
+    CONTRIBUTION,
+    HEADER,
+    KEY_WORDS,
+    PROBE,
+    TAG_BYTES,
+    MalformedError,
+    Packet,
+    decode,
+)
 
 WORD = 1 << 32
 LONG = 1 << 64
@@ -81,11 +90,13 @@ class JobTags:
         return (self._completed + (ahead if ahead < WORD // 2 else ahead - WORD)) % LONG
 
     def complete(self, data: bytes) -> None:
-        """The switch has the contributions of all workers by this one."""
-        sequence = decode(data).sequence
-        position = self.position(sequence)
-        self._positions[sequence].add(position)
-        self._completed = max(self._completed, position)
+        """By this contribution of the last worker, or this result of the parent, the switch has a packet to send."""
+        packet = decode(data)
+        ahead = (packet.sequence - self._completed) % WORD
+        position = self.position(packet.sequence)
+        self._positions[packet.sequence].add(position)
+        if packet.type == CONTRIBUTION and ahead < WORD // 2:
+            self._completed = position
 
     def sealed(self, key: PacketKey, data: bytes) -> bytes:
         """With its tag. What is no packet stays as it is."""

@@ -126,7 +126,8 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
         bit<32> lead = held_sequence - hdr.passing.sequence;
         bit<32> ahead = hdr.passing.sequence - held_completed;
-        if (ahead[31:31] == 0 && ahead > meta.job.reach) {
+        bool contributed = hdr.passing.type == packet_type_t.CONTRIBUTION;
+        if (contributed && ahead[31:31] == 0 && ahead > meta.job.reach) {
             age = age_t.TOO_FAR;
         } else if (held_owner != meta.job.owner || lead[31:31] == 1) {
             age = age_t.NEWER;
