@@ -4,7 +4,6 @@ Through simple_switch's Thrift server, and again, where it may differ, through s
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,10 @@ import p4_tools
 import pytest
 from namespaces import missing
 
-from .bmv2_network import CONTROL, DEVICE, PORT, Bmv2Network
+from jax_passing.switch.settings import BMV2_SLOTS_PER_JOB
+
+from . import forgeries
+from .bmv2_network import CONTROL, PORT, Bmv2Network
 from .conftest import PASSING, counters, digest, finish
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 LANES = 64
 TRAIN = Path(__file__).parents[2] / "examples" / "train_digits.py"
-FORGE = Path(__file__).parents[1] / "support" / "forge.py"
 FAULTS = (0.01, 0.01, 0.1)
 BOTH = pytest.mark.parametrize("data_plane", ["bmv2", "p4runtime"])
 
@@ -121,15 +122,7 @@ def test_forged_packets_change_nothing(build: Callable[..., Bmv2Network]) -> Non
     network = build(hosts=3)
     switch = network.start_switch()
     hosts = network.start_hosts("steps.py", world_size=2)
-    for host in hosts:
-        host.wait_for("^step 0$")
-    network.start("2", [sys.executable, str(FORGE), DEVICE, str(PORT), "1", "1", "2", str(LANES)])
-    for host in hosts:
-        host.wait_for("^step 100$", 200)  # wrong sums end it
-        assert host.popen.poll() is None, host.text
-    counted = counters(switch)
-    refused = "malformed foreign_job foreign_epoch foreign_worker foreign_source"
-    assert min(counted.get(verdict, 0) for verdict in refused.split()) > 10, counted
+    forgeries.check(switch, hosts, BMV2_SLOTS_PER_JOB, network.namespace("1"), network.namespace("2"))
 
 
 @BOTH
