@@ -17,7 +17,8 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
 ATTEMPTS = 15
-# A device may drop what comes in one go: bmv2 holds some 30 frames of a port, whoever they are from.
+# A device may drop what comes in one go: bmv2 holds 32 frames of a port, whoever they are from. So many packets leave
+# room for a fence's, and for ARP and IPv6.
 BURST = 16
 PAUSE_S = 0.002
 UNREAD_S = 0.001  # a packet that has come is read by then

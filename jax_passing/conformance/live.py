@@ -1,14 +1,16 @@
 """A live switch under test: over UDP and its control connections, from one machine."""
 
+import itertools
 import time
 from collections import Counter
+from collections.abc import Collection
 from contextlib import closing, suppress
 from functools import partial
 
 import msgspec
 
 from jax_passing.config import address_text
-from jax_passing.conformance import control_checks, group_checks, key_checks
+from jax_passing.conformance import control_checks, fences, group_checks, key_checks
 from jax_passing.conformance.differences import shown
 from jax_passing.conformance.exchange import SLOT_COUNT, Exchange, Place, Played
 from jax_passing.conformance.group_checks import hear
@@ -27,7 +29,6 @@ QUIET_S = 1.0
 GROUP_ATTEMPTS = 4  # a switch waits for 1.2 s until all have heard its group, which a busy machine may exceed
 FIRST_JOIN_S = 10.0  # there is nobody to wait for, unless it has a parent that isn't there
 SILENCE = "after all exchanges, nothing more comes"
-NO_JOB = 40_000  # a number that no switch has got to
 
 
 def _workers(count: int) -> str:
@@ -152,10 +153,12 @@ class LiveSwitch:
     def _send(self, exchange: Exchange, slots: dict[str, int]) -> dict[str, list[bytes]]:
         """Returns what comes to each address."""
         received: dict[str, list[bytes]] = {address: [] for address in exchange.addresses()}
-        previous = ""
+        previous, unfenced = "", 0
         for count, step in enumerate(exchange.steps, 1):
-            if previous not in ("", step.source):
+            if previous not in ("", step.source) or unfenced == fences.BURST:
                 self._fence(previous, received)  # then the switch has dealt with what was sent from there
+                unfenced = 0
+            unfenced += 1
             # A result is the parent's, unless that has no such job.
             upwards = step.packet[2:3] == bytes([RESULT])
             packet = self._translated(step.packet, exchange, slots, upwards)
@@ -218,9 +221,10 @@ class LiveSwitch:
                 epoch += welcome.epoch - job.epoch
                 slot = _slot(slot - job.slot_first, slots[_name(job)], welcome, welcome.slot_first)
                 return _renumbered(packet, welcome.job_id, epoch, slot)
-        # It must stay nobody's.
-        taken = {live.welcome.job_id for live in self._open_jobs()}
-        return _renumbered(packet, NO_JOB + number if number in taken else number, epoch, slot)
+        jobs = self._open_jobs()
+        taken = {live.welcome.job_id for live in jobs}
+        taken |= {live.ends.parent.numbers.job for live in jobs if live.ends.parent is not None}
+        return _renumbered(packet, nobodys(number, taken), epoch, slot)
 
     def checks(self) -> list[Check]:
         def silence() -> str:
@@ -265,6 +269,11 @@ class LiveSwitch:
 def _renumbered(packet: bytes, job: int, epoch: int, slot: int) -> bytes:
     numbers = job.to_bytes(2) + (epoch % (1 << 16)).to_bytes(2)
     return packet[:4] + numbers + packet[8:10] + slot.to_bytes(2) + packet[12:]
+
+
+def nobodys(number: int, taken: Collection[int]) -> int:
+    """A job's number like this one that no job here has."""
+    return next(other for other in itertools.chain(range(number, 1 << 16), range(number)) if other not in taken)
 
 
 def _slot(offset: int, group: int, welcome: messages.Welcome, first: int) -> int:

@@ -16,8 +16,9 @@ from jax_passing.switch.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
 from jax_passing.switch.slot_partition import is_power_of_two
 
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
-# A port's capture ring holds some 30 frames of any length, so a host may have no more chunks than these in flight.
-BMV2_SLOTS_PER_JOB = 32
+# A port's capture ring holds 32 frames of any length. So many chunks of a host in flight leave room for ARP, IPv6 and
+# what the host says to others.
+BMV2_SLOTS_PER_JOB = 16
 
 _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
 _SOURCES = Sources(SWITCH_PREFIX, argument=lambda name: f"--{name.replace('_', '-')}")

@@ -18,7 +18,17 @@ from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance import fences, golden, joining, key_checks, live, live_job, parent_role, run
+from jax_passing.conformance import (
+    fences,
+    golden,
+    joining,
+    key_checks,
+    live,
+    live_job,
+    parent_role,
+    run,
+)
+from jax_passing.conformance.exchange import Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.live import LiveSwitch
 from jax_passing.conformance.model import Limits
 from jax_passing.conformance.switch_under_test import UntestableError
@@ -26,7 +36,7 @@ from jax_passing.errors import ConfigError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
-from jax_passing.protocol.packet import decode
+from jax_passing.protocol.packet import Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch import group_probe, member_conversation
 
@@ -434,6 +444,20 @@ def test_a_switch_may_take_only_so_many_packets_at_once(monkeypatch, workers):
     monkeypatch.setattr(fences, "ANSWER_S", 0.1)
     with closing(ModelSwitch(ring=32)) as switch, closing(live_job.LiveJob(switch.address, workers)) as job:
         assert list(job.fences.everywhere()) == [[]] * workers
+
+
+def test_steps_leave_room_in_a_small_ring():
+    """One worker sends them all, so that none of another one asks for a fence in between."""
+    fields = {"job": 3, "epoch": 11, "slot": 8, "lanes": (1,)}
+    steps = tuple(Step("A0", Packet(**fields, sequence=sequence).encode(), "") for sequence in range(1, 61))
+    exchange = answered_by_model(Exchange("ring", "many steps of one", jobs_of("A1"), steps), Limits())
+    with closing(ModelSwitch(ring=24)) as switch, closing(LiveSwitch(switch.address)) as tested:
+        assert run.outcome(tested, exchange).failure == ""
+
+
+def test_numbers_of_no_job():
+    assert live.nobodys(7, {7, 8, 10}) == 9
+    assert live.nobodys(65_535, {65_535, 0}) == 1
 
 
 def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):

@@ -17,6 +17,7 @@ import p4_tools
 from namespaces import ip
 
 from jax_passing.protocol.packet import PORT
+from jax_passing.switch.settings import BMV2_SLOTS_PER_JOB
 
 from .conftest import PASSING, PROGRAMS, Process, host_settings
 
@@ -135,7 +136,7 @@ class Bmv2Network:
         command = [*PASSING, "switch", "--verbose", "--listen", f"{CONTROL}:{PORT}"]
         command += ["--data-plane", self.data_plane, "--device", str(self._device_file())]
         if self.data_plane == "p4runtime":
-            command += ["--slots-per-job", "32"]  # as much as the capture ring of a port holds
+            command += ["--slots-per-job", str(BMV2_SLOTS_PER_JOB)]  # it can't know that this is bmv2
         switch = self.start("control", [*command, *flags])
         switch.wait_for("listening on")
         return switch
