@@ -27,8 +27,6 @@ MANAGEMENT = "10.87.0"
 # Its runtime server: of simple_switch, or of simple_switch_grpc.
 THRIFT, GRPC = 9090, 9559
 BAD_LINK = Path(__file__).parents[1] / "support" / "bad_link.py"
-# Frames must be what a network card would send: whole, one packet each, with their checksums.
-OFFLOADS = ["tx", "off", "rx", "off", "gso", "off", "gro", "off", "tso", "off"]
 
 
 class Bmv2Network:
@@ -86,7 +84,7 @@ class Bmv2Network:
         far = ["peer", "name", peer, "netns", self.namespace(other)]
         ip(self.namespace(one), "link", "add", device, "type", "veth", *far)
         for name, end in ends:
-            self._run(name, "ethtool", "-K", end, *OFFLOADS)
+            namespaces.turn_offloads_off(self.namespace(name), end)
             ip(self.namespace(name), "link", "set", end, "up")
         for name, end in ends:
             namespaces.await_up(self.namespace(name), end)

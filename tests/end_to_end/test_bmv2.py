@@ -27,7 +27,7 @@ FAULTS = (0.01, 0.01, 0.1)
 BOTH = pytest.mark.parametrize("data_plane", ["bmv2", "p4runtime"])
 
 
-MISSING = missing("ss", "ethtool")
+MISSING = missing("ss")
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=f"no network of our own: {MISSING}"),
     pytest.mark.slow,

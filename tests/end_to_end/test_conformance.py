@@ -1,16 +1,19 @@
 """`jax-passing conformance` on data planes that need a network of their own."""
 
-import os
-
+import ebpf_here
+import namespaces
 import p4_tools
 import pytest
-from ebpf_here import missing
 
 from .bmv2_network import CONTROL, PORT, Bmv2Network
 from .bridge_cluster import BridgeCluster
 from .conftest import PASSING, Process
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")]
+MISSING, NO_EBPF = namespaces.missing("ss"), ebpf_here.missing()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(MISSING is not None, reason=f"no network of our own: {MISSING}"),
+]
 
 
 def conformance(switch: str, *flags: str) -> list[str]:
@@ -22,7 +25,7 @@ def check(test: Process) -> None:
     assert ", 0 failed, " in test.text
 
 
-EBPF = pytest.mark.skipif(missing() is not None, reason=f"no eBPF here: {missing()}")
+EBPF = pytest.mark.skipif(NO_EBPF is not None, reason=f"no eBPF here: {NO_EBPF}")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,20 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
+_SIOCETHTOOL = 0x8946
+# ETHTOOL_SRXCSUM, STXCSUM, STSO, SGSO and SGRO of linux/ethtool.h
+_OFFLOADS = (0x15, 0x17, 0x1F, 0x24, 0x2C)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,6 +62,14 @@ def await_up(namespace: str, *devices: str) -> None:
     while states := set(run(*command).split()) - {"up", "3"}:
         assert time.monotonic() < until, f"{namespace}: {', '.join(devices)}: {states}"
         time.sleep(0.01)
+
+
+def turn_offloads_off(namespace: str, device: str) -> None:
+    """Frames are then what a network card would send: whole, one packet each, with their checksums."""
+    with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for offload in _OFFLOADS:
+            order = ctypes.create_string_buffer(struct.pack("=II", offload, 0))
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("@16sP", device.encode(), ctypes.addressof(order)))
 
 
 def remove(namespace: str) -> None:
