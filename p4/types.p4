@@ -35,7 +35,6 @@ const bit<8> MAGIC = 0x9A;
 const bit<8> PROTOCOL = 1;
 const bit<16> EVERY_WORKER = 0xFFFF;  // the worker field of a result
 const bit<8> NOT_FLAGS = 0xF8;        // three sticky flags: NaN, +Inf, -Inf
-const bit<8> NOT_VERSION = 0xFE;      // 0 or 1
 
 enum bit<8> packet_type_t {
     CONTRIBUTION = 1,

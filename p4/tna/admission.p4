@@ -20,7 +20,7 @@
 control Admission(inout headers_t hdr, inout metadata_t meta) {
     // Which job and epoch wrote the slot version. What another one left is void: so nothing has to be cleared when a
     // job joins. Epochs aren't 0, the value of a register that nobody has written.
-    @id(1) Register<bit<32>, index_t>(VERSIONS, 0) owner;
+    Register<bit<32>, index_t>(VERSIONS, 0) owner;
 
     RegisterAction<bit<32>, index_t, bit<1>>(owner) claim_it = {
         void apply(inout bit<32> held, out bit<1> fresh) {

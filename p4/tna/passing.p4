@@ -79,7 +79,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
     AnswerArp() answer_arp;
     AnswerPing() answer_ping;
     Forward() forward;
-    @id(1) Counter<bit<32>, bit<8>>(VERDICTS, CounterType_t.PACKETS) verdicts;
+    Counter<bit<32>, bit<8>>(VERDICTS, CounterType_t.PACKETS) verdicts;
 
     apply {
         meta.recirculation.setInvalid();

@@ -20,7 +20,7 @@ struct chunk_t {
 control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // --- The sequence
 
-    @id(2) Register<chunk_t, index_t>(VERSIONS) sequence;
+    Register<chunk_t, index_t>(VERSIONS) sequence;
 
     RegisterAction<chunk_t, index_t, bit<32>>(sequence) begin_it = {
         void apply(inout chunk_t held) {
@@ -80,7 +80,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
     // The bitmap is kept twice, for the ALU returns one word: one copy says whether this worker was missing, the other
     // who is still missing.
     Register<missing_t, index_t>(VERSIONS) missing_own;
-    @id(9) Register<missing_t, index_t>(VERSIONS) missing_left;
+    Register<missing_t, index_t>(VERSIONS) missing_left;
 
     RegisterAction<missing_t, index_t, missing_t>(missing_own) begin_own = {
         void apply(inout missing_t missing) { missing = meta.others; }

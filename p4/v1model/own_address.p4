@@ -6,6 +6,9 @@
 #include "../answers.p4"
 #include "metadata.p4"
 
+const mac_t BROADCAST_MAC = 0xFFFFFFFFFFFF;
+const bit<16> ARP_REQUEST = 1;
+
 // Is the packet for the switch itself?
 control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     ip_t target = 0;

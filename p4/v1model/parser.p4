@@ -8,6 +8,8 @@
 #include "../headers.p4"
 #include "metadata.p4"
 
+const bit<8> NOT_VERSION = 0xFE;  // 0 or 1
+
 parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
 #include "../network_states.p4"
 
