@@ -1,6 +1,5 @@
 """Contributions that their sender has no right to make, by somebody who sees what a switch sends."""
 
-import itertools
 import random
 import socket
 import threading
@@ -25,6 +24,9 @@ class Forger:
     what is forged one field is wrong, in turns, or none: then it is the sender's address alone, which is that of the
     namespace `elsewhere`; without that, packets come from the host itself. They are of chunks that nobody has sent yet:
     a single one that is believed spoils the sums.
+
+    Attributes:
+      sent: packets, so far.
     """
 
     def __init__(self, near: str, elsewhere: str | None, slots: int, workers: int):
@@ -40,6 +42,7 @@ class Forger:
             kind, protocol = (socket.SOCK_RAW, socket.IPPROTO_RAW) if elsewhere is None else (socket.SOCK_DGRAM, 0)
             self._sender = socket.socket(socket.AF_INET, kind, protocol)
         self._random = random.Random(1)
+        self.sent = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -54,12 +57,11 @@ class Forger:
         self._sender.close()
 
     def _run(self) -> None:
-        for number in itertools.count():
-            if self._stop.is_set():
-                return
+        while not self._stop.is_set():
             if (captured := self._latest()) is not None:
                 switch, host, result = captured
-                self._send(switch, host, self._forged(result, number))
+                self._send(switch, host, self._forged(result))
+                self.sent += 1
             time.sleep(PAUSE_S)
 
     def _latest(self) -> tuple[Address, Address, Packet] | None:
@@ -80,7 +82,7 @@ class Forger:
                 return (source, ports[0]), (destination, ports[1]), packet
         return None
 
-    def _forged(self, result: Packet, number: int) -> bytes:
+    def _forged(self, result: Packet) -> bytes:
         packet = replace(
             result,
             type=CONTRIBUTION,
@@ -95,7 +97,7 @@ class Forger:
             {"epoch": packet.epoch ^ 1},
             {"worker": self._workers},
         )
-        return replace(packet, **wrong[number % len(wrong)]).encode()
+        return replace(packet, **wrong[self.sent % len(wrong)]).encode()
 
     def _send(self, switch: Address, host: Address, data: bytes) -> None:
         if self._in_its_name:
