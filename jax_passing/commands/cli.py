@@ -31,7 +31,7 @@ def _commands(
 
 
 app.command()(switch.switch)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
+app.command(context_settings={"allow_interspersed_args": False})(run.run)  # a script has options of its own
 app.command()(plan.plan)
 app.command()(bench.bench)
 app.command()(conformance.conformance)

@@ -1,14 +1,25 @@
 """`jax-passing run`: several hosts on one machine, or on several over ssh."""
 
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from jax_passing.errors import ConfigError
+
 
 def run(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARG]", help="Each host runs this script, with these arguments.")
+    script: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT", help="Each host runs this script of Python. Options of `run` come before it."),
     ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARG", help="The script gets what follows its name, options too."),
+    ] = None,
     hosts: Annotated[
         str,
         typer.Option(
@@ -38,7 +49,26 @@ def run(
 
     Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead: then ranks are found.
     """
-    from jax_passing.commands import launcher
+    from jax_passing.commands import launcher, starting
 
-    arguments = ["-m", *command] if module else command
-    raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, switch, restarts))
+    if not starting.machines_of(hosts)[1]:  # else it is looked for on other machines, whose files may differ
+        _check_exists(script, module)
+    command = ["-m", script] if module else [script]
+    raise typer.Exit(launcher.run([*command, *(arguments or ())], hosts, devices_per_host, switch, restarts))
+
+
+def _check_exists(script: str, module: bool) -> None:
+    """Before anything is started. Raises ConfigError. What only Python can tell, Python is left to say: whether a
+    package has the module, and what `run -- -X dev SCRIPT` means."""
+    if module:
+        package = script.partition(".")[0]
+        if package and PathFinder.find_spec(package, ["", *sys.path]) is None and find_spec(package) is None:
+            raise ConfigError(
+                f"Nothing was started: there is no module {package!r}, neither in {os.getcwd()} nor among what is "
+                f"installed for {sys.executable}."
+            )
+    elif not os.path.exists(script) and not script.startswith("-"):
+        raise ConfigError(
+            f"Nothing was started: there is no file {os.path.abspath(script)}. After its options `run` takes the "
+            "script, without `python` before it: jax-passing run --hosts 2 SCRIPT."
+        )

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_process import until
 from rich.console import Console
+from typer.testing import CliRunner
 
+from jax_passing.commands import cli
 from jax_passing.commands.child import Child
 from jax_passing.commands.launcher import _culprit
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
@@ -193,13 +195,29 @@ def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "Missing argument"), (["--hosts", "65", "x.py"], "--hosts"), (["--switch", "nowhere", "x.py"], "HOST:PORT")],
+    [
+        ([], "Missing argument"),
+        (["--hosts", "65", "{script}"], "--hosts"),
+        (["--switch", "nowhere", "{script}"], "HOST:PORT"),
+        (["--host", "2", "{script}"], "No such option: --host (Possible options: --hosts)"),
+        (["nosuch.py", "--x"], "no file {folder}/nosuch.py"),
+        (["python", "{script}"], "without `python` before it"),
+        (["-m", "nosuch.module"], "no module 'nosuch', neither in {folder}"),
+    ],
 )
-def test_mistakes_on_the_command_line(arguments, message):
-    ended = launch(*arguments)
-    assert ended.returncode != 0
-    assert message in ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_mistakes_on_the_command_line(arguments, message, script, monkeypatch, tmp_path):
+    """They are refused before anything is started: nobody prints what a rank or a switch would."""
+    monkeypatch.chdir(tmp_path)
+    known = {"script": script(""), "folder": tmp_path}
+    ended = CliRunner().invoke(cli.app, ["run", *(one.format(**known) for one in arguments)], env={"COLUMNS": "200"})
+    assert ended.exit_code != 0
+    assert message.format(**known) in ended.output + str(ended.exception)
+    assert "rank 0" not in ended.output
+
+
+def test_options_of_python_are_given_after_two_dashes(script):
+    shown = launch(*NO_SWITCH, "-n", "1", "--", "-X", "dev", script("print(sys.flags.dev_mode, sys.argv[1:])"), "-X")
+    assert "[rank 0] True ['-X']\n" in shown.stdout
 
 
 def test_help_tells_the_defaults():
