@@ -2,4 +2,4 @@
 
 from jax_passing.commands.cli import main
 
-main()
+main("python -m jax_passing")

@@ -11,6 +11,8 @@ import jax_passing
 from jax_passing.commands import bench, conformance, doctor, key, plan, run, switch
 from jax_passing.errors import PassingError
 
+SCRIPT = "jax-passing"
+
 app = typer.Typer(no_args_is_help=True, help="Sums over hosts for JAX, inside the network.")
 
 
@@ -39,12 +41,15 @@ app.command()(doctor.doctor)
 app.command()(key.key)
 
 
-def main() -> None:
-    """Errors of ours are for users: the message, no traceback."""
+def main(program: str = SCRIPT) -> None:
+    """Errors of ours are for users: the message, no traceback. `program`: what one types to call it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name, or a host's output, may have what the terminal's encoding lacks. Python says so of stderr by itself.
         sys.stdout.reconfigure(errors="backslashreplace")
+    command = typer.main.get_command(app)
+    if program != SCRIPT:  # a shell completes what follows one word
+        command.params = [one for one in command.params if one.name not in ("install_completion", "show_completion")]
     try:
-        app(prog_name="jax-passing")
+        command(prog_name=program)
     except PassingError as error:
-        sys.exit(f"jax-passing: {error}")
+        sys.exit(f"{SCRIPT}: {error}")

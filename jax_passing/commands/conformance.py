@@ -37,10 +37,8 @@ def conformance(
     from jax_passing.conformance.switch_under_test import UntestableError
     from jax_passing.protocol import keys
 
-    try:
-        address, parent_at = parse_peer(switch), parse_peer(as_parent) if as_parent else None
-    except ValueError as error:
-        raise ConfigError(f"Bad address in --switch or --as-parent: {error}.") from error
+    address = _parse_address("--switch", switch)
+    parent_at = None if as_parent is None else _parse_address("--as-parent", as_parent)
     key = keys.read_key(key_file, keys.SWITCH)
     try:
         with closing(LiveSwitch(address, parent_at, key)) as under_test:
@@ -51,3 +49,10 @@ def conformance(
         text = f"The switch at {switch} can't be tested: {error}"
         sys.exit(f"jax-passing: {text}{'' if text.endswith(('.', '?')) else '.'}")  # the switch's words are sentences
     raise typer.Exit(0 if passed else 1)
+
+
+def _parse_address(option: str, text: str) -> tuple[str, int]:
+    try:
+        return parse_peer(text)
+    except ValueError as error:
+        raise ConfigError(f"Bad value {text!r} of {option}: {error}.") from error

@@ -17,8 +17,10 @@ def key(
     ] = None,
     job: Annotated[str | None, typer.Option(help="With --switch-key, the job's name.")] = None,
 ) -> None:
-    """Print a new key for a switch, or the key of a job at a switch that has one. Write it to a file that only its
-    owner can read (umask 077)."""
+    """Print a new key for a switch, or the key of a job at a switch that has one.
+
+    Write it to a file that only its owner can read (umask 077).
+    """
     from jax_passing import job_names
     from jax_passing.errors import ConfigError
     from jax_passing.protocol import keys

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 
@@ -26,6 +27,15 @@ def output(command, **environment):
 @pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["script", "module"])
 def test_the_version(command):
     assert output([*command, "--version"]) == f"jax-passing {version('jax-passing')}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "completes"), [(SCRIPT, "jax-passing", True), (MODULE, "python -m jax_passing", False)]
+)
+def test_help_says_what_to_type(command, name, completes):
+    shown = output([*command, "--help"])
+    assert f"Usage: {name} [OPTIONS] COMMAND" in shown
+    assert ("--install-completion" in shown) == completes  # of one word
 
 
 @pytest.mark.parametrize(
@@ -56,6 +66,13 @@ def test_the_shells_setup_names_the_command():
     shown = output([*SCRIPT, "--show-completion", "bash"])
     assert "_JAX_PASSING_COMPLETE=complete_bash" in shown
     assert shown.rstrip().endswith(" jax-passing")
+
+
+@pytest.mark.parametrize("option", ["--switch", "--as-parent"])
+def test_an_address_that_is_none_is_named_with_its_option(option):
+    addresses = {"--switch": "127.0.0.1:9"} | {option: "nowhere"}
+    ended = CliRunner().invoke(cli.app, ["conformance", *(word for pair in addresses.items() for word in pair)])
+    assert f"Bad value 'nowhere' of {option}: expected HOST:PORT" in str(ended.exception)
 
 
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}  # of stdout
