@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jax_passing.config import RANKS_MAX
 from jax_passing.protocol.packet import WORKERS_MAX
 
 Strategy = Literal["passing", "flat", "native"]
@@ -53,7 +54,8 @@ class Cluster:
       hosts: H.
       devices_per_host: L.
       link_gbit: rate of each host's link, both ways at once.
-      shards: switches that share the sum, behind one link each; 0: one switch has a port for each host.
+      shards: switches that share the sum, behind one link each; 0: one switch has a port for each host, or, where
+        there are more ranks than it takes, a tree of switches has them.
       colocated: the shards stand behind the links of the hosts 0, 1, …, not behind links of their own.
       shard_link_gbit: rate of a shard's own link; None: that of the hosts.
       shared_cores: cores that all hosts and the switch share, as on a benchmark's machine; 0: none is shared.
@@ -120,7 +122,9 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
     if cluster.hosts == 1 and strategy == "passing":
         return _prediction(strategy, CALL_US * 1e-6, 0.0, {"the host's processor": in_host_s})
     host_s = kilobytes * HOST_NS_PER_KB * 1e-9 + in_host_s
-    switch_s = kilobytes * SWITCH_NS_PER_KB * 1e-9 * ranks / max(1, cluster.shards)
+    tree = cluster.shards == 0 and ranks > WORKERS_MAX
+    switches_s = kilobytes * SWITCH_NS_PER_KB * 1e-9 * ranks
+    switch_s = switches_s * WORKERS_MAX / ranks if tree else switches_s / max(1, cluster.shards)  # the busiest one's
     wire = size_bytes * UDP_WIRE_BYTES_PER_BYTE * ranks_per_host  # of one host, to all shards together
     hosts, shards = cluster.hosts, cluster.shards
     if cluster.colocated:
@@ -138,9 +142,9 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
     if shard_wire:
         resources["the shard's link"] = _link_s(shard_wire, cluster.shard_link_gbit or cluster.link_gbit)
     if cluster.shared_cores:
-        total_s = ranks * host_s + switch_s * max(1, shards)
-        resources[SHARED_PROCESSORS] = total_s / cluster.shared_cores
-    waits_s = (CALL_US * _crowd(cluster, cluster.hosts) + ROUND_TRIP_US) * 1e-6
+        resources[SHARED_PROCESSORS] = (ranks * host_s + switches_s) / cluster.shared_cores
+    # Two levels are enough for all ranks that a job may have.
+    waits_s = (CALL_US * _crowd(cluster, cluster.hosts) + ROUND_TRIP_US * (1 + tree)) * 1e-6
     return _prediction(strategy, waits_s, max(host_wire, shard_wire), resources)
 
 
@@ -183,6 +187,11 @@ def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtyp
     return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype).time_s)
 
 
+def ranks_max(cluster: Cluster) -> int:
+    """So many ranks its switches add up: those of one switch, or of a tree where hosts alone are more than that."""
+    return WORKERS_MAX if cluster.hosts <= WORKERS_MAX else RANKS_MAX
+
+
 def fits_flat(cluster: Cluster) -> bool:
-    """Whether one switch can add up what every device sends. (A tree of them can do more, up to RANKS_MAX.)"""
-    return cluster.hosts * cluster.devices_per_host <= WORKERS_MAX
+    """Whether these switches can add up what every device sends."""
+    return cluster.hosts * cluster.devices_per_host <= ranks_max(cluster)

@@ -6,17 +6,18 @@ from typing import Annotated
 
 import typer
 
-from jax_passing.commands.byte_counts import parse_bytes
+from jax_passing.commands.quantities import parse_bytes, parse_dtype
 from jax_passing.config import PREFIX
 from jax_passing.errors import ConfigError
 
 
 def bench(
     hosts: Annotated[
-        int | None, typer.Option("--hosts", "-n", min=1, max=64, help="Start so many hosts on this machine.")
+        int | None, typer.Option("--hosts", min=1, max=64, help="Start so many hosts on this machine.")
     ] = None,
     devices_per_host: Annotated[
-        int | None, typer.Option(min=1, help="Give each host so many CPU devices.", show_default="1")
+        int | None,
+        typer.Option("--devices-per-host", "-g", min=1, help="Give each host so many CPU devices.", show_default="1"),
     ] = None,
     switch: Annotated[
         str | None,
@@ -35,9 +36,16 @@ def bench(
     factor: Annotated[
         int, typer.Option("--factor", "-f", min=2, help="Make each size so many times as large as the one before.")
     ] = 4,
-    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Sum elements of this dtype.")] = "float32",
-    iterations: Annotated[int, typer.Option(min=1, help="Time so many sums of each size.")] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Before these, run so many sums that aren't timed.")] = 3,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", "-d", parser=parse_dtype, metavar="DTYPE", help="Sum elements of this dtype (float32 or f32)."
+        ),
+    ] = "float32",
+    iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, help="Time so many sums of each size.")] = 10,
+    warmup: Annotated[
+        int, typer.Option("--warmup", "-w", min=0, help="Before these, run so many sums that aren't timed.")
+    ] = 3,
     json: Annotated[Path | None, typer.Option(help="Write the rows to this JSON file too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows as a PNG. This needs matplotlib.")] = None,
 ) -> None:
@@ -45,9 +53,13 @@ def bench(
 
     With --hosts (or without --switch): hosts on this machine. Else this process is one host of a job, whose name, rank
     and world size are found as jax_passing.init finds them: start it on all hosts with their launcher.
+
+    Short options are those of nccl-tests. So are sizes: K, M and G are powers of 1024, also if written KB or KiB.
     """
     from jax_passing.commands import bench_table, launcher
 
+    if min_bytes > max_bytes:
+        raise ConfigError(f"--min-bytes ({min_bytes}) is above --max-bytes ({max_bytes}).")
     if plot is not None:
         bench_table.require_matplotlib()
         if plot.suffix != ".png":

@@ -1,20 +1,28 @@
 """`jax-passing plan`: what each strategy would take."""
 
+import json
 from typing import Annotated
 
 import typer
 
-from jax_passing.commands.byte_counts import parse_bytes
+from jax_passing.commands.quantities import parse_bytes
+from jax_passing.config import RANKS_MAX
 from jax_passing.errors import ConfigError
+from jax_passing.protocol.packet import WORKERS_MAX
 
 
 def plan(
-    hosts: Annotated[int, typer.Option(min=1, max=64, help="So many hosts sum.")] = 8,
+    hosts: Annotated[
+        int, typer.Option(min=1, max=RANKS_MAX, help=f"So many hosts sum; above {WORKERS_MAX}, in a tree of switches.")
+    ] = 8,
     devices_per_host: Annotated[int, typer.Option(min=1, help="Each host has so many devices.")] = 1,
     size_bytes: Annotated[
         int,
         typer.Option(
-            "--bytes", parser=parse_bytes, metavar="BYTES", help="Each device gives a float32 buffer of this size."
+            "--bytes",
+            parser=parse_bytes,
+            metavar="BYTES",
+            help="Each device gives a float32 buffer of this size. K, M and G are powers of 1024, also as KB or KiB.",
         ),
     ] = "64M",  # type: ignore[assignment]
     link_gbit: Annotated[float, typer.Option(min=1e-3, help="Each host's link has this rate.")] = 10.0,
@@ -38,6 +46,7 @@ def plan(
             min=0, help="Hosts and switches share one machine with so many cores. With 0, they share nothing."
         ),
     ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
 ) -> None:
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
@@ -49,7 +58,15 @@ def plan(
         cluster = Cluster(hosts, devices_per_host, link_gbit, shards, colocated, shard_link_gbit, shared_cores)
     except ValueError as error:
         raise ConfigError(f"This can't be planned: {error}.") from error
-    console = Console(highlight=False)
+    if shards and hosts > WORKERS_MAX:
+        raise ConfigError(
+            f"This can't be planned: a shard is one switch, which takes at most {WORKERS_MAX} hosts. Leave --shards "
+            f"out to plan a tree of switches for {hosts}."
+        )
     elements = max(1, size_bytes // 4)
+    if as_json:
+        typer.echo(json.dumps(plan_table.as_json(cluster, elements), indent=1))
+        return
+    console = Console(highlight=False)
     console.print(plan_table.make(cluster, elements))
     console.print(plan_table.conclusion(cluster, elements), soft_wrap=True)

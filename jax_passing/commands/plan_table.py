@@ -1,4 +1,7 @@
-"""What `jax-passing plan` prints: the predictions of one sum, and why."""
+"""What `jax-passing plan` prints, as a table or as JSON: the predictions of one sum, and why."""
+
+from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
@@ -8,7 +11,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 
 def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
-    """All strategies' and the parameter servers'; flat only where the switch has ranks enough."""
+    """All strategies' and the parameter servers'; flat only where the switches have ranks enough."""
     ours = [s for s in planner.PREDICTABLE if s != "flat" or planner.fits_flat(cluster)]
     return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
 
@@ -22,7 +25,9 @@ def seconds(time_s: float) -> str:
 
 
 def _title(cluster: Cluster, elements: int) -> str:
-    if cluster.shards == 0:
+    if cluster.shards == 0 and cluster.hosts > WORKERS_MAX:
+        where = f"a tree of switches with {WORKERS_MAX} ports each"
+    elif cluster.shards == 0:
         where = "a switch with a port for each host"
     elif cluster.colocated:
         where = f"shards behind the links of {cluster.shards} hosts"
@@ -46,9 +51,14 @@ def make(cluster: Cluster, elements: int) -> Table:
     return table
 
 
+def _choice(cluster: Cluster, elements: int) -> planner.Strategy:
+    """What `auto` takes if the mesh spans the hosts."""
+    return planner.choose(cluster, elements, ("passing", "native"))
+
+
 def conclusion(cluster: Cluster, elements: int) -> str:
-    """What `auto` takes if the mesh spans the hosts, and the reason."""
-    chosen = planner.choose(cluster, elements, ("passing", "native"))
+    """The choice, and the reason."""
+    chosen = _choice(cluster, elements)
     other: planner.Strategy = "native" if chosen == "passing" else "passing"
     best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
     if cluster.hosts == 1:
@@ -61,5 +71,20 @@ def conclusion(cluster: Cluster, elements: int) -> str:
         lines.append("A switch behind one link is a parameter server: give it a port for each host.")
     if not planner.fits_flat(cluster):
         ranks = cluster.hosts * cluster.devices_per_host
-        lines.append(f"flat needs a rank for each device: {ranks} are more than the {WORKERS_MAX} of one switch.")
+        of = "one switch" if cluster.hosts <= WORKERS_MAX else "a tree"
+        lines.append(
+            f"flat needs a rank for each device: {ranks} are more than the {planner.ranks_max(cluster)} of {of}."
+        )
     return "\n".join(lines)
+
+
+def as_json(cluster: Cluster, elements: int) -> dict[str, Any]:
+    """The same as what is printed, with all digits."""
+    return {
+        "cluster": asdict(cluster),
+        "size_bytes": 4 * elements,
+        "dtype": "float32",
+        "predictions": [asdict(one) for one in predictions(cluster, elements)],
+        "auto": _choice(cluster, elements),
+        "conclusion": conclusion(cluster, elements),
+    }

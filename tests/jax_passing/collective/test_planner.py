@@ -1,5 +1,6 @@
 import dataclasses
 import importlib
+import json
 import math
 
 import pytest
@@ -102,6 +103,17 @@ def test_a_fast_link_is_bound_by_a_processor():
     assert predict(shared, "native", 64 * MIB).bound == "the shared processors"
 
 
+def test_a_trees_switches_add_up_what_64_workers_send():
+    """In a level more, which costs a round trip."""
+    whole, tree = (predict(Cluster(hosts, link_gbit=400), "passing", 64 * MIB) for hosts in (64, 1024))
+    assert tree.bound == "the switch's processor"
+    assert tree.time_s == pytest.approx(whole.time_s + planner.ROUND_TRIP_US * 1e-6)
+    assert tree.link_bytes == whole.link_bytes
+    # Where all of them share cores, these do it all.
+    whole, tree = (predict(Cluster(hosts, shared_cores=2), "passing", MIB) for hosts in (64, 1024))
+    assert tree.shared_processors_s == pytest.approx(16 * whole.shared_processors_s)
+
+
 def test_one_host_has_no_link():
     for strategy in ("passing", "native"):
         assert predict(Cluster(1, 4), strategy, MIB).link_bytes == 0
@@ -190,10 +202,29 @@ def test_plan_tells_who_loses():
     assert "auto takes native" in single
     assert "a parameter server" in single
     too_many = plan("--hosts", "64", "--devices-per-host", "2").stdout
-    assert "more than the 64" in too_many
+    assert "more than the 64 of one switch" in too_many
 
 
-def test_plan_refuses_nonsense():
-    result = plan("--hosts", "2", "--shards", "3", "--colocated")
+def test_plan_of_a_tree():
+    flat = plan("--hosts", "512", "--devices-per-host", "2").stdout
+    assert "a tree of switches with 64 ports each" in flat
+    assert "flat" in flat
+    assert "2048 are more than the 1024 of a tree" in plan("--hosts", "1024", "--devices-per-host", "2").stdout
+    assert plan("--hosts", "1025").exit_code != 0
+
+
+def test_plan_as_json():
+    found = json.loads(plan("--hosts", "8", "--bytes", "1.5MB", "--link-gbit", "1", "--json").stdout)
+    cluster, elements = Cluster(8, link_gbit=1), 3 * 2**17
+    assert found["cluster"] == dataclasses.asdict(cluster)
+    assert (found["size_bytes"], found["dtype"], found["auto"]) == (4 * elements, "float32", "passing")
+    ours = {one["strategy"]: one["time_s"] for one in found["predictions"]}
+    assert ours["native"] == predict(cluster, "native", elements).time_s
+    assert ours.keys() > {*PREDICTABLE}
+
+
+@pytest.mark.parametrize("arguments", [("2", "--shards", "3", "--colocated"), ("65", "--shards", "2")])
+def test_plan_refuses_nonsense(arguments):
+    result = plan("--hosts", *arguments)
     assert result.exit_code != 0
     assert "can't be planned" in str(result.exception)
