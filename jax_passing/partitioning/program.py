@@ -170,7 +170,9 @@ class Program:
     outputs: tuple["int | core.Literal", ...]
 
 
-class _Builder:
+class Builder:
+    """Makes a flat list of operations of a jaxpr."""
+
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.shapes: list[jax.ShapeDtypeStruct] = []
@@ -206,10 +208,17 @@ class _Builder:
                 inner, consts = (closed.jaxpr, closed.consts) if isinstance(closed, core.ClosedJaxpr) else (closed, ())
                 results = self.inline(inner, consts, arguments, scope, (eqn, *calls))
             else:
-                results = [self.new(var.aval) for var in eqn.outvars]
-                self.operations.append(Operation(eqn, tuple(arguments), tuple(results), scope, calls))
+                results = self.add(eqn, arguments, scope, calls)
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def add(
+        self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: tuple[core.JaxprEqn, ...]
+    ) -> list[Any]:
+        """An operation; returns its outputs."""
+        results = [self.new(var.aval) for var in eqn.outvars]
+        self.operations.append(Operation(eqn, tuple(arguments), tuple(results), scope, calls))
+        return results
 
 
 def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> Program:
@@ -219,7 +228,7 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
     if not jax.sharding.get_abstract_mesh().empty:
         with no_mesh():  # equations keep the mesh that they were traced under, and stages have others
             closed = jax.make_jaxpr(loss)(list(params), list(batch))
-    builder = _Builder()
+    builder = Builder()
     inputs = [builder.new(var.aval) for var in closed.jaxpr.invars]
     outputs = builder.inline(closed.jaxpr, closed.consts, inputs)
     return Program(

@@ -5,7 +5,7 @@ Pipeline Parallelism (ICLR 2024): what the gradients of the stage's inputs need,
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, Program, reached_from, shape_of, trace
+from jax_passing.partitioning.program import Operation, reached_from, shape_of, trace
 from jax_passing.partitioning.stages import Stage
 
 
@@ -79,8 +79,10 @@ class Passes:
         made = [value for value in dict.fromkeys(_values(self._closed_over)) if value >= self.batch.stop]
         self._kept_values = [value for value in made if value in varying]
         self._anew_values = [value for value in made if value not in varying]
-        self._anew = _part(forward, _needed(forward, self._anew_values), self._anew_values)
-        self._forward = _part(forward, forward.operations, (*forward.outputs[:first_closed], *self._kept_values))
+        self._anew = part_of(needed(forward.operations, self._anew_values), self._anew_values, forward.constants)
+        self._forward = part_of(
+            forward.operations, (*forward.outputs[:first_closed], *self._kept_values), forward.constants
+        )
         groups += [
             [shape_of(forward.shapes[value]) for value in self._kept_values],
             list(compress(stage.carried_out, stage.needs_gradient_out)),
@@ -88,14 +90,14 @@ class Passes:
         *_, self.kept, self.coming = _numbers(groups)
         backward = trace(lambda given, _: self._traced_backward(given), [one for group in groups for one in group], [])
         weights, inputs = backward.outputs[: len(held)], backward.outputs[len(held) :]
-        first = _needed(backward, inputs)
+        first = needed(backward.operations, inputs)
         in_first = {id(operation) for operation in first}
-        second = [operation for operation in _needed(backward, weights) if id(operation) not in in_first]
+        second = [operation for operation in needed(backward.operations, weights) if id(operation) not in in_first]
         wanted = {*_values(weights), *(value for operation in second for value in operation.values)}
         self.handed_over = tuple(sorted(wanted.intersection(value for one in first for value in one.outputs)))
-        self.whole = _part(backward, backward.operations, backward.outputs)
-        self.to_inputs = _part(backward, first, (*inputs, *self.handed_over))
-        self.to_weights = _part(backward, second, weights)
+        self.whole = part_of(backward.operations, backward.outputs, backward.constants)
+        self.to_inputs = part_of(first, (*inputs, *self.handed_over), backward.constants)
+        self.to_weights = part_of(second, weights, backward.constants)
 
     def forward(self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any]) -> Any:
         """What is carried on, the outputs that the stage leaves, and what its backward pass needs.
@@ -136,19 +138,19 @@ def _values(atoms: Sequence[Any]) -> list[int]:
     return [atom for atom in atoms if isinstance(atom, int)]
 
 
-def _needed(program: Program, outputs: Sequence[Any]) -> list[Operation]:
-    """The operations that these values are made by."""
-    wanted = set(_values(outputs))
-    operations = []
-    for operation in reversed(program.operations):
+def needed(operations: Sequence[Operation], outputs: Sequence[Any], given: Set[int] = frozenset()) -> list[Operation]:
+    """Those of the operations that make these values, if some are given."""
+    wanted = set(_values(outputs)) - given
+    found = []
+    for operation in reversed(operations):
         if wanted.intersection(operation.outputs):
-            wanted.update(operation.values)
-            operations.append(operation)
-    return operations[::-1]
+            wanted.update(value for value in operation.values if value not in given)
+            found.append(operation)
+    return found[::-1]
 
 
-def _part(program: Program, operations: Sequence[Operation], outputs: Sequence[Any]) -> Part:
+def part_of(operations: Sequence[Operation], outputs: Sequence[Any], constants: dict[int, Any]) -> Part:
     made = {value for operation in operations for value in operation.outputs}
     used = {*_values(outputs), *(value for operation in operations for value in operation.values)}
-    inputs = used - made - set(program.constants)
-    return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), program.constants)
+    inputs = used - made - set(constants)
+    return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), constants)

@@ -90,22 +90,24 @@ class Pipeline:
 
             optimizer = step.by_stage(optax.adam(1e-3), max_norm=1.0)    # then as ever: init, update, flax's TrainState
 
-        Each stage's optimiser sees the whole tree of parameters, in which None stands for those of other stages. So it
-        can't compute with several stages' parameters at once, and one that draws random numbers draws the same in each.
+        It computes what it would on one device, from the same tree of parameters. Where it looks at several stages'
+        parameters (`optax.clip_by_global_norm`, `optax.apply_if_finite`), stages send each other numbers. The state is
+        a list with that of each row of the mesh, in which None stands for what belongs to others' parameters.
 
         Args:
-          optimizer: whatever has optax's `init` and `update`; not with `optax.clip_by_global_norm` in it, which would
-            take a stage's norm for the whole.
-          max_norm: gradients whose norm over all stages is greater are scaled down to it, as by
-            `optax.clip_by_global_norm`.
+          optimizer: whatever has optax's `init` and `update`.
+          max_norm: gradients whose norm over all stages is greater are scaled down to it first, as by
+            `optax.clip_by_global_norm`; the norm is added up in float32.
+
+        `init` and `update` raise PipelineError inside of jax.jit, and if the optimiser computes with arrays of several
+        stages at once, or with a function (a line search).
         """
         return by_stage(optimizer, self._params_homes, max_norm)
 
     def global_norm(self, gradients: Any) -> jax.Array:
         """float32[], the norm of all gradients (or parameters) of all stages, as `optax.global_norm`."""
         with no_mesh():
-            norms = zip(self._params_homes.rows, self._params_homes.norms(gradients), strict=True)
-            return next(norm for row, norm in norms if is_here(row))
+            return self._params_homes.global_norm(gradients)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss (and aux) of all microbatches on all devices, and its gradients.

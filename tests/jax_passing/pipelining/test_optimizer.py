@@ -1,16 +1,18 @@
 """Optimisers by stage against the same ones for all parameters on one device."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing import partition, pipeline
 from jax_passing.errors import PipelineError
+from jax_passing.pipelining.by_row import ByRow, Place
 
 NAMES = ("first", "second", "last")
 
@@ -77,6 +79,97 @@ def test_updates_are_those_of_one_device(optimizer):
         same(updates, expected)
         assert jax.tree.map(lambda leaf: leaf.sharding, updates) == jax.tree.map(lambda leaf: leaf.sharding, placed)
     assert jax.tree.structure(optax.apply_updates(placed, updates)) == jax.tree.structure(params)
+
+
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.apply_if_finite(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)), 1),
+        optax.MultiSteps(optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite),
+        optax.contrib.dog(1e-2),
+        optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)),
+    ],
+    ids=["only finite ones, clipped", "skip what isn't finite", "a norm in the state at first", "noise by leaf"],
+)
+def test_optimisers_that_look_at_all_parameters(optimizer):
+    """What isn't finite is in one stage, and counts in all; state as well."""
+    run, (params, *several) = step(), trees()
+    several[1]["second"] = several[1]["second"].at[0, 0].set(jnp.nan)
+    placed = run.place(params)
+    ours = run.by_stage(optimizer)
+    state, whole_state = ours.init(placed), jax.jit(optimizer.init)(params)
+    whole = jax.jit(optimizer.update)
+    for gradients in several:
+        updates, state = ours.update(run.place(gradients), state, placed)
+        expected, whole_state = whole(gradients, whole_state, params)
+        same(updates, expected)
+    by_path = [dict(jax.tree_util.tree_leaves_with_path(own)) for own in state]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(whole_state):
+        rows = [own[path] for own in by_path if path in own]
+        assert rows
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            same(rows, [leaf] * len(rows))
+
+
+def test_a_stage_makes_no_updates_of_others():
+    """Its program has nothing of the shape of their parameters."""
+    shapes = {"first": (4, 4), "second": (5, 4), "last": (6, 4)}
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes.values()]
+    places = [Place(name, (row,)) for row, name in enumerate(shapes)]
+    rows = [NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec())] * 3
+
+    def clipped(leaves):
+        clip = optax.clip_by_global_norm(1.0)
+        return clip.update(leaves, clip.init(leaves))[0]
+
+    made = ByRow(clipped, given, places, places, rows)
+    for number, program in enumerate(made._last):
+        numbers = {value: made._values.shapes[value] for value in itertools.chain(*itertools.chain(*made._sent))}
+        text = str(jax.make_jaxpr(program)({number: given[number], **numbers}))
+        assert [f"f32[{shape.shape[0]},4]" in text for shape in given] == [row == number for row in range(3)]
+
+
+def mixing(change):
+    return optax.GradientTransformation(
+        lambda _: optax.EmptyState(), lambda updates, state, _: (change(updates), state)
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            mixing(lambda tree: {**tree, "first": tree["first"] + tree["last"]}),
+            r"\['first'\], which is on row 0 of the mesh, and with \['last'\], which is on row 1, in one operation: "
+            r"add, .*test_optimizer.py:\d+.*leave out place and by_stage",
+        ),
+        (
+            mixing(lambda tree: {**tree, "first": tree["last"]}),
+            r"makes \['first'\], which is on row 0 of the mesh, of \['last'\], which is on row 1",
+        ),
+        (optax.lbfgs(0.1, linesearch=None), r"on row 0 of the mesh, .* in one operation: scan"),
+        (optax.flatten(optax.adam(0.1)), r"init fails for the parameters of row 2 of the mesh alone.*ValueError"),
+        (
+            optax.GradientTransformation(jax.tree.leaves, lambda updates, state, _: (updates, state)),
+            "isn't the same tree",
+        ),
+        (mixing(lambda tree: (jax.debug.print("step"), tree)[1]), r"debug_print .*in the optimiser has a side effect"),
+    ],
+)
+def test_what_no_stage_can_compute_is_refused(optimizer, message):
+    run, (params, gradients, *_) = step(), trees()
+    ours = run.by_stage(optimizer)
+    placed = run.place(params)
+    with pytest.raises(PipelineError, match=message):
+        ours.update(run.place(gradients), ours.init(placed), placed)
+
+
+def test_a_function_to_evaluate_is_refused():
+    run, (params, gradients, *_) = step(), trees()
+    ours = run.by_stage(optax.sgd(0.1))
+    with pytest.raises(PipelineError, match=r"Among value_fn is a function"):
+        ours.update(run.place(gradients), ours.init(run.place(params)), value_fn=lambda params: 0.0)
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])

@@ -1,0 +1,237 @@
+"""A function of arrays that lie on several rows of a mesh, as programs for each row that send each other numbers.
+
+Optimisers compute leaf by leaf, and with numbers about all leaves: a norm, a dot product, whether all is finite. So
+each operation is done on the row whose arrays it takes. What is made of the numbers of several rows is made on the
+first row alone, so that all rows go by the same bits, and a number that another row needs is sent there. An operation
+that takes arrays of several rows is refused.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+from jax.sharding import NamedSharding
+
+from jax_passing.errors import PipelineError
+from jax_passing.partitioning.program import Builder, Operation, line_of, shape_of
+from jax_passing.pipelining.passes import Part, needed, part_of
+from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
+
+# Calls that are looked into if they take arrays of several rows; nobody differentiates what an optimiser does.
+_CALLS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
+
+
+REMEDY = (
+    "Rows send each other numbers (a norm, whether all is finite), but no arrays. Use an optimiser that works leaf by "
+    "leaf; or leave out place and by_stage: parameters then stay on the devices where they are, and any optimiser "
+    "suits."
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an argument or a result of the function lies.
+
+    Attributes:
+      name: for people.
+      rows: indices of the rows; what lies on all of them is the same there.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+
+
+class ByRow:
+    """The programs.
+
+    Attributes:
+      sends: whether rows send each other numbers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[Any]], list[Any]],
+        shapes: Sequence[jax.ShapeDtypeStruct],
+        places: Sequence[Place],
+        wanted: Sequence[Place],
+        rows: Sequence[NamedSharding],
+    ):
+        """`function` of a list of arrays, with these shapes at these places, returns a list, wanted at such places.
+
+        Raises PipelineError if an operation would need arrays of several rows.
+        """
+        self._rows = rows
+        closed = jax.make_jaxpr(function)(list(shapes))
+        self._values = values = _Values()
+        self._inputs = [
+            values.given(var.aval, place, len(rows)) for var, place in zip(closed.jaxpr.invars, places, strict=True)
+        ]
+        outputs = values.inline(closed.jaxpr, closed.consts, self._inputs)
+        self._results = [
+            {index: output for index, output in enumerate(outputs) if row in wanted[index].rows}
+            for row in range(len(rows))
+        ]
+        sent: set[int] = set()
+        for row, results in enumerate(self._results):
+            for index, output in results.items():
+                values.check(output, row, wanted[index].name)
+            sent |= values.from_elsewhere(row, results.values())
+        asked: set[int] = set()
+        while new := sent - asked:
+            asked |= new
+            for row in range(len(rows)):
+                sent |= values.from_elsewhere(row, [value for value in new if values.row_of[value] == row])
+        self.sends = bool(sent)
+        turns = range(1 + max((values.turn_of.get(value, 0) for value in sent), default=-1))
+        # In each turn a row makes the numbers that are then sent to all.
+        self._sent = [
+            [
+                sorted(v for v in sent if values.turn_of.get(v, 0) == turn and values.row_of[v] == row)
+                for row in range(len(rows))
+            ]
+            for turn in turns
+        ]
+        self._makers = [
+            [
+                _jitted(self._part(made, {v for v in sent if values.turn_of.get(v, 0) < turn}), row)
+                for row, made in zip(rows, by_row, strict=True)
+            ]
+            for turn, by_row in enumerate(self._sent)
+        ]
+        self._last = [_jitted(self._part(list(results.values()), sent)) for results in self._results]
+
+    def _part(self, outputs: Sequence[Any], given: set[int]) -> Part:
+        return part_of(needed(self._values.operations, outputs, given), outputs, self._values.constants)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[dict[int, Any]]:
+        """By row, the results that are wanted there, by index; nothing of rows of other processes.
+
+        `arguments`: by row, the list of arrays; what isn't there is None.
+        """
+        known = [
+            {value: array for value, array in zip(self._inputs, arrays, strict=True) if array is not None}
+            for arrays in arguments
+        ]
+        for sent, makers in zip(self._sent, self._makers, strict=True):
+            made = []
+            for row, values, run, given in zip(self._rows, sent, makers, known, strict=True):
+                if values and is_here(row):
+                    made.append(run(given))
+                else:
+                    made.append([elsewhere(shape_of(self._values.shapes[value]), row) for value in values])
+            for source, values, arrays in zip(self._rows, sent, made, strict=True):
+                for target, given in zip(self._rows, known, strict=True):
+                    arrived = send(arrays, mesh_of(source), [target] * len(arrays))
+                    given.update(zip(values, arrived, strict=True) if is_here(target) else ())
+        return [
+            dict(zip(results, run(given), strict=True)) if is_here(row) else {}
+            for row, results, run, given in zip(self._rows, self._results, self._last, known, strict=True)
+        ]
+
+
+def _jitted(part: Part, sharding: NamedSharding | None = None) -> Any:
+    # Of all that the row has, so that what is made of nothing is made there, too.
+    return jax.jit(lambda given: part([given[value] for value in part.inputs]), out_shardings=sharding)
+
+
+class _Values(Builder):
+    """
+    Attributes:
+      row_of: by value, the row that makes it. What isn't in here, each row has, or makes for itself.
+      turn_of: by value, how often numbers are sent before it can be made; 0 if it isn't in here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_of: dict[int, int] = {}
+        self.turn_of: dict[int, int] = {}
+        self._names: dict[int, str] = {}  # of arrays that only their row has: one of the arguments that they come from
+        self._maker: dict[int, Operation] = {}
+
+    def given(self, aval: Any, place: Place, rows: int) -> int:
+        value = self.new(aval)
+        if len(place.rows) < rows or rows == 1:
+            self.row_of[value] = place.rows[0]
+            if not self._is_number(value):
+                self._names[value] = place.name
+        return value
+
+    def _is_number(self, value: int) -> bool:
+        return math.prod(self.shapes[value].shape) <= 1
+
+    def add(self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any) -> list[Any]:
+        values = [value for value in arguments if isinstance(value, int)]
+        arrays = {self.row_of[value]: value for value in values if value in self._names}
+        if len(arrays) > 1:
+            return self._apart(eqn, arguments, scope, calls, arrays)
+        if eqn.effects:
+            raise PipelineError(
+                f"{eqn.primitive.name} {line_of(eqn)} in the optimiser has a side effect, which would be had on each "
+                "row of the mesh, or on none: take it out."
+            )
+        results = super().add(eqn, arguments, scope, calls)
+        rows = set(arrays) or {self.row_of[value] for value in values if value in self.row_of}
+        if not rows:
+            return results
+        row = next(iter(rows)) if len(rows) == 1 else 0
+        turn = max(self.turn_of.get(v, 0) + (self.row_of.get(v, row) != row) for v in values)
+        for value in results:
+            self.row_of[value] = row
+            self.turn_of[value] = turn
+            self._maker[value] = self.operations[-1]
+            if arrays and not self._is_number(value):
+                self._names[value] = self._names[arrays[row]]
+        return results
+
+    def _apart(
+        self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any, arrays: dict[int, int]
+    ) -> list[Any]:
+        """What takes arrays of several rows, as operations that don't."""
+        name = eqn.primitive.name
+        if name in _CALLS:
+            body = eqn.params[_CALLS[name]]
+            jaxpr, consts = (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, ())
+            return self.inline(jaxpr, consts, arguments, scope, (eqn, *calls))
+        if name == "cond":  # all branches, and the chosen one's results, as under vmap
+            index, *given = arguments
+            cases = [self.inline(one.jaxpr, one.consts, given, scope, (eqn, *calls)) for one in eqn.params["branches"]]
+            return [self._chosen([index, *several]) for several in zip(*cases, strict=True)]
+        (row, one), (other_row, other) = sorted(arrays.items())[:2]
+        place = Operation(eqn, tuple(arguments), (), scope, calls).place
+        raise PipelineError(
+            f"The optimiser computes with {self._names[one]}, which is on row {row} of the mesh, and with "
+            f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, "
+            f"{place}. {REMEDY}"
+        )
+
+    def _chosen(self, atoms: Sequence[Any]) -> Any:
+        shapes = [shape_of(self.shapes[atom] if isinstance(atom, int) else atom.aval) for atom in atoms]
+        closed = jax.make_jaxpr(lax.select_n)(*shapes)
+        return self.inline(closed.jaxpr, closed.consts, atoms)[0]
+
+    def from_elsewhere(self, row: int, outputs: Any) -> set[int]:
+        """The numbers of other rows that are needed to make these values on this row."""
+        found: set[int] = set()
+        waiting, seen = [value for value in outputs if isinstance(value, int)], set()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if self.row_of.get(value, row) != row and self._is_number(value):
+                found.add(value)
+            elif value in self._maker:
+                waiting += self._maker[value].values
+        return found
+
+    def check(self, output: Any, row: int, name: str) -> None:
+        """Raises PipelineError if this is an array of another row."""
+        if isinstance(output, int) and output in self._names and self.row_of[output] != row:
+            raise PipelineError(
+                f"The optimiser makes {name}, which is on row {row} of the mesh, of {self._names[output]}, which is on "
+                f"row {self.row_of[output]}. {REMEDY}"
+            )
