@@ -195,7 +195,7 @@ class Builder:
         known: dict[core.Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, array in zip(jaxpr.constvars, constants, strict=True):
             known[var] = self.new(var.aval)
-            self.constants[known[var]] = array
+            self.constants[known[var]] = jnp.asarray(array)  # tracers are no indices of JAX's constants of NumPy's kind
 
         def read(atom: Any) -> Any:
             return atom if isinstance(atom, core.Literal) else known[atom]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.ode import odeint
 from jax.sharding import PartitionSpec as P
 
 from jax_passing import partition, pipeline
@@ -129,6 +130,25 @@ def test_schedules_agree_to_the_bit():
     for leaves in zip(*results, strict=True):
         np.testing.assert_array_equal(leaves[0], leaves[1])
         np.testing.assert_array_equal(leaves[0], leaves[2])
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_a_differential_equation_whose_times_are_a_constant():
+    """Its derivative takes the constant apart by an index that isn't known, which NumPy's arrays can't."""
+
+    def loss(params, batch):
+        x = jnp.tanh(batch @ params[0])
+        x = odeint(lambda y, t, w: jnp.tanh(y @ w), x, jnp.array([0.0, 1.0]), params[1])[-1]
+        return jnp.mean((x @ params[2]) ** 2)
+
+    random = np.random.default_rng(0)
+    params = [jnp.asarray(random.normal(size=(4, 4)), jnp.float32) for _ in range(3)]
+    batch = jnp.asarray(random.normal(size=(2, 4)), jnp.float32)
+    plan = partition(loss, params, batch, stages=2)
+    with jax.numpy_dtype_promotion("standard"):  # odeint needs it
+        expected = jax.jit(jax.value_and_grad(loss))(params, batch)
+        same(jax.jit(plan.value_and_grad)(params, batch), expected)
+        same(pipeline(plan, mesh_of(2, 1), microbatches=1)(params, batch), expected)
 
 
 def test_many_microbatches_are_added_in_float32():
