@@ -16,12 +16,22 @@ from jax_passing.partitioning.cut import is_mark
 from jax_passing.partitioning.measure import stage_times_s
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.program import trace
+from jax_passing.partitioning.program import CHECKPOINT, holds_operations, trace
 from jax_passing.partitioning.scans import unroll
-from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
+from jax_passing.partitioning.search import (
+    Chain,
+    Floats,
+    Limits,
+    Weight,
+    best_cuts,
+    slowest_share,
+    stage_bytes,
+    stage_s,
+)
 from jax_passing.partitioning.stages import Slicer, Stage
 
 MEASUREMENTS_MAX = 4
+NOTABLE = 1.1  # times as long
 
 
 def partition(
@@ -90,7 +100,7 @@ def partition(
         compute_s=forward_s + backward_s,
         stash_bytes=np.array([cost.stash_bytes for cost in costs]),
         cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
-        may_cut=_legal_places(slicer, max_live, stages),
+        may_cut=_legal_places(slicer, max_live, stages, forward_s + backward_s),
         weights=_weights(slicer, optimizer_copies),
     )
     limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
@@ -100,6 +110,7 @@ def partition(
         chain, cuts, made = _measured(slicer, chain, cuts, made, limits, (params, batch))
     # Measured times don't say what part of them is the forward pass.
     shares = forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny)
+    notes = (_held_back(slicer, max_live, stages, chain.compute_s), _undivided(slicer, stages, chain.compute_s))
     return Plan(
         stages=made,
         facts=tuple(_facts(slicer, costs, shares, chain, limits, made, cuts, loss.params_shapes)),
@@ -111,6 +122,7 @@ def partition(
         _cuts=cuts,
         _outputs_tree=loss.outputs_tree,
         _has_aux=has_aux,
+        notes=tuple(filter(None, notes)),
     )
 
 
@@ -210,12 +222,21 @@ def _measured(
     return chain, cuts, made
 
 
-def _legal_places(slicer: Slicer, max_live: int, stages: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    marks = [is_mark(operation) for operation in slicer.chain]
-    # A mark of a pytree is one place, behind the marks of all its leaves.
-    marked = [place for place, pair in enumerate(itertools.pairwise([*marks, False]), 1) if pair == (True, False)]
-    if not marked:
-        return np.array([len(live) <= max_live for live in slicer.crossing])
+def _legal_places(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if not (marked := _marked(slicer)):
+        counts = [len(live) for live in slicer.crossing]
+        inner = sorted(counts[1:-1])
+        if len(inner) < stages - 1:
+            raise PartitionError(
+                f"Of operations that depend on both parameters and batch, the loss has {len(slicer.chain)}, too few "
+                f"for {stages} stages. {_undivided(slicer, stages, compute_s)}"
+            )
+        if stages > 1 and (enough := inner[stages - 2]) > max_live:
+            raise PartitionError(
+                f"At most {max_live} values (max_live) cross a cut in {sum(count <= max_live for count in inner)} "
+                f"places, too few for {stages} stages: max_live={enough} allows enough; or ask for fewer stages."
+            )
+        return np.array(counts) <= max_live
     if len(marked) < stages - 1:
         raise PartitionError(
             f"The model has {len(marked)} marks (jax_passing.cut), too few for {stages} stages: mark {stages - 1} "
@@ -224,6 +245,47 @@ def _legal_places(slicer: Slicer, max_live: int, stages: int) -> np.ndarray[Any,
     legal = np.zeros(len(slicer.crossing), bool)
     legal[marked] = True
     return legal
+
+
+def _marked(slicer: Slicer) -> list[int]:
+    """The places of marks."""
+    marks = [is_mark(operation) for operation in slicer.chain]
+    # A mark of a pytree is one place, behind the marks of all its leaves.
+    return [place for place, pair in enumerate(itertools.pairwise([*marks, False]), 1) if pair == (True, False)]
+
+
+def _undivided(slicer: Slicer, stages: int, compute_s: Floats) -> str:
+    """A sentence on the largest operation, if it is much more than a stage's share and has others inside of it."""
+    largest, total_s = int(np.argmax(compute_s)), compute_s.sum()
+    operation = slicer.chain[largest]
+    if compute_s[largest] * stages < NOTABLE * total_s or not holds_operations(operation.eqn):
+        return ""
+    name, advice = operation.eqn.primitive.name, ""
+    if name in CHECKPOINT:
+        name, advice = "jax.checkpoint", ": put jax.checkpoint around each layer, instead of around all of them"
+    share = f"{100 * compute_s[largest] / total_s:.0f} %"
+    return (
+        f"{name} {operation.line or 'of the loss'} is one operation, which isn't cut, with {share} of the work{advice}."
+    )
+
+
+def _held_back(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> str:
+    """A sentence on `max_live`, if with more the slowest stage would be notably faster."""
+    if _marked(slicer):
+        return ""
+    counts = np.array([len(live) for live in slicer.crossing])[1:-1]
+
+    def share(most: int) -> float:
+        return slowest_share(compute_s, np.flatnonzero(counts <= most) + 1, stages)
+
+    now, best = share(max_live), share(counts.max(initial=0))
+    if now < NOTABLE * best:
+        return ""
+    enough = next(most for most in np.unique(counts) if most > max_live and share(most) < 1.01 * best)
+    return (
+        f"With max_live={max_live} the slowest stage takes {now:.2f} of their mean, with max_live={enough} it would "
+        f"take {share(enough):.2f}: of computing alone."
+    )
 
 
 def _weights(slicer: Slicer, optimizer_copies: float) -> list[Weight]:

@@ -49,6 +49,7 @@ class Plan:
       facts: by stage.
       params_tree, params_shapes: structure and leaves of the parameters.
       batch_tree, batch_shapes: of what one microbatch has.
+      notes: sentences on what keeps the slowest stage from being faster.
     """
 
     stages: tuple[Stage, ...]
@@ -61,6 +62,7 @@ class Plan:
     _cuts: tuple[int, ...]
     _outputs_tree: Any
     _has_aux: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def bottleneck(self) -> float:
@@ -127,7 +129,7 @@ class Plan:
         return _check("The parameters", params, self.params_tree, self.params_shapes)
 
     def __str__(self) -> str:
-        """A table: what each stage does and holds, what crosses to the next one, and where it begins."""
+        """A table: what each stage does and holds, what crosses to the next one, and where it begins; and the notes."""
         total_s = sum(facts.compute_s for facts in self.facts) or 1.0
         rows = [("stage", "work", "FLOP", "parameters", "memory", "sends", "arrays", "begins at")]
         rows += [
@@ -147,7 +149,7 @@ class Plan:
         lines = [f"{len(self.facts)} stages, the slowest takes {self.bottleneck:.3f} of their mean"]
         for *cells, place in rows:
             lines.append("  ".join([*map(str.rjust, cells, widths), place]))
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     def plot(self) -> Any:
         """A Figure of matplotlib, which has to be installed.

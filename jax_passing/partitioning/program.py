@@ -19,6 +19,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, os.path.dirname(__file__))
 )
 _FLAX = f"{os.sep}flax{os.sep}"
+CHECKPOINT = ("checkpoint", "remat2")
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 
 
@@ -46,9 +47,14 @@ class Operation:
     @property
     def place(self) -> str:
         """Module path and line of the user's program."""
+        return " ".join(filter(None, (self.scope, self.line))) or self.eqn.primitive.name
+
+    @property
+    def line(self) -> str:
+        """The latter: "(model.py:41)"; empty if nobody knows."""
         # JAX doesn't know of what is inside of its own functions where the user has called them.
         line = next(filter(None, map(line_of, (self.eqn, *self.calls))), "")
-        return " ".join(filter(None, (self.scope, line and f"({line})"))) or self.eqn.primitive.name
+        return line and f"({line})"
 
     @property
     def values(self) -> list[int]:
@@ -222,8 +228,21 @@ class Builder:
 
 
 def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> Program:
-    """`loss(params, batch)` of lists of leaves, arrays or their shapes, returns a list of leaves."""
-    closed = jax.make_jaxpr(loss)(list(params), list(batch))
+    """`loss(params, batch)` of lists of leaves, arrays or their shapes, returns a list of leaves.
+
+    Raises PartitionError if there is something in it that no stage can have.
+    """
+    try:
+        closed = jax.make_jaxpr(loss)(list(params), list(batch))
+    except NameError as error:
+        if (axis := re.search(r"unbound axis name: ([^\s.]+)", str(error))) is None:
+            raise
+        raise PartitionError(
+            f"The loss computes along the axis '{axis[1]}', as psum, pmean and axis_index do, and no stage has that: a "
+            "loss is that of one device's microbatch. Leave it out of the loss (as axis_name of layers, too). The "
+            "pipeline itself takes the mean of the loss and of its gradients over all microbatches, over the data "
+            "axis, and over the hosts."
+        ) from error
     _check(closed.jaxpr)
     if not jax.sharding.get_abstract_mesh().empty:
         with no_mesh():  # equations keep the mesh that they were traced under, and stages have others
@@ -251,6 +270,17 @@ def no_mesh() -> Any:
 def _check(jaxpr: core.Jaxpr) -> None:
     """Raises PartitionError if there is something that no stage can have."""
     for eqn in jaxpr.eqns:
+        along = eqn.params.get("along", eqn.params)  # of a sum of ours
+        axes = along.get("axes") if isinstance(along, dict) else along.axes
+        if eqn.effects and axes:
+            raise PartitionError(
+                f"{eqn.primitive.name.removesuffix('_invariant')} over {', '.join(map(repr, axes))}, in a shard_map of "
+                f"the loss ({line_of(eqn) or 'or in its derivative'}), goes over devices of a mesh that no stage has. "
+                "Take shard_map out of the loss, and its collectives. Where a layer is to lie on several devices, give "
+                "the pipeline's mesh an axis for that, and say how parameters lie by param_specs of "
+                "jax_passing.pipeline: JAX then partitions the layer, and adds up itself. The mean over the data axis "
+                "is the pipeline's own."
+            )
         if eqn.effects:
             raise PartitionError(
                 f"{eqn.primitive.name} {line_of(eqn) or 'in the loss'} has a side effect, which no stage can have: "
@@ -268,6 +298,11 @@ def _check(jaxpr: core.Jaxpr) -> None:
 
 def _is_jaxpr(param: Any) -> bool:
     return isinstance(param, (core.Jaxpr, core.ClosedJaxpr))
+
+
+def holds_operations(eqn: core.JaxprEqn) -> bool:
+    """Whether there is a program inside of it."""
+    return any(map(_is_jaxpr, jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr)))
 
 
 def reached_from(program: Program, sources: Sequence[int]) -> set[int]:

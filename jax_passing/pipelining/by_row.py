@@ -17,12 +17,12 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.program import Builder, Operation, line_of, shape_of
+from jax_passing.partitioning.program import CHECKPOINT, Builder, Operation, line_of, shape_of
 from jax_passing.pipelining.passes import Part, needed, part_of
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
 
 # Calls that are looked into if they take arrays of several rows; nobody differentiates what an optimiser does.
-_CALLS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
+_CALLS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", **dict.fromkeys(CHECKPOINT, "jaxpr")}
 
 
 REMEDY = (

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from pages import ROOT, blocks
 
 import jax_passing
@@ -238,8 +239,14 @@ def test_at_most_max_live_arrays_cross_a_cut():
         return sum(map(jnp.sum, parts))
 
     params, batch = [jnp.eye(4)] * 9, jnp.ones((2, 4))
-    counts = [partition(loss, params, batch, stages=2, max_live=most).facts[0].sent_count for most in (3, 1)]
-    assert counts == [3, 1]
+    free, bound = (partition(loss, params, batch, stages=2, max_live=most) for most in (3, 1))
+    assert [plan.facts[0].sent_count for plan in (free, bound)] == [3, 1]
+    assert free.notes == ()
+    assert str(bound).endswith(
+        "\nWith max_live=1 the slowest stage takes 1.38 of their mean, with max_live=3 it would take 1.03: of "
+        "computing alone."
+    )
+    assert f"{bound.bottleneck:.2f} {free.bottleneck:.2f}" == "1.38 1.03"
 
 
 def test_a_slow_link_moves_a_cut_to_where_less_crosses():
@@ -356,7 +363,19 @@ def test_a_plan_can_be_drawn(language):
     ("loss", "arguments", "message"),
     [
         (plain, {"stages": 0}, "at least one"),
-        (plain, {"stages": 20}, "too few for 20 stages"),
+        (plain, {"stages": 20}, r"the loss has 11, too few for 20 stages\. $"),
+        (jax.checkpoint(plain), {"stages": 2}, r"has 1, too few .* jax.checkpoint of .* 100 % .* around each layer"),
+        (plain, {"stages": 4, "max_live": 0}, r"\(max_live\) cross a cut in 0 places, .* max_live=1 allows enough"),
+        (
+            lambda params, batch: jax.lax.pmean(plain(params, batch), "data"),
+            {"stages": 2},
+            "along the axis 'data', .* pip",
+        ),
+        (
+            lambda params, batch: jax_passing.pmean(plain(params, batch), "d"),
+            {"stages": 2},
+            "along the axis 'd', as psum",
+        ),
         (plain, {"stages": 2, "cost": "guess"}, "'guess'"),
         (plain, {"stages": 2, "link_gbit": 0.0}, "above 0"),
         (plain, {"stages": 2, "has_aux": True}, "has_aux=True the loss returned no tuple"),
@@ -377,6 +396,24 @@ def test_side_effects_are_refused_by_line():
 
     with pytest.raises(PartitionError, match=r"debug.* test_plan.py:\d+"):
         partition(loss, *PLAIN, stages=2)
+
+
+@pytest.mark.parametrize("psum", [jax.lax.psum, jax_passing.psum])
+def test_collectives_inside_of_the_loss_are_refused_by_axis_and_line(session, psum):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("m",))
+    halves = jax.shard_map(
+        lambda x, w: psum(x @ w, "m"), mesh=mesh, in_specs=(P(None, "m"), P("m")), out_specs=P(), check_vma=False
+    )
+    with pytest.raises(PartitionError, match=r"psum over 'm', in a shard_map .*test_plan.py:\d+.* by param_specs"):
+        partition(lambda params, batch: jnp.sum(halves(batch, params[0])), *PLAIN, stages=1)
+
+
+def test_a_plan_says_that_a_checkpoint_isnt_cut():
+    def loss(params, batch):
+        return jnp.mean(jax.checkpoint(lambda x: plain(params[1:], x) * x)(batch @ params[0]))
+
+    (note,) = partition(loss, *PLAIN, stages=2).notes
+    assert re.match(r"jax.checkpoint \(test_plan.py:\d+\) is one operation, .* with \d\d % of the work: put", note)
 
 
 def test_parameters_and_batches_of_another_model():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing.errors import PartitionError
-from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, stage_bytes, stage_s
+from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, slowest_share, stage_bytes, stage_s
 
 
 def random_chain(random, n):
@@ -54,6 +54,11 @@ def test_no_other_cuts_are_better(random, n, stages):
             best_cuts(chain, stages, limits)
     else:
         assert judged(chain, limits, stages, best_cuts(chain, stages, limits)) == pytest.approx(best)
+    total = chain.compute_s.sum()
+    slowest = min((judged(chain, Limits(), stages, cuts)[0] for cuts in all_cuts(chain, stages)), default=None)
+    if total and slowest is not None:
+        share = slowest_share(chain.compute_s, np.flatnonzero(chain.may_cut[1:-1]) + 1, stages)
+        assert share == pytest.approx(slowest * stages / total, rel=2e-3)
 
 
 def by_hand(chain, first, last, in_flight):
