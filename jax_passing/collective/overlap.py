@@ -1,5 +1,6 @@
 """`overlap`: a loss and its gradients over all devices of all hosts, summed beside the backward pass."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,7 +34,7 @@ def overlap(
 
     Args:
       loss_fn: `loss_fn(params, *args)` returns a scalar, the mean of this device's part; or with `has_aux` a scalar and
-        a pytree. Parameters are the same on all devices of all hosts.
+        a pytree. Parameters are the same on all devices of all hosts: a pytree, or a module of `flax.nnx`.
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
       strategy: of the sums, as for `psum`.
@@ -41,19 +42,34 @@ def overlap(
 
     Returns:
       A function of the arguments of `loss_fn`. It returns the mean of the loss over all devices of all hosts, and its
-      gradients with respect to the first argument: the same on all of them. Aux stays each device's own.
+      gradients with respect to the first argument: the same on all of them. Aux stays each device's own. For a module
+      it returns what `nnx.value_and_grad` does: gradients with respect to its `nnx.Param`s, as an `nnx.State`; and what
+      the loss changes in the module (statistics, counts of random numbers) is changed in it, each device's own.
 
     Raises as `psum` and `pvary` do, where it is called.
     """
 
     def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:
+        nnx: Any = sys.modules.get("flax.nnx")  # if it isn't imported, nothing is a module
+        of_module = nnx is not None and isinstance(params, nnx.Module)
+
+        def cast(tree: Any) -> Any:
+            return pvary(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes)
+
         def share(params: Any) -> tuple[Any, Any]:
-            cast = pvary(params, axis_name, strategy=strategy, bucket_bytes=bucket_bytes)
-            result: Any = loss_fn(cast, *args, **kwargs)
+            result: Any
+            if of_module:
+                given = jax.tree.map(lambda leaf: leaf, nnx.state(params, nnx.Param))  # a copy, with the arrays of now
+                nnx.update(params, cast(given))
+                result = loss_fn(params, *args, **kwargs)
+                nnx.update(params, given)  # as the caller has them, equal on all devices
+            else:
+                result = loss_fn(cast(params), *args, **kwargs)
             loss, aux = result if has_aux else (result, None)
             return loss / axis_size(axis_name), aux
 
-        (loss, aux), gradients = jax.value_and_grad(share, has_aux=True)(params)
+        transform = nnx.value_and_grad if of_module else jax.value_and_grad
+        (loss, aux), gradients = transform(share, has_aux=True)(params)
         loss = sum_of(loss, axis_name, strategy, DEFAULT_BUCKET_BYTES, "overlap")
         return ((loss, aux) if has_aux else loss), gradients
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
@@ -79,3 +80,45 @@ def test_a_buckets_sum_waits_for_no_other_layers_gradient():
     products = sorted(ancestors(inner, eqn.invars).count("dot_general") for eqn in sums)
     # The loss takes two products, the last layer's gradient one more, and the first layer's two more than that.
     assert len(set(products)) == len(sums) == 3
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(5, 7, rngs=rngs), nnx.Linear(7, 1, rngs=rngs)
+        self.norm, self.dropout = nnx.BatchNorm(7, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(jnp.tanh(self.dropout(self.norm(self.first(x)))))[:, 0]
+
+
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_module_of_nnx(check_vma, has_aux):
+    """As `nnx.value_and_grad`, whose gradients are summed afterwards: over parameters, and what else it has changes."""
+
+    def loss(net, x, y):
+        value = jnp.mean((net(x) - y) ** 2)
+        return (value, {"largest": jnp.max(x)}) if has_aux else value
+
+    def theirs(net, x, y):
+        result, gradients = nnx.value_and_grad(loss, has_aux=has_aux)(net, x, y)
+        value, *aux = result if has_aux else (result,)
+        value, gradients = jax.lax.pmean((value, gradients), "d")
+        return ((value, *aux) if has_aux else value), gradients
+
+    mesh = jax.sharding.Mesh(jax.devices(), ("d",))
+    results = []
+    for step, checked in ((jax_passing.overlap(loss, "d", has_aux=has_aux), check_vma), (theirs, False)):
+
+        def on_device(net, x, y, step=step):
+            result, gradients = step(net, x, y)
+            value, *aux = result if has_aux else (result,)
+            assert isinstance(gradients, nnx.State)
+            others = nnx.state(net, nnx.BatchStat, nnx.RngCount)
+            own = jax.tree.map(lambda leaf: leaf[None], (others, aux))
+            return value, gradients, nnx.state(net, nnx.Param), own
+
+        specs = {"in_specs": (P(), P("d"), P("d")), "out_specs": (P(), P(), P(), P("d"))}
+        net = Net(nnx.Rngs(0))
+        results.append(jax.jit(jax.shard_map(on_device, mesh=mesh, check_vma=checked, **specs))(net, X, Y))
+    same(*results)
