@@ -434,7 +434,9 @@ def test_parameters_and_batches_of_another_model():
         plan.value_and_grad({**stacked, "w": jnp.ones((8, 8, 8))}, batch)
 
 
-def test_the_example_of_the_docs(capsys):
-    program, printed = blocks(ROOT / "docs" / "partition.md")[:2]
-    exec(compile(program.text, "train.py", "exec"), {})
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_examples_of_the_docs(capsys, number):
+    program, printed = blocks(ROOT / "docs" / "partition.md")[number:][:2]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(program.text, "train.py", "exec"), {})
     assert capsys.readouterr().out == printed.text

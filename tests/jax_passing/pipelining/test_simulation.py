@@ -1,11 +1,13 @@
 """Simulated steps against times worked out by hand."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from pages import ROOT, blocks
 
 from jax_passing.collective.planner import Cluster, predict
 from jax_passing.errors import PipelineError
@@ -125,3 +127,10 @@ def test_a_parameter_that_stages_of_a_device_share_is_summed_once():
 def test_a_schedule_for_another_plan():
     with pytest.raises(PipelineError, match="for 2 stages; the plan has 3"):
         simulate(Planned([FACTS] * 3), one_f_one_b(2, 4), CLUSTER)
+
+
+def test_the_example_of_the_docs(capsys):
+    pairs = pairwise(blocks(ROOT / "docs" / "pipelines.md"))
+    program, printed = next(pair for pair in pairs if "jax_passing.simulate" in pair[0].text)
+    exec(compile(program.text, "simulated.py", "exec"), {})
+    assert capsys.readouterr().out == printed.text
