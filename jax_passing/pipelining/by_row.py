@@ -7,18 +7,19 @@ that takes arrays of several rows is refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.program import CHECKPOINT, Builder, Operation, line_of, shape_of
-from jax_passing.pipelining.passes import Part, needed, part_of
+from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
 
 # Calls that are looked into if they take arrays of several rows; nobody differentiates what an optimiser does.
@@ -86,56 +87,90 @@ class ByRow:
             for row in range(len(rows)):
                 sent |= values.from_elsewhere(row, [value for value in new if values.row_of[value] == row])
         self.sends = bool(sent)
-        turns = range(1 + max((values.turn_of.get(value, 0) for value in sent), default=-1))
-        # In each turn a row makes the numbers that are then sent to all.
-        self._sent = [
-            [
-                sorted(v for v in sent if values.turn_of.get(v, 0) == turn and values.row_of[v] == row)
-                for row in range(len(rows))
-            ]
-            for turn in turns
+        packs = _packed(values, sent)
+        self._turns = []  # each: by row, the packs that it makes, and the program that makes them
+        for turn in range(1 + max((pack.turn for pack in packs), default=-1)):
+            before = [pack for pack in packs if pack.turn < turn]
+            made = [[pack for pack in packs if (pack.turn, pack.row) == (turn, row)] for row in range(len(rows))]
+            self._turns.append(
+                [(own, _Program(values, own, before, home)) for own, home in zip(made, rows, strict=True)]
+            )
+        self._last = [
+            _Program(values, list(results.values()), packs, row)
+            for row, results in zip(rows, self._results, strict=True)
         ]
-        self._makers = [
-            [
-                _jitted(self._part(made, {v for v in sent if values.turn_of.get(v, 0) < turn}), row)
-                for row, made in zip(rows, by_row, strict=True)
-            ]
-            for turn, by_row in enumerate(self._sent)
-        ]
-        self._last = [_jitted(self._part(list(results.values()), sent)) for results in self._results]
-
-    def _part(self, outputs: Sequence[Any], given: set[int]) -> Part:
-        return part_of(needed(self._values.operations, outputs, given), outputs, self._values.constants)
 
     def __call__(self, arguments: Sequence[Any]) -> list[dict[int, Any]]:
         """By row, the results that are wanted there, by index; nothing of rows of other processes.
 
         `arguments`: by row, the list of arrays; what isn't there is None.
         """
-        known = [
-            {value: array for value, array in zip(self._inputs, arrays, strict=True) if array is not None}
-            for arrays in arguments
-        ]
-        for sent, makers in zip(self._sent, self._makers, strict=True):
-            made = []
-            for row, values, run, given in zip(self._rows, sent, makers, known, strict=True):
-                if values and is_here(row):
-                    made.append(run(given))
-                else:
-                    made.append([elsewhere(shape_of(self._values.shapes[value]), row) for value in values])
-            for source, values, arrays in zip(self._rows, sent, made, strict=True):
+        known: list[dict[Any, Any]] = [dict(zip(self._inputs, arrays, strict=True)) for arrays in arguments]
+        for by_row in self._turns:
+            made = [
+                program(given) if packs and is_here(row) else [elsewhere(pack.shape, row) for pack in packs]
+                for row, (packs, program), given in zip(self._rows, by_row, known, strict=True)
+            ]
+            for source, (packs, _), arrays in zip(self._rows, by_row, made, strict=True):
                 for target, given in zip(self._rows, known, strict=True):
                     arrived = send(arrays, mesh_of(source), [target] * len(arrays))
-                    given.update(zip(values, arrived, strict=True) if is_here(target) else ())
+                    given.update(zip(packs, arrived, strict=True))
         return [
-            dict(zip(results, run(given), strict=True)) if is_here(row) else {}
-            for row, results, run, given in zip(self._rows, self._results, self._last, known, strict=True)
+            dict(zip(results, program(given), strict=True)) if is_here(row) else {}
+            for row, results, program, given in zip(self._rows, self._results, self._last, known, strict=True)
         ]
 
 
-def _jitted(part: Part, sharding: NamedSharding | None = None) -> Any:
-    # Of all that the row has, so that what is made of nothing is made there, too.
-    return jax.jit(lambda given: part([given[value] for value in part.inputs]), out_shardings=sharding)
+@dataclass(frozen=True)
+class _Pack:
+    """Numbers of a dtype that a row makes in a turn, and sends in one array."""
+
+    turn: int
+    row: int
+    dtype: Any
+    values: tuple[int, ...]
+
+    @property
+    def shape(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((len(self.values),), self.dtype)
+
+
+def _packed(values: "_Values", sent: Set[int]) -> list[_Pack]:
+    groups: dict[tuple[int, int, Any], list[int]] = {}
+    for value in sorted(sent):
+        key = values.turn_of.get(value, 0), values.row_of[value], values.shapes[value].dtype
+        groups.setdefault(key, []).append(value)
+    return [_Pack(turn, row, dtype, tuple(own)) for (turn, row, dtype), own in groups.items()]
+
+
+class _Program:
+    """Makes values, or packs, of what a row has of both."""
+
+    def __init__(self, values: "_Values", outputs: Sequence[Any], packs: Sequence[_Pack], row: NamedSharding):
+        """`packs`: those that the row has been sent."""
+        place_of = {value: (pack, index) for pack in packs for index, value in enumerate(pack.values)}
+        wanted = [one for output in outputs for one in (output.values if isinstance(output, _Pack) else [output])]
+        part = part_of(needed(values.operations, wanted, place_of.keys()), wanted, values.constants)
+        self._takes = list(dict.fromkeys(place_of[one][0] if one in place_of else one for one in part.inputs))
+
+        def run(arrays: Sequence[Any]) -> list[Any]:
+            known: dict[Any, Any] = dict(zip(self._takes, arrays, strict=True))
+            for value, (pack, index) in place_of.items():
+                if pack in known:
+                    known[value] = known[pack][index].reshape(values.shapes[value].shape)
+            made = iter(part([known[value] for value in part.inputs]))
+            return [
+                jnp.stack([next(made).reshape(()) for _ in output.values]) if isinstance(output, _Pack) else next(made)
+                for output in outputs
+            ]
+
+        # Packs are the same on all devices of the row. What is made of nothing is to be made there, too.
+        is_whole = not self._takes or any(isinstance(output, _Pack) for output in outputs)
+        self._run = jax.jit(run, out_shardings=row if is_whole else None)
+
+    def __call__(self, known: Mapping[Any, Any]) -> list[Any]:
+        results: list[Any] = self._run([known[one] for one in self._takes])
+        return results
 
 
 class _Values(Builder):
@@ -161,7 +196,7 @@ class _Values(Builder):
         return value
 
     def _is_number(self, value: int) -> bool:
-        return math.prod(self.shapes[value].shape) <= 1
+        return math.prod(self.shapes[value].shape) == 1
 
     def add(self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any) -> list[Any]:
         values = [value for value in arguments if isinstance(value, int)]

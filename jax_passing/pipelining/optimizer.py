@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.program import no_mesh
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Place
-from jax_passing.pipelining.sending import is_here
+from jax_passing.pipelining.sending import is_here, put
 
 
 class Homes:
@@ -169,7 +169,7 @@ class _ByStage:
         self._homes = homes
         self._max_norm = max_norm
         self._states: dict[Any, _State] = {}
-        self._updates: dict[Any, ByRow] = {}
+        self._updates: dict[Any, tuple[_State, ByRow]] = {}
 
     def init(self, params: Any) -> list[Any]:
         leaves = self._homes.arrays(params)
@@ -177,9 +177,15 @@ class _ByStage:
             known = self._state_of(leaves)
             if known.made.sends:
                 return known.states(known.made(self._homes.by_row(leaves)))
-            # Zeros like a parameter lie as that does, if no program makes them.
-            pairs = zip(self._homes.rows, self._homes.by_row(leaves), strict=True)
-            return [self._optimizer.init(self._homes.whole(own)) if is_here(row) else None for row, own in pairs]
+            states: list[Any] = []
+            for row, own in zip(self._homes.rows, self._homes.by_row(leaves), strict=True):
+                # Zeros like a parameter lie as that does, if no program makes them. What is like none lies anywhere:
+                # it is put to where the first update leaves it, or the second one would be compiled anew.
+                state = self._optimizer.init(self._homes.whole(own)) if is_here(row) else None
+                states.append(
+                    jax.tree.map(lambda one, row=row: one if getattr(one, "committed", False) else put(one, row), state)
+                )
+            return states
 
     def _state_of(self, params: Sequence[Any]) -> _State:
         shapes = tuple(map(_shape_of, params))
@@ -198,18 +204,22 @@ class _ByStage:
                 f"all parameters. {REMEDY}"
             )
         with no_mesh():
-            known = self._state_of(held or leaves)
-            states = known.by_row(state)
-            shapes = [*map(_shape_of, leaves), *known.shapes(states), *map(_shape_of, (*held, *other_leaves))]
-            key = (*shapes, len(held), other_tree)
+            state_leaves, state_tree = jax.tree.flatten(state)
+            avals = map(jax.typeof, (*leaves, *state_leaves, *held, *other_leaves))
+            key = (*((one.shape, one.dtype, one.weak_type) for one in avals), state_tree, len(held), other_tree)
             if key not in self._updates:
-                self._updates[key] = self._made(known, shapes, bool(held), other_tree)
+                known = self._state_of(held or leaves)
+                shapes = [*map(_shape_of, leaves), *known.shapes(known.by_row(state))]
+                shapes += map(_shape_of, (*held, *other_leaves))
+                self._updates[key] = known, self._made(known, shapes, bool(held), other_tree)
+            known, update = self._updates[key]
+            states = known.by_row(state)
             others_by_row = [
                 [jax.device_put(leaf, row) if is_here(row) else None for leaf in other_leaves] for row in homes.rows
             ]
             held_by_row = homes.by_row(held) if held else [[]] * len(homes.rows)
             pieces = zip(homes.by_row(leaves), states, held_by_row, others_by_row, strict=True)
-            results = self._updates[key]([list(itertools.chain(*own)) for own in pieces])
+            results = update([list(itertools.chain(*own)) for own in pieces])
         # Of rows of other processes there is nothing, and their updates are somewhere else, as their gradients are.
         updates = [
             results[place.rows[0]].get(index, leaf)
