@@ -16,7 +16,7 @@ from jax_passing.partitioning.cut import is_mark
 from jax_passing.partitioning.measure import stage_times_s
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.program import CHECKPOINT, holds_operations, trace
+from jax_passing.partitioning.program import CHECKPOINT, Turn, holds_operations, trace
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.search import (
     Chain,
@@ -80,7 +80,7 @@ def partition(
       microbatches: how many are in the pipeline at once, at most; a stage keeps what those need whose backward pass is
         still to come.
 
-    Raises PartitionError if the loss has side effects, or can't be cut as asked.
+    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked.
     """
     _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
     # Without shardings: how arrays lie now says nothing of the stages' devices.
@@ -229,7 +229,7 @@ def _legal_places(slicer: Slicer, max_live: int, stages: int, compute_s: Floats)
         if len(inner) < stages - 1:
             raise PartitionError(
                 f"Of operations that depend on both parameters and batch, the loss has {len(slicer.chain)}, too few "
-                f"for {stages} stages. {_undivided(slicer, stages, compute_s)}"
+                f"for {stages} stages. {_undivided(slicer, stages, compute_s)}".rstrip()
             )
         if stages > 1 and (enough := inner[stages - 2]) > max_live:
             raise PartitionError(
@@ -258,11 +258,13 @@ def _undivided(slicer: Slicer, stages: int, compute_s: Floats) -> str:
     """A sentence on the largest operation, if it is much more than a stage's share and has others inside of it."""
     largest, total_s = int(np.argmax(compute_s)), compute_s.sum()
     operation = slicer.chain[largest]
-    if compute_s[largest] * stages < NOTABLE * total_s or not holds_operations(operation.eqn):
+    if compute_s[largest] * stages <= NOTABLE * total_s or not holds_operations(operation.eqn):
         return ""
     name, advice = operation.eqn.primitive.name, ""
     if name in CHECKPOINT:
         name, advice = "jax.checkpoint", ": put jax.checkpoint around each layer, instead of around all of them"
+    elif isinstance(operation, Turn):
+        name = "a turn of the scan"
     share = f"{100 * compute_s[largest] / total_s:.0f} %"
     return (
         f"{name} {operation.line or 'of the loss'} is one operation, which isn't cut, with {share} of the work{advice}."

@@ -270,8 +270,7 @@ def no_mesh() -> Any:
 def _check(jaxpr: core.Jaxpr) -> None:
     """Raises PartitionError if there is something that no stage can have."""
     for eqn in jaxpr.eqns:
-        along = eqn.params.get("along", eqn.params)  # of a sum of ours
-        axes = along.get("axes") if isinstance(along, dict) else along.axes
+        axes = eqn.params.get("axes") or getattr(eqn.params.get("along"), "axes", None)  # of JAX's sum, of ours
         if eqn.effects and axes:
             raise PartitionError(
                 f"{eqn.primitive.name.removesuffix('_invariant')} over {', '.join(map(repr, axes))}, in a shard_map of "

@@ -239,8 +239,7 @@ class _Values(Builder):
         place = Operation(eqn, tuple(arguments), (), scope, calls).place
         raise PipelineError(
             f"The optimiser computes with {self._names[one]}, which is on row {row} of the mesh, and with "
-            f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, "
-            f"{place}. {REMEDY}"
+            f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, {place}. {REMEDY}"
         )
 
     def _chosen(self, atoms: Sequence[Any]) -> Any:

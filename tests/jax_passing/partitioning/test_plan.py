@@ -363,7 +363,7 @@ def test_a_plan_can_be_drawn(language):
     ("loss", "arguments", "message"),
     [
         (plain, {"stages": 0}, "at least one"),
-        (plain, {"stages": 20}, r"the loss has 11, too few for 20 stages\. $"),
+        (plain, {"stages": 20}, r"the loss has 11, too few for 20 stages\.$"),
         (jax.checkpoint(plain), {"stages": 2}, r"has 1, too few .* jax.checkpoint of .* 100 % .* around each layer"),
         (plain, {"stages": 4, "max_live": 0}, r"\(max_live\) cross a cut in 0 places, .* max_live=1 allows enough"),
         (
