@@ -1,6 +1,7 @@
 """Where this process runs, as far as JAX knows."""
 
 import os
+from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
@@ -43,3 +44,8 @@ def _in_open_mpi() -> tuple[int, int, str] | None:
     if not rank.isdecimal() or not count.isdecimal():
         return None
     return int(rank), int(count), "variable OMPI_COMM_WORLD_RANK"
+
+
+def coordinator() -> Any:
+    """This process's connection to the coordinator of `jax.distributed`; None if that isn't initialized."""
+    return distributed.global_state.client

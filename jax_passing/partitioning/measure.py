@@ -1,16 +1,53 @@
 """How long the stages of a plan really take."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_passing.errors import PartitionError
+from jax_passing.host.processes import Fact, differences, told
 from jax_passing.partitioning.stages import Stage
 
 REPEATS = 5
+MEASURING_S = 3600.0  # the others wait so long for process 0, which compiles all stages a few times
+
+Measured = tuple[list[float], tuple[int, ...]]
+"""By operation of the chain how long it takes, and the cuts."""
+
+
+def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) -> Measured:
+    """What process 0 of `jax.distributed` measures, in all processes: by times of their own they would cut differently.
+
+    `facts`: what they must agree on, by name. Raises PartitionError in all of them if they don't agree, if not all of
+    them call this, or if process 0 can't measure.
+    """
+    processes = list(range(jax.process_count()))
+    if len(processes) == 1:
+        return measure()
+    what = "jax_passing.partition(cost='measure')"
+    said = told(what, json.dumps(facts), processes, PartitionError)
+    if differing := differences({process: json.loads(text) for process, text in said.items()}):
+        raise PartitionError(
+            f"The processes don't cut the same model, so the times of process 0 can't be those of all: they differ in "
+            f"{', '.join(differing)}. Call partition with the same loss and arguments in every process."
+        )
+    own = ""
+    if jax.process_index() == 0:
+        try:
+            own = json.dumps(["", measure()])
+        except Exception as error:
+            told(what, json.dumps([f"{type(error).__name__}: {error}", None]), processes, PartitionError, MEASURING_S)
+            raise
+    refusal, measured = json.loads(told(what, own, processes, PartitionError, MEASURING_S)[0])
+    if refusal:
+        raise PartitionError(f"Process 0 couldn't measure the stages for all processes: {refusal}")
+    times_s, cuts = measured
+    return times_s, tuple(cuts)
 
 
 def stage_times_s(stages: Sequence[Stage], held: Sequence[Any], batch: Any) -> list[float]:

@@ -1,5 +1,6 @@
 """`partition`: from a loss to the plan of its stages."""
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing.errors import PartitionError
+from jax_passing.host.processes import Fact
 from jax_passing.partitioning.cost import bytes_of
 from jax_passing.partitioning.cut import is_mark
-from jax_passing.partitioning.measure import stage_times_s
+from jax_passing.partitioning.measure import Measured, measured_once, stage_times_s
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.program import CHECKPOINT, Turn, holds_operations, trace
+from jax_passing.partitioning.program import CHECKPOINT, Program, Turn, holds_operations, trace
+from jax_passing.partitioning.program_text import digest_of
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.search import (
     Chain,
@@ -68,7 +71,8 @@ def partition(
       max_live: how many arrays may cross a cut. What a later stage needs is handed on by those between.
       cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this
         process's first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing
-        changes.
+        changes. Where there are several processes of `jax.distributed`, process 0 does so, and all of them, which call
+        this together, have its times.
       flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links or the memory
         have a rate.
       bytes_per_s: of a device's memory. An operation takes as long as what it computes, or as what it reads and writes,
@@ -80,7 +84,8 @@ def partition(
       microbatches: how many are in the pipeline at once, at most; a stage keeps what those need whose backward pass is
         still to come.
 
-    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked.
+    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked; and with cost="measure"
+    in all processes if they don't call this with the same arguments, or not all of them do.
     """
     _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
     # Without shardings: how arrays lie now says nothing of the stages' devices.
@@ -107,7 +112,10 @@ def partition(
     cuts = best_cuts(chain, stages, limits)
     made = _stages(slicer, cuts)
     if cost == "measure":
-        chain, cuts, made = _measured(slicer, chain, cuts, made, limits, (params, batch))
+        _check_arrays((params, batch))
+        facts = _compared(program, chain, limits, stages)
+        times_s, cuts = measured_once(facts, lambda: _measured(slicer, chain, cuts, limits, (params, batch)))
+        chain, made = replace(chain, compute_s=np.array(times_s)), _stages(slicer, cuts)
     # Measured times don't say what part of them is the forward pass.
     shares = forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny)
     notes = (_held_back(slicer, max_live, stages, chain.compute_s), _undivided(slicer, stages, chain.compute_s))
@@ -202,12 +210,11 @@ def _stages(slicer: Slicer, cuts: Sequence[int]) -> tuple[Stage, ...]:
     return tuple(slicer.stage(first, last) for first, last in _pairs(slicer, cuts))
 
 
-def _measured(
-    slicer: Slicer, chain: Chain, cuts: tuple[int, ...], made: tuple[Stage, ...], limits: Limits, given: tuple[Any, Any]
-) -> tuple[Chain, tuple[int, ...], tuple[Stage, ...]]:
-    """The chain with the times that its stages take, and the cuts that suit it."""
+def _measured(slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limits, given: tuple[Any, Any]) -> Measured:
+    """The times that the stages take, as those of their operations, and the cuts that suit them."""
     leaves, batch = jax.tree.leaves(given[0]), given[1]
     for _ in range(MEASUREMENTS_MAX):
+        made = _stages(slicer, cuts)
         held = [stage.held(leaves) for stage in made]
         compute_s = chain.compute_s.copy()
         for (first, last), time_s in zip(_pairs(slicer, cuts), stage_times_s(made, held, batch), strict=True):
@@ -218,8 +225,28 @@ def _measured(
         better = best_cuts(chain, len(made), limits)
         if better == cuts:
             break
-        cuts, made = better, _stages(slicer, better)
-    return chain, cuts, made
+        cuts = better
+    return chain.compute_s.tolist(), cuts
+
+
+def _compared(program: Program, chain: Chain, limits: Limits, stages: int) -> dict[str, Fact]:
+    """What must be alike in all processes, if the times of one of them are to be those of all."""
+    loss = digest_of(program.operations, [*program.params, *program.batch], program.outputs, program.constants)
+    search = repr((limits, chain.may_cut.tolist(), chain.compute_s.tolist(), chain.stash_bytes.tolist(), chain.weights))
+    return {
+        "the loss": (loss, f"{len(program.operations)} operations"),
+        "stages": (str(stages), str(stages)),
+        "the other arguments": (hashlib.sha256(search.encode()).hexdigest(), "some"),
+    }
+
+
+def _check_arrays(given: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise PartitionError(
+                f"{jax.tree_util.keystr(path)} of (params, batch) has parts in other processes. With cost='measure' "
+                "one process times the stages by itself, so give it arrays of its own, such as NumPy's."
+            )
 
 
 def _legal_places(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -1,5 +1,6 @@
 """A model as stages, and what they cost."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Plan:
         for stage, arrays in zip(self.stages, held, strict=True):
             for piece in stage.pieces:
                 pieces[piece.leaf].append((piece, arrays[piece.name]))
-        leaves = [_sum_of(own, shape) for own, shape in zip(pieces, self.params_shapes, strict=True)]
+        leaves = [sum_of(own, shape) for own, shape in zip(pieces, self.params_shapes, strict=True)]
         return jax.tree.unflatten(self.params_tree, leaves)
 
     def value_and_grad(self, params: Any, batch: Any) -> Any:
@@ -206,11 +207,18 @@ def _replaced(leaf: Any, piece: Piece, array: Any) -> Any:
     return array if piece.rows is None else jnp.asarray(leaf).at[piece.rows[0] : piece.rows[1]].set(array)
 
 
-def _sum_of(pieces: Sequence[tuple[Piece, Any]], shape: jax.ShapeDtypeStruct) -> Any:
+def sum_of(pieces: Sequence[tuple[Piece, Any]], shape: jax.ShapeDtypeStruct) -> Any:
+    """The gradient of a parameter of this shape, of the pieces that stages have of it."""
     if len(pieces) == 1 and pieces[0][0].rows is None:
         return pieces[0][1]
+    return _added([array for _, array in pieces], tuple(piece for piece, _ in pieces), shape)
+
+
+# In one program there are no zeros on this process's own device, which would meet an array of several processes.
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _added(arrays: Sequence[Any], pieces: Sequence[Piece], shape: jax.ShapeDtypeStruct) -> Any:
     leaf = jnp.zeros(shape.shape, shape.dtype)
-    for piece, array in pieces:
+    for piece, array in zip(pieces, arrays, strict=True):
         leaf = leaf + array if piece.rows is None else leaf.at[slice(*piece.rows)].add(array)
     return leaf
 

@@ -1,17 +1,14 @@
 """Whether the sessions of a mesh's processes sum what a pipeline wants summed: each stage's gradients by themselves."""
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jax_passing.errors import PipelineError
 from jax_passing.host import session
-
-_TEXT_BYTES = 2048  # of a Member; a job's name has at most 128 characters
 
 
 class StageJob(NamedTuple):
@@ -64,29 +61,34 @@ def member(data_axis: str) -> Member | None:
     return Member(settings.job, open_one.rank, open_one.world_size, data_axis in settings.axis_name)
 
 
-def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
-    """Every process that has a part of the mesh calls this, and all of them raise the same.
+def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
+    """What this process can say by itself.
 
-    A sum that some of them never join would hang in the middle of a step, and one that joins two stages' processes
-    would add gradients of different parameters.
-
-    Raises PipelineError if a session doesn't suit the mesh.
+    Raises PipelineError if its session doesn't suit the mesh.
     """
     stage_job(mesh, stage_axis)  # this process has a part of the mesh
     open_one = session.current()
     if open_one is not None and open_one.settings.world_size_min is not None:
         raise PipelineError("A pipeline's hosts can't come and go: leave out init(world_size_min=...).")
     own = member(data_axis)
+    is_alone = processes_of(mesh) == [jax.process_index()]
+    if is_alone and own is not None and own.world_size > 1 and not own.is_declared:
+        raise PipelineError(
+            f"The session has {own.world_size} hosts, but the data axis {data_axis!r} isn't among the axes that it "
+            f"declares to continue over them ({', '.join(map(repr, _declared())) or 'none'}), so that each host "
+            f"would train a model of its own. Write jax_passing.init(axis_name={data_axis!r}) on every host."
+        )
+
+
+def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str, members: Mapping[int, Member | None]) -> None:
+    """By process of a mesh over several processes, what each says: so all of them raise the same.
+
+    A sum that some of them never join would hang in the middle of a step, and one that joins two stages' processes
+    would add gradients of different parameters.
+
+    Raises PipelineError if the sessions don't suit the mesh.
+    """
     rows = _rows(mesh, stage_axis)
-    if {process for row in rows for process in row} == {jax.process_index()}:
-        if own is not None and own.world_size > 1 and not own.is_declared:
-            raise PipelineError(
-                f"The session has {own.world_size} hosts, but the data axis {data_axis!r} isn't among the axes that it "
-                f"declares to continue over them ({', '.join(map(repr, _declared())) or 'none'}), so that each host "
-                f"would train a model of its own. Write jax_passing.init(axis_name={data_axis!r}) on every host."
-            )
-        return
-    members = _exchanged(mesh, own)
     if not suit(rows, members):
         lines = [
             f"process {process}, with {_stages_text(process, rows)}, has "
@@ -120,6 +122,11 @@ def suit(rows: Sequence[Sequence[int]], members: Mapping[int, Member | None]) ->
     return True
 
 
+def processes_of(mesh: Mesh) -> list[int]:
+    """Those that have any of its devices, in ascending order."""
+    return sorted({device.process_index for device in mesh.devices.flat})
+
+
 def _rows(mesh: Mesh, stage_axis: str) -> list[list[int]]:
     rows = np.moveaxis(mesh.devices, mesh.axis_names.index(stage_axis), 0)
     return [sorted({device.process_index for device in row.flat}) for row in rows]
@@ -133,22 +140,3 @@ def _declared() -> Sequence[str]:
 def _stages_text(process: int, rows: Sequence[Sequence[int]]) -> str:
     own = [str(number) for number, row in enumerate(rows) if process in row]
     return f"row{'s' if len(own) > 1 else ''} {', '.join(own)}"
-
-
-def _exchanged(mesh: Mesh, own: Member | None) -> dict[int, Member | None]:
-    """By process of the mesh. All of them call this."""
-    text = json.dumps(own).encode().ljust(_TEXT_BYTES)
-    words = np.frombuffer(text, np.int32)[np.newaxis]
-    devices = Mesh(mesh.devices.reshape(-1), ("device",))
-    by_device = NamedSharding(devices, PartitionSpec("device"))
-    pieces = [jax.device_put(words, device) for device in by_device.addressable_devices]
-    array = jax.make_array_from_single_device_arrays((devices.size, words.size), by_device, pieces, dtype=words.dtype)
-    everywhere = NamedSharding(devices, PartitionSpec())
-    # All devices are waited for, or what they do next would meet this on other processes' ones.
-    gathered = jax.block_until_ready(jax.jit(lambda given: given, out_shardings=everywhere)(array))
-    texts: Any = np.asarray(gathered.addressable_data(0))
-    members: dict[int, Member | None] = {}
-    for device, words in zip(devices.devices.flat, texts, strict=True):
-        fields = json.loads(words.tobytes())
-        members[device.process_index] = None if fields is None else Member(*fields)
-    return members

@@ -55,6 +55,7 @@ class Passes:
       stage: whose.
       held, carried, batch, kept, coming: the values of each of these.
       outputs: shapes of the outputs that the stage leaves.
+      forward_part: the forward pass; returns what is carried on, the outputs, and what is kept.
       whole: the backward pass; returns the gradients of what is held, and then of what was carried.
       to_inputs, to_weights: the same in two parts. The first returns the gradients of what was carried, and then
         `handed_over`; the second those of what is held.
@@ -80,7 +81,7 @@ class Passes:
         self._kept_values = [value for value in made if value in varying]
         self._anew_values = [value for value in made if value not in varying]
         self._anew = part_of(needed(forward.operations, self._anew_values), self._anew_values, forward.constants)
-        self._forward = part_of(
+        self.forward_part = part_of(
             forward.operations, (*forward.outputs[:first_closed], *self._kept_values), forward.constants
         )
         groups += [
@@ -105,7 +106,7 @@ class Passes:
         `batch` has the leaves that the stage looks at, in the order of `stage.batch`.
         """
         given = [*held, *carried, *batch]
-        results = self._forward([given[value] for value in self._forward.inputs])
+        results = self.forward_part([given[value] for value in self.forward_part.inputs])
         on, left = len(self.stage.carried_out), len(self.stage.outputs)
         return results[:on], results[on : on + left], results[on + left :]
 

@@ -10,10 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.plan import Plan, difference
+from jax_passing.partitioning.plan import Plan, difference, sum_of
 from jax_passing.partitioning.program import is_inexact, no_mesh
-from jax_passing.partitioning.stages import Output
-from jax_passing.pipelining.jobs import check_jobs, member
+from jax_passing.partitioning.stages import Output, Piece
+from jax_passing.pipelining.alike import agree, facts_of, refuse
+from jax_passing.pipelining.jobs import check_job, check_jobs, member, processes_of
 from jax_passing.pipelining.optimizer import Homes, by_stage
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
@@ -21,7 +22,7 @@ from jax_passing.pipelining.schedules.gpipe import gpipe
 from jax_passing.pipelining.schedules.interleaved import interleaved
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
 from jax_passing.pipelining.schedules.zero_bubble import zb_h1
-from jax_passing.pipelining.sending import is_here, mesh_of, put, send
+from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, put, send
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1}
 
@@ -72,8 +73,18 @@ class Pipeline:
         self._homes = [NamedSharding(runner.mesh, spec) for runner, spec in zip(homes, specs, strict=True)]
         self._params_homes = Homes(plan.params_tree, self._homes, [runner.same for runner in self._runners])
         self._spans_processes = not NamedSharding(mesh, PartitionSpec()).is_fully_addressable
+        self._specs = specs
         spans = [span for device in schedule.timeline() for span in device]
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
+
+    def compare(self) -> None:
+        """`pipeline` calls this where the mesh spans several processes, in all of them.
+
+        Raises PipelineError in all of them if they don't have the same pipeline, or if their sessions don't suit it.
+        """
+        passes = [runner.passes for runner in self._runners]
+        facts = facts_of(self.plan, passes, self.mesh, self._axes, self.schedule, self._specs)
+        check_jobs(self.mesh, *self._axes, agree(self.mesh, facts, self._member))
 
     def place(self, params: Any) -> Any:
         """The parameters, each on the devices of the (first) stage that uses it: a device holds its own stages' only.
@@ -139,9 +150,7 @@ class Pipeline:
         if self._spans_processes:
             self._check_placed(leaves)
         batches = self._batches(batch)
-        held = [
-            self._held(runner, arrays) for runner, arrays in zip(self._runners, self.plan.split(params), strict=True)
-        ]
+        held = [self._held(runner, leaves) for runner in self._runners]
         run = _Run(self._runners, held, batches, self.schedule)
         for task in self._order:
             run.do(task)
@@ -150,21 +159,25 @@ class Pipeline:
     def _check_session(self) -> None:
         """It may have been opened, or closed, since `pipeline` looked at it."""
         if not self._spans_processes:
-            check_jobs(self.mesh, *self._axes)
+            check_job(self.mesh, *self._axes)
         elif member(self._axes[1]) != self._member:
             raise PipelineError(
                 "This process isn't in the session, or not of the same rank, that it was in when pipeline was called. "
                 "Where a mesh spans several processes, pipeline compares their sessions: call it in the session."
             )
 
-    def _held(self, runner: Runner, arrays: Mapping[str, Any]) -> list[jax.Array]:
+    def _held(self, runner: Runner, leaves: Sequence[Any]) -> list[jax.Array]:
         """What a stage holds of the parameters, on its devices."""
         pieces = zip(runner.passes.stage.pieces, runner.held, strict=True)
         if not self._spans_processes:
-            return [jax.device_put(arrays[piece.name], sharding) for piece, sharding in pieces]
-        return [
-            send([arrays[piece.name]], mesh_of(self._homes[piece.leaf]), [sharding])[0] for piece, sharding in pieces
-        ]
+            return [jax.device_put(piece.of(leaves[piece.leaf]), sharding) for piece, sharding in pieces]
+        held = []
+        for piece, sharding in pieces:
+            leaf, home = leaves[piece.leaf], self._homes[piece.leaf]
+            # JAX must not compute with an array that has no part here: it may end the process.
+            own = piece.of(leaf) if is_here(home) else elsewhere(piece.of(self.plan.params_shapes[piece.leaf]), home)
+            held += send([own], mesh_of(home), [sharding])
+        return held
 
     def _check_placed(self, leaves: Sequence[Any]) -> None:
         for leaf, home in zip(leaves, self._homes, strict=True):
@@ -216,18 +229,18 @@ class Pipeline:
         return next(copy for row, copy in copies.items() if is_here(row))
 
     def _gradients(self, run: "_Run", leaves: Sequence[Any]) -> Any:
-        by_name = [
-            {
-                piece.name: send([gradient], runner.mesh, [self._homes[piece.leaf]])[0]
-                for piece, gradient in zip(runner.passes.stage.pieces, sums, strict=True)
-            }
-            for runner, sums in zip(self._runners, run.sums, strict=True)
-        ]
+        """Each where its parameter lies; the stages that share a parameter send theirs there, where they are added."""
+        parts: list[list[tuple[Piece, jax.Array]]] = [[] for _ in leaves]  # by leaf
+        for runner, sums in zip(self._runners, run.sums, strict=True):
+            for piece, gradient in zip(runner.passes.stage.pieces, sums, strict=True):
+                parts[piece.leaf] += [(piece, one) for one in send([gradient], runner.mesh, [self._homes[piece.leaf]])]
         everywhere = NamedSharding(self.mesh, PartitionSpec())
-        wanted = [leaf.sharding if isinstance(leaf, jax.Array) else everywhere for leaf in leaves]
-        gradients = jax.tree.leaves(self.plan.merge_gradients(by_name))
-        placed = [put(gradient, sharding) for gradient, sharding in zip(gradients, wanted, strict=True)]
-        return jax.tree.unflatten(self.plan.params_tree, placed)
+        gradients = []
+        for leaf, own, shape, home in zip(leaves, parts, self.plan.params_shapes, self._homes, strict=True):
+            wanted = leaf.sharding if isinstance(leaf, jax.Array) else everywhere
+            # An array that has no part here mustn't meet one that has: JAX would end the process.
+            gradients.append(put(sum_of(own, shape), wanted) if is_here(home) else elsewhere(shape, wanted))
+        return jax.tree.unflatten(self.plan.params_tree, gradients)
 
 
 class _Run:
@@ -354,8 +367,31 @@ def pipeline(
       param_specs: pytree of `PartitionSpec`, or one for many leaves, as `in_specs` of `jax.shard_map`: how parameters
         lie along the mesh's other axes. Default: whole on each device.
 
-    Raises PipelineError if the plan, the mesh and the schedule don't suit each other.
+    Raises PipelineError if the plan, the mesh and the schedule don't suit each other. Where the mesh spans several
+    processes, also if these have different pipelines, or don't call this together: then all of them raise it.
     """
+    spans_processes = processes_of(mesh) != [jax.process_index()]
+    try:
+        made = _made_here(plan, mesh, microbatches, schedule, (stage_axis, data_axis), param_specs)
+    except Exception as error:
+        if spans_processes:
+            refuse(mesh, error)
+        raise
+    if spans_processes:
+        made.compare()
+    return made
+
+
+def _made_here(
+    plan: Plan,
+    mesh: Mesh,
+    microbatches: int,
+    schedule: str | Schedule,
+    axes: tuple[str, str],
+    param_specs: Any,
+) -> Pipeline:
+    """What this process can make and check by itself."""
+    stage_axis, data_axis = axes
     if not {stage_axis, data_axis}.issubset(mesh.axis_names):
         raise PipelineError(
             f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
@@ -379,7 +415,7 @@ def pipeline(
         raise PipelineError(f"microbatches is {microbatches!r}; it is a whole number, at least 1.")
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
-        schedule = _made(schedule, devices, stages, microbatches)
+        schedule = _scheduled(schedule, devices, stages, microbatches)
     if (schedule.stages, len(schedule.tasks), schedule.microbatches) != (stages, devices, microbatches):
         raise PipelineError(
             f"The schedule is for {schedule.stages} stages on {len(schedule.tasks)} devices and "
@@ -387,7 +423,7 @@ def pipeline(
             f"devices, and {microbatches} microbatches are asked for."
         )
     schedule.check()
-    check_jobs(mesh, stage_axis, data_axis)
+    check_job(mesh, stage_axis, data_axis)
     return Pipeline(plan, mesh, schedule, stage_axis, data_axis, specs)
 
 
@@ -429,7 +465,7 @@ def _check_spec(name: str, shape: jax.ShapeDtypeStruct, spec: Any, sizes: Mappin
             )
 
 
-def _made(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
+def _scheduled(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
     if name == "interleaved":
         if stages % devices:
             raise PipelineError(f"{stages} stages aren't a multiple of {devices} devices, which interleaving needs.")

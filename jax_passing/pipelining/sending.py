@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 _ENDS = "passing_ends"  # an axis of two: where arrays are, and where they go
 
@@ -23,7 +23,7 @@ def is_here(sharding: NamedSharding) -> bool:
     return bool(sharding.addressable_devices)
 
 
-def elsewhere(shape: Any, sharding: NamedSharding) -> jax.Array:
+def elsewhere(shape: Any, sharding: Sharding) -> jax.Array:
     """An array of which this process has no part: it only knows its shape and dtype, and where it is."""
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
 

@@ -30,7 +30,31 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
         assert "refused: This process isn't in the session, or not of the same rank, that it was in" in process.text
         assert "refused: The sessions of the mesh's processes don't suit its stages." in process.text
     held = sum(int(process.wait_for(r"^zb-h1: (\d+) shards are right$")[1]) for process in started)
-    assert held == 6 * devices * processes // 2  # each of six leaves is on the devices of one of the two stages only
+    assert held == 5 * devices * processes // 2  # each of five leaves is on the devices of one of the two stages only
+
+
+def test_processes_that_differ_are_refused_on_all_of_them(cluster: "Cluster") -> None:
+    env = {"COORDINATOR": free_address(), **COMPILED_FAST}
+    started = cluster.start("pipelines_that_differ.py", hosts=2, devices=1, env=env)
+    finish(started)
+    measured, counted = (started[0].wait_for(rf"^{name}: (.*), (loss .*)$") for name in ("measured", "counted"))
+    assert measured[1] == "[1, 3]" != counted[1]  # by process 0's times
+    assert measured[2] == counted[2]
+    for process in started:
+        assert measured[0] in process.lines
+        for what, message in {
+            "measured loss": "PartitionError: The processes don't cut the same model.*differ in the loss ",
+            "cuts": r".*differ in stage 0 .process 0: parameters .0. .1. from .*; process 1: .* .2. from",
+            "loss": r"PipelineError: The processes.*differ in stage 0 .*, stage 1 \(",
+            "microbatches": r"PipelineError: .*differ in microbatches \(process 0: 2; process 1: 3\), schedule ",
+        }.items():
+            process.wait_for(f"^{what}: {message}", 1)
+    started[1].wait_for("^measuring: PartitionError: Process 0 couldn't measure .*ZeroDivisionError", 1)
+    started[0].wait_for("^refusal: PipelineError: Process 1 can't make this pipeline, so .*schedule is '2f2b'", 1)
+    started[1].wait_for("^refusal: PipelineError: schedule is '2f2b'", 1)
+    alone = [line for line in started[1].lines if line.startswith("alone: ")]
+    assert len(alone) == 2
+    assert all("together: process 0 didn't, within 1 s" in line for line in alone), alone
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -18,10 +18,11 @@ MICROBATCHES, ROWS, N = 4, 3, 16
 
 
 def loss(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """A tied parameter that both stages have, one that nobody uses, a random key, aux of several dtypes."""
-    x = batch["x"] @ params["tied"]
-    for weight in params["layers"]:
-        x = jnp.tanh(x @ weight)
+    """A tied parameter and a stack of layers that both stages have, one that nobody uses, a random key, aux of several
+    dtypes."""
+    x = jnp.tanh(batch["x"] @ params["tied"] @ params["first"])
+    x, _ = jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, params["stack"])
+    x = jnp.tanh(x @ params["last"])
     x = x * jax.random.bernoulli(batch["key"], 0.9, x.shape)
     value = jnp.mean((x @ params["tied"].T - batch["y"]) ** 2)
     return value, {"mean": jnp.mean(x), "most": jnp.argmax(x[0]), "key": batch["key"]}
@@ -34,7 +35,9 @@ def arguments(width: int) -> tuple[dict, dict]:
         return random.normal(size=shape).astype(np.float32)
 
     params = {
-        "layers": [normal(N, N) / 3 for _ in range(4)],
+        "first": normal(N, N) / 3,
+        "last": normal(N, N) / 3,
+        "stack": normal(4, N, N) / 3,
         "tied": normal(N, N) / 3,
         "unused": jnp.ones(3),  # a jax.Array, as Flax's init returns
     }
@@ -81,13 +84,14 @@ def main(layout: str) -> None:
     }
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in batch.items()}
     plan = jax_passing.partition(loss, params, shapes, stages=2, has_aux=True)
+    assert all(any(piece.rows for piece in stage.pieces) for stage in plan.stages), "both have layers of the stack"
     with jax_passing.init(job=f"{layout}-{job.stage}", rank=job.rank, world_size=job.world_size):
         for schedule in ("1f1b", "zb-h1"):
             step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
             placed = step.place(params)
             optimizer = step.by_stage(optax.sgd(0.2), max_norm=norm / 2)
             state = optimizer.init(placed)
-            for _ in range(2):
+            for _ in range(3):  # of what JAX runs for the second time, it remembers where its arrays are
                 (found, aux), found_gradients = step(placed, own)
             np.testing.assert_allclose([found, aux["mean"]], [value, mean], rtol=1e-5)
             assert int(aux["most"]) == int(last["most"])

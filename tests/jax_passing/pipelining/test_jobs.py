@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_passing.errors import PipelineError
-from jax_passing.pipelining.jobs import Member, check_jobs, stage_job, suit
+from jax_passing.pipelining.jobs import Member, check_job, stage_job, suit
 
 
 def ranks(*jobs, is_declared=False):
@@ -59,4 +59,4 @@ def test_an_elastic_session_has_no_pipelines(monkeypatch):
     monkeypatch.setattr("jax.process_index", lambda: 0)
     monkeypatch.setattr("jax_passing.host.session.current", lambda: elastic)
     with pytest.raises(PipelineError, match="leave out init"):
-        check_jobs(mesh, "stage", "data")
+        check_job(mesh, "stage", "data")

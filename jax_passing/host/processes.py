@@ -1,0 +1,83 @@
+"""What the processes of `jax.distributed` tell each other before they compute together, by way of its coordinator."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jax_passing._compat.process import coordinator
+from jax_passing.errors import PassingError
+
+DEADLINE_S = 300.0  # as long as jax.distributed.initialize waits
+
+Fact = tuple[str, str]
+"""What is compared, and how it is shown."""
+
+_meetings: tuple[Any, Counter[str]] = (None, Counter())  # how many there were, by coordinator and name
+
+
+def told(
+    what: str, own: str, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
+) -> dict[int, str]:
+    """What each of the processes says, which all call this, in the same order as each other.
+
+    Args:
+      what: the user has called.
+      own: what this process says.
+      processes: in ascending order; this one is among them.
+      error: raised on all of them if not all have called this within `deadline_s`; by default DEADLINE_S.
+    """
+    client, deadline_s = coordinator(), deadline_s or DEADLINE_S
+    if client is None:
+        raise error(f"{what} goes over several processes, which tell each other by jax.distributed: initialize that.")
+    meeting = hashlib.sha256(f"{what} {processes}".encode()).hexdigest()[:32]
+    number = _next_number(client, meeting)
+    place = f"jax_passing/{meeting}/{number}"
+    client.key_value_set(f"{place}/{jax.process_index()}", own)
+    try:
+        client.wait_at_barrier(place, int(1000 * deadline_s), list(processes))
+    except jax.errors.JaxRuntimeError as reason:
+        absent = [process for process in processes if process not in _said(client, place)]
+        others = f"{processes_text(absent, capital=False)} didn't" if absent else "others came later than that"
+        raise error(
+            f"{processes_text(processes)} have to call {what} together: {others}, within {deadline_s:g} s of process "
+            f"{jax.process_index()}'s call. Call it on all of them, in the same order as their other calls."
+        ) from reason
+    said = _said(client, place)
+    if number:  # all have read what was said the last time
+        client.key_value_delete(f"jax_passing/{meeting}/{number - 1}/{jax.process_index()}")
+    return said
+
+
+def differences(said: Mapping[int, Mapping[str, Sequence[str]]]) -> list[str]:
+    """By process, its facts by name: which of them differ, and who has what."""
+    found = []
+    for name in dict.fromkeys(name for facts in said.values() for name in facts):
+        who: dict[Any, list[int]] = {}
+        for process, facts in sorted(said.items()):
+            key, shown = facts.get(name, ("", "nothing"))
+            who.setdefault((key, shown if key in ("", shown) else f"{shown} ({key[:8]})"), []).append(process)
+        if len({key for key, _ in who}) > 1:
+            having = [f"{processes_text(own, capital=False)}: {shown}" for (_, shown), own in who.items()]
+            found.append(f"{name} ({'; '.join(having)})")
+    return found
+
+
+def processes_text(processes: Sequence[int], *, capital: bool = True) -> str:
+    noun = "process" if len(processes) == 1 else "processes"
+    return f"{noun.capitalize() if capital else noun} {', '.join(map(str, processes))}"
+
+
+def _said(client: Any, place: str) -> dict[int, str]:
+    return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(f"{place}/")}
+
+
+def _next_number(client: Any, meeting: str) -> int:
+    global _meetings
+    if _meetings[0] is not client:  # jax.distributed was initialized anew, in all processes
+        _meetings = (client, Counter())
+    number = _meetings[1][meeting]
+    _meetings[1][meeting] += 1
+    return number

@@ -1,0 +1,103 @@
+"""Whether all processes of a mesh have the same pipeline: they compare what they are about to do before they begin.
+
+Processes that cut a model in different places would send each other arrays that are something else, and if these have
+the same shapes, the loss is wrong without a word.
+"""
+
+import contextlib
+import hashlib
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from jax_passing.errors import PipelineError
+from jax_passing.host.processes import Fact, differences, told
+from jax_passing.partitioning.plan import Plan
+from jax_passing.partitioning.program_text import ADDRESS, digest_of
+from jax_passing.pipelining.jobs import Member, processes_of
+from jax_passing.pipelining.passes import Passes
+from jax_passing.pipelining.schedule import Schedule
+
+WHAT = "jax_passing.pipeline"
+SHOWN_MAX = 4  # differences; one cut that is elsewhere changes all stages behind it
+
+
+def facts_of(
+    plan: Plan,
+    passes: Sequence[Passes],
+    mesh: Mesh,
+    axes: tuple[str, str],
+    schedule: Schedule,
+    specs: Sequence[PartitionSpec],
+) -> dict[str, Fact]:
+    """By name, what the processes must agree on. `axes`: those of stages and data."""
+    tasks = _digest([list(map(str, own)) for own in schedule.tasks])
+    devices = [device.id for device in mesh.devices.flat]
+    along = ", ".join(f"{axis}: {size}" for axis, size in mesh.shape.items())
+    params, batch = (
+        _digest([(jax.tree_util.keystr(path), shape) for path, shape in jax.tree_util.tree_leaves_with_path(tree)])
+        for tree in (plan.params_tree.unflatten(plan.params_shapes), plan.batch_tree.unflatten(plan.batch_shapes))
+    )
+    facts = {
+        "jax": (jax.__version__, jax.__version__),
+        "mesh": (_digest((along, devices, mesh.axis_types)), f"axes {along}"),
+        "stage_axis and data_axis": (str(axes), str(axes)),
+        "parameters": (params, f"{len(plan.params_shapes)} leaves"),
+        "param_specs": (_digest(specs), " ".join(map(str, dict.fromkeys(specs)))),
+        "batch": (batch, " ".join(f"{shape.dtype}{list(shape.shape)}" for shape in plan.batch_shapes)),
+        "microbatches": (str(schedule.microbatches), str(schedule.microbatches)),
+        "schedule": (tasks, schedule.name),
+        "stages": (str(len(plan.stages)), str(len(plan.stages))),
+    }
+    for number, (one, stage_facts) in enumerate(zip(passes, plan.facts, strict=True)):
+        names = textwrap.shorten(" ".join(piece.name for piece in one.stage.pieces), 120)
+        shown = f"parameters {names} from {stage_facts.place} on"
+        facts[f"stage {number}"] = (_digest_of_passes(one), shown)
+    return facts
+
+
+def agree(mesh: Mesh, facts: Mapping[str, Fact], member: Member | None) -> dict[int, Member | None]:
+    """Every process that has a part of the mesh calls this, or `refuse`. What each says of its session, by process.
+
+    Raises PipelineError on all of them if they don't have the same pipeline, if one of them has refused it, or if one
+    doesn't come in time.
+    """
+    said = told(WHAT, json.dumps([None, facts, member]), processes_of(mesh), PipelineError)
+    everything = {process: json.loads(text) for process, text in said.items()}
+    for process, (refusal, _, _) in sorted(everything.items()):
+        if refusal is not None:
+            raise PipelineError(f"Process {process} can't make this pipeline, so no other does: {refusal}")
+    differing = differences({process: facts for process, (_, facts, _) in everything.items()})
+    if differing:
+        more = f", and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""
+        raise PipelineError(
+            "The processes of the mesh don't have the same pipeline. They differ in "
+            f"{', '.join(differing[:SHOWN_MAX])}{more}. Make the "
+            "plan of the same model with the same arguments in every process (parameters that are initialized, and "
+            "arrays that the loss closes over, too), and call pipeline with the same arguments."
+        )
+    members = {process: member for process, (_, _, member) in everything.items()}
+    return {process: None if member is None else Member(*member) for process, member in members.items()}
+
+
+def refuse(mesh: Mesh, error: Exception) -> None:
+    """Tells the others, which wait for this process, why it raises this error."""
+    if jax.process_index() in processes_of(mesh):
+        with contextlib.suppress(PipelineError):  # if they don't come; the first error is the one to be raised
+            told(WHAT, json.dumps([f"{type(error).__name__}: {error}", {}, None]), processes_of(mesh), PipelineError)
+
+
+def _digest_of_passes(passes: Passes) -> str:
+    """What a stage computes: its forward pass, and its backward pass in which derivatives are made of operations."""
+    stage = passes.stage
+    words: list[object] = [stage.pieces, stage.batch, stage.carried_in, stage.carried_out, stage.needs_gradient_in]
+    words += [stage.needs_gradient_out, stage.outputs, passes.kept, passes.handed_over]
+    parts = (passes.forward_part, passes.whole)
+    return _digest([words, [digest_of(part.operations, part.inputs, part.outputs, part.constants) for part in parts]])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(ADDRESS.sub("", repr(value)).encode()).hexdigest()
