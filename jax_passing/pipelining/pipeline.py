@@ -154,7 +154,12 @@ class Pipeline:
         run = _Run(self._runners, held, batches, self.schedule)
         for task in self._order:
             run.do(task)
-        return self._result(run), self._gradients(run, leaves)
+        found = self._result(run), self._gradients(run, leaves)
+        if self._spans_processes and self.mesh.devices.flat[0].platform == "cpu":
+            # XLA has about as many threads as the process has devices, and a sum that waits for other processes keeps
+            # some. If the next step's sends found none, the processes would wait for each other for ever.
+            jax.block_until_ready(found)
+        return found
 
     def _check_session(self) -> None:
         """It may have been opened, or closed, since `pipeline` looked at it."""
