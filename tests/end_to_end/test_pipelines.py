@@ -19,7 +19,7 @@ def test_every_schedule_has_the_gradients_of_all_hosts(cluster: "Cluster", hosts
     digest(cluster.run("pipeline.py", hosts=hosts, devices=devices, env=COMPILED_FAST))  # all have one
 
 
-@pytest.mark.parametrize(("layout", "processes", "devices"), [("stages", 2, 2), ("data", 2, 4), ("both", 4, 1)])
+@pytest.mark.parametrize(("layout", "processes", "devices"), [("stages", 2, 1), ("data", 2, 4), ("both", 4, 1)])
 def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, devices: int) -> None:
     env = {"COORDINATOR": free_address(), **COMPILED_FAST}
     started = cluster.start("pipeline_over_processes.py", layout, hosts=processes, devices=devices, env=env)
