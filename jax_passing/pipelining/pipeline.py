@@ -77,7 +77,7 @@ class Pipeline:
         spans = [span for device in schedule.timeline() for span in device]
         self._order = [span.task for span in sorted(spans, key=lambda span: span.begin_s)]
 
-    def compare(self) -> None:
+    def _compare(self) -> None:
         """`pipeline` calls this where the mesh spans several processes, in all of them.
 
         Raises PipelineError in all of them if they don't have the same pipeline, or if their sessions don't suit it.
@@ -383,7 +383,7 @@ def pipeline(
             refuse(mesh, error)
         raise
     if spans_processes:
-        made.compare()
+        made._compare()
     return made
 
 
