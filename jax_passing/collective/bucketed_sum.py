@@ -10,7 +10,7 @@ from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import planner
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.buckets import Leaf, make_buckets
-from jax_passing.collective.hold import hold
+from jax_passing.collective.hold import all_ready, hold, ready
 from jax_passing.collective.primitive import passing_psum_invariant_p, passing_psum_p
 from jax_passing.collective.sites import Site
 from jax_passing.config import STRATEGIES
@@ -66,13 +66,16 @@ def bucketed_sum(
     """
     leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
     buckets = make_buckets(leaves, site.bucket_bytes)
-    sums: list[Any] = list(arrays)
+    given, sums = list(arrays), list(arrays)
+    carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
+    tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
-        results = _sum_bucket([arrays[i] for i in members], along, bucket, op, of_casts)
+        results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts)
         for index, result in zip(members, results, strict=True):
             sums[index] = result
-    _hold_behind_all(sums, buckets, arrays)
+    if tokens:
+        _hold_behind_all(sums, carried, tokens)
     return sums
 
 
@@ -115,12 +118,18 @@ def _choice(along: Extent, operands: list[Any]) -> str:
     return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
 
 
-def _hold_behind_all(sums: list[Any], buckets: list[list[int]], arrays: Sequence[Any]) -> None:
+def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:
+    """The token of each bucket's last array, which is exchanged for what tells."""
+    tokens = []
+    for members in buckets:
+        arrays[members[-1]], token = ready(arrays[members[-1]])
+        tokens.append(token)
+    return tokens
+
+
+def _hold_behind_all(sums: list[Any], buckets: list[list[int]], tokens: list[Any]) -> None:
     """So that all buckets' sums travel beside the backward pass: `hold` says how."""
-    carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
-    if len(carried) < 2:
-        return
-    last = [arrays[members[-1]] for members in carried]
-    for members in carried:
-        for index, held in zip(members, hold([sums[i] for i in members], last), strict=True):
+    gate = all_ready(tokens)
+    for members in buckets:
+        for index, held in zip(members, hold([sums[i] for i in members], gate), strict=True):
             sums[index] = held

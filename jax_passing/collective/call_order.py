@@ -51,7 +51,9 @@ class _Line:
     after: list[Any] = field(default_factory=list)  # what is there when they are done
     tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
     held: list[tuple[Any, Any]] = field(default_factory=list)  # on GPU, of the calls held last: a sum, its type
+    awaited: set[Any] = field(default_factory=set)  # on GPU, of `after`: what calls were held until
     new: list[tuple[object, Any]] = field(default_factory=list)  # of the calls since to_hurry: whose they are, int32[]
+    shared: dict[object, Any] = field(default_factory=dict)  # what its calls have in common
 
 
 def in_order(
@@ -111,6 +113,14 @@ _OUTSIDE = (
 )
 
 
+def share(ctx: mlir.LoweringRuleContext, key: object, make: Callable[[], Any]) -> Any:
+    """What `make` made when it was first asked for by that key in this block: one for all its calls."""
+    line: _Line = lowered_modules.of_block(ctx, _Line)
+    if key not in line.shared:
+        line.shared[key] = make()
+    return line.shared[key]
+
+
 def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
     """The int32[] that the calls in this block wait for, and produce, whose results are among `values`.
 
@@ -120,10 +130,12 @@ def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]
     return list(dict.fromkeys(token for value in values for token in line.tokens.get(value, ())))
 
 
-def after_sums(ctx: mlir.LoweringRuleContext) -> list[Any]:
-    """The int32[] that say together that all sums of this block so far are done, on GPUs that they have started."""
+def not_awaited(ctx: mlir.LoweringRuleContext) -> list[Any]:
+    """The int32[] that say that sums of this block have started, on GPUs, but for those that were asked for before."""
     line: _Line = lowered_modules.of_block(ctx, _Line)
-    return list(line.after)
+    new = [after for after in line.after if after not in line.awaited]
+    line.awaited.update(new)
+    return new
 
 
 def to_hurry(ctx: mlir.LoweringRuleContext) -> list[Any]:

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax_passing._compat import inlined_calls, jax_collectives, lowered_modules, meshes
 from jax_passing.collective import in_host
 from jax_passing.collective.axes import Axes, undeclared
-from jax_passing.collective.call_order import INT32, in_control_flow, in_order
+from jax_passing.collective.call_order import INT32, in_control_flow, in_order, share
 from jax_passing.collective.call_place import place_of
 from jax_passing.collective.handlers import register_ffi
 from jax_passing.collective.placement import Placement, place
@@ -79,7 +79,8 @@ def lower_by(
     if over_hosts is None:
         raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
     mesh = meshes.lowering_mesh(ctx)
-    placement = _placement(mesh, axes, world_size, over_hosts)
+    key = ("placement", *mesh.axis_sizes.items(), mesh.manual_axes, axes, world_size, over_hosts)
+    placement: Placement = share(ctx, key, lambda: _placement(mesh, axes, world_size, over_hosts))
     if placement.local and not over_hosts:
         return _lower_local(ctx, leaves, axes, placement, world_size, op)
     avals_in: Sequence[Any] = ctx.avals_in
@@ -229,7 +230,7 @@ def group_and_member(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Any:
         return jnp.stack([jax_collectives.axis_index(names) if names else jnp.int32(0) for names in (others, axes)])
 
     own = ctx.replace(primitive=None, avals_in=(), avals_out=(INT32_2,))
-    return mlir.lower_fun(indices, multiple_results=False)(own)
+    return share(ctx, (others, axes), lambda: mlir.lower_fun(indices, multiple_results=False)(own))
 
 
 def _elements(avals: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 from jax_passing._compat import meshes
 from jax_passing.collective.axes import Axes
-from jax_passing.collective.call_order import INT32, after_sums, exchange_held, to_hurry, tokens_of
+from jax_passing.collective.call_order import INT32, exchange_held, not_awaited, to_hurry, tokens_of
 from jax_passing.collective.early_starts import start_early
 from jax_passing.errors import ConfigError
 
@@ -52,7 +52,8 @@ def finish_behind(
     ctx: mlir.LoweringRuleContext, sums: Sequence[Any], others: Sequence[Any], avals: Sequence[Any]
 ) -> None:
     """Has the done calls that give `sums` block only when `others` are there, all sums so far have started, and those
-    that were held before are there: else XLA may await, and copy back, the first to come last.
+    that were held before are there: else XLA may await, and copy back, the first to come last. What those waited for
+    needn't be said again.
 
     Args:
       avals: types of `sums`, then of `others`.
@@ -74,7 +75,7 @@ def finish_behind(
     needed = [
         *exchange_held(ctx, [last[call] for call in calls]),
         *zip(others, avals[len(sums) :], strict=True),
-        *((token, INT32) for token in after_sums(ctx)),
+        *((token, INT32) for token in not_awaited(ctx)),
     ]
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]

@@ -125,15 +125,17 @@ def test_held_sums_are_awaited_behind_the_backward_pass():
     assert max(places(r"@passing_psum\(")) < min(places(r"@passing_psum_done\("))
     tokens = [f"%{start}#0" for start, *_ in starts]
     assert [operands[0] for _, operands, _, _ in dones] == tokens  # as they started
-    before = []
+    before, started = [], tokens
     for done, (token, gate, leaf), _, _ in dones:
         assert leaf == token.replace("#0", "#1")
-        # The sum before, one element of each layer's gradient, and the starts of all sums, as they are of one group.
-        others = gates[gate][len(before) :]
-        assert gates[gate][: len(before)] == before
-        assert all(re.search(rf"{each} = stablehlo\.slice", text) for each in others[:LAYERS])
-        assert others[LAYERS:] == tokens
-        before = [f"%{done}"]
+        # The sum before, all layers' gradients, and, once for all of them, the starts of all sums, as they are of one
+        # group.
+        *first, ready = gates[gate][: len(before) + 1]
+        assert first == before
+        assert gates[gate][len(before) + 1 :] == started
+        assert len(gates[ready]) == LAYERS
+        assert all(gates[each.removesuffix("#1")] for each in gates[ready])
+        before, started = [f"%{done}"], []
 
 
 def products_behind(text, value):
@@ -152,7 +154,7 @@ def test_sums_start_within_the_backward_pass(request, beside, backwards):
     if beside:
         request.getfixturevalue("worth")
     text = lowered(*layers(backwards=backwards))
-    held_by = {token: f"%{result}" for result, (_, token, *_), _, aliases in calls(text, "passing_hold") if aliases}
+    held_by = {operands[-1]: f"%{result}" for result, operands, _, aliases in calls(text, "passing_hold") if aliases}
     behind = [products_behind(text, held_by.get(f"%{start}#0")) for start, *_ in calls(text, "passing_psum")]
     # Of each layer that comes later, in the backward pass, its weight's gradient and its input's, but for the first
     # such product, which is held, and the input of the first layer.
@@ -161,7 +163,9 @@ def test_sums_start_within_the_backward_pass(request, beside, backwards):
 
 
 def held_count(text):
-    return sum(bool(aliases) for *_, aliases in calls(text, "passing_hold"))
+    """Of products that are held until a sum has started."""
+    tokens = {f"%{start}#0" for start, *_ in calls(text, "passing_psum")}
+    return sum(bool(aliases) and operands[-1] in tokens for _, operands, _, aliases in calls(text, "passing_hold"))
 
 
 def test_small_buckets_dont_keep_others_from_starting_early():
