@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from numpy.lib.array_utils import normalize_axis_index
 
-from jax_passing._compat import jax_collectives
+from jax_passing._compat import gloo, jax_collectives
 from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
@@ -211,3 +211,5 @@ passing_psum_scatter_p: Primitive = composed.define(
     batch=_batch_scatter,
     transpose=lambda cotangents, **params: passing_all_gather_p.bind(*cotangents, **params),
 )
+
+gloo.mend_reduce_scatter()
