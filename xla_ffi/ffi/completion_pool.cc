@@ -30,6 +30,7 @@ CompletionPool::~CompletionPool() {
   wake_keeper_.notify_all();
   lock.unlock();
   keeper_.join();
+  while (waking_count_ > 0) std::this_thread::yield();  // what they woke was done by others meanwhile
 }
 
 void CompletionPool::MakeDetached(std::function<void()> run) { std::thread(std::move(run)).detach(); }
@@ -47,14 +48,20 @@ void CompletionPool::Run(std::function<void()> task) {
 
 void CompletionPool::Run(std::vector<std::function<void()>> tasks) {
   std::unique_lock lock(mutex_);
+  size_t woken = 0;
   for (auto& task : tasks) {
     tasks_.push_back(std::move(task));
     if (tasks_.size() <= idle_count_) {
-      wake_.notify_one();
+      ++woken;
     } else if (thread_count_ < thread_limit_ && !Grow() && missing_count_++ == 0) {
       wake_keeper_.notify_all();
     }
   }
+  if (woken == 0) return;
+  ++waking_count_;
+  lock.unlock();  // or a worker would wake only to wait for it
+  for (; woken > 0; --woken) wake_.notify_one();
+  --waking_count_;
 }
 
 bool CompletionPool::Grow() {

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_FFI_COMPLETION_POOL_H_
 #define XLA_FFI_FFI_COMPLETION_POOL_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -56,8 +57,9 @@ class CompletionPool {
   std::condition_variable ended_;
   std::deque<std::function<void()>> tasks_;
   size_t thread_count_ = 0;
-  size_t idle_count_ = 0;     // of these, how many wait for a task (or were woken for one just now)
-  size_t missing_count_ = 0;  // threads that queued tasks wait for and that couldn't be made
+  size_t idle_count_ = 0;                 // of these, how many wait for a task (or were woken for one just now)
+  std::atomic<size_t> waking_count_ = 0;  // callers that are about to wake workers; they have let go of the lock
+  size_t missing_count_ = 0;              // threads that queued tasks wait for and that couldn't be made
   bool ending_ = false;
   bool ended_all_ = false;
 

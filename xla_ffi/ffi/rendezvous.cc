@@ -167,7 +167,6 @@ void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int3
 std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
   // A sum may come before all visits of its execution.
   if (site->executable->visits) names_->Visit(site->executable, call.run_id, call.device);
-  if (open_.empty()) wake_watch_.notify_all();
   auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
   auto it = std::find_if(alike.begin(), alike.end(), [&](const auto& gathering) { return gathering->site == site; });
   if (it == alike.end()) {
@@ -179,7 +178,10 @@ std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<co
     it = alike.insert(alike.end(), std::move(gathering));
   }
   (*it)->calls.push_back(std::move(call));
-  if ((*it)->calls.size() < site->call_count()) return nullptr;
+  if ((*it)->calls.size() < site->call_count()) {
+    if (std::exchange(watch_idle_, false)) wake_watch_.notify_all();
+    return nullptr;
+  }
   auto complete = std::move(*it);
   alike.erase(it);
   if (alike.empty()) open_.erase(site->hash);
@@ -379,6 +381,7 @@ void Rendezvous::Watch() {
   std::unique_lock lock(mutex_);
   while (attachment_) {
     if (open_.empty()) {
+      watch_idle_ = true;
       wake_watch_.wait(lock);
       continue;
     }

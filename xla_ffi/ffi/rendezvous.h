@@ -144,7 +144,8 @@ class Rendezvous {
   uint64_t attachment_number_ = 1;                                              // before the first one
 
   std::condition_variable wake_watch_;
-  std::thread watch_;  // fails gatherings that stay open
+  std::thread watch_;        // fails gatherings that stay open
+  bool watch_idle_ = false;  // it looks at none until it is woken; else every now and then
 };
 
 // `what` needs a session, which a process that was forked from one with a session can't have.

@@ -19,10 +19,6 @@ namespace {
 // to wake the transport. For a larger one the caller would encode a whole window, and might meet a full send buffer.
 constexpr uint64_t kSendByCallerBytes = 1 << 16;
 
-// After the last sum the thread wakes once more, so late. A caller that sends the next sum by then needn't wake it to
-// set its timers, which are due later: no RTO is shorter.
-constexpr int64_t kLingerUs = 2'000;
-
 int64_t ToUs(double seconds) { return static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e6); }
 
 const TransportOptions& Checked(const TransportOptions& options) {
@@ -144,29 +140,23 @@ void Transport::Close() {
 
 void Transport::Run() {
   std::unique_lock core(core_mutex_);
-  bool lingered = false;
   while (true) {
     const int64_t now_us = MonotonicUs();
     Work(now_us);
-    int64_t due_us = DueUs();
-    if (due_us != INT64_MAX) {
-      lingered = false;
-    } else if (!std::exchange(lingered, true)) {
-      due_us = now_us + kLingerUs;
-    }
+    int64_t until_us;
     {
       std::lock_guard lock(mutex_);
       if (over()) break;
       if (!starts_.empty() || !ready_.empty() || !order_messages_.empty()) continue;
       if (core_.idle() && !std::exchange(idle_, true)) drained_.notify_all();
-      wake_up_.OnSleep(due_us);
+      until_us = wake_up_.OnSleep(now_us, DueUs());
     }
     core.unlock();
-    const bool readable = sockets_.Sleep(due_us);
+    const bool readable = sockets_.Sleep(until_us);
     core.lock();
     {
       std::lock_guard lock(mutex_);
-      wake_up_.OnAwake();
+      wake_up_.OnAwake(readable);
     }
     if (readable) Receive();
   }

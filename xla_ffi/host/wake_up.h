@@ -1,4 +1,4 @@
-// How callers end the sleep of the transport's thread.
+// How long the transport's thread sleeps, and how callers end its sleep.
 #ifndef XLA_FFI_HOST_WAKE_UP_H_
 #define XLA_FFI_HOST_WAKE_UP_H_
 
@@ -29,13 +29,25 @@ class WakeUp {
   // Readable once the thread is to wake up.
   int fd() const { return fd_; }
 
-  // The thread is about to sleep; what it knows now needs it again at `until_us`.
-  void OnSleep(int64_t until_us) {
+  // After the last result the thread wakes once more, so late. A caller that sends the next sum by then needn't wake it
+  // to set its timers, which are due later: no RTO is shorter.
+  static constexpr int64_t kLingerUs = 2'000;
+
+  // The thread is about to sleep; what it knows now needs it again at `due_us`, or never (INT64_MAX). Returns until
+  // when it sleeps.
+  int64_t OnSleep(int64_t now_us, int64_t due_us) {
     asleep_ = true;
-    until_us_ = until_us;
+    if (due_us != INT64_MAX) {
+      lingered_ = false;
+    } else if (!std::exchange(lingered_, true)) {
+      due_us = now_us + kLingerUs;
+    }
+    return until_us_ = due_us;
   }
-  void OnAwake() {
+  // `readable`: packets have come.
+  void OnAwake(bool readable) {
     asleep_ = false;
+    if (readable) lingered_ = false;
     if (!std::exchange(called_, false)) return;
     uint64_t count;
     while (read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
@@ -57,8 +69,9 @@ class WakeUp {
 
  private:
   int fd_;
-  bool asleep_ = false;  // the thread is, or is about to be
-  bool called_ = false;  // fd_ is readable
+  bool asleep_ = false;    // the thread is, or is about to be
+  bool called_ = false;    // fd_ is readable
+  bool lingered_ = false;  // since there was something to do
   int64_t until_us_ = 0;
 };
 

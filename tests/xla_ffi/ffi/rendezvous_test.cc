@@ -1,12 +1,15 @@
 #include "ffi/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -172,6 +175,35 @@ class RendezvousTest : public testing::Test {
   CompletionPool pool_;
   Rendezvous rendezvous_{pool_};
 };
+
+// How often this process's threads went to sleep of their own accord, but for this one.
+uint64_t SleepsOfOthers() {
+  uint64_t sleeps = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(gettid())) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string word; status >> word;) {
+      uint64_t count = 0;
+      if (word == "voluntary_ctxt_switches:" && status >> count) sleeps += count;
+    }
+  }
+  return sleeps;
+}
+
+// It is woken when a gathering stays open, and then looks by itself for a while. Both devices are on this thread.
+TEST_F(RendezvousTest, sumsDontWakeTheWatch) {
+  constexpr int kSums = 1'000;
+  const auto site = MakeSite(7, 2);
+  const uint64_t before = SleepsOfOthers();
+  for (int32_t run_id = 0; run_id < kSums; ++run_id) {
+    Device a{1}, b{2};
+    rendezvous_.Arrive(site, a.MakeCall(run_id, 0));
+    std::this_thread::yield();
+    rendezvous_.Arrive(site, b.MakeCall(run_id, 1));
+  }
+  EXPECT_LT(SleepsOfOthers() - before, kSums / 10);
+  EXPECT_EQ(collective_->count(), kSums);
+}
 
 TEST_F(RendezvousTest, flatSumsHaveACollectiveOfTheirOwn) {
   const auto site = MakeSite(7, 1);
