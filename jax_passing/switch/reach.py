@@ -13,11 +13,11 @@ be from c?
    tree. Behind it are at most 4 skipped positions and one gap: low <= z + 1 + 4 + 2S, so p <= z + 3S + 4. A sum guesses
    only if S is at least 3, so for all powers of two p <= c + 4S.
 3. Several shards. Gaps are whole turns: 2S is a multiple of N R. So the positions that aren't in gaps take turns of R,
-   whatever lines they belong to, and of the last N R of them below low this shard has R: a whole turn, or the parts of
-   two, of which one is R/2 or longer. If sums guess, R is 32 (window_of_guesses in sharding.h), and no more than 8
-   positions in a row are skipped. So one of them, z, is complete. Behind it are fewer than N R of these positions, and
-   at most as many gaps as lines begin there and at low: N R. So p < z + N R + 2S N R + S <= z + 2S (N R + 1), as
-   N R <= S.
+   whatever lines they belong to, and the last N R + R - 1 of them below low hold a whole turn of this shard. A sum that
+   guesses has at most R positions (window_of_guesses in sharding.h), so it skips less than R/2, and fewer than R are
+   skipped in a row. So one position of that turn, z, is complete. Behind it, up to low, are fewer than (N + 1) R of
+   these positions, and at most as many gaps, as each stands ahead of a line's first position. So, as N R <= S and
+   R <= S/2, p < z + (N + 1) R (1 + 2S) - 2S + S <= z + 2S (N + 1) R + S/2 < z + 2S ((N + 1) R + 1).
 
 The same holds for what followers of rank 0 send on a void prediction: it lies in their windows, too. What a rack
 completes of it makes c larger, and is no further ahead than its sender's low + S.
@@ -31,12 +31,18 @@ too far ahead, in the first window of a job, and only if its sequence is among t
 from jax_passing.config import SHARDS_MAX
 
 REACH_MAX = (1 << 31) - 1  # nothing lies further ahead
-_RUN = 32  # kRun in sharding.h; where a shard has fewer slots a turn is shorter
+
+
+def _longest_run(shards: int) -> int:
+    """R, where shards have slots for it: LongestRun in sharding.h."""
+    return 32 if shards <= 8 else 1 << (128 // shards).bit_length() - 1
 
 
 def reach(slot_count: int, shards: int) -> int:
     """`slot_count`: of the job at one switch, and so no fewer than S, unless each shard has but one of them."""
     assert 1 <= shards <= SHARDS_MAX, shards
     window = max(slot_count, shards)
-    gaps = 1 if shards == 1 else min(_RUN * shards, window)
-    return 2 * window * (gaps + 1)
+    if shards == 1:
+        return 4 * window
+    run = min(_longest_run(shards), window // shards)
+    return 2 * window * ((shards + 1) * run + 1)

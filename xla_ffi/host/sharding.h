@@ -24,25 +24,24 @@ struct ShardSlot {
 
 class Sharding {
  public:
-  // Of positions. A small sum mostly stays on one shard and costs one send; of a large one, packets of a run share a
-  // super-packet. Half a super-packet: with 16 the hosts' processors had a quarter more to do (H=4,
-  // benchmarks/star.py).
-  static constexpr uint32_t kRun = 32;
-
   // `slots_per_shard`: a power of two; `shard_count` need not be one.
   Sharding(uint32_t shard_count, uint32_t slots_per_shard)
-      : shard_count_(shard_count), slots_per_shard_(slots_per_shard), run_(std::min(kRun, slots_per_shard)) {
+      : shard_count_(shard_count),
+        slots_per_shard_(slots_per_shard),
+        run_(std::min(LongestRun(shard_count), slots_per_shard)) {
     assert(shard_count > 0 && std::has_single_bit(slots_per_shard));
-    static_assert(std::has_single_bit(kRun));
   }
 
   uint32_t shard_count() const { return shard_count_; }
   // How many positions a rank may be ahead of its first missing result.
   uint32_t window() const { return shard_count_ * slots_per_shard_; }
+  // How many positions stay on a shard: a power of two.
+  uint32_t run() const { return run_; }
 
-  // The window of a sum that guesses its exponents: none where it could skip all that a shard has of a turn, and the
-  // next turn's as well, and so on, so that the shard's switch didn't hear how far the job is (switch/reach.py).
-  uint32_t window_of_guesses() const { return shard_count_ == 1 || run_ == kRun ? window() : 0; }
+  // A sum that guesses its exponents must fit into this window, and so skips less than half of it. With several shards
+  // it is a run: else sums one after the other could skip all that a shard has of each of its turns, and its switch
+  // wouldn't hear how far the job is (jax_passing/switch/reach.py).
+  uint32_t window_of_guesses() const { return shard_count_ == 1 ? window() : run_; }
 
   uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }
   ShardSlot At(uint64_t position) const {
@@ -53,6 +52,15 @@ class Sharding {
   }
 
  private:
+  // Where shards have slots for it. A small sum mostly stays on one shard and costs one send; of a large one, packets
+  // of a run share a super-packet, and 32 are half of one: with 8 the hosts' processors had three quarters more to do
+  // (H=4, benchmarks/star.py). But all ranks go from shard to shard in the same order, with 256 chunks in flight, and a
+  // shard that has none of these holds up the sum: with 16 shards and runs of 32, eight worked at a time. So where
+  // there are more than eight of them, two rounds over all shards are in flight.
+  static constexpr uint32_t LongestRun(uint32_t shard_count) {
+    return shard_count <= 8 ? 32 : std::max(std::bit_floor(128 / shard_count), 1u);
+  }
+
   uint32_t shard_count_;
   uint32_t slots_per_shard_;
   uint32_t run_;

@@ -7,7 +7,10 @@ from jax_passing.config import SHARDS_MAX
 from jax_passing.switch.reach import REACH_MAX, reach
 
 
-@pytest.mark.parametrize(("slots", "shards", "expected"), [(1, 1, 4), (256, 1, 1024), (256, 2, 2 * 256 * 65)])
+@pytest.mark.parametrize(
+    ("slots", "shards", "expected"),
+    [(1, 1, 4), (256, 1, 1024), (256, 2, 2 * 256 * (3 * 32 + 1)), (1024, 16, 2 * 1024 * (17 * 8 + 1))],
+)
 def test_it_is_a_few_windows(slots, shards, expected):
     assert reach(slots, shards) == expected
 

@@ -28,7 +28,7 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   };
   ClusterOptions options;
   options.world_size = pick(1u, 2u, 2u, 3u, 4u, 8u);
-  options.shard_count = pick(1u, 1u, 2u, 3u, 4u);
+  options.shard_count = pick(1u, 1u, 2u, 3u, 4u, 16u);
   options.slot_count = pick(4u, 8u, 16u, 64u);
   options.lanes_per_chunk = pick(64u, 256u, 360u, 63u);
   options.order_delay_us = pick(0, 100, 2000);

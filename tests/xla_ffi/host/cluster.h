@@ -154,8 +154,8 @@ class Cluster {
 
   // As the control plane says it, of shards all of whose slots are used (jax_passing/switch/reach.py).
   uint32_t Reach() const {
-    const uint32_t shards = options_.shard_count, window = shards * options_.slot_count;
-    return 2 * window * (1 + (shards == 1 ? 1 : shards * std::min(Sharding::kRun, options_.slot_count)));
+    const Sharding sharding(options_.shard_count, options_.slot_count);
+    return 2 * sharding.window() * (options_.shard_count == 1 ? 2 : (options_.shard_count + 1) * sharding.run() + 1);
   }
 
   void AddRank(uint32_t rank) {
