@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_HOST_SLOT_WINDOW_H_
 #define XLA_FFI_HOST_SLOT_WINDOW_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -75,7 +76,13 @@ class SlotWindow {
     uint64_t send_number = 0;
     uint64_t answered_number = 0;    // the latest send of those in order that have their result,
     uint64_t answered_position = 0;  // and the last position
-    int64_t progress_us = 0;         // when the last result came
+    int64_t progress_us = 0;         // when the last result came,
+    int64_t revived_us = 0;          // and the last one that came first after a burst
+    // A silence began: what was sent up to then is taken for lost, and sent again in bursts.
+    uint64_t lost_number = 0;
+    int64_t burst_us = 0;  // when the last one began
+    uint32_t burst = 16;   // chunks
+    uint32_t burst_left = 0;
   };
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
@@ -83,6 +90,19 @@ class SlotWindow {
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
+  // Of what is taken for lost: the chunk that was sent first, and the lowest one.
+  std::optional<uint64_t> FirstLost(const Path& path) const;
+  std::optional<uint64_t> LowestLost(const Path& path) const;
+  uint64_t NextOfBurst(Path& path);
+  // Some of what was taken for lost has its results, some has not.
+  bool Recovers(const Path& path, const Chunk& first_waiting) const {
+    return first_waiting.send_number <= path.lost_number && path.progress_us >= path.burst_us;
+  }
+  int64_t SilentUs(const Path& path, const Chunk& first_waiting) const {
+    return std::max(first_waiting.sent_us, path.progress_us) + rto_us();
+  }
+  void OnSilence(int64_t now_us);
+  void BeginBurst(Path& path, uint32_t chunks, int64_t now_us);
   // The chunk that was sent first of a path's without a result; null if there is none.
   const Chunk* FirstWaiting(const Path& path) const;
   struct Timeout {
@@ -98,8 +118,8 @@ class SlotWindow {
   std::vector<Path> paths_;    // by shard
   CongestionWindow congestion_;
   RoundTrip round_trip_;
-  uint32_t timeout_budget_;  // resends for timeouts until a result comes or the probe is due
-  int64_t probe_us_ = 0;     // when the budget is renewed
+  uint32_t silences_ = 0;  // since the last result
+  int64_t probe_us_ = 0;   // when the next one may end
   int64_t probe_interval_us_ = 0;
 };
 

@@ -309,6 +309,48 @@ TEST(AllReduceCluster, maximaLoseAsSumsDo) {
   EXPECT_EQ(run(Op::kMax), std::pair(sums_us, sums_resent));
 }
 
+// All ranks send to one port, whose buffer holds less than a tenth of their windows.
+TEST(AllReduceCluster, manyRanksThroughOnePortGetOn) {
+  ClusterOptions options{.world_size = 16,
+                         .slot_count = 1024,
+                         .lanes_per_chunk = 360,
+                         .faults = {.reorder = 1, .reorder_us = 2},
+                         .port = Port{.bytes_per_us = 125, .buffer_bytes = 100'000}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kInt32, {100'000}, 1);
+  workload.Execute({0}, 1);
+  EXPECT_TRUE(cluster.Run(2'000'000)) << Stalls(cluster, options.world_size);
+  workload.Check();
+}
+
+// One rank stops for a while. The others don't send all that they have in flight again, neither then nor when it is
+// back, and the next sums take as long as ever.
+TEST(AllReduceCluster, aRankThatWasStoppedLeavesNoTrace) {
+  ClusterOptions options{.world_size = 4,
+                         .slot_count = 1024,
+                         .lanes_per_chunk = 360,
+                         .faults = {},
+                         .port = Port{.bytes_per_us = 125, .buffer_bytes = 10'000'000}};
+  Cluster cluster(1, options);
+  Workload workload(cluster, options.world_size);
+  workload.AddSite(DType::kInt32, {250'000}, 1);
+  const auto run = [&] {
+    const int64_t start_us = cluster.network().now_us();
+    workload.Execute({0}, 1);
+    EXPECT_TRUE(cluster.Run(start_us + 2'000'000)) << Stalls(cluster, options.world_size);
+    return cluster.network().now_us() - start_us;
+  };
+  run();
+  const int64_t usual_us = run();
+  cluster.Pause(3, 100'000);
+  const int64_t paused_us = run();
+  EXPECT_LT(cluster.rank(0).stats().packets_resent, 60u);
+  EXPECT_LT(paused_us, 100'000 + usual_us);
+  EXPECT_LT(run(), usual_us * 101 / 100);
+  workload.Check();
+}
+
 // Data that was sent at guessed exponents counts if all guesses were right, and is sent again if not.
 TEST(AllReduceCluster, aSmallSumTakesOneRoundTripWhileItsExponentsStay) {
   ClusterOptions options{.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}};

@@ -26,6 +26,7 @@ struct ClusterOptions {
   uint32_t lanes_per_chunk = 64;
   std::vector<uint32_t> whole_lanes{};  // by shard; of the packets that it takes, 0: of any; missing shards: 0
   Faults faults;
+  std::optional<Port> port{};    // on the way to each switch: all of its hosts' packets pass it
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   bool tagged = false;  // packets have tags
@@ -60,11 +61,18 @@ class Cluster {
   }
   const std::optional<Failure>& protocol_failure() const { return protocol_failure_; }
 
+  // The rank takes nothing and sends nothing for so long.
+  void Pause(uint32_t rank, int64_t pause_us) {
+    paused_ = rank;
+    network_.After(pause_us, [this] { paused_.reset(); });
+  }
+
   // Runs until every rank is idle and no event is left, or until `deadline_us`. True if all are idle.
   bool Run(int64_t deadline_us) {
     while (network_.now_us() < deadline_us) {
       int64_t next_us = network_.next_us();
       for (auto& rank : ranks_) {
+        if (paused_ && rank == ranks_[*paused_]) continue;
         while (rank->next_timer_us() <= network_.now_us()) rank->OnTimer(network_.now_us());
         next_us = std::min(next_us, rank->next_timer_us());
       }
@@ -84,6 +92,7 @@ class Cluster {
   };
   struct ShardTree {
     Tree tree;
+    Port port;  // of its root alone
     std::vector<Switch> switches;
     std::vector<uint32_t> worker_of;  // by rank: at its switch
   };
@@ -115,6 +124,7 @@ class Cluster {
 
   void AddShard(uint32_t shard) {
     ShardTree& added = shards_.emplace_back();
+    if (options_.port) added.port = *options_.port;
     added.tree = shard < options_.trees.size() ? options_.trees[shard] : Tree::OneSwitch(options_.world_size);
     added.switches.resize(added.tree.switch_count());
     added.worker_of.resize(options_.world_size);
@@ -181,9 +191,11 @@ class Cluster {
   }
 
   void SendToSwitch(uint32_t shard, uint32_t to, std::vector<uint8_t> packet, const Member& source) {
-    network_.Send(std::move(packet), [this, shard, to, source](std::span<const uint8_t> arrived) {
+    const auto deliver = [this, shard, to, source](std::span<const uint8_t> arrived) {
       OnSwitch(shard, to, arrived, source);
-    });
+    };
+    if (options_.port) return network_.Send(std::move(packet), shards_[shard].port, deliver);
+    network_.Send(std::move(packet), deliver);
   }
 
   void OnSwitch(uint32_t shard, uint32_t at, std::span<const uint8_t> packet, const Member& source) {
@@ -226,6 +238,7 @@ class Cluster {
   std::vector<std::unique_ptr<FakeDriver>> drivers_;
   std::vector<std::unique_ptr<AllReduce>> ranks_;
   std::vector<int64_t> order_arrival_us_;
+  std::optional<uint32_t> paused_;
   std::optional<Failure> protocol_failure_;
 };
 

@@ -31,6 +31,21 @@ TEST(CongestionWindow, growsByEightARoundTrip) {
   EXPECT_EQ(window.chunks(), 1024u);
 }
 
+// After a late rank the next sum has nearly all it had; where nothing comes through, a rank sends one at a time.
+TEST(CongestionWindow, silencesHalveIt) {
+  CongestionWindow window(4096);
+  for (uint32_t count : {1, 2, 3}) window.OnSilence(count);
+  EXPECT_EQ(window.chunks(), 128u);
+  for (int sum = 0; sum < 100; ++sum) window.OnSilence(1);
+  EXPECT_EQ(window.chunks(), 16u);
+  for (uint32_t count = 1; count < 10; ++count) window.OnSilence(count);
+  EXPECT_EQ(window.chunks(), 1u);
+  window.OnLoss(1, 1);
+  EXPECT_EQ(window.chunks(), 1u);
+  for (int result = 0; result < 120; ++result) window.OnResult();  // by an eighth a round trip
+  EXPECT_EQ(window.chunks(), 16u);
+}
+
 TEST(CongestionWindow, leavesEnoughForASmallSum) {
   CongestionWindow window(4096), few(8);
   for (int64_t now_us = 0; now_us < 1'000; ++now_us) {

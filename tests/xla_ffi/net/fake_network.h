@@ -2,6 +2,8 @@
 #ifndef TESTS_XLA_FFI_NET_FAKE_NETWORK_H_
 #define TESTS_XLA_FFI_NET_FAKE_NETWORK_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -24,6 +26,13 @@ struct Faults {
   bool brings_flipped = false;  // else the receiver's kernel drops them, by UDP's checksum
   double stale = 0;             // share of packets that come once more, up to `stale_us` later
   int64_t stale_us = 0;
+};
+
+// Where packets leave a network switch one after the other. What comes while the buffer is full is lost.
+struct Port {
+  double bytes_per_us = 0;
+  int64_t buffer_bytes = 0;
+  double free_us = 0;  // when all that has come is through
 };
 
 class FakeNetwork {
@@ -52,6 +61,16 @@ class FakeNetwork {
       const int64_t late_us = Chance(faults.reorder) ? Below(faults.reorder_us + 1) : 0;
       Bring(packet, faults.delay_us + late_us, deliver);
     }
+  }
+  // Through a port first.
+  void Send(std::vector<uint8_t> packet, Port& port, Deliver deliver) {
+    const auto bytes = static_cast<double>(packet.size() + kHeaderBytes);
+    const auto now = static_cast<double>(now_us_);
+    port.free_us = std::max(port.free_us, now);
+    if ((port.free_us - now) * port.bytes_per_us + bytes > static_cast<double>(port.buffer_bytes)) return;
+    port.free_us += bytes / port.bytes_per_us;
+    After(static_cast<int64_t>(port.free_us - now),
+          [this, packet = std::move(packet), deliver = std::move(deliver)] { Send(packet, deliver); });
   }
   uint64_t flipped() const { return flipped_; }
 
@@ -82,6 +101,8 @@ class FakeNetwork {
   }
 
  private:
+  static constexpr size_t kHeaderBytes = 42;  // of UDP, IP and Ethernet
+
   void Bring(const std::vector<uint8_t>& packet, int64_t delay_us, const Deliver& deliver) {
     After(delay_us, [packet, deliver] { deliver(packet); });
   }
