@@ -9,7 +9,7 @@
 namespace passing {
 
 // Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
-// bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip. A narrow window widens by an eighth
+// bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip. A narrow window widens by a quarter
 // of itself: all ranks do, and may share a port.
 class CongestionWindow {
  public:
@@ -26,9 +26,11 @@ class CongestionWindow {
     chunks_ = std::min(chunks_, std::max(std::min(kMinChunks, max_chunks_), chunks_ * kDecrease));
   }
   // Nothing came for an RTO, the `count`th in a row: all that was sent is lost, or another rank is late. Results of as
-  // few chunks as this leaves at first take no longer than the RTO did; many silences in a row take longer yet.
+  // few chunks as this leaves at first take no longer than the RTO did; many silences in a row take longer yet. Fewer
+  // than four would be silent again soon where packets are lost at random: of four that all links of two ranks lose
+  // with 20 % each, one is answered 94 % of the times.
   void OnSilence(uint32_t count) {
-    const double least = count < kSilencesOfLateRank ? std::min(kMinChunks, chunks_) : 1;
+    const double least = std::min(count < kSilencesOfLateRank ? kMinChunks : kLeastChunks, chunks_);
     chunks_ = std::max(least, chunks_ / 2);
   }
 
@@ -39,9 +41,10 @@ class CongestionWindow {
   static constexpr uint32_t kLeastMaxChunks = 256;
 
   static constexpr double kIncreaseChunks = 8;  // a round trip
-  static constexpr double kIncrease = 1.0 / 8;  // at most, of the window
+  static constexpr double kIncrease = 1.0 / 4;  // at most, of the window
   static constexpr double kDecrease = 0.85;
   static constexpr double kMinChunks = 16;
+  static constexpr double kLeastChunks = 4;           // after many silences
   static constexpr uint32_t kSilencesOfLateRank = 4;  // 14 ms at least, as each is longer than the last
 
   const double max_chunks_;

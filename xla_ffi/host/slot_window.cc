@@ -12,8 +12,9 @@ namespace {
 // contribution may have been the lost one.
 constexpr uint32_t kReorderChunks = 64;
 
-// After a silence no more chunks than this are sent again, and half as many as in the burst before: a straggler makes
-// every chunk time out, though nothing is lost, and a port that overflows lets few through.
+// After a silence no more chunks than this are sent again: a straggler makes every chunk time out, though nothing is
+// lost. Where nothing comes of a burst, as where a port overflows, the next one is half as long; under random loss some
+// of it is always answered, and it isn't shortened.
 constexpr uint32_t kMaxFirstBurst = 8;
 constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
 
@@ -120,7 +121,7 @@ void SlotWindow::OnSilence(int64_t now_us) {
     const Chunk* first = FirstWaiting(path);
     if (first == nullptr || now_us < SilentUs(path, *first)) continue;
     path.lost_number = path.send_number;
-    BeginBurst(path, std::min(path.burst / 2, kMaxFirstBurst), now_us);
+    BeginBurst(path, std::min(silences_ > 1 ? path.burst / 2 : path.burst, kMaxFirstBurst), now_us);
   }
 }
 

@@ -39,10 +39,10 @@ TEST(CongestionWindow, silencesHalveIt) {
   for (int sum = 0; sum < 100; ++sum) window.OnSilence(1);
   EXPECT_EQ(window.chunks(), 16u);
   for (uint32_t count = 1; count < 10; ++count) window.OnSilence(count);
-  EXPECT_EQ(window.chunks(), 1u);
+  EXPECT_EQ(window.chunks(), 4u);
   window.OnLoss(1, 1);
-  EXPECT_EQ(window.chunks(), 1u);
-  for (int result = 0; result < 120; ++result) window.OnResult();  // by an eighth a round trip
+  EXPECT_EQ(window.chunks(), 4u);
+  for (int result = 0; result < 48; ++result) window.OnResult();  // by a quarter a round trip
   EXPECT_EQ(window.chunks(), 16u);
 }
 
