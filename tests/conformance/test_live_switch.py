@@ -65,7 +65,10 @@ def failures(address, seeds=20, parent_at=None, key=None):
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"lanes_per_chunk": 64}, {"slots_per_job": 16, "slot_total": 48}], ids=str)
+FEW = [{"lanes_per_chunk": 64}, {"slots_per_job": 16, "slot_total": 48}]
+
+
+@pytest.mark.parametrize("changes", [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in FEW)], ids=str)
 def test_cpp_switch(changes):
     running = SwitchThread(**changes)
     try:
@@ -84,6 +87,7 @@ def key_file(tmp_path):
     return file
 
 
+@pytest.mark.slow  # the one with a parent has a key, too
 def test_cpp_switch_with_a_key(key_file):
     running = SwitchThread(key_file=key_file)
     try:
@@ -175,7 +179,7 @@ def test_command_says_that_the_key_is_missing_or_wrong(tmp_path, key_file, of_sw
     assert text in str(result.exception)
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.slow), KEY], ids=["without a key", "with a key"])
 def test_cpp_switch_with_a_parent(parent_at, key_file, key):
     running = SwitchThread(parent=parent_at, key_file=key and key_file)
     try:

@@ -110,7 +110,7 @@ def test_a_scan_over_layers_computes_what_the_layers_do():
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "alexnet", "vgg16"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "alexnet", "vgg16"])
 def test_activations_are_dropped_by_the_batchs_key(name):
     model = model_cases.SMALL[name]
     (batch,) = model_cases.batches_of(model, 4, 1)
