@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions and a warning. docs/errors.md lists each with its cause and remedy."""
+"""This package raises these exceptions, and one warning. docs/errors.md lists each with its cause and remedy."""
 
 import re
 import sys
@@ -52,7 +52,7 @@ class HostLostError(PassingError):
 
 
 class RankZeroError(PassingError):
-    """What rank 0 did for all hosts, by `on_rank_zero`, raised an exception. The session goes on."""
+    """Rank 0's function of `on_rank_zero` raised an exception. The session goes on."""
 
 
 class HostJoinedError(PassingError):
@@ -113,7 +113,7 @@ class UnsupportedDtypeError(PassingError, TypeError):
 
 
 class InsideHostWarning(UserWarning):
-    """What may be meant to go over all hosts stays inside this one. No error, as it may also be meant so."""
+    """A collective stays inside this host, but may be meant to go over all. It is no error, as it may be right."""
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What type checkers tell users of the types of results. mypy reads this file, nobody runs it."""
+"""Type checkers tell users these types of results. mypy reads this file, nobody runs it."""
 
 from typing import assert_type
 

@@ -40,7 +40,7 @@ def _wrapped(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def over_gloo() -> bool:
-    """Whether collectives on CPU go over gloo: with jax.distributed they do, also between devices of one process."""
+    """Tells whether collectives on CPU go over gloo: with jax.distributed also those of one process do."""
     return distributed.global_state.client is not None and config.cpu_collectives_implementation.value == "gloo"
 
 

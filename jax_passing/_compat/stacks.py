@@ -31,7 +31,7 @@ def is_of_jax(code: CodeType) -> bool:
 
 
 def is_of_package(code: CodeType) -> bool:
-    """Whether this is ours."""
+    """Tells whether this code is this package's."""
     return code.co_filename.startswith(_PACKAGE)
 
 

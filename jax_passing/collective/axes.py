@@ -103,7 +103,7 @@ def extent(axis_name: Any) -> Extent:
 
 
 def spans_processes() -> bool:
-    """Whether the mesh around has devices of other processes: then JAX's own collectives go over these, too."""
+    """Tells whether the mesh around has devices of other processes: then JAX's own collectives go over these, too."""
     return jax.process_count() > 1 and jax.sharding.get_abstract_mesh().size > jax.local_device_count()
 
 

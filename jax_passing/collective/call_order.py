@@ -114,7 +114,7 @@ _OUTSIDE = (
 
 
 def share(ctx: mlir.LoweringRuleContext, key: object, make: Callable[[], Any]) -> Any:
-    """What `make` made when it was first asked for by that key in this block: one for all its calls."""
+    """Returns what `make` made when this block first asked for that key: all its calls share it."""
     line: _Line = lowered_modules.of_block(ctx, _Line)
     if key not in line.shared:
         line.shared[key] = make()

@@ -58,7 +58,7 @@ def all_ready(tokens: Sequence[jax.Array]) -> jax.Array:
 
 
 def _more(primitive: Primitive, value: Any) -> list[Any]:
-    """What it returns beyond its operands."""
+    """Lists what the primitive returns beyond its operands."""
     return [value] if primitive is passing_ready_p else []
 
 

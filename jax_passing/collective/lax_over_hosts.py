@@ -122,7 +122,7 @@ def _cast(leaf: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def _say_if_inside(name: str, axes: Sequence[Any]) -> None:
-    """That this collective of jax.lax stays inside this host, if there are others, and it isn't asked for."""
+    """Warns if this collective of jax.lax stays inside this host though there are others, and nobody asked for that."""
     session, scope = scopes.of_session(), scopes.of_thread()
     if session is None or session.alone or (scope is not None and scope.per_host_gradients) or spans_processes():
         return

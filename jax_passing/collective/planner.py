@@ -188,10 +188,10 @@ def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtyp
 
 
 def ranks_max(cluster: Cluster) -> int:
-    """So many ranks its switches add up: those of one switch, or of a tree where hosts alone are more than that."""
+    """Counts the ranks that its switches add up: those of one switch, or of a tree where hosts alone are more."""
     return WORKERS_MAX if cluster.hosts <= WORKERS_MAX else RANKS_MAX
 
 
 def fits_flat(cluster: Cluster) -> bool:
-    """Whether these switches can add up what every device sends."""
+    """Tells whether these switches can add up what every device sends."""
     return cluster.hosts * cluster.devices_per_host <= ranks_max(cluster)

@@ -1,4 +1,4 @@
-"""What `jax-passing plan` prints, as a table or as JSON: the predictions of one sum, and why."""
+"""`jax-passing plan` prints this, as a table or as JSON: the predictions of one sum, and why."""
 
 from dataclasses import asdict
 from typing import Any
@@ -52,7 +52,7 @@ def make(cluster: Cluster, elements: int) -> Table:
 
 
 def _choice(cluster: Cluster, elements: int) -> planner.Strategy:
-    """What `auto` takes if the mesh spans the hosts."""
+    """Names what `auto` takes if the mesh spans the hosts."""
     return planner.choose(cluster, elements, ("passing", "native"))
 
 

@@ -39,7 +39,7 @@ def stayed(what: str, *, doubtful: bool) -> None:
 
 
 def warn_of(what: str, remedy: str) -> None:
-    """Of one that stays inside, though its axis continues over the hosts."""
+    """Warns of a collective that stays inside, though its axis continues over the hosts."""
     _warn(
         f"{what} stays inside this host, though init(axis_name=...) declares that the axis goes on over all. {remedy}"
     )

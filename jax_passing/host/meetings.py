@@ -126,7 +126,7 @@ class Meetings:
         )
 
     def wait(self, place: int, left_s: float) -> Wait:
-        """What this host's user hears of its wait at a place."""
+        """Makes what tells this host's user of its wait at a place."""
         who = f"Rank {self._settings.rank} of job {self._job!r}"
         return Wait(who, address_text(*self.places[place][0]), left_s, self._settings.warn_s)
 

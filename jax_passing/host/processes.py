@@ -1,4 +1,4 @@
-"""What the processes of `jax.distributed` tell each other before they compute together, by way of its coordinator."""
+"""The processes of `jax.distributed` tell each other, by its coordinator, what they are about to compute together."""
 
 import hashlib
 from collections import Counter
@@ -13,7 +13,7 @@ from jax_passing.errors import PassingError
 DEADLINE_S = 300.0  # as long as jax.distributed.initialize waits
 
 Fact = tuple[str, str]
-"""What is compared, and how it is shown."""
+"""Something that is compared, and how it is shown."""
 
 _meetings: tuple[Any, Counter[str]] = (None, Counter())  # how many there were, by coordinator and name
 
@@ -21,7 +21,7 @@ _meetings: tuple[Any, Counter[str]] = (None, Counter())  # how many there were, 
 def told(
     what: str, own: str, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
 ) -> dict[int, str]:
-    """What each of the processes says, which all call this, in the same order as each other.
+    """Returns what each of the processes says, which all call this, in the same order as each other.
 
     Args:
       what: the user has called.

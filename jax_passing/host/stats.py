@@ -1,4 +1,4 @@
-"""What a session counts."""
+"""A session counts these."""
 
 from typing import TypedDict
 
@@ -58,5 +58,5 @@ class Stats(TypedDict):
     errors_reported: int
 
 
-# Of a session without a switch, which only the transport has.
+# A session without a switch has no transport, which counts these.
 NO_NETWORK = {"datagrams_unsent": 0, "errors_reported": 0}

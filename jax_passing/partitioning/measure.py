@@ -21,7 +21,7 @@ Measured = tuple[list[float], tuple[int, ...]]
 
 
 def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) -> Measured:
-    """What process 0 of `jax.distributed` measures, in all processes: by times of their own they would cut differently.
+    """Returns what process 0 of `jax.distributed` measured, in all processes: by their own times they would cut apart.
 
     `facts`: what they must agree on, by name. Raises PartitionError in all of them if they don't agree, if not all of
     them call this, or if process 0 can't measure.

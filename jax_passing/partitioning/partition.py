@@ -230,7 +230,7 @@ def _measured(slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limit
 
 
 def _compared(program: Program, chain: Chain, limits: Limits, stages: int) -> dict[str, Fact]:
-    """What must be alike in all processes, if the times of one of them are to be those of all."""
+    """Lists what must be alike in all processes, if the times of one of them are to be those of all."""
     loss = digest_of(program.operations, [*program.params, *program.batch], program.outputs, program.constants)
     search = repr((limits, chain.may_cut.tolist(), chain.compute_s.tolist(), chain.stash_bytes.tolist(), chain.weights))
     return {

@@ -300,7 +300,7 @@ def _is_jaxpr(param: Any) -> bool:
 
 
 def holds_operations(eqn: core.JaxprEqn) -> bool:
-    """Whether there is a program inside of it."""
+    """Tells whether there is a program inside of it."""
     return any(map(_is_jaxpr, jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr)))
 
 

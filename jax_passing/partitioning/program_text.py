@@ -1,4 +1,4 @@
-"""What operations compute, in words that are alike in all processes that have traced the same program.
+"""A text says what operations compute, in words that are alike in all processes that have traced the same program.
 
 Neither what JAX or Python count, nor where something is in memory, is in them: values are numbered as they come.
 """

@@ -1,4 +1,4 @@
-"""Whether all processes of a mesh have the same pipeline: they compare what they are about to do before they begin.
+"""All processes of a mesh must have the same pipeline: they compare what they are about to do before they begin.
 
 Processes that cut a model in different places would send each other arrays that are something else, and if these have
 the same shapes, the loss is wrong without a word.
@@ -91,7 +91,7 @@ def refuse(mesh: Mesh, error: Exception) -> None:
 
 
 def _digest_of_passes(passes: Passes) -> str:
-    """What a stage computes: its forward pass, and its backward pass in which derivatives are made of operations."""
+    """Digests what a stage computes: its forward pass, and the operations of its backward pass."""
     stage = passes.stage
     words: list[object] = [stage.pieces, stage.batch, stage.carried_in, stage.carried_out, stage.needs_gradient_in]
     words += [stage.needs_gradient_out, stage.outputs, passes.kept, passes.handed_over]

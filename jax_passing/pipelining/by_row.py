@@ -225,7 +225,7 @@ class _Values(Builder):
     def _apart(
         self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any, arrays: dict[int, int]
     ) -> list[Any]:
-        """What takes arrays of several rows, as operations that don't."""
+        """Rewrites what takes arrays of several rows as operations that don't."""
         name = eqn.primitive.name
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]

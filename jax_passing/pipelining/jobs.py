@@ -62,7 +62,7 @@ def member(data_axis: str) -> Member | None:
 
 
 def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
-    """What this process can say by itself.
+    """Checks what this process can say by itself.
 
     Raises PipelineError if its session doesn't suit the mesh.
     """
@@ -123,7 +123,7 @@ def suit(rows: Sequence[Sequence[int]], members: Mapping[int, Member | None]) ->
 
 
 def processes_of(mesh: Mesh) -> list[int]:
-    """Those that have any of its devices, in ascending order."""
+    """Lists the processes that have any of its devices, in ascending order."""
     return sorted({device.process_index for device in mesh.devices.flat})
 
 

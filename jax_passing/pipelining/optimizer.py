@@ -34,7 +34,7 @@ class Homes:
         self._norms: dict[Any, ByRow] = {}
 
     def leaves(self, tree: Any) -> list[Any]:
-        """Of a tree like the parameters'."""
+        """Lists the leaves of a tree that is like the parameters'."""
         leaves: list[Any] = self._tree.flatten_up_to(tree)
         return leaves
 
@@ -129,7 +129,7 @@ class _State:
         return found
 
     def shapes(self, by_row: Sequence[Sequence[Any]]) -> list[jax.ShapeDtypeStruct]:
-        """Of the whole state's leaves: as they are if any is in this process, else as they were at first."""
+        """Tells the shapes of the whole state's leaves: today's where this process has one, else the first."""
         leaves = [next((leaf for leaf in several if leaf is not None), None) for several in zip(*by_row, strict=True)]
         return [shape if leaf is None else _shape_of(leaf) for leaf, shape in zip(leaves, self._shapes, strict=True)]
 
@@ -137,7 +137,7 @@ class _State:
         return jax.tree.unflatten(self._tree, leaves)
 
     def leaves(self, state: Any) -> list[Any]:
-        """Of the whole state."""
+        """Lists the leaves of the whole state."""
         leaves: list[Any] = self._tree.flatten_up_to(state)
         return leaves
 

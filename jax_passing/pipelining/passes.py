@@ -140,7 +140,7 @@ def _values(atoms: Sequence[Any]) -> list[int]:
 
 
 def needed(operations: Sequence[Operation], outputs: Sequence[Any], given: Set[int] = frozenset()) -> list[Operation]:
-    """Those of the operations that make these values, if some are given."""
+    """Selects those of the operations that make these values, if some are given."""
     wanted = set(_values(outputs)) - given
     found = []
     for operation in reversed(operations):

@@ -395,7 +395,7 @@ def _made_here(
     axes: tuple[str, str],
     param_specs: Any,
 ) -> Pipeline:
-    """What this process can make and check by itself."""
+    """Makes and checks what this process can by itself."""
     stage_axis, data_axis = axes
     if not {stage_axis, data_axis}.issubset(mesh.axis_names):
         raise PipelineError(

@@ -40,7 +40,7 @@ def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
 
 
 def whom_it_awaits(epoch: Epoch) -> str:
-    """What to say to a rank that asks, while the epoch forms."""
+    """Says for whom a rank waits that asks while the epoch forms."""
     uplink = epoch.uplink
     if uplink is not None and uplink.is_connected:
         here = names(sorted(epoch.joined())).capitalize()

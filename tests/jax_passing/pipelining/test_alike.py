@@ -1,4 +1,4 @@
-"""What processes compare before a pipeline's first step, between pipelines of one process."""
+"""Processes compare this before a pipeline's first step, between pipelines of one process."""
 
 import jax
 import jax.numpy as jnp

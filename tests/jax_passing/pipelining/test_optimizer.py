@@ -92,7 +92,7 @@ def test_updates_are_those_of_one_device(optimizer):
     ids=["only finite ones, clipped", "skip what isn't finite", "a norm in the state at first", "noise by leaf"],
 )
 def test_optimisers_that_look_at_all_parameters(optimizer):
-    """What isn't finite is in one stage, and counts in all; state as well."""
+    """A value that isn't finite is in one stage, and counts in all; state as well."""
     run, (params, *several) = step(), trees()
     several[1]["second"] = several[1]["second"].at[0, 0].set(jnp.nan)
     placed = run.place(params)
