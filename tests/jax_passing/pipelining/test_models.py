@@ -6,7 +6,7 @@ GPT-2 is in tests/end_to_end/test_pipelines.py, and with a scan in tests/jax_pas
 import jax
 import optax
 import pytest
-from pipeline_cases import Case, error
+from pipeline_cases import ROUNDING, Case, error
 
 STEPS = 3
 
@@ -39,14 +39,14 @@ def train(value_and_grad, params, batches):
     ],
 )
 def test_pipelines_train_models_as_they_are(name, stages, schedule, has_key):
-    """Stages add up in another order, so results differ by rounding: by up to 2e-7 when this was written.
+    """Stages add up in another order, so results differ by rounding: by 2e-7 to 1.2e-6, depending on the machine.
 
     Each step of a training is compared by itself. Over several, rounding grows: the losses of two trainings of resnet50
     were 1e-7 apart after three steps, and 4e-2 after seven.
     """
     case = Case(name, stages, has_key)
     run = case.pipeline(schedule)
-    assert error(run(case.params, case.batch)[1], case.through_gpipe[1]) <= 1e-6
+    assert error(run(case.params, case.batch)[1], case.through_gpipe[1]) <= ROUNDING
     for params, batch, result, gradients in train(run, case.params, case.batches(STEPS)):
         whole, whole_gradients = case.unpartitioned(params, batch)
         assert error(gradients, whole_gradients) <= 1e-5
