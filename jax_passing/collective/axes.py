@@ -92,19 +92,11 @@ def extent(axis_name: Any) -> Extent:
                 "that both continue over the hosts. Only one of them can, or a sum over one and then the other would "
                 "count each host twice. Declare one, or give the axes of one program other names."
             )
-    if not over_hosts and not scope.alone and not scope.axis_names and jax.process_count() == 1:
-        raise ConfigError(undeclared(axes))
-    if not scope.alone:
-        if over_hosts or spans_processes():
-            inside.went_over_hosts()
-        else:
-            inside.stayed(f"what jax_passing does over {', '.join(map(repr, axes))} at {here()}", doubtful=True)
+    if not over_hosts and not scope.alone and jax.process_count() == 1:
+        if not scope.axis_names:
+            raise ConfigError(undeclared(axes))
+        inside.stayed(f"what jax_passing does over {', '.join(map(repr, axes))} at {here()}", doubtful=True)
     return Extent(axes, over_hosts, scope)
-
-
-def spans_processes() -> bool:
-    """Tells whether the mesh around has devices of other processes: then JAX's own collectives go over these, too."""
-    return jax.process_count() > 1 and jax.sharding.get_abstract_mesh().size > jax.local_device_count()
 
 
 def require_session(along: Extent, function: str) -> None:

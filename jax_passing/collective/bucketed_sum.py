@@ -56,6 +56,12 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     return strategy
 
 
+def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
+    """Groups the indices of the arrays, whose paths are `site.paths`, by the call that sums them."""
+    leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
+    return make_buckets(leaves, site.bucket_bytes)
+
+
 def bucketed_sum(
     arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
 ) -> list[Any]:
@@ -64,8 +70,7 @@ def bucketed_sum(
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
     """
-    leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
-    buckets = make_buckets(leaves, site.bucket_bytes)
+    buckets = buckets_of(arrays, site)
     given, sums = list(arrays), list(arrays)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []

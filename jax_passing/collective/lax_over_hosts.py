@@ -12,7 +12,7 @@ import jax
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective import composed
 from jax_passing.collective.all_gather import all_gather, psum_scatter
-from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared, spans_processes
+from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
 from jax_passing.collective.call_place import here
 from jax_passing.collective.pmax import pmax, pmin
 from jax_passing.collective.psum import pmean, psum
@@ -124,7 +124,9 @@ def _cast(leaf: Any, axes: tuple[Any, ...]) -> Any:
 def _say_if_inside(name: str, axes: Sequence[Any]) -> None:
     """Warns if this collective of jax.lax stays inside this host though there are others, and nobody asked for that."""
     session, scope = scopes.of_session(), scopes.of_thread()
-    if session is None or session.alone or (scope is not None and scope.per_host_gradients) or spans_processes():
+    if session is None or session.alone or (scope is not None and scope.per_host_gradients):
+        return
+    if jax.process_count() > 1:  # where a mesh spans the processes JAX's own go over them, and tracing doesn't tell
         return
     bound = [axis for axis in axes if named_axes.axis_exists(axis)]
     if not bound:

@@ -60,9 +60,11 @@ def overlap(
             result: Any
             if of_module:
                 given = jax.tree.map(lambda leaf: leaf, nnx.state(params, nnx.Param))  # a copy, with the arrays of now
-                nnx.update(params, cast(given))
+                varying = cast(given)
+                nnx.update(params, varying)
                 result = loss_fn(params, *args, **kwargs)
-                nnx.update(params, given)  # as the caller has them, equal on all devices
+                # As the caller has them, equal on all devices, unless the loss has assigned them.
+                nnx.update(params, jax.tree.map(_unless_assigned, nnx.state(params, nnx.Param), varying, given))
             else:
                 result = loss_fn(cast(params), *args, **kwargs)
             loss, aux = result if has_aux else (result, None)
@@ -74,3 +76,7 @@ def overlap(
         return ((loss, aux) if has_aux else loss), gradients
 
     return value_and_grad
+
+
+def _unless_assigned(now: Any, put: Any, given: Any) -> Any:
+    return given if now is put else now

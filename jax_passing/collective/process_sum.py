@@ -9,13 +9,13 @@ import numpy as np
 
 from jax_passing._compat import tracers
 from jax_passing.collective.axes import Extent
-from jax_passing.collective.bucketed_sum import bucketed_sum
+from jax_passing.collective.bucketed_sum import bucketed_sum, buckets_of
 from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import SUPPORTED_DTYPES, at
 from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import ConfigError, RankZeroError, UnsupportedDtypeError, translate
+from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes
-from jax_passing.host import session
 
 _TEXT_BYTES = 1024
 
@@ -94,11 +94,20 @@ def on_rank_zero(function: Callable[[], object]) -> None:
         try:
             function()
         except Exception as error:
-            cause, text = error, f"{type(error).__name__}: {error}".encode(errors="replace")[:_TEXT_BYTES]
+            cause, text = error, _text_of(error)
     # The others add zeros.
     text = process_sum(np.frombuffer(text.ljust(_TEXT_BYTES, b"\0"), np.uint8)).tobytes().rstrip(b"\0")
     if text:
         raise RankZeroError(f"What rank 0 did for all hosts failed there: {text.decode(errors='replace')}") from cause
+
+
+def _text_of(error: Exception) -> bytes:
+    """Never raises, as the other hosts wait; and is never empty, as they take that for success."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "(its text can't be had)"
+    return f"{type(error).__name__}: {said}".encode(errors="replace")[:_TEXT_BYTES]
 
 
 def _check_outside(function: str, leaves: list[Any]) -> None:
@@ -125,6 +134,7 @@ def _over_hosts(arrays: list[np.ndarray], scope: scopes.Scope, site: Site) -> li
     device = min(jax.local_devices(backend="cpu"), key=lambda device: device.id)
     with jax.enable_x64(True), jax.set_mesh(None), translate():
         operands = [jax.device_put(array, device) for array in arrays]
+        inside.between_programs(sum(any(arrays[i].size for i in bucket) for bucket in buckets_of(arrays, site)))
         return [np.asarray(each) for each in _program(scope, site)(*operands)]
 
 

@@ -14,18 +14,20 @@ log = logging.getLogger("jax_passing")
 _NOTED_MAX = 8
 
 _noted: dict[str, bool] = {}  # traced in this session, in order: whether it may have been meant to go over the hosts
-_some_went_over = False  # ever: a program that is compiled isn't traced again
+_between_programs = 0  # sums of this session that no program made
 
 
 def begin() -> None:
     """A session begins."""
+    global _between_programs
+    _between_programs = 0
     _noted.clear()
 
 
-def went_over_hosts() -> None:
-    """One has been traced whose axis continues over the hosts."""
-    global _some_went_over
-    _some_went_over = True
+def between_programs(sums: int) -> None:
+    """`process_sum`, `barrier` or `on_rank_zero` makes so many sums."""
+    global _between_programs
+    _between_programs += sums
 
 
 def stayed(what: str, *, doubtful: bool) -> None:
@@ -33,7 +35,7 @@ def stayed(what: str, *, doubtful: bool) -> None:
 
     `doubtful`: whether it may have been meant to go over the hosts.
     """
-    if what not in _noted and len(_noted) < _NOTED_MAX:
+    if what not in _noted and list(_noted.values()).count(doubtful) < _NOTED_MAX:
         _noted[what] = doubtful
         log.info("%s stays inside this host", what)
 
@@ -46,15 +48,18 @@ def warn_of(what: str, remedy: str) -> None:
 
 
 def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:
-    """A session of several hosts ends without an error, and so many sums over the hosts were made: those of programs,
-    of `process_sum`, and `barrier`."""
-    if sums and (_some_went_over or not any(_noted.values())):
+    """A session of several hosts ends without an error, and made so many sums over the hosts in all."""
+    if sums > _between_programs or (sums and not any(_noted.values())):
         return
     declares = ", ".join(map(repr, axis_names)) or "no axis"
-    made = "no program of it has summed" if sums else "nothing was summed"
+    made = (
+        "only process_sum, barrier or on_rank_zero went over the hosts, and no program of it."
+        if sums
+        else "nothing was summed over the hosts: each of them has computed by itself."
+    )
     noted = f" What stayed inside this host: {'; '.join(_noted)}." if _noted else ""
     _warn(
-        f"The session of {who} ends, but {made} over the hosts: each of them has computed by itself. "
+        f"The session of {who} ends, but {made} "
         f"init(axis_name=...) declares {declares}.{noted} Sums go over the hosts if jax_passing makes them (psum, "
         "pmean, overlap ...), or jax.lax in a `with jax_passing.lax_over_hosts():`, and if their axis is one that "
         "init(axis_name=...) declares, by the name that it has in shard_map, pmap or vmap."

@@ -232,7 +232,7 @@ class Session:
             self._warn_if_inside()
 
     def _warn_if_inside(self) -> None:
-        by_jax = jax.process_count() > 1 and not self.settings.axis_name  # its own sums go over all processes
+        by_jax = jax.process_count() > 1  # its own sums may go over all processes, and aren't counted
         if self._ranks is not None and self._had_others and not by_jax:
             sums = self._sums_before + self._ranks.stats()["sums_started"]
             who = f"rank {self.rank} of {self.world_size} in job {self.settings.job!r}"

@@ -67,7 +67,7 @@ class Wait:
     def ask(self, connection: ControlConnection) -> None:
         """Raises OSError. The answer may come behind others."""
         now = time.monotonic()
-        self.next_question = now + (now - self._began)
+        self.next_question = now + max(0.5, now - self._began)
         connection.send(Query())
 
     def warn(self, answer: SlotState) -> None:

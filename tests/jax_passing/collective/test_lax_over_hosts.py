@@ -106,9 +106,8 @@ def test_what_has_no_counterpart_raises(session):
 
 
 @pytest.fixture
-def several_hosts(session, monkeypatch):
+def several_hosts(session):
     """As far as tracing goes."""
-    monkeypatch.setattr(inside, "_some_went_over", False)
     inside.begin()
     scope.begin(scope.of_session()._replace(axis_names=("d", "i"), world_size=2))
     yield
@@ -173,10 +172,7 @@ def test_what_is_right_is_silent(several_hosts, monkeypatch):
     weight = jnp.float32(2)
     slope = jax.grad(lambda w: mapped(lambda x: jnp.sin(w * x), check_vma=True)(X).sum())
     assert not said(jax.make_jaxpr(slope), weight)
-    # A mesh over several processes has all hosts' devices.
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert warned(several)
-    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)  # a mesh over them has all hosts' devices
     assert not warned(several)
 
 
@@ -184,22 +180,37 @@ def test_a_world_of_one_host_is_silent(session):
     assert not said(traced, everything)
 
 
+def test_sums_that_no_program_makes_are_told_from_others(session):
+    counted = []
+    for sum_something in (
+        lambda: jax_passing.process_sum([np.float32(1), np.zeros(0), np.int32(1), np.int32(2)]),
+        jax_passing.barrier,
+        lambda: jax_passing.on_rank_zero(lambda: None),
+    ):
+        inside.begin()
+        before = session.stats()["sums_started"]
+        sum_something()
+        counted.append(inside._between_programs)
+        assert counted[-1] == session.stats()["sums_started"] - before
+    assert counted == [2, 1, 1]
+
+
 def test_a_session_ends_with_a_warning_if_only_an_undeclared_axis_is_summed(several_hosts):
     (nothing,) = said(inside.end, "rank 0 of 2", ("d", "i"), 0)
     assert "nothing was summed over the hosts" in str(nothing.message)
-    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)  # of process_sum
+    inside.between_programs(5)
+    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
 
     assert not said(traced, lambda x: jax.lax.psum(x, "e"), "e")  # may well be meant
     assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
 
     traced(lambda x: jax_passing.psum(x, "e"), "e")
     (ended,) = said(inside.end, "rank 0 of 2", ("d", "i"), 5)
-    assert "no program of it has summed over the hosts" in str(ended.message)
+    assert "only process_sum, barrier or on_rank_zero went over the hosts" in str(ended.message)
     assert "declares 'd', 'i'. What stayed inside this host: jax.lax.psum over 'e' at test" in str(ended.message)
     assert "; what jax_passing does over 'e' at test_lax_over_hosts.py:" in str(ended.message)
 
-    traced(lambda x: jax_passing.psum(x, "d"))
-    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
+    assert not said(inside.end, "rank 0 of 2", ("d", "i"), 6)  # one more, of a program
 
 
 def test_functions_of_jax_are_what_they_were_for_everybody_else(session):

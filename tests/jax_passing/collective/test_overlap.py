@@ -86,8 +86,10 @@ class Net(nnx.Module):
     def __init__(self, rngs):
         self.first, self.last = nnx.Linear(5, 7, rngs=rngs), nnx.Linear(7, 1, rngs=rngs)
         self.norm, self.dropout = nnx.BatchNorm(7, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+        self.calls = nnx.Param(0.0)
 
     def __call__(self, x):
+        self.calls[...] = self.calls[...] + 1
         return self.last(jnp.tanh(self.dropout(self.norm(self.first(x)))))[:, 0]
 
 
@@ -114,9 +116,9 @@ def test_a_module_of_nnx(check_vma, has_aux):
             result, gradients = step(net, x, y)
             value, *aux = result if has_aux else (result,)
             assert isinstance(gradients, nnx.State)
-            others = nnx.state(net, nnx.BatchStat, nnx.RngCount)
-            own = jax.tree.map(lambda leaf: leaf[None], (others, aux))
-            return value, gradients, nnx.state(net, nnx.Param), own
+            parameters, others = nnx.state(net, nnx.Param), nnx.state(net, nnx.BatchStat, nnx.RngCount)
+            own = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (others, parameters.pop("calls")[...], aux))
+            return value, gradients, parameters, own
 
         specs = {"in_specs": (P(), P("d"), P("d")), "out_specs": (P(), P(), P(), P("d"))}
         net = Net(nnx.Rngs(0))
