@@ -175,15 +175,24 @@ class _ByStage:
         leaves = self._homes.arrays(params)
         with no_mesh():
             known = self._state_of(leaves)
+            made = known.states(known.made(self._homes.by_row(leaves)))
             if known.made.sends:
-                return known.states(known.made(self._homes.by_row(leaves)))
+                return made
             states: list[Any] = []
-            for row, own in zip(self._homes.rows, self._homes.by_row(leaves), strict=True):
-                # Zeros like a parameter lie as that does, if no program makes them. What is like none lies anywhere:
-                # it is put to where the first update leaves it, or the second one would be compiled anew.
-                state = self._optimizer.init(self._homes.whole(own)) if is_here(row) else None
+            for row, own, values in zip(self._homes.rows, self._homes.by_row(leaves), made, strict=True):
+                # The values are those of all parameters' init: one for a row's alone may count leaves otherwise, and
+                # draw other numbers. It tells where they lie: zeros like a parameter lie as that does, if no program
+                # makes them. What is like none lies anywhere: it is put to where the first update leaves it, or the
+                # second one would be compiled anew.
+                like = self._optimizer.init(self._homes.whole(own)) if is_here(row) else None
                 states.append(
-                    jax.tree.map(lambda one, row=row: one if getattr(one, "committed", False) else put(one, row), state)
+                    jax.tree.map(
+                        lambda one, value, row=row: put(
+                            value, one.sharding if getattr(one, "committed", False) else row
+                        ),
+                        like,
+                        values,
+                    )
                 )
             return states
 

@@ -49,6 +49,14 @@ def decays(params):
     return jax.tree_util.tree_map_with_path(lambda path, _: "last" not in jax.tree_util.keystr(path), params)
 
 
+def drawn_at_first():
+    """An optimiser whose init draws other numbers for each leaf, by how many there are."""
+    return optax.GradientTransformation(
+        lambda params: optax.tree.random_like(jax.random.key(1), params),
+        lambda updates, state, params=None: (jax.tree.map(jnp.add, updates, state), state),
+    )
+
+
 def same(ours, theirs):
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
@@ -64,8 +72,9 @@ def same(ours, theirs):
             {"slow": optax.sgd(1e-3), "fast": optax.adam(1e-1)}, {**dict.fromkeys(NAMES, "slow"), "unused": "fast"}
         ),
         optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2),
+        drawn_at_first(),
     ],
-    ids=["adam", "adamw, masked by name", "masked by a tree", "groups", "every second step"],
+    ids=["adam", "adamw, masked by name", "masked by a tree", "groups", "every second step", "drawn at first"],
 )
 def test_updates_are_those_of_one_device(optimizer):
     run, (params, *several) = step(), trees()
