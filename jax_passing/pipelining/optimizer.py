@@ -260,7 +260,10 @@ class _ByStage:
 
 
 def by_stage(optimizer: Any, homes: Homes, max_norm: float | None) -> Any:
-    from optax import GradientTransformationExtraArgs, with_extra_args_support
+    from optax import GradientTransformation, GradientTransformationExtraArgs, with_extra_args_support
 
-    made = _ByStage(with_extra_args_support(optimizer), homes, max_norm)
+    # Of anything else, such as optax.MultiSteps, it would drop further arguments, also if that takes some.
+    if isinstance(optimizer, GradientTransformation):
+        optimizer = with_extra_args_support(optimizer)
+    made = _ByStage(optimizer, homes, max_norm)
     return GradientTransformationExtraArgs(made.init, made.update)
