@@ -73,6 +73,14 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
+def _own(leaf: Any) -> Any:
+    """The same on this process's devices alone, if all of the processes that have it have all of it."""
+    is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    if is_global and leaf.is_fully_replicated and leaf.addressable_shards:
+        return leaf.addressable_data(0)
+    return leaf
+
+
 def _norm(leaves: Sequence[Any]) -> Any:
     wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
     squares = [jnp.sum(jnp.square(jnp.abs(leaf))).astype(jnp.float32) for leaf in wide]
@@ -224,7 +232,7 @@ class _ByStage:
             known, update = self._updates[key]
             states = known.by_row(state)
             others_by_row = [
-                [jax.device_put(leaf, row) if is_here(row) else None for leaf in other_leaves] for row in homes.rows
+                [put(leaf, row) if is_here(row) else None for leaf in map(_own, other_leaves)] for row in homes.rows
             ]
             held_by_row = homes.by_row(held) if held else [[]] * len(homes.rows)
             pieces = zip(homes.by_row(leaves), states, held_by_row, others_by_row, strict=True)

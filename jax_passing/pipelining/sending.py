@@ -33,7 +33,10 @@ def put(array: Any, sharding: Any) -> jax.Array:
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
     if is_global or sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
-    own = np.asarray(array)  # jax.device_put of a local jax.Array is broken here in JAX 0.12.0
+    if isinstance(array, jax.Array) and (kind := _key_kind(array)):
+        keys: jax.Array = _wrapped(sharding, kind)(put(jax.random.key_data(array), sharding))
+        return keys
+    own = np.asarray(array, jax.typeof(array).dtype)  # jax.device_put of a local jax.Array is broken here in JAX 0.12.0
     return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index], dtype=own.dtype)
 
 
@@ -110,6 +113,12 @@ def _lowered(targets: tuple[NamedSharding, ...], key_kinds: tuple[Any, ...]) -> 
         return [jax.random.wrap_key_data(array[0], impl=kind) if kind else array[0] for array, kind in pairs]
 
     return jax.jit(lower, out_shardings=list(targets))
+
+
+@functools.cache
+def _wrapped(sharding: NamedSharding, key_kind: Any) -> Any:
+    """A program that makes random keys of their words."""
+    return jax.jit(lambda words: jax.random.wrap_key_data(words, impl=key_kind), out_shardings=sharding)
 
 
 @functools.cache

@@ -89,7 +89,9 @@ def main(layout: str) -> None:
         for schedule in ("1f1b", "zb-h1"):
             step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES, schedule=schedule)
             placed = step.place(params)
-            optimizer = step.by_stage(optax.sgd(0.2), max_norm=norm / 2)
+            no_noise = optax.add_noise(0.0, 0.0, 0)  # its state has a random key
+            plateau = optax.contrib.reduce_on_plateau()  # it takes the loss
+            optimizer = step.by_stage(optax.chain(no_noise, optax.sgd(0.2), plateau), max_norm=norm / 2)
             state = optimizer.init(placed)
             for _ in range(3):  # of what JAX runs for the second time, it remembers where its arrays are
                 (found, aux), found_gradients = step(placed, own)
@@ -97,7 +99,7 @@ def main(layout: str) -> None:
             assert int(aux["most"]) == int(last["most"])
             assert aux["key"] == last["key"]
             np.testing.assert_allclose(step.global_norm(found_gradients), norm, rtol=1e-5)
-            updates, _ = optimizer.update(found_gradients, state)
+            updates, _ = optimizer.update(found_gradients, state, value=found)
             moved = optax.apply_updates(placed, updates)
             pairs = zip(*map(jax.tree.leaves, (found_gradients, gradients, moved, placed)), strict=True)
             shards = 0
