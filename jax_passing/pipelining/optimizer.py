@@ -1,6 +1,7 @@
 """Optimisers of optax for parameters that lie on several stages' devices: a program for each stage."""
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,14 +34,20 @@ class Homes:
         self.everywhere = Place("what all stages have", tuple(range(len(self.rows))))
         self._norms: dict[Any, ByRow] = {}
 
-    def leaves(self, tree: Any) -> list[Any]:
-        """Lists the leaves of a tree that is like the parameters'."""
-        leaves: list[Any] = self._tree.flatten_up_to(tree)
+    def leaves(self, tree: Any, remedy: str = REMEDY) -> list[Any]:
+        """Lists the leaves of a tree that an optimiser made like the parameters'. Raises PipelineError if it isn't."""
+        try:
+            leaves: list[Any] = self._tree.flatten_up_to(tree)
+        except ValueError as error:
+            raise PipelineError(
+                f"This tree isn't like that of the parameters: it is {_text(jax.tree.structure(tree))}, theirs is "
+                f"{_text(self._tree)}. {remedy}"
+            ) from error
         return leaves
 
     def arrays(self, tree: Any) -> list[Any]:
         """The same of what is no part of a program."""
-        leaves = self.leaves(tree)
+        leaves = self.leaves(tree, "Give gradients and parameters as the step takes and returns them.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise PipelineError(
                 "The parameters lie on several stages' devices, and one program can't be on all of them: call the "
@@ -66,6 +73,10 @@ class Homes:
             self._norms[key] = ByRow(lambda leaves: [_norm(leaves)], shapes, self.places, [self.everywhere], self.rows)
         by_row = self._norms[key](self.by_row(leaves))
         return next(results[0] for results in by_row if results)
+
+
+def _text(tree: Any) -> str:
+    return textwrap.shorten(str(tree), 200)
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -156,6 +156,10 @@ def mixing(change):
             mixing(lambda tree: {**tree, "first": tree["last"]}),
             r"makes \['first'\], which is on row 0 of the mesh, of \['last'\], which is on row 1",
         ),
+        (
+            mixing(lambda tree: {"first": tree["first"]}),
+            r"is PyTreeDef\(\{'first': \*\}\), theirs is PyTreeDef\(\{'first': \*, 'last': .*works leaf by leaf",
+        ),
         (optax.lbfgs(0.1, linesearch=None), r"on row 0 of the mesh, .* in one operation: scan"),
         (optax.flatten(optax.adam(0.1)), r"init fails for the parameters of row 2 of the mesh alone.*ValueError"),
         (
@@ -171,6 +175,15 @@ def test_what_no_stage_can_compute_is_refused(optimizer, message):
     placed = run.place(params)
     with pytest.raises(PipelineError, match=message):
         ours.update(run.place(gradients), ours.init(placed), placed)
+
+
+def test_gradients_of_other_parameters_are_refused():
+    run, (params, gradients, *_) = step(), trees()
+    ours = run.by_stage(optax.sgd(0.1))
+    state = ours.init(run.place(params))
+    with pytest.raises(PipelineError, match=r"isn't like that of the parameters: .*Give gradients") as refusal:
+        ours.update({"first": gradients["first"]}, state)
+    assert len(str(refusal.value)) < 500
 
 
 def test_a_function_to_evaluate_is_refused():
