@@ -1,6 +1,7 @@
 """`jax-passing plan`: what each strategy would take."""
 
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -63,6 +64,8 @@ def plan(
             f"This can't be planned: a shard is one switch, which takes at most {WORKERS_MAX} hosts. Leave --shards "
             f"out to plan a tree of switches for {hosts}."
         )
+    if not all(map(math.isfinite, (link_gbit, shard_link_gbit or link_gbit))):
+        raise ConfigError("This can't be planned: a link's rate is finite.")
     elements = max(1, size_bytes // 4)
     if as_json:
         typer.echo(json.dumps(plan_table.as_json(cluster, elements), indent=1))

@@ -223,7 +223,15 @@ def test_plan_as_json():
     assert ours.keys() > {*PREDICTABLE}
 
 
-@pytest.mark.parametrize("arguments", [("2", "--shards", "3", "--colocated"), ("65", "--shards", "2")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("2", "--shards", "3", "--colocated"),
+        ("65", "--shards", "2"),
+        ("2", "--link-gbit", "inf"),
+        ("2", "--shards", "1", "--shard-link-gbit", "inf"),
+    ],
+)
 def test_plan_refuses_nonsense(arguments):
     result = plan("--hosts", *arguments)
     assert result.exit_code != 0
