@@ -1,8 +1,9 @@
 """How long the stages of a plan really take."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax_passing.errors import PartitionError
 from jax_passing.host.processes import Fact, differences, told
 from jax_passing.partitioning.stages import Stage
 
+WHAT = "jax_passing.partition(cost='measure')"
 REPEATS = 5
 MEASURING_S = 3600.0  # the others wait so long for process 0, which compiles all stages a few times
 
@@ -24,14 +26,17 @@ def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) ->
     """Returns what process 0 of `jax.distributed` measured, in all processes: by their own times they would cut apart.
 
     `facts`: what they must agree on, by name. Raises PartitionError in all of them if they don't agree, if not all of
-    them call this, or if process 0 can't measure.
+    them call this, if one raises before (`refusals_told`), or if process 0 can't measure.
     """
     processes = list(range(jax.process_count()))
     if len(processes) == 1:
         return measure()
-    what = "jax_passing.partition(cost='measure')"
-    said = told(what, json.dumps(facts), processes, PartitionError)
-    if differing := differences({process: json.loads(text) for process, text in said.items()}):
+    said = told(WHAT, json.dumps([None, facts]), processes, PartitionError)
+    everything = {process: json.loads(text) for process, text in said.items()}
+    for process, (refusal, _) in sorted(everything.items()):
+        if refusal is not None:
+            raise PartitionError(f"Process {process} can't cut this model, so no other does: {refusal}")
+    if differing := differences({process: facts for process, (_, facts) in everything.items()}):
         raise PartitionError(
             f"The processes don't cut the same model, so the times of process 0 can't be those of all: they differ in "
             f"{', '.join(differing)}. Call partition with the same loss and arguments in every process."
@@ -41,13 +46,26 @@ def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) ->
         try:
             own = json.dumps(["", measure()])
         except Exception as error:
-            told(what, json.dumps([f"{type(error).__name__}: {error}", None]), processes, PartitionError, MEASURING_S)
+            told(WHAT, json.dumps([f"{type(error).__name__}: {error}", None]), processes, PartitionError, MEASURING_S)
             raise
-    refusal, measured = json.loads(told(what, own, processes, PartitionError, MEASURING_S)[0])
+    refusal, measured = json.loads(told(WHAT, own, processes, PartitionError, MEASURING_S)[0])
     if refusal:
         raise PartitionError(f"Process 0 couldn't measure the stages for all processes: {refusal}")
     times_s, cuts = measured
     return times_s, tuple(cuts)
+
+
+@contextlib.contextmanager
+def refusals_told() -> Iterator[None]:
+    """What comes before `measured_once` in all processes: if this one raises, the others, which wait, learn why."""
+    processes = list(range(jax.process_count()))
+    try:
+        yield
+    except Exception as error:
+        if len(processes) > 1:
+            with contextlib.suppress(PartitionError):  # if they don't come; the first error is the one to be raised
+                told(WHAT, json.dumps([f"{type(error).__name__}: {error}", {}]), processes, PartitionError)
+        raise
 
 
 def stage_times_s(stages: Sequence[Stage], held: Sequence[Any], batch: Any) -> list[float]:

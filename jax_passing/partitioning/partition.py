@@ -1,5 +1,6 @@
 """`partition`: from a loss to the plan of its stages."""
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -15,7 +16,7 @@ from jax_passing.errors import PartitionError
 from jax_passing.host.processes import Fact
 from jax_passing.partitioning.cost import bytes_of
 from jax_passing.partitioning.cut import is_mark
-from jax_passing.partitioning.measure import Measured, measured_once, stage_times_s
+from jax_passing.partitioning.measure import Measured, measured_once, refusals_told, stage_times_s
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.partitioning.program import CHECKPOINT, Program, Turn, holds_operations, trace
@@ -85,35 +86,39 @@ def partition(
         still to come.
 
     Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked; and with cost="measure"
-    in all processes if they don't call this with the same arguments, or not all of them do.
+    in all processes if they don't call this with the same arguments, or not all of them do, or one of them fails.
     """
-    _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
-    # Without shardings: how arrays lie now says nothing of the stages' devices.
-    params_shapes, batch_shapes = jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type),
-        jax.eval_shape(lambda *given: given, params, batch),
-    )
-    loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
-    program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
-    slicer = Slicer(program, loss.names)
-    if not slicer.chain:
-        raise PartitionError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
-    costs = costs_of_chain(slicer)
-    forward_s = np.array([cost.forward.time_s(flops_per_s, bytes_per_s) for cost in costs])
-    backward_s = np.array([cost.backward.time_s(flops_per_s, bytes_per_s) for cost in costs])
-    chain = Chain(
-        compute_s=forward_s + backward_s,
-        stash_bytes=np.array([cost.stash_bytes for cost in costs]),
-        cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
-        may_cut=_legal_places(slicer, max_live, stages, forward_s + backward_s),
-        weights=_weights(slicer, optimizer_copies),
-    )
-    limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
-    cuts = best_cuts(chain, stages, limits)
-    made = _stages(slicer, cuts)
+    with refusals_told() if cost == "measure" else contextlib.nullcontext():
+        _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
+        # Without shardings: how arrays lie now says nothing of the stages' devices.
+        params_shapes, batch_shapes = jax.tree.map(
+            lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type),
+            jax.eval_shape(lambda *given: given, params, batch),
+        )
+        loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
+        program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
+        slicer = Slicer(program, loss.names)
+        if not slicer.chain:
+            raise PartitionError(
+                "The loss doesn't depend on both the parameters and the batch: there is nothing to cut."
+            )
+        costs = costs_of_chain(slicer)
+        forward_s = np.array([cost.forward.time_s(flops_per_s, bytes_per_s) for cost in costs])
+        backward_s = np.array([cost.backward.time_s(flops_per_s, bytes_per_s) for cost in costs])
+        chain = Chain(
+            compute_s=forward_s + backward_s,
+            stash_bytes=np.array([cost.stash_bytes for cost in costs]),
+            cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
+            may_cut=_legal_places(slicer, max_live, stages, forward_s + backward_s),
+            weights=_weights(slicer, optimizer_copies),
+        )
+        limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
+        cuts = best_cuts(chain, stages, limits)
+        made = _stages(slicer, cuts)
+        if cost == "measure":
+            _check_arrays((params, batch))
+            facts = _compared(program, chain, limits, stages)
     if cost == "measure":
-        _check_arrays((params, batch))
-        facts = _compared(program, chain, limits, stages)
         times_s, cuts = measured_once(facts, lambda: _measured(slicer, chain, cuts, limits, (params, batch)))
         chain, made = replace(chain, compute_s=np.array(times_s)), _stages(slicer, cuts)
     # Measured times don't say what part of them is the forward pass.

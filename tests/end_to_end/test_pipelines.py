@@ -50,6 +50,8 @@ def test_processes_that_differ_are_refused_on_all_of_them(cluster: "Cluster") ->
         }.items():
             process.wait_for(f"^{what}: {message}", 1)
     started[1].wait_for("^measuring: PartitionError: Process 0 couldn't measure .*ZeroDivisionError", 1)
+    started[0].wait_for("^raising: PartitionError: Process 1 can't cut this model, so no .*ZeroDivisionError", 1)
+    started[1].wait_for("^raising: ZeroDivisionError", 1)
     started[0].wait_for("^refusal: PipelineError: Process 1 can't make this pipeline, so .*schedule is '2f2b'", 1)
     started[1].wait_for("^refusal: PipelineError: schedule is '2f2b'", 1)
     alone = [line for line in started[1].lines if line.startswith("alone: ")]

@@ -63,6 +63,7 @@ def main() -> None:
     print(f"measured: {[len(stage.pieces) for stage in measured.stages]}, loss {step_of(measured)}")
     print(f"counted: {[len(stage.pieces) for stage in plan().stages]}, loss {step_of(plan())}")
     refused("measured loss", lambda: plan(loss_of(factor=1.0 + rank), cost="measure"))
+    refused("raising", lambda: plan(lambda *given: loss_of(factor=1.0 / (1 - rank))(*given), cost="measure"))
     partitioning.stage_times_s = lambda *_: 1 / 0
     refused("measuring", lambda: plan(cost="measure"))
 
