@@ -103,7 +103,7 @@ def main(kind: str) -> None:
             import jax_passing
 
             current = jax_passing.session.current()
-            answer["failed"] = current is None or current.failure is not None
+            answer["failed"] = current is None or current.error is not None
         return answer
 
     jnp.zeros(()).block_until_ready()  # the backend exists before the first question's limit runs

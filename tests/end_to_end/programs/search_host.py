@@ -144,7 +144,7 @@ def main() -> None:
         program = draw(question["seed"], at.hosts, jax.local_device_count())
         answer = attempt(lambda: run(program, at.rank))
         current = jax_passing.session.current()
-        answer["failed"] = current is None or current.failure is not None
+        answer["failed"] = current is None or current.error is not None
         if question["seed"] % 50 == 0:
             jax.clear_caches()  # of programs that never come again
         return answer
