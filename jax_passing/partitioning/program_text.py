@@ -61,10 +61,8 @@ class _Words:
         match value:
             case core.Literal():
                 return f"{self.of(value.val)}:{value.aval}"
-            case core.ClosedJaxpr():
-                return f"{self.of(value.jaxpr)} {self.of(value.consts)}"
-            case core.Jaxpr():
-                return self._of_jaxpr(value)
+            case core.ClosedJaxpr() | core.Jaxpr():  # one class since JAX 0.12
+                return f"{self._of_jaxpr(getattr(value, 'jaxpr', value))} {self.of(getattr(value, 'consts', ()))}"
             case np.ndarray() | np.generic() | jax.Array():
                 return _of_array(value)
             case Enum():
