@@ -65,6 +65,8 @@ async def _run(
     received: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
+        if number == signal.SIGPIPE and output.is_read:
+            return  # ssh has ended before it took its order, which its exit code says
         (impatient if signalled.is_set() else signalled).set()
         received.append(number)
 

@@ -481,6 +481,12 @@ def test_a_machine_that_cant_be_reached_is_named(script, fake_ssh):
     assert "rank 1 can't be started: ssh doesn't reach away, or lost it (exit code 255)" in ended.stdout
 
 
+def test_a_pipe_to_ssh_that_breaks_ends_nothing(script):
+    """Where ssh ends before it has taken its order, we get this signal."""
+    broken = script("time.sleep(0.2); os.kill(os.getppid(), signal.SIGPIPE); time.sleep(0.2); sys.exit(7)")
+    assert launch(*NO_SWITCH, "--hosts", "1", broken).returncode == 7
+
+
 def test_the_exit_code_of_another_machine(script, fake_ssh):
     ended = launch(*NO_SWITCH, "--hosts", "a,b", script("sys.exit(7) if rank == 1 else time.sleep(60)"), **fake_ssh)
     assert ended.returncode == 7
