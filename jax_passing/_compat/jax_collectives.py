@@ -31,8 +31,8 @@ def take_place(name: str, other_than: Callable[[Collective], Collective]) -> Non
             setattr(module, name, own)
     theirs.__signature__ = inspect.signature(own)
     theirs.__module__ = "jax.lax"  # where pickle finds it
-    # Who holds the function holds this object, so it stays, with other code: which finds the other function among its
-    # defaults. Threads that call it meanwhile find these with either code.
+    # Everybody who holds the function holds this object, so it stays, with other code. That finds the other function
+    # among its defaults. Threads that call it meanwhile find these with either code.
     theirs.__kwdefaults__ = {**(theirs.__kwdefaults__ or {}), "_other": other_than(own)}
     theirs.__code__ = _call_other.__code__
 

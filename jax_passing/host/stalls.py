@@ -1,4 +1,4 @@
-"""What to say about a sum that makes no progress, and about a join: who is missing, where, for how long."""
+"""Messages about a sum that makes no progress, and about a join: who is missing, where, for how long."""
 
 import logging
 import time

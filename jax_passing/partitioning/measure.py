@@ -57,7 +57,7 @@ def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) ->
 
 @contextlib.contextmanager
 def refusals_told() -> Iterator[None]:
-    """What comes before `measured_once` in all processes: if this one raises, the others, which wait, learn why."""
+    """Goes around all that comes before `measured_once`: if this process raises, the others, which wait, learn why."""
     processes = list(range(jax.process_count()))
     try:
         yield

@@ -248,7 +248,7 @@ class _ByStage:
             held_by_row = homes.by_row(held) if held else [[]] * len(homes.rows)
             pieces = zip(homes.by_row(leaves), states, held_by_row, others_by_row, strict=True)
             results = update([list(itertools.chain(*own)) for own in pieces])
-        # Of rows of other processes there is nothing, and their updates are somewhere else, as their gradients are.
+        # Rows of other processes have nothing here, and their updates are somewhere else, as their gradients are.
         updates = [
             results[place.rows[0]].get(index, leaf)
             for index, (place, leaf) in enumerate(zip(homes.places, leaves, strict=True))
@@ -281,7 +281,7 @@ class _ByStage:
 def by_stage(optimizer: Any, homes: Homes, max_norm: float | None) -> Any:
     from optax import GradientTransformation, GradientTransformationExtraArgs, with_extra_args_support
 
-    # Of anything else, such as optax.MultiSteps, it would drop further arguments, also if that takes some.
+    # Anything else, such as optax.MultiSteps, would lose further arguments by it, also if it takes some.
     if isinstance(optimizer, GradientTransformation):
         optimizer = with_extra_args_support(optimizer)
     made = _ByStage(optimizer, homes, max_norm)

@@ -14,7 +14,7 @@ GROUPS = [[0, 3], [2, 1]]
 
 
 def scatter_and_gather(of, x):
-    """Of integers, so that the order of additions doesn't count."""
+    """Integers are summed, so that the order of additions doesn't count."""
     return [
         of.psum_scatter(x, "p", scatter_dimension=1, tiled=True),
         of.psum_scatter(x, ("q", "p"), scatter_dimension=2),
