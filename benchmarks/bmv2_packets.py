@@ -2,7 +2,7 @@
 
 One port, one worker: each contribution is complete and comes back as the result, so each packet takes the longest way.
 Beside a busy machine's packets a second stands what the busiest thread of bmv2 (that of the ingress) needs for each.
-Needs root, p4c-bm2-ss and simple_switch (tests/support/p4_tools.py says where they are looked for).
+Needs root, p4c-bm2-ss and simple_switch (tests/support/p4/tools.py says where they are looked for).
 """
 
 import argparse
@@ -12,15 +12,15 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import p4_tools
-from frames import IPV4, UDP, ethernet, ipv4, passing, udp
-from p4_network import HOSTS
-from p4_switch import Switch
+from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp
+from support.p4 import tools
+from support.p4.device import Switch
+from support.p4.network import HOSTS
 
 from jax_passing.protocol.packet import MAX, SUM
-from jax_passing.switch.data_plane import JobSlots
+from jax_passing.switch.data_planes.data_plane import JobSlots
 
 SLOTS = 64
 SEQUENCE_AT = 14 + 20 + 8 + 12
@@ -73,10 +73,10 @@ def main() -> None:
     for lanes in options.lanes:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "passing.json"
-            compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+            compiler = tools.find("p4c-bm2-ss", "PASSING_P4C")
             arguments = ["--arch", "v1model", f"-DLANES={lanes}", "-o", str(program)]
-            p4_tools.compile_program(compiler, p4_tools.V1MODEL, *arguments)
-            switch = Switch(p4_tools.find("simple_switch", "PASSING_BMV2"), program, Path(folder) / "log")
+            tools.compile_program(compiler, tools.V1MODEL, *arguments)
+            switch = Switch(tools.find("simple_switch", "PASSING_BMV2"), program, Path(folder) / "log")
             try:
                 for name, lane_format in (("sum", SUM), ("max", MAX)):
                     runs = [measure(switch, lane_format, options.seconds) for _ in range(3)]

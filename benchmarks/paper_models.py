@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_passing
-from jax_passing.collective.planner import Cluster
+from jax_passing.collective.primitives.planner import Cluster
 from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.schedules.interleaved import interleaved
 

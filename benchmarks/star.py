@@ -24,7 +24,7 @@ from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
 
-from jax_passing.commands import bench_table
+from jax_passing.commands.bench import table
 from jax_passing.errors import PassingError
 
 WARM_UPS = 2  # they compile, and learn the order of sums
@@ -54,9 +54,9 @@ class Case:
     samples: list[Sample] = field(default_factory=list)
     wrong: int = 0
 
-    def row(self) -> bench_table.Row:
+    def row(self) -> table.Row:
         running, gbit = self.running, self.running.star.gbit
-        return bench_table.Row(
+        return table.Row(
             system=running.contender.label,
             hosts=running.hosts,
             devices_per_host=running.contender.devices,
@@ -152,14 +152,14 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
     title = f"{hosts} hosts, links of {gbit:g} Gbit/s" if gbit else f"{hosts} hosts, links not shaped"
     if arguments.loss:
         title += f", {arguments.loss:.2%} lost each way"
-    console.print(bench_table.table([case.row() for case in cases], title))
-    table = Table("system", "size (B)", "CPU, host\n(ns/KB)", "CPU, switch\n(ns/KB)", "memory\n(MiB)", box=box.SIMPLE)
+    console.print(table.table([case.row() for case in cases], title))
+    costs = Table("system", "size (B)", "CPU, host\n(ns/KB)", "CPU, switch\n(ns/KB)", "memory\n(MiB)", box=box.SIMPLE)
     for case in cases:
         host, switch = case.cpu_ns_per_kb()
         label = f"{case.running.contender.label}, L={case.running.contender.devices}"
         memory = max(sample.memory_bytes for sample in case.samples) / 2**20
-        table.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
-    console.print(table)
+        costs.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
+    console.print(costs)
 
 
 def _numbers(text: str) -> list[float]:
@@ -199,19 +199,19 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         if arguments.plot:
-            bench_table.require_matplotlib()
+            table.require_matplotlib()
         cases = [case for hosts in arguments.hosts for case in run(hosts, arguments, console)]
     except (StarError, PassingError) as error:
         sys.exit(f"star.py: {error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    console.print(bench_table.NOTE + NOTE, soft_wrap=True)
+    console.print(table.NOTE + NOTE, soft_wrap=True)
     rows = [case.row() for case in cases]
     if arguments.json:
         samples = [[asdict(sample) for sample in case.samples] for case in cases]
-        bench_table.write_json(arguments.json, rows, options=vars(arguments), samples=samples)
+        table.write_json(arguments.json, rows, options=vars(arguments), samples=samples)
     if arguments.plot:
-        bench_table.plot(rows, arguments.plot, f"links of {arguments.gbit:g} Gbit/s" if arguments.gbit else None)
+        table.plot(rows, arguments.plot, f"links of {arguments.gbit:g} Gbit/s" if arguments.gbit else None)
     if any(row.wrong for row in rows):
         sys.exit("star.py: wrong elements, see #wrong")
 

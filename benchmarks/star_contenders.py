@@ -11,7 +11,7 @@ import star_bmv2
 from star_network import SWITCH
 from star_running import Contender, Running
 
-from jax_passing.collective.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.collective.primitives.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
 from jax_passing.protocol import keys
 
 JOB = "star"

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from jax_passing.commands.child import die_with
+from jax_passing.commands.launch.child import die_with
 
 SWITCH = -1  # in place of a host's index
 BMV2 = -2  # likewise; only an address

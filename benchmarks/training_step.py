@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from star_network import StarError, StarNetwork
 
-from jax_passing.collective.planner import UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.collective.primitives.planner import UDP_WIRE_BYTES_PER_BYTE
 
 WAYS = ("alone", "overlap", "two programs", "gloo")
 PORT = 47100
@@ -138,7 +138,7 @@ def agree_on_rate(alone_s: float, params: Any) -> float:
 def predicted_s(plan: Any, update_s: float, arguments: argparse.Namespace, gbit: float) -> dict[str, float]:
     """By way; the simulator leaves out the optimiser's update, which takes `update_s`."""
     from jax_passing import simulate
-    from jax_passing.collective.planner import Cluster
+    from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.pipelining.schedules.interleaved import interleaved
 
     cluster = Cluster(hosts=arguments.hosts, link_gbit=gbit, shared_cores=len(os.sched_getaffinity(os.getppid())))

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing import _native
-from jax_passing.collective import handlers
+from jax_passing.collective.runtime import handlers
 
 DUMP = Path(tempfile.mkdtemp(prefix="compile_for_gpu"))  # what XLA says of its work
 H200 = """

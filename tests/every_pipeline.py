@@ -14,12 +14,12 @@ from pathlib import Path
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "support"), str(HERE.parent / "examples")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 import jax  # noqa: E402
-import model_cases  # noqa: E402
 import numpy as np  # noqa: E402
-from pipeline_cases import ROUNDING, SCHEDULES, STAGES, Case, error  # noqa: E402
+from support.jax import model_cases  # noqa: E402
+from support.jax.pipeline_cases import ROUNDING, SCHEDULES, STAGES, Case, error  # noqa: E402
 
 
 def main():

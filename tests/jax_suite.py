@@ -61,9 +61,9 @@ def replace_psum(jax: Any, binds: "collections.Counter[str]") -> None:
 
 
 def count_binds(binds: "collections.Counter[str]") -> None:
-    from jax_passing.collective import primitive
+    from jax_passing.collective.primitives import passing_psum
 
-    for name, value in vars(primitive).items():
+    for name, value in vars(passing_psum).items():
         if name.endswith("_p") and hasattr(value, "bind"):
 
             def bind(*args: Any, _name: str = name, _bind: Any = value.bind, **params: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "support")]
+sys.path.insert(0, str(HERE))
 
 from simulation import plants, runner  # noqa: E402
 from simulation.plan import decode, encode, from_seed, life_from_seed  # noqa: E402

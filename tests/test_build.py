@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pages import ROOT
+from support.docs.pages import ROOT
 
 ENVIRONMENT = ROOT / "build/check/wheel-environment"  # with what building takes
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]

@@ -6,11 +6,11 @@ import shlex
 import pytest
 import typer
 import yaml
-from pages import ROOT, blocks
+from support.docs.pages import ROOT, blocks
 
 from jax_passing import config
 from jax_passing.commands import cli
-from jax_passing.switch import settings as switch_settings
+from jax_passing.switch.server import settings as switch_settings
 
 PAGE = ROOT / "docs" / "clusters.md"
 TEXT = PAGE.read_text()

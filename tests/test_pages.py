@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, blocks
+from support.docs.pages import PAGES, ROOT, blocks
 
 
 def check_shell(text):

@@ -13,12 +13,12 @@ from jax.extend.core import Primitive
 from numpy.lib.array_utils import normalize_axis_index
 
 from jax_passing._compat import gloo, jax_collectives
-from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, require_session, span
-from jax_passing.collective.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.naming.sites import Site, paths_of
+from jax_passing.collective.primitives import composed
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.primitives.words import from_words, to_words
 from jax_passing.collective.psum import SUPPORTED_DTYPES, at, require_varying
-from jax_passing.collective.sites import Site, paths_of
-from jax_passing.collective.words import from_words, to_words
 from jax_passing.errors import ConfigError, UnsupportedDtypeError
 
 _T = TypeVar("_T")

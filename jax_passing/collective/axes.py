@@ -12,9 +12,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jax_passing._compat import jax_collectives, named_axes
-from jax_passing.collective import host_calls, platforms
-from jax_passing.collective.call_place import here
-from jax_passing.collective.handlers import register_ffi
+from jax_passing.collective.naming.source_location import here
+from jax_passing.collective.runtime import host_calls, platforms
+from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.errors import ConfigError, NotInitializedError
 from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes

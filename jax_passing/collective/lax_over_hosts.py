@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from jax_passing._compat import jax_collectives, named_axes
-from jax_passing.collective import composed
 from jax_passing.collective.all_gather import all_gather, psum_scatter
 from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
-from jax_passing.collective.call_place import here
+from jax_passing.collective.naming.source_location import here
 from jax_passing.collective.pmax import pmax, pmin
+from jax_passing.collective.primitives import composed
 from jax_passing.collective.psum import pmean, psum
 from jax_passing.errors import ConfigError
 from jax_passing.host import inside

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import jax
 
 from jax_passing.collective.axes import axis_size
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
 

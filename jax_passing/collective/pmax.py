@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing._compat import jax_collectives
-from jax_passing.collective import composed
 from jax_passing.collective.axes import Span, extent, span
-from jax_passing.collective.bucketed_sum import bucketed_sum
-from jax_passing.collective.sites import Site
-from jax_passing.collective.sort_keys import from_key, halves, to_key, whole
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.primitives import composed
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitives.sort_keys import from_key, halves, to_key, whole
 
 _T = TypeVar("_T")
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from jax_passing._compat import tracers
 from jax_passing.collective.axes import Extent
-from jax_passing.collective.bucketed_sum import bucketed_sum, buckets_of
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, buckets_of
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import SUPPORTED_DTYPES, at
-from jax_passing.collective.sites import Site, new_site, paths_of, type_text
 from jax_passing.errors import ConfigError, RankZeroError, UnsupportedDtypeError, translate
 from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes

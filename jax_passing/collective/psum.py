@@ -8,9 +8,9 @@ import numpy as np
 
 from jax_passing._compat import jax_collectives, named_axes, tracers
 from jax_passing.collective.axes import Axes, axis_size, extent
-from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.sites import new_site, paths_of
+from jax_passing.collective.naming.sites import new_site, paths_of
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
 
 _T = TypeVar("_T")

@@ -14,11 +14,17 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_passing._compat import named_axes, tracers
 from jax_passing.collective.axes import Axes, Extent, extent
-from jax_passing.collective.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.jax_rules import transposed_by_shard_map
-from jax_passing.collective.primitive import LOSS, check_not_vmapped, declared_here, linear_jvp, passing_pvary_p
-from jax_passing.collective.sites import Site, new_site, paths_of
+from jax_passing.collective.naming.sites import Site, new_site, paths_of
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitives.jax_rules import transposed_by_shard_map
+from jax_passing.collective.primitives.passing_psum import (
+    LOSS,
+    check_not_vmapped,
+    declared_here,
+    linear_jvp,
+    passing_pvary_p,
+)
 from jax_passing.errors import ConfigError, GradientError
 
 _T = TypeVar("_T")

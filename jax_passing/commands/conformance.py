@@ -33,7 +33,7 @@ def conformance(
     from rich.console import Console
 
     from jax_passing.conformance import run as suite
-    from jax_passing.conformance.live import LiveSwitch
+    from jax_passing.conformance.live.suite import LiveSwitch
     from jax_passing.conformance.switch_under_test import UntestableError
     from jax_passing.protocol import keys
 

@@ -52,7 +52,7 @@ def plan(
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
 
-    from jax_passing.collective.planner import Cluster
+    from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.commands import plan_table
 
     try:

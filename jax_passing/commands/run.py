@@ -49,7 +49,7 @@ def run(
 
     Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead: then ranks are found.
     """
-    from jax_passing.commands import launcher, starting
+    from jax_passing.commands.launch import launcher, starting
 
     if not starting.machines_of(hosts)[1]:  # else it is looked for on other machines, whose files may differ
         _check_exists(script, module)

@@ -86,8 +86,8 @@ def switch(
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
-    from jax_passing.switch.serve import run
-    from jax_passing.switch.settings import resolve
+    from jax_passing.switch.server.serve import run
+    from jax_passing.switch.server.settings import resolve
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))

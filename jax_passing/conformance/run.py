@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from jax_passing.conformance import golden, limit_cases, random_exchanges, reach_cases
-from jax_passing.conformance.differences import difference, state_difference
-from jax_passing.conformance.exchange import Exchange, final_states
-from jax_passing.conformance.model import Limits
+from jax_passing.conformance.exchanges import golden, limit_cases, random_exchanges, reach_cases
+from jax_passing.conformance.exchanges.differences import difference, state_difference
+from jax_passing.conformance.exchanges.exchange import Exchange, final_states
+from jax_passing.conformance.exchanges.model import Limits
 from jax_passing.conformance.switch_under_test import Check, NotApplicableError, SwitchUnderTest, UntestableError
 
 

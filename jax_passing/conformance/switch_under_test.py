@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jax_passing import _native
-from jax_passing.conformance.exchange import Exchange, Played
-from jax_passing.conformance.model import Address, Job, Limits, State
+from jax_passing.conformance.exchanges.exchange import Exchange, Played
+from jax_passing.conformance.exchanges.model import Address, Job, Limits, State
 
 
 class SwitchUnderTest(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jax_passing.doctor.findings import Finding, bad, good, warning
-from jax_passing.switch.descriptors import BESIDE
-from jax_passing.switch.quotas import CONNECTIONS_MAX
+from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
+from jax_passing.switch.server.descriptors import BESIDE
 
 UDP_SEGMENT, UDP_GRO = 103, 104  # linux/udp.h
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h

@@ -14,17 +14,9 @@ import msgspec
 
 from jax_passing import job_names
 from jax_passing.config import address_text
-from jax_passing.conformance.data_socket import GroupSocket
-from jax_passing.conformance.group_checks import hear
-from jax_passing.conformance.joining import (
-    ANSWER_S,
-    GroupAnswer,
-    Joined,
-    RefusedError,
-    WorkerEnd,
-    join,
-    receive,
-)
+from jax_passing.conformance.live.data_socket import GroupSocket
+from jax_passing.conformance.live.group_checks import hear
+from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join, receive
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import connect_now

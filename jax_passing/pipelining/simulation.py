@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
-from jax_passing.collective.planner import Cluster, Strategy, predict
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
+from jax_passing.collective.primitives.planner import Cluster, Strategy, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.cost import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts

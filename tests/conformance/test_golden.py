@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from jax_passing import _native
-from jax_passing.conformance import golden, model, random_exchanges
-from jax_passing.conformance.differences import difference, shown, state_difference
-from jax_passing.conformance.exchange import Played, answered_by_model, final_states
-from jax_passing.conformance.model import Limits, State, is_newer
+from jax_passing.conformance.exchanges import golden, model, random_exchanges
+from jax_passing.conformance.exchanges.differences import difference, shown, state_difference
+from jax_passing.conformance.exchanges.exchange import Played, answered_by_model, final_states
+from jax_passing.conformance.exchanges.model import Limits, State, is_newer
 from jax_passing.protocol.packet import HEADER, LANES_MAX, TAG_BYTES, TAGGED, MalformedError, Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
 

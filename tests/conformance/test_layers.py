@@ -7,7 +7,7 @@ import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.packet import Raw
 
-from jax_passing.conformance import golden
+from jax_passing.conformance.exchanges import golden
 from jax_passing.conformance.layers import Passing
 from jax_passing.protocol.packet import MAX, RESULT, TAGGED, MalformedError, Packet, decode
 

@@ -11,26 +11,20 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from in_process import SwitchThread
-from model_switch import ModelDataPlane, ModelSwitch
 from rich.console import Console
+from support.jax.in_process import SwitchThread
+from support.switch.model_switch import ModelDataPlane, ModelSwitch
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance import (
-    fences,
-    golden,
-    joining,
-    key_checks,
-    live,
-    live_job,
-    parent_role,
-    run,
-)
-from jax_passing.conformance.exchange import Exchange, Step, answered_by_model, jobs_of
-from jax_passing.conformance.live import LiveSwitch
-from jax_passing.conformance.model import Limits
+from jax_passing.conformance import run
+from jax_passing.conformance.exchanges import golden
+from jax_passing.conformance.exchanges.exchange import Exchange, Step, answered_by_model, jobs_of
+from jax_passing.conformance.exchanges.model import Limits
+from jax_passing.conformance.live import fences, joining, key_checks, parent_role, suite
+from jax_passing.conformance.live.job import LiveJob
+from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import ConfigError
 from jax_passing.host.control_connection import ControlConnection
@@ -38,7 +32,8 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
 from jax_passing.protocol.packet import Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch import group_probe, member_conversation
+from jax_passing.switch.jobs import group_probe
+from jax_passing.switch.server import member_conversation
 
 KEY = keys.new_key()
 
@@ -446,7 +441,7 @@ def test_wrong_counts_are_found(monkeypatch):
 def test_a_switch_may_take_only_so_many_packets_at_once(monkeypatch, workers):
     """As bmv2, which holds some 30 frames of a port until it wakes up: the 33rd worker was never heard."""
     monkeypatch.setattr(fences, "ANSWER_S", 0.1)
-    with closing(ModelSwitch(ring=32)) as switch, closing(live_job.LiveJob(switch.address, workers)) as job:
+    with closing(ModelSwitch(ring=32)) as switch, closing(LiveJob(switch.address, workers)) as job:
         assert list(job.fences.everywhere()) == [[]] * workers
 
 
@@ -460,8 +455,8 @@ def test_steps_leave_room_in_a_small_ring():
 
 
 def test_numbers_of_no_job():
-    assert live.nobodys(7, {7, 8, 10}) == 9
-    assert live.nobodys(65_535, {65_535, 0}) == 1
+    assert suite.nobodys(7, {7, 8, 10}) == 9
+    assert suite.nobodys(65_535, {65_535, 0}) == 1
 
 
 def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
@@ -505,7 +500,7 @@ def test_results_that_come_again_later_are_found(monkeypatch):
     monkeypatch.setattr(ModelDataPlane, "send", twice)
     with closing(ModelSwitch()) as switch:
         failed, _ = failures(switch.address)
-    assert "within 1 s came result: " in failed[live.SILENCE]
+    assert "within 1 s came result: " in failed[suite.SILENCE]
 
 
 def told(switch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jax_passing import _native
-from jax_passing.conformance.tags import JobTags
+from jax_passing.conformance.live.tags import JobTags
 from jax_passing.protocol import keys
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, TAG_BYTES, Packet
 

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from in_process import SwitchThread
+from support.jax.in_process import SwitchThread
 
 from jax_passing.config import parse_address
-from jax_passing.conformance import golden
+from jax_passing.conformance.exchanges import golden
 from jax_passing.host.control_connection import connect
 from jax_passing.protocol.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import namespaces
-import p4_tools
-from namespaces import ip
+from support.net import namespaces
+from support.net.namespaces import ip
+from support.p4 import tools
 
 from jax_passing.protocol.packet import PORT
-from jax_passing.switch.settings import BMV2_SLOTS_PER_JOB
+from jax_passing.switch.server.settings import BMV2_SLOTS_PER_JOB
 
 from .conftest import PASSING, PROGRAMS, Process, host_settings
 
@@ -26,7 +26,7 @@ DEVICE, CONTROL = f"{NETWORK}.254", f"{NETWORK}.253"
 MANAGEMENT = "10.87.0"
 # Its runtime server: of simple_switch, or of simple_switch_grpc.
 THRIFT, GRPC = 9090, 9559
-BAD_LINK = Path(__file__).parents[1] / "support" / "bad_link.py"
+BAD_LINK = Path(__file__).parents[1] / "support" / "net" / "bad_link.py"
 
 
 class Bmv2Network:
@@ -96,11 +96,11 @@ class Bmv2Network:
         ports = [word for port in range(self.hosts + 1) for word in ("-i", f"{port}@port{port}")]
         if self.data_plane == "bmv2":
             runtime = THRIFT
-            simple_switch = p4_tools.find("simple_switch", "PASSING_BMV2")
+            simple_switch = tools.find("simple_switch", "PASSING_BMV2")
             flags = [*self._notifications(simple_switch), str(self.program)]
         else:  # starts without a program: the control plane brings it
             runtime = GRPC
-            simple_switch = p4_tools.find("simple_switch_grpc", "PASSING_BMV2_GRPC")
+            simple_switch = tools.find("simple_switch_grpc", "PASSING_BMV2_GRPC")
             flags = ["--no-p4", *self._notifications(simple_switch)]
             flags += ["--", "--grpc-server-addr", f"{MANAGEMENT}.1:{GRPC}"]
         device = self.start("device", [simple_switch, *ports, "--thrift-port", str(THRIFT), *flags])

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from bridge_network import BridgeNetwork
+from support.net.bridge_network import BridgeNetwork
 
 from jax_passing.protocol.packet import PORT
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parent))
 sys.path.append(str(HERE))
 
 from conftest import PROGRAMS, Switch  # noqa: E402
-from lockstep import Follower, NoAnswerError, ask  # noqa: E402
+from support.jax.lockstep import Follower, NoAnswerError, ask  # noqa: E402
 
 from jax_passing.protocol import keys  # noqa: E402
 

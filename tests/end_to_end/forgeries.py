@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from forge import Forger
+from support.switch.forge import Forger
 
 from .conftest import LIMIT_S, Process, counters
 

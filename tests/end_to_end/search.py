@@ -3,7 +3,7 @@
     python tests/end_to_end/search.py --programs 300 --seed 1
 
 Hosts live on from program to program, and join anew after each error. A program that ends otherwise than it may is
-printed with its source and the command that replays it. tests/support/search_programs.py says what is drawn.
+printed with its source and the command that replays it. tests/support/jax/search_programs.py says what is drawn.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parent))
 sys.path.append(str(HERE))
 
-import lockstep  # noqa: E402
 import numpy as np  # noqa: E402
 from conftest import PROGRAMS, Switch, host_settings  # noqa: E402
-from search_programs import Program, draw  # noqa: E402
+from support.jax import lockstep  # noqa: E402
+from support.jax.search_programs import Program, draw  # noqa: E402
 
 LIMIT_S = 90.0  # for an answer; what hangs has met the session's deadline long before
 FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

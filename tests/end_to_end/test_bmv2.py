@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import p4_tools
 import pytest
-from namespaces import missing
+from support.net.namespaces import missing
+from support.p4 import tools
 
-from jax_passing.switch.settings import BMV2_SLOTS_PER_JOB
+from jax_passing.switch.server.settings import BMV2_SLOTS_PER_JOB
 
 from . import forgeries
 from .bmv2_network import CONTROL, PORT, Bmv2Network
@@ -36,11 +36,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+    compiler = tools.find("p4c-bm2-ss", "PASSING_P4C")
     path = tmp_path_factory.mktemp("p4") / "passing.json"
     options = ["--arch", "v1model", f"-DLANES={LANES}", "-o", str(path)]
     options += ["--p4runtime-files", str(path.with_suffix(".p4info.bin"))]
-    p4_tools.compile_program(compiler, p4_tools.V1MODEL, *options)
+    tools.compile_program(compiler, tools.V1MODEL, *options)
     return path
 
 

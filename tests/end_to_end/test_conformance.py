@@ -1,9 +1,8 @@
 """`jax-passing conformance` on data planes that need a network of their own."""
 
-import ebpf_here
-import namespaces
-import p4_tools
 import pytest
+from support.net import ebpf_here, namespaces
+from support.p4 import tools
 
 from .bmv2_network import CONTROL, PORT, Bmv2Network
 from .bridge_cluster import BridgeCluster
@@ -44,11 +43,11 @@ def bmv2(tmp_path, request):
     data_plane, lanes = request.param
     if data_plane == "p4runtime":
         pytest.importorskip("grpc", reason="no grpcio")
-    compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+    compiler = tools.find("p4c-bm2-ss", "PASSING_P4C")
     program = tmp_path / "passing.json"
     options = ["--arch", "v1model", f"-DLANES={lanes}", "-o", str(program)]
     options += ["--p4runtime-files", str(program.with_suffix(".p4info.bin"))]
-    p4_tools.compile_program(compiler, p4_tools.V1MODEL, *options)
+    tools.compile_program(compiler, tools.V1MODEL, *options)
     network = Bmv2Network(tmp_path, program, hosts=1, data_plane=data_plane)
     try:
         network.build()

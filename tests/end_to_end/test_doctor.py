@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from namespaces import ip, missing
+from support.net.namespaces import ip, missing
 
 from .bridge_cluster import BridgeCluster
 from .conftest import PASSING

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from ebpf_here import missing
+from support.net.ebpf_here import missing
 
 from .bridge_cluster import BridgeCluster
 from .conftest import SOME_DTYPES, Process, counters, digest

@@ -1,9 +1,9 @@
 """Forged packets at the software switch. test_bmv2.py has those at a device."""
 
 import pytest
-from namespaces import missing
+from support.net.namespaces import missing
 
-from jax_passing.switch.settings import SwitchSettings
+from jax_passing.switch.server.settings import SwitchSettings
 
 from . import forgeries
 from .bridge_cluster import BridgeCluster

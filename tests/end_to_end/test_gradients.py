@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import lockstep
 import numpy as np
 import pytest
-from gradient_cases import CASES
+from support.jax import lockstep
+from support.jax.gradient_cases import CASES
 
 from .conftest import COMPILED_FAST, LIMIT_S, PROGRAMS, Switch, free_address, host_settings
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import ROOT, blocks
+from support.docs.pages import ROOT, blocks
 
 from .conftest import LIMIT_S, PROGRAMS, Cluster, Process, finish, free_address
 

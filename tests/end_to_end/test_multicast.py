@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from namespaces import ip, missing
+from support.net.namespaces import ip, missing
 
 from .bridge_cluster import PORT, BridgeCluster
 from .conftest import SOME_DTYPES, Process, counters, digest

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from namespaces import missing
-from pages import README, Block, blocks
+from support.docs.pages import README, Block, blocks
+from support.net.namespaces import missing
 
 from .bridge_cluster import BridgeCluster
 from .conftest import LIMIT_S, finish

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from namespaces import missing
+from support.net.namespaces import missing
 
 TENANTS = Path(__file__).parents[2] / "benchmarks" / "tenants.py"
 # Its modules stand beside it, where a safe path doesn't look.

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def main(target: str, *command: str) -> None:
-    sys.path += [str(TESTS / "support"), str(TESTS)]
+    sys.path.append(str(TESTS))
     spec = importlib.util.spec_from_file_location("target", target)
     assert spec is not None
     assert spec.loader is not None

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_passing.conformance import golden
+from jax_passing.conformance.exchanges import golden
 
 HERE = Path(__file__).parent
 JOBS = 2

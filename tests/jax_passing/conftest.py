@@ -7,7 +7,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import hypothesis
 import jax
 import pytest
-from in_process import JOB
+from support.jax.in_process import JOB
 
 import jax_passing
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jax_passing import config
 from jax_passing.errors import ConfigError
-from jax_passing.switch.settings import SwitchSettings
+from jax_passing.switch.server.settings import SwitchSettings
 
 
 def resolve(arguments=None, file=None, environment=None, cluster=None):

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import p4_tools
 import pytest
-from p4_switch import Switch
-from v1model_model import InterpretedSwitch
+from support.p4 import tools
+from support.p4.device import Switch
+from support.p4.v1model_model import InterpretedSwitch
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +17,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     folder = tmp_path_factory.mktemp("p4")
 
     def compiled(lanes: int) -> Path:
-        compiler = p4_tools.find("p4c-bm2-ss", "PASSING_P4C")
+        compiler = tools.find("p4c-bm2-ss", "PASSING_P4C")
         path = folder / f"passing{lanes}.json"
         if not path.exists():
-            p4_tools.compile_program(
-                compiler, p4_tools.V1MODEL, "--arch", "v1model", f"-DLANES={lanes}", "-o", str(path)
-            )
+            tools.compile_program(compiler, tools.V1MODEL, "--arch", "v1model", f"-DLANES={lanes}", "-o", str(path))
         return path
 
     return compiled
@@ -43,7 +41,7 @@ def switch(by: str, program, request, tmp_path_factory: pytest.TempPathFactory) 
         return
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    bmv2 = p4_tools.find("simple_switch", "PASSING_BMV2")
+    bmv2 = tools.find("simple_switch", "PASSING_BMV2")
     log = tmp_path_factory.mktemp("bmv2") / "log"
     started = Switch(bmv2, program(request.param), log)
     yield started

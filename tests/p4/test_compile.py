@@ -3,14 +3,13 @@
 import shutil
 import subprocess
 
-import p4_tools
 import pytest
-import tna_model
-from p4_syntax import preprocessed
+from support.p4 import tna_model, tools
+from support.p4.syntax import preprocessed
 
 
 def test_p4test_accepts_v1model():
-    p4_tools.compile_program(p4_tools.find_p4test(), p4_tools.V1MODEL)
+    tools.compile_program(tools.find_p4test(), tools.V1MODEL)
 
 
 @pytest.mark.parametrize("lanes", [8, 16, 32, 64, 128, 256])
@@ -19,7 +18,7 @@ def test_bmv2_program_compiles(program, lanes):
 
 
 @pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
-@pytest.mark.parametrize("program", [p4_tools.V1MODEL, tna_model.PROGRAM], ids=["v1model", "tna"])
+@pytest.mark.parametrize("program", [tools.V1MODEL, tna_model.PROGRAM], ids=["v1model", "tna"])
 @pytest.mark.parametrize(
     ("definition", "says"),
     [
@@ -37,6 +36,6 @@ def test_builds_that_cannot_work_say_so(program, definition, says):
     preprocessed(program, "LANES=16", "SLOTS=32768", "__TARGET_TOFINO__=1")
 
 
-@pytest.mark.parametrize("file", sorted(p4_tools.P4.rglob("*.p4")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(tools.P4.rglob("*.p4")), ids=lambda file: file.name)
 def test_every_file_names_its_licence(file):
     assert file.read_text().startswith("// SPDX-License-Identifier: Apache-2.0\n")

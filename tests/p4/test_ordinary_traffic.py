@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from frames import (
+from support.net.frames import (
     ARP,
     BROADCAST,
     ICMP,
@@ -20,7 +20,7 @@ from frames import (
     passing,
     udp,
 )
-from p4_network import HOSTS
+from support.p4.network import HOSTS
 
 from jax_passing.switch.data_planes.pipeline import PipelineError
 

@@ -5,16 +5,16 @@ import contextlib
 import random
 import time
 
-import p4_network
 import pytest
-from frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
+from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
+from support.p4 import network
 
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM
-from jax_passing.switch.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes import p4
+from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.pipeline import PipelineError
 
-HOSTS = p4_network.HOSTS
+HOSTS = network.HOSTS
 JOB, EPOCH, SLOT_FIRST, SLOT_COUNT = 7, 3, 64, 32
 UDP_PORT = 5000  # of every worker, plus its number
 LAST = 2**32 - 1

@@ -4,9 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
-import p4_tools
 import pytest
-import tna_model
+from support.p4 import tna_model, tools
 
 TARGETS = {"tofino": ("tna", 1), "tofino2": ("t2na", 2)}  # architecture, generation
 
@@ -14,7 +13,7 @@ TARGETS = {"tofino": ("tna", 1), "tofino2": ("t2na", 2)}  # architecture, genera
 def assembler(compiler: str) -> str:
     """bfas, which stands beside the compiler or is on the PATH."""
     beside = Path(compiler).with_name("bfas")
-    return str(beside) if beside.exists() else p4_tools.find("bfas", "PASSING_BFAS")
+    return str(beside) if beside.exists() else tools.find("bfas", "PASSING_BFAS")
 
 
 def run(*command: str) -> None:
@@ -108,7 +107,7 @@ def test_lost_values_are_noticed(changes, expected):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fits(target, tmp_path):
-    compiler = p4_tools.find("p4c-barefoot", "PASSING_P4C_BAREFOOT")
+    compiler = tools.find("p4c-barefoot", "PASSING_P4C_BAREFOOT")
     architecture, generation = TARGETS[target]
     options = ["--target", target, "--arch", architecture, f"-D__TARGET_TOFINO__={generation}", "-o", str(tmp_path)]
     run(compiler, *options, str(tna_model.PROGRAM))

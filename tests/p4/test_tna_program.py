@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-import tna_model
-from frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
+from support.net.frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
+from support.p4 import tna_model
 
 from jax_passing.conformance import run
-from jax_passing.conformance.model import Job, Parent
+from jax_passing.conformance.exchanges.model import Job, Parent
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet, decode
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from jax_passing.switch.data_plane import JobSlots
 from jax_passing.switch.data_planes import p4
+from jax_passing.switch.data_planes.data_plane import JobSlots
 from jax_passing.switch.data_planes.pipeline import PipelineError
 from jax_passing.switch.data_planes.pipelines.bmv2 import CONTEXT
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jax_passing import errors
-from jax_passing.switch.waits import PARENT_GRACE_S
+from jax_passing.switch.jobs.waits import PARENT_GRACE_S
 from simulation.plan import STRANGERS, Plan
 from simulation.switches import LEASE_S
 

@@ -3,9 +3,9 @@
 It needs nothing but what is installed.
 """
 
-from control import RecordingDataPlane
+from support.switch.control import RecordingDataPlane
 
-from jax_passing.switch.data_plane import Group
+from jax_passing.switch.data_planes.data_plane import Group
 from simulation.switches import SwitchMachine
 from simulation.world import World
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def _never_counts_epochs() -> None:
-    from jax_passing.switch.jobs import JobTable
+    from jax_passing.switch.jobs.jobs import JobTable
 
     true = JobTable._epoch_to_join
 
@@ -20,14 +20,14 @@ def _never_counts_epochs() -> None:
 
 def _loses_leaves() -> None:
     from jax_passing.protocol import control_messages as messages
-    from jax_passing.switch.uplink import Uplink
+    from jax_passing.switch.tree.uplink import Uplink
 
     true = Uplink.send
     Uplink.send = lambda self, message: isinstance(message, messages.Left) or true(self, message)
 
 
 def _keeps_slots() -> None:
-    from jax_passing.switch.epoch_start import EpochStart
+    from jax_passing.switch.jobs.epoch_start import EpochStart
 
     def patched(self, epoch):
         epoch.slot_first = None
@@ -42,7 +42,7 @@ def _keeps_jobs() -> None:
 
 
 def _tells_all_but_one() -> None:
-    from jax_passing.switch.jobs import JobTable
+    from jax_passing.switch.jobs.jobs import JobTable
 
     true = JobTable.fail
 
@@ -55,7 +55,7 @@ def _tells_all_but_one() -> None:
 
 
 def _has_no_leases() -> None:
-    from jax_passing.switch.watch import Watch
+    from jax_passing.switch.jobs.watch import Watch
 
     true = Watch.__init__
 
@@ -67,14 +67,14 @@ def _has_no_leases() -> None:
 
 
 def _waits_for_ever() -> None:
-    from jax_passing.switch import watch
+    from jax_passing.switch.jobs import watch
 
     watch.end_waits = lambda jobs, epoch, now: None
 
 
 def _keeps_keys() -> None:
     from jax_passing.protocol.keys import KEY_BYTES
-    from jax_passing.switch.epoch_start import EpochStart, Secrets
+    from jax_passing.switch.jobs.epoch_start import EpochStart, Secrets
 
     def patched(self, worker_count):
         return Secrets([bytes([worker]) * KEY_BYTES for worker in range(worker_count)], bytes(KEY_BYTES))
@@ -83,7 +83,7 @@ def _keeps_keys() -> None:
 
 
 def _admits_strangers() -> None:
-    from jax_passing.switch.member_conversation import MemberConversation
+    from jax_passing.switch.server.member_conversation import MemberConversation
 
     MemberConversation._check_key = lambda self, join: None
 

@@ -6,10 +6,10 @@ from weakref import WeakValueDictionary, finalize
 
 from jax_passing.protocol.keys import KEY_BYTES
 from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.switch.control_plane import ControlPlane
-from jax_passing.switch.data_plane import DataPlane, DataPlaneError, SlotVersion
+from jax_passing.switch.data_planes.data_plane import DataPlane, DataPlaneError, SlotVersion
 from jax_passing.switch.data_planes.multicast_group import group_of
-from jax_passing.switch.settings import SwitchSettings
+from jax_passing.switch.server.control_plane import ControlPlane
+from jax_passing.switch.server.settings import SwitchSettings
 from simulation.plan import Plan, Switch
 from simulation.world import Machine, Process, World
 

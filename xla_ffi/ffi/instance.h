@@ -35,7 +35,7 @@ namespace passing {
 // The world size of a program that was compiled in an elastic session: as many as the session has when it runs.
 inline constexpr uint32_t kAnyWorldSize = 0;
 
-// What jax_passing/collective/lowering.py writes into the custom call.
+// What jax_passing/collective/lowering/cpu.py writes into the custom call.
 struct SiteInfo {
   std::string program;    // module name and device count
   int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts

@@ -40,7 +40,7 @@ class Sharding {
 
   // A sum that guesses its exponents must fit into this window, and so skips less than half of it. With several shards
   // it is a run: else sums one after the other could skip all that a shard has of each of its turns, and its switch
-  // wouldn't hear how far the job is (jax_passing/switch/reach.py).
+  // wouldn't hear how far the job is (jax_passing/switch/data_planes/reach.py).
   uint32_t window_of_guesses() const { return shard_count_ == 1 ? window() : run_; }
 
   uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }

@@ -74,7 +74,7 @@ struct JobSlots {
   std::optional<ParentJob> parent = std::nullopt;
   std::optional<JobKeys> keys = std::nullopt;  // if packets have tags
   uint64_t first_position = 0;                 // alike on all ranks; tests begin right before the sequence wraps
-  // How far ahead of the furthest complete position a contribution may be (jax_passing/switch/reach.py); so far that
+  // How far ahead of the furthest complete position a contribution may be (jax_passing/switch/data_planes/reach.py); so far that
   // there is none further ahead, unless the control plane says less.
   uint32_t reach = (uint32_t{1} << 31) - 1;
 };

@@ -4,7 +4,7 @@ import ipaddress
 import zlib
 
 from jax_passing.protocol.packet import GROUP_PORT
-from jax_passing.switch.data_plane import Group
+from jax_passing.switch.data_planes.data_plane import Group
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 

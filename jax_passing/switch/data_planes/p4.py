@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_plane import Group, JobSlots, SlotVersion, unexpected
+from jax_passing.switch.data_planes.data_plane import Group, JobSlots, SlotVersion, unexpected
 from jax_passing.switch.data_planes.device import Device, Neighbour, ip_number, mac_number
 from jax_passing.switch.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from jax_passing.switch.data_plane import DataPlaneError
+from jax_passing.switch.data_planes.data_plane import DataPlaneError
 
 
 class PipelineError(DataPlaneError):

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jax_passing.switch.data_plane import JobSlots, SlotVersion
 from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.data_plane import JobSlots, SlotVersion
 from jax_passing.switch.data_planes.device import Neighbour, ip_number, mac_number
 from jax_passing.switch.data_planes.p4 import P4DataPlane
 from jax_passing.switch.data_planes.pipeline import Entry, PipelineError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_plane import JobSlots
+from jax_passing.switch.data_planes.data_plane import JobSlots
 from jax_passing.switch.data_planes.device import ip_number
 from jax_passing.switch.data_planes.pipeline import Entry
 

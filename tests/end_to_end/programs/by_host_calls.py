@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1] / "support"))
+sys.path.insert(0, str(FOLDER.parents[1]))
 
 ranks, program = sys.argv[1:3]
 sys.argv = sys.argv[2:]
@@ -18,7 +18,7 @@ if os.environ["JAX_PASSING_RANK"] in ranks.split(","):
     # flight. With as many threads as devices, JAX's own collectives wait for each other for ever, too.
     os.environ["NPROC"] = str(max(os.cpu_count() or 1, 2 * int(os.environ["JAX_NUM_CPU_DEVICES"])))
 
-    from host_calls_on_cpu import host_calls_on_cpu
+    from support.jax.host_calls_on_cpu import host_calls_on_cpu
 
     with host_calls_on_cpu():
         runpy.run_path(str(FOLDER / program), run_name="__main__")

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from lockstep import attempt, serve
-from search_programs import MODULUS, Program, draw
+from support.jax.lockstep import attempt, serve
+from support.jax.search_programs import MODULUS, Program, draw
 
 import jax_passing
 

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import numpy as np
-from lockstep import MARK, attempt, serve
+from support.jax.lockstep import MARK, attempt, serve
 
 import jax_passing
 

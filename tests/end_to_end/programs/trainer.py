@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from lockstep import MARK, attempt, serve
+from support.jax.lockstep import MARK, attempt, serve
 
 import jax_passing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jax_passing import config
 from jax_passing.errors import ConfigError
-from jax_passing.switch import settings
+from jax_passing.switch.server import settings
 
 _folder = tempfile.TemporaryDirectory(prefix="config-fuzz-")
 _path = Path(_folder.name, "settings.toml")

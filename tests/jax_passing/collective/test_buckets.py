@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_passing.collective.buckets import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, Leaf, make_buckets
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, Leaf, make_buckets
 
 MIB = 1 << 20
 LEAVES = st.lists(

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing._compat import jaxprs
-from jax_passing.collective.sites import canonical
+from jax_passing.collective.naming.sites import canonical
 from jax_passing.errors import (
     ConfigError,
     GradientError,

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective.hold import all_ready, hold, ready
+from jax_passing.collective.primitives.hold import all_ready, hold, ready
 
 LAYERS = 6
 

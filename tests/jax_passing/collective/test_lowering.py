@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from jax_passing import _native
 from jax_passing._compat import lowered_modules
-from jax_passing.collective.compiled_text import fingerprint_of_module
+from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
 from jax_passing.host import scope
 
 pytestmark = pytest.mark.usefixtures("session")

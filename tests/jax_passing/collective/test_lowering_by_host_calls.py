@@ -10,9 +10,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from host_calls_on_cpu import host_calls_on_cpu
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from support.jax.host_calls_on_cpu import host_calls_on_cpu
 
 import jax_passing
 from jax_passing._native import HostProgram

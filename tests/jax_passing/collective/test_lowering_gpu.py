@@ -12,8 +12,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective import in_host, lowering
-from jax_passing.collective.placement import Placement, place
+from jax_passing.collective.lowering import cpu
+from jax_passing.collective.lowering.gpu import in_host
+from jax_passing.collective.lowering.placement import Placement, place
 from jax_passing.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -470,7 +471,7 @@ def test_collectives_stay_inside_of_a_process(monkeypatch):
         processes = np.arange(8) // 4
         return in_host.shards(total.axes, placement, processes, groups, members, 1 << 20, np.dtype(np.float32), "sum")
 
-    monkeypatch.setattr(lowering, "_shards", of_two_processes)
+    monkeypatch.setattr(cpu, "_shards", of_two_processes)
     text = lowered(mapped(lambda x: jax_passing.psum(x, "d")), jax.ShapeDtypeStruct((8, 1 << 20), np.float32))
     ((_, _, attributes, _),) = calls(text, "passing_psum")
     assert numbers(attributes["shards"]) == [0, 1, 2, 3] * 2

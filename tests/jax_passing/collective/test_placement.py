@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jax_passing.collective.placement import Placement, place
+from jax_passing.collective.lowering.placement import Placement, place
 from jax_passing.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from jax_passing.collective import planner
-from jax_passing.collective.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
+from jax_passing.collective.primitives import planner
+from jax_passing.collective.primitives.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
 from jax_passing.commands import cli, plan_table
 
 MIB = 2**18  # elements of float32

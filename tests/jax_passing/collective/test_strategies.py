@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective import bucketed_sum
 from jax_passing.collective.axes import Extent
+from jax_passing.collective.primitives import bucketed_sum
 from jax_passing.errors import ConfigError, UnvaryingInputError
 from jax_passing.host.ranks import Links
 from jax_passing.host.scope import Scope

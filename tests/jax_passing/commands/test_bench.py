@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import jax_passing
 from jax_passing.commands import cli
-from jax_passing.commands.sweep import Bench, Options, contribution, count_wrong, expected_sum
+from jax_passing.commands.bench.sweep import Bench, Options, contribution, count_wrong, expected_sum
 
 BENCH = [sys.executable, "-P", "-m", "jax_passing", "bench"]
 

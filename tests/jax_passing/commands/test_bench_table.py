@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jax_passing.commands import bench_table
-from jax_passing.commands.bench_table import Row
+from jax_passing.commands.bench import table
+from jax_passing.commands.bench.table import Row
 from jax_passing.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def row(**changes: Any) -> Row:
 
 def text(rows: list[Row]) -> str:
     console = Console(width=300, file=io.StringIO(), record=True)
-    console.print(bench_table.table(rows))
+    console.print(table.table(rows))
     return console.export_text()
 
 
@@ -75,7 +75,7 @@ def test_wrong_elements_stand_in_the_table() -> None:
 
 def test_json_carries_rows_and_context(tmp_path: Path) -> None:
     rows = [row(), row(system="gloo", limit_s=0.01, wrong=None, in_place=True)]
-    bench_table.write_json(tmp_path / "out.json", rows, jax="0.10")
+    table.write_json(tmp_path / "out.json", rows, jax="0.10")
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["jax"] == "0.10"
     assert content["rows"][0]["busbw_bytes_per_s"] == pytest.approx(rows[0].busbw_bytes_per_s)
@@ -90,7 +90,7 @@ def test_plot_is_a_png(tmp_path: Path, hosts: tuple[int, ...]) -> None:
         for size in (1024, 1 << 20)
         for system in ("jax_passing", "gloo")
     ]
-    bench_table.plot(rows, tmp_path / "out.png", title="a star")
+    table.plot(rows, tmp_path / "out.png", title="a star")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -104,4 +104,4 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
-        bench_table.require_matplotlib()
+        table.require_matplotlib()

@@ -11,13 +11,13 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import until
 from rich.console import Console
+from support.jax.in_process import until
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
-from jax_passing.commands.child import Child
-from jax_passing.commands.launcher import _culprit
+from jax_passing.commands.launch.child import Child
+from jax_passing.commands.launch.launcher import _culprit
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
 # -P: the installed package, whatever folder the tests run in.
@@ -136,7 +136,7 @@ with jax_passing.init() as session:
 
 
 def test_neither_switch_nor_launcher_load_jax():
-    modules = "jax_passing.commands.cli, jax_passing.switch.serve, jax_passing.commands.launcher"
+    modules = "jax_passing.commands.cli, jax_passing.switch.server.serve, jax_passing.commands.launch.launcher"
     subprocess.run(
         [sys.executable, "-P", "-c", f"import sys, {modules}\nassert not sys.modules.keys() & {{'jax', 'numpy'}}"],
         check=True,

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sys_trees import add_device, add_link
+from support.net.sys_trees import add_device, add_link
 
 from jax_passing.doctor import cuda_driver, gpu
 from jax_passing.doctor.cuda_driver import CudaError, Driver

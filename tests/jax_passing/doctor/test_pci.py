@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sys_trees import add_device, add_link
+from support.net.sys_trees import add_device, add_link
 
 from jax_passing.doctor import pci
 

@@ -6,11 +6,11 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
-from in_process import SwitchThread
+from support.jax.in_process import SwitchThread
 
 from jax_passing.config import parse_address
-from jax_passing.conformance import joining
-from jax_passing.conformance.data_socket import DataSocket, GroupSocket
+from jax_passing.conformance.live import joining
+from jax_passing.conformance.live.data_socket import DataSocket, GroupSocket
 from jax_passing.doctor import trial
 from jax_passing.doctor.findings import State
 from jax_passing.doctor.switch import findings as findings_of
@@ -81,7 +81,7 @@ def test_a_switch_without_multicast(switch):
 
 
 def test_a_group_that_is_not_heard(switch, monkeypatch):
-    monkeypatch.setattr("jax_passing.conformance.group_checks.PROBING_S", 0.3)
+    monkeypatch.setattr("jax_passing.conformance.live.group_checks.PROBING_S", 0.3)
 
     def receive(self, until):
         raise TimeoutError

@@ -1,5 +1,5 @@
 import pytest
-from in_process import SwitchThread
+from support.jax.in_process import SwitchThread
 
 from jax_passing.host import session as sessions
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_process import SwitchThread, settings_of, total, until
+from support.jax.in_process import SwitchThread, settings_of, total, until
 
 import jax_passing
 from jax_passing.config import parse_switches

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from in_process import SwitchThread, settings_of, until
-from program_infos import identity, program
+from support.jax.in_process import SwitchThread, settings_of, until
+from support.jax.program_infos import identity, program
 
 from jax_passing import _native
 from jax_passing.errors import Failure

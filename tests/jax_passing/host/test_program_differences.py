@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from program_infos import PLACE, identity, program
+from support.jax.program_infos import PLACE, identity, program
 
 from jax_passing.host.program_differences import difference
 from jax_passing.host.programs import bounded

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from program_infos import identity, program
+from support.jax.program_infos import identity, program
 
 from jax_passing.host import programs
 from jax_passing.host.programs import IDENTITIES_BYTES_MAX, Ledger, bounded

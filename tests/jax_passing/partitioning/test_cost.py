@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import model_cases
 import pytest
 from jax import lax
 from models import gpt2
+from support.jax import model_cases
 
 from jax_passing.partitioning.cost import Cost, of_jaxpr
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain

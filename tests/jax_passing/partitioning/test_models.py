@@ -4,10 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-import model_cases
 import numpy as np
 import optax
 import pytest
+from support.jax import model_cases
 
 from jax_passing import partition
 

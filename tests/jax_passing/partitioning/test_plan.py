@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from pages import ROOT, blocks
+from support.docs.pages import ROOT, blocks
 
 import jax_passing
 from jax_passing import partition

@@ -6,7 +6,7 @@ GPT-2 is in tests/end_to_end/test_pipelines.py, and with a scan in tests/jax_pas
 import jax
 import optax
 import pytest
-from pipeline_cases import ROUNDING, Case, error
+from support.jax.pipeline_cases import ROUNDING, Case, error
 
 STEPS = 3
 

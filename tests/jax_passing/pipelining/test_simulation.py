@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from pages import ROOT, blocks
+from support.docs.pages import ROOT, blocks
 
-from jax_passing.collective.planner import Cluster, predict
+from jax_passing.collective.primitives.planner import Cluster, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import StageFacts
 from jax_passing.partitioning.stages import Piece

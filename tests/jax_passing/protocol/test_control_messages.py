@@ -5,7 +5,7 @@ import contextlib
 import msgspec
 import pytest
 from hypothesis import given
-from random_lines import lines
+from support.protocol.random_lines import lines
 
 from jax_passing.protocol import control_messages as messages
 

@@ -11,17 +11,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from bridge_network import SWITCH_MAC, BridgeNetwork
-from ebpf_here import missing
-from frames import checksum
-from in_process import until
-from namespaces import inside
+from support.jax.in_process import until
+from support.net.bridge_network import SWITCH_MAC, BridgeNetwork
+from support.net.ebpf_here import missing
+from support.net.frames import checksum
+from support.net.namespaces import inside
 
 from jax_passing import _native
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import HEADER, LANES_MAX, MAGIC, PROTOCOL
-from jax_passing.switch.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
 from jax_passing.switch.data_planes import ebpf, libbpf
+from jax_passing.switch.data_planes.data_plane import DataPlaneError, Group, JobSlots, SlotVersion
 
 HOSTS = 3
 UDP_SEGMENT = 103

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes import p4
+from jax_passing.switch.data_planes.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.pipeline import PipelineError
 

@@ -3,8 +3,8 @@
 import pytest
 
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.pipeline import PipelineError
 from jax_passing.switch.data_planes.tofino import TofinoDataPlane

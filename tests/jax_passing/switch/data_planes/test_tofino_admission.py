@@ -5,8 +5,8 @@ import random
 import pytest
 
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT
-from jax_passing.switch.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes import tofino_admission
+from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.device import ip_number
 
 OWN = "10.0.0.254"

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_plane import JobSlots
+from jax_passing.switch.data_planes.data_plane import JobSlots
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
 from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError

@@ -1,0 +1,173 @@
+"""How a sum is lowered where XLA doesn't call our handlers (TPU): to one call of Python for each device."""
+
+import atexit
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from jax_passing._compat import host_callbacks, inlined_calls, jaxprs, lowered_modules
+from jax_passing.collective.lowering.cpu import INT32_2, Call, HostsSum, group_and_member, lower_by
+from jax_passing.collective.lowering.order import INT32, execution_of
+from jax_passing.collective.runtime import host_calls, platforms
+from jax_passing.collective.runtime.compiled_text import STREAM, stream_text
+from jax_passing.errors import Failure, UnsupportedDtypeError
+from jax_passing.host import session
+from jax_passing.host.executions import wait_for_executions
+
+log = logging.getLogger("jax_passing")
+
+_EXIT_S = 60  # longest wait for executions when Python ends
+
+
+def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+    mesh, (platform,) = total.mesh, lowered_modules.platforms(ctx)
+    if not mesh.all_manual:
+        raise NotImplementedError(
+            f"{total.attributes['site_name']}: on {platform}, sums over hosts run in jax.shard_map over all axes of "
+            "the mesh, or on one device. Here XLA would partition some of the program."
+        )
+    if inlined_calls.in_shared_function():
+        raise NotImplementedError(
+            f"{total.attributes['site_name']} stands in a jitted function that has shardings of its own, which XLA "
+            f"copies where it is called; on {platform} nothing tells the copies apart. Leave out in_shardings and "
+            "out_shardings of the inner jax.jit."
+        )
+    if platform == "tpu" and total.attributes["dtype"] == "float64":
+        raise UnsupportedDtypeError(f"{total.attributes['site_name']}: a TPU has no numbers of 64 bits with a point")
+    program = host_calls.program_of(ctx).native
+    attributes = {name: _plain(value) for name, value in total.attributes.items()}
+    attributes |= {name: bool(attributes[name]) for name in ("flat", "conditional")}
+    number = program.add_sum(**attributes)
+    devices = host_calls.local_indices(mesh)
+    if devices is not None:
+        devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
+        devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
+        member_count = int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int))
+        devices = devices.reshape(-1, member_count)  # of (group, member)
+    where = group_and_member(ctx, total)
+    rows = [_packed_type(aval) for aval in total.avals]
+    token = jax.core.ShapedArray((1,), np.dtype(np.int32))
+
+    def add(place: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
+        group, member = (int(number) for number in place)
+        sums = [np.empty(aval.shape, aval.dtype) for aval in rows]
+        failure = program.sum(
+            number,
+            execution=int(execution),
+            group=group,
+            member=member,
+            device=host_calls.calling(devices, (group, member)),
+            inputs=[_bytes(leaf) for leaf in leaves],
+            outputs=[_bytes(each) for each in sums],
+        )
+        if failure is not None:
+            raise Failure(*failure).exception()
+        return [np.zeros(1, np.int32), *sums]
+
+    def call(before: Any, leaves: Sequence[Any], _first: int) -> tuple[Any, list[Any]]:
+        execution = execution_of(ctx)
+        given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
+        avals_in = [INT32_2, INT32, INT32, *rows]
+        operands = [*where, execution, before, *given]
+        done, *sums = host_calls.call(ctx, add, operands, avals_in, [token, *rows], has_side_effect=True)
+        _note(done, STREAM, stream_text(total.site.stream))
+        unpacked = [
+            _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
+            for value, row, aval in zip(sums, rows, total.avals, strict=True)
+        ]
+        return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
+
+    return call
+
+
+lower_by_host_calls = functools.partial(lower_by, _by_host_calls)
+"""JAX's rule for the primitive on such a platform."""
+
+
+def _axis_order(names: list[Any], axes: Sequence[Any]) -> list[int]:
+    """Of a mesh's axes in the order of (group, member): those of the sum last."""
+    return [names.index(axis) for axis in [*(name for name in names if name not in axes), *axes]] or [0]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+# Arrays travel as one row: on TPU JAX gives all results of a callback the sharding of the first, which must have as
+# many dimensions (0.10.0). And its callbacks return 64-bit numbers only where they are enabled on all threads, so these
+# travel as words of 32 bits.
+
+
+def _packed_type(aval: Any) -> Any:
+    """The type in which an array of this type travels."""
+    if aval.dtype.itemsize < 8 or aval.dtype == np.complex64:
+        return jax.core.ShapedArray((aval.size,), aval.dtype)
+    return jax.core.ShapedArray((aval.size * aval.dtype.itemsize // 4,), np.dtype(np.uint32))
+
+
+def _pack(x: jax.Array) -> jax.Array:
+    if x.dtype == np.complex128:
+        x = jnp.stack([x.real, x.imag], -1)
+    dtype = _packed_type(x).dtype
+    return jnp.reshape(x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype), -1)
+
+
+def _unpack(x: jax.Array, aval: Any) -> jax.Array:
+    if x.dtype == aval.dtype:
+        return jnp.reshape(x, aval.shape)
+    if aval.dtype == np.complex128:
+        parts = jax.lax.bitcast_convert_type(jnp.reshape(x, (*aval.shape, 2, 2)), np.float64)
+        return jax.lax.complex(parts[..., 0], parts[..., 1])
+    return jax.lax.bitcast_convert_type(jnp.reshape(x, (*aval.shape, 2)), aval.dtype)
+
+
+def _convert(ctx: mlir.LoweringRuleContext, convert: Callable[[jax.Array], jax.Array], value: Any, *types: Any) -> Any:
+    """`value`, converted from a type to another."""
+    of, to = (jax.core.ShapedArray(aval.shape, aval.dtype) for aval in types)
+    own = ctx.replace(primitive=None, avals_in=[of], avals_out=[to], tokens_out=None)
+    (result,) = mlir.lower_fun(convert, multiple_results=False)(own, value)
+    return result
+
+
+def _note(value: Any, name: str, text: str) -> None:
+    """Writes an attribute beside the call that makes `value`; the compiled program keeps it."""
+    attributes = value.owner.attributes
+    known = "mhlo.frontend_attributes"
+    notes = {each.name: each.attr for each in attributes[known]} if known in attributes else {}
+    attributes[known] = ir.DictAttr.get({**notes, name: ir.StringAttr.get(text)})
+
+
+def _prepare() -> None:
+    if any(device.platform in platforms.BY_HOST_CALLS for device in jax.local_devices()):
+        # A program on one device is lowered once for all devices, if JAX may; but here it must know its own.
+        for primitive in jaxprs.summing:
+            host_callbacks.require_devices(primitive)
+        # Exit handlers run from the last one to the first: this one when the session is over, as it registers later.
+        atexit.unregister(_let_executions_end)
+        atexit.register(_let_executions_end)
+
+
+def _let_executions_end() -> None:
+    """Python aborts the process if a program calls it while it ends. The session is over, so sums don't block."""
+    if not wait_for_executions(_EXIT_S):
+        log.error(
+            "Computations still run %d s after the end of the program. Those with sums over hosts call Python, which "
+            "may abort this process now. Wait for them before the program ends (jax.block_until_ready).",
+            _EXIT_S,
+        )
+
+
+session.when_beginning(_prepare)
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_let_executions_end))  # there JAX doesn't work any more

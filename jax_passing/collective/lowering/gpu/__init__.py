@@ -1,0 +1,1 @@
+"""How sums are lowered on GPUs."""

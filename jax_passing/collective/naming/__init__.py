@@ -1,0 +1,1 @@
+"""The names of sums, alike on all hosts."""

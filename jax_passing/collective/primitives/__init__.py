@@ -1,0 +1,1 @@
+"""The primitives of the sums, and how leaves share their calls."""

@@ -1,0 +1,140 @@
+"""Many arrays' sums: in buckets, by the strategy that was asked for, behind the backward pass."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jax_passing._compat import jax_collectives, named_axes
+from jax_passing.collective.axes import Extent
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.primitives import planner
+from jax_passing.collective.primitives.buckets import Leaf, make_buckets
+from jax_passing.collective.primitives.hold import all_ready, hold, ready
+from jax_passing.collective.primitives.passing_psum import passing_psum_invariant_p, passing_psum_p
+from jax_passing.config import STRATEGIES
+from jax_passing.errors import ConfigError
+from jax_passing.host import session
+from jax_passing.settings_parser import did_you_mean
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether it is a Python number, which is the same on all devices. A scalar of numpy, such as np.float64, is an
+    array, though some of these are subclasses of Python's."""
+    return isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
+
+
+def check_bucket_bytes(bucket_bytes: Any) -> int:
+    """Raises ConfigError."""
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise ConfigError(f"bucket_bytes={bucket_bytes!r}: expected a whole number of bytes, 1 or more.")
+    return bucket_bytes
+
+
+def check_strategy(strategy: str | None, along: Extent) -> str:
+    """The strategy of a call. Raises ConfigError if it is unknown, or can't sum over these axes."""
+    default, alone = along.scope.strategy, along.scope.alone
+    if strategy is None:
+        strategy = default
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
+    if strategy == "native" and along.over_hosts and not alone:
+        world_size = along.scope.world_size
+        others = "other hosts" if world_size is None else f"other {world_size - 1} hosts"
+        raise ConfigError(
+            "strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
+            f"the {others} would be left out. Make one mesh over all of them "
+            "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
+        )
+    if strategy == "flat" and default != "flat" and not alone:
+        raise ConfigError(
+            "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
+            "jax_passing.init(strategy='flat') or set JAX_PASSING_STRATEGY=flat on every host. Single sums may then "
+            "say strategy='passing'."
+        )
+    return strategy
+
+
+def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
+    """Groups the indices of the arrays, whose paths are `site.paths`, by the call that sums them."""
+    leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
+    return make_buckets(leaves, site.bucket_bytes)
+
+
+def bucketed_sum(
+    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
+) -> list[Any]:
+    """The sum of each array over the extent; `site.paths` names them, in their order.
+
+    `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
+    derivatives, are cast again, also where types don't tell.
+    """
+    buckets = buckets_of(arrays, site)
+    given, sums = list(arrays), list(arrays)
+    carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
+    tokens = _when_ready(given, carried) if len(carried) > 1 else []
+    for number, members in enumerate(buckets):
+        bucket = replace(site.only(members), bucket=number)
+        results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts)
+        for index, result in zip(members, results, strict=True):
+            sums[index] = result
+    if tokens:
+        _hold_behind_all(sums, carried, tokens)
+    return sums
+
+
+def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool) -> Sequence[Any]:
+    if site.strategy == "auto":
+        site = replace(site, strategy=_choice(along, operands))
+    if site.strategy == "native":
+        results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
+        return results
+    invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
+    scope = along.scope
+    return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
+        *operands,
+        axes=along.axes,
+        over_hosts=along.over_hosts,
+        vmapped=False,
+        world_size=scope.world_size,
+        device_ranks=scope.device_ranks if site.strategy == "flat" else 0,
+        op=op,
+        site=site,
+    )
+
+
+def _choice(along: Extent, operands: list[Any]) -> str:
+    """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
+    current = session.current()
+    world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
+    links = None if current is None else current.links
+    if links is None or along.over_hosts is not False or world_size == 1:
+        return "passing"
+    cluster = planner.Cluster(
+        world_size,
+        max(1, along.mesh_size // world_size),
+        links.host_gbit or planner.UNKNOWN_LINK_GBIT,
+        0 if links.switch_gbit is None else links.switches,
+        shard_link_gbit=links.switch_gbit,
+    )
+    elements = sum(operand.size for operand in operands)
+    # Never flat: it sends what passing sends, once for each device.
+    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
+
+
+def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:
+    """The token of each bucket's last array, which is exchanged for what tells."""
+    tokens = []
+    for members in buckets:
+        arrays[members[-1]], token = ready(arrays[members[-1]])
+        tokens.append(token)
+    return tokens
+
+
+def _hold_behind_all(sums: list[Any], buckets: list[list[int]], tokens: list[Any]) -> None:
+    """So that all buckets' sums travel beside the backward pass: `hold` says how."""
+    gate = all_ready(tokens)
+    for members in buckets:
+        for index, held in zip(members, hold([sums[i] for i in members], gate), strict=True):
+            sums[index] = held

@@ -1,0 +1,140 @@
+"""JAX's own rules of differentiation over an axis that continues over the hosts.
+
+JAX casts values that are equal on all devices (`check_vma=True`) where they meet others, and sums over the mesh in the
+transpose: over this host's devices only, as it doesn't know the others. Where such a rule meets an axis that
+`init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, GradientError says what to write.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import ad
+
+from jax_passing._compat import stacks, transposes
+from jax_passing.collective.axes import Extent, declared
+from jax_passing.collective.naming.sites import new_site
+from jax_passing.collective.naming.source_location import place_of
+from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.errors import GradientError
+from jax_passing.host import scope as scopes
+from jax_passing.host import session as sessions
+
+Rule = Callable[..., Any]
+
+_inside = threading.local()  # .shard_map: how many transposes of shard_map(check_vma=False) are under way
+
+
+@functools.cache
+def install() -> None:
+    """Once is enough; the rules do as before where no axis is declared."""
+    transposes.wrap_transpose_of_cast(_cast)
+    transposes.wrap_transpose_of_psum(_psum)
+    transposes.wrap_transpose_of_shard_map(_shard_map)
+
+
+sessions.when_beginning(install)
+
+
+@contextmanager
+def per_host_gradients() -> Iterator[None]:
+    """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
+
+    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
+    GradientError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
+    such an axis stay inside the host.
+    """
+    scope = scopes.current() or scopes.Scope()
+    with scopes.within(scope._replace(per_host_gradients=True)):
+        yield
+
+
+def transposed_by_shard_map() -> bool:
+    """Whether JAX transposes a shard_map(check_vma=False): it sums the gradients of its operands P() itself."""
+    return getattr(_inside, "shard_map", 0) > 0
+
+
+def _over_hosts(axes: Sequence[Any]) -> scopes.Scope | None:
+    """The scope, if one of `axes` continues over other hosts and their gradients are asked for."""
+    session = scopes.of_session()
+    if session is None or session.alone or not declared(axes, session):
+        return None  # nothing of ours: other threads may do so as well
+    scope = scopes.current()
+    return None if scope is None or scope.per_host_gradients else scope
+
+
+def _cast(rule: Rule) -> Rule:
+    def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
+        scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
+        if scope is None:
+            return rule(cotangent, operand, axes=axes)
+        place = place_of(stacks.traced_frames())._replace(transposing=True)
+        strategy = "passing" if scope.strategy == "native" else scope.strategy
+        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], place).only([0], "t")
+        return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
+
+    return transpose
+
+
+def _psum(rule: Rule) -> Rule:
+    def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
+        if type(cotangent) is not ad.Zero and _over_hosts(axes) is not None:
+            raise GradientError(
+                f"the gradient through jax.lax.psum over {axes} at {place_of(stacks.traced_frames())}: its sum stays "
+                "inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as all "
+                "gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` around a "
+                "library that calls it; or, where host by host is meant, take the gradient in a "
+                "`with jax_passing.per_host_gradients():`."
+            )
+        return rule(cotangent, operand, axes=axes)
+
+    return transpose
+
+
+def _shard_map(rule: Rule) -> Rule:
+    def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
+        if params["check_vma"]:
+            return rule(cotangents, *operands, **params)
+        _check_specs(cotangents, operands, params)
+        _inside.shard_map = getattr(_inside, "shard_map", 0) + 1
+        try:
+            return rule(cotangents, *operands, **params)
+        finally:
+            _inside.shard_map -= 1
+
+    return transpose
+
+
+def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]) -> None:
+    """JAX divides cotangents of results P() by the devices, and sums those of operands P() over them: this host's."""
+    manual = params.get("newly_manual_axes", params.get("manual_axes", params["mesh"].axis_names))
+    scope = _over_hosts(tuple(manual))
+    if scope is None:
+        return
+    names = declared(tuple(manual), scope)
+    results = [s for s, c in zip(params["out_specs"], cotangents, strict=True) if type(c) is not ad.Zero]
+    linear = [s for s, x in zip(params["in_specs"], operands, strict=True) if not isinstance(x, _ARRAYS)]
+    for kind, specs in (("result", results), ("operand", linear)):
+        for spec in specs:
+            if missing := [name for name in names if name not in _mentioned(spec)]:
+                raise GradientError(
+                    f"the gradient of shard_map(check_vma=False) or pmap, taken from outside, with respect to a {kind} "
+                    f"that is equal along {missing[0]!r} (P()): JAX would sum it only over this host's devices, but "
+                    "the axis continues over the hosts. Take the gradient inside the mapped function, or use "
+                    "shard_map(check_vma=True)."
+                )
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)  # tracers are jax.Arrays
+
+
+def _mentioned(spec: Any) -> set[Any]:
+    names: set[Any] = set()
+    for entry in spec or ():
+        names.update(entry if isinstance(entry, (tuple, list)) else () if entry is None else (entry,))
+    return names

@@ -1,0 +1,169 @@
+"""The primitives `passing_psum` and `passing_psum_invariant`, and their rules.
+
+Both take the leaves of one bucket (all of one dtype) and return their sums. The second is the form of
+`shard_map(check_vma=True)`, whose result is invariant over the axes; they differ in their types and transposes, like
+JAX's own `psum` and `psum_invariant`.
+
+Parameters: `axes` (names), `over_hosts` (whether the sum goes over the hosts, which the mesh doesn't know; None: traced
+before `init`), `vmapped` (the axis that continues over the hosts was one of vmap, and is summed already), `world_size`
+(hosts of the session; None: any number, as it is elastic), `device_ranks` (devices of each host that are ranks of their
+own at the switch; 0: each host is one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from jax_passing._compat import jaxprs, named_axes, tracers
+from jax_passing.collective.axes import Axes, Extent
+from jax_passing.collective.lowering.by_host_calls import lower_by_host_calls
+from jax_passing.collective.lowering.cpu import lower, lower_on_gpu
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.runtime import platforms
+from jax_passing.errors import GradientError
+from jax_passing.host import scope as scopes
+
+passing_psum_p = Primitive("passing_psum")
+passing_psum_invariant_p = Primitive("passing_psum_invariant")
+passing_pvary_p = Primitive("passing_pvary")  # the transpose of the second; its rules are in pvary.py
+passing_pvary_p.multiple_results = True
+
+
+# Evaluation without jit: a program of its own for each combination of parameters.
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(primitive: Primitive, **params: Any) -> Any:
+    def passing_psum(*leaves: Any) -> Any:
+        return primitive.bind(*leaves, **params)
+
+    return jax.jit(passing_psum)
+
+
+def _evaluate(primitive: Primitive, *leaves: Any, **params: Any) -> Any:
+    return _jitted(primitive, **params)(*leaves)
+
+
+# Types.
+
+
+def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> tuple[list[Any], set[Any]]:
+    for axis in axes:
+        named_axes.axis_size(axis)
+    named_axes.check_types(avals, axes, primitive.name)
+    if primitive is passing_psum_invariant_p:
+        avals = tuple(named_axes.without_varying(aval, axes) for aval in avals)
+    else:  # as lax.psum, which keeps weak types only under check_vma
+        avals = tuple(aval.update(weak_type=False) for aval in avals)
+    return list(avals), {named_axes.NamedAxisEffect(axis) for axis in axes}
+
+
+# Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
+
+
+def check_not_vmapped(name: str, vmapped: bool, world_size: int | None) -> None:
+    """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host only."""
+    if vmapped and world_size != 1:
+        raise GradientError(
+            f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
+            "where JAX would sum gradients only over this host's elements. Take the gradient inside the function that "
+            "is mapped: jax.vmap(lambda x: jax.grad(loss)(x), axis_name=...)."
+        )
+
+
+def linear_jvp(
+    primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Of a primitive that maps each leaf linearly to a result."""
+    results = primitive.bind(*primals, site=site, **params)
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    result_tangents: list[Any] = [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
+    if moving:
+        theirs = primitive.bind(*(tangents[i] for i in moving), site=site.only(moving, "j"), **params)
+        for i, tangent in zip(moving, theirs, strict=True):
+            result_tangents[i] = tangent
+    return results, result_tangents
+
+
+def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
+    check_not_vmapped("psum", params["vmapped"], params["world_size"])
+    if params["op"] != "sum":
+        raise GradientError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
+    return linear_jvp(primitive, primals, tangents, site=site, **params)
+
+
+LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is a constant
+
+
+def _transpose(
+    primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, site: Site, **params: Any
+) -> list[Any]:
+    moving = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
+    result: list[Any] = [ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
+    given = [cotangents[i] for i in moving]
+    if primitive is passing_psum_invariant_p:
+        # The sum is one value that every device and host shares, so its cotangent is each one's own.
+        given = _cast(given, axes, site.only(moving, "t"), params)
+    elif given:
+        # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
+        step = LOSS if all(map(tracers.is_constant, given)) else "t"
+        given = primitive.bind(*given, axes=axes, site=site.only(moving, step), **params)
+    for i, cotangent in zip(moving, given, strict=True):
+        result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
+    return result
+
+
+def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
+    if named_axes.check_vma():
+        return [named_axes.pvary(cotangent, named_axes.must_vary(axes)) for cotangent in cotangents]
+    along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
+    cast: list[Any] = passing_pvary_p.bind(
+        *cotangents, along=along, vmapped=params["vmapped"], of_sums=False, site=site
+    )
+    return cast
+
+
+# vmap.
+
+
+def declared_here(axis: Any, over_hosts: bool | None) -> bool:
+    """Whether this is the axis that continues over the hosts."""
+    scope = scopes.current()
+    return bool(over_hosts) and scope is not None and axis in scope.axis_names
+
+
+def _batch(
+    primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    if axis_data.name not in axes:
+        return primitive.bind(*leaves, axes=axes, **params), dims
+    if params["op"] == "max":
+        leaves = [leaf if dim is None else jnp.max(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
+    else:
+        leaves = [
+            leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+    if declared_here(axis_data.name, params["over_hosts"]):
+        params["vmapped"] = True
+        params["site"] = replace(params["site"], vmapped=axis_data.size)  # of which all hosts must have as many
+    rest = tuple(axis for axis in axes if axis != axis_data.name)
+    return primitive.bind(*leaves, axes=rest, **params), [None] * len(leaves)
+
+
+for _primitive in (passing_psum_p, passing_psum_invariant_p):
+    _primitive.multiple_results = True
+    jaxprs.summing.add(_primitive)
+    _primitive.def_impl(functools.partial(_evaluate, _primitive))
+    _primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, _primitive))
+    ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)
+    ad.primitive_transposes[_primitive] = functools.partial(_transpose, _primitive)
+    batching.fancy_primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
+    platforms.register_lowering(_primitive, cpu=lower, cuda=lower_on_gpu, tpu=lower_by_host_calls)

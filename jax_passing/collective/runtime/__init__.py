@@ -1,0 +1,1 @@
+"""How XLA reaches this process, and what it compiled."""

@@ -1,0 +1,1 @@
+"""`jax-passing bench`."""

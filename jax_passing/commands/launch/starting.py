@@ -1,0 +1,133 @@
+"""How `jax-passing run` starts its ranks, here or over ssh, and a switch for them; and what it tells them."""
+
+import asyncio
+import os
+import re
+import shlex
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from jax_passing.commands.launch import remote
+from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, start
+from jax_passing.commands.terminal import TaggedOutput
+from jax_passing.config import PREFIX, address_text
+from jax_passing.errors import ConfigError
+
+HOSTS_MAX = 64
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # nobody is there to type a password
+HANDED_OVER = ("JAX_", "XLA_")  # variables that begin so are taken along to other machines
+
+
+def machines_of(hosts: str) -> tuple[int, list[str]]:
+    """How many ranks, and the machines that they are started on; none: this one."""
+    machines: list[str] = [] if hosts.strip().isdecimal() else [name.strip() for name in hosts.split(",")]
+    count = len(machines) or int(hosts)
+    for name in machines:
+        if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
+            raise ConfigError(f"Bad value {hosts!r} of --hosts: {name!r} is no name of a machine, nor a number.")
+    if not 1 <= count <= HOSTS_MAX:
+        raise ConfigError(f"Bad value {hosts!r} of --hosts: expected 1 to {HOSTS_MAX} hosts.")
+    return count, machines
+
+
+def _own_address(machine: str) -> str:
+    """Ours, as that machine knows it."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(machine.rpartition("@")[2], 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"Which address of this machine {machine} can reach isn't known ({error}): start a switch, and say where "
+            "it is (--switch HOST:PORT)."
+        ) from error
+
+
+def job_of_run(switch: str | None) -> str:
+    """A name of this run alone. A key belongs to a name, so with one that is given, too. Raises ConfigError."""
+    if not os.environ.get(PREFIX + "KEY_FILE"):
+        return f"run-{uuid.uuid4().hex[:8]}"
+    job = os.environ.get(PREFIX + "JOB")
+    if switch is None or not job:
+        raise ConfigError(
+            f"{PREFIX}KEY_FILE is set: the hosts have the key of a job at a switch with a key. Name that switch "
+            f"(--switch HOST:PORT) and that job ({PREFIX}JOB)."
+        )
+    return job
+
+
+async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[Child, str]:
+    """For ranks on these machines; none: here. Returns it and its address."""
+    own_address = _own_address(machines[0]) if machines else "127.0.0.1"
+    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address_text(own_address, 0)]
+    child = await start("switch", command, {**os.environ, "PYTHONUNBUFFERED": "1"})
+    first = (await child.stdout.readline()).decode().strip()
+    follow(child, output)
+    if not first.startswith("listening on "):
+        await asyncio.wait(child.readers, timeout=TERMINATE_S)
+        raise ConfigError("The embedded switch didn't start; its messages are above.")
+    return child, first.removeprefix("listening on ")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all ranks of a run share.
+
+    Attributes:
+      arguments: of the Python interpreter.
+      machines: where the ranks are started over ssh, in their order; none: here.
+      hosts: how many ranks.
+      devices: of each rank.
+      switch: its address, or those of several.
+      job: its name.
+      console: where the ranks' output is shown.
+    """
+
+    arguments: Sequence[str]
+    machines: Sequence[str]
+    hosts: int
+    devices: int
+    switch: str
+    job: str
+    console: Console
+
+    async def start(self, rank: int) -> Child:
+        tag = f"rank {rank}"
+        ours = self._environment(rank)
+        if not self.machines:
+            environment = {"JAX_PLATFORMS": "cpu", **os.environ, **ours}
+            return await start(tag, [sys.executable, *self.arguments], environment)
+        taken = {name: value for name, value in os.environ.items() if name.startswith(HANDED_OVER)}
+        order = remote.order(self.arguments, {"JAX_PLATFORMS": "cpu", **taken, **ours}, os.getcwd())
+        there = shlex.join([sys.executable, "-P", "-m", "jax_passing.commands.launch.remote"])
+        try:
+            return await start(tag, [*SSH, self.machines[rank], there], order=order)
+        except FileNotFoundError as error:
+            raise ConfigError(f"Other machines are reached by ssh, and there is none here: {error}.") from error
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        ours = {
+            PREFIX + "SWITCH": self.switch,
+            PREFIX + "JOB": self.job,
+            PREFIX + "RANK": str(rank),
+            PREFIX + "WORLD_SIZE": str(self.hosts),
+            "JAX_NUM_CPU_DEVICES": str(self.devices),
+            "PYTHONUNBUFFERED": "1",
+            # Loops over sets are then in the same order on all hosts.
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        }
+        if self.console.is_terminal:
+            # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
+            interactive = str(int(rank == 0))
+            ours |= {
+                "TTY_COMPATIBLE": "1",
+                "TTY_INTERACTIVE": interactive,
+                "COLUMNS": str(self.console.width - len("[rank 00] ")),
+            }
+        return ours

@@ -1,0 +1,165 @@
+"""What the control plane asks of a data plane: whatever adds up packets. The back ends are in data_planes/.
+
+A data plane knows jobs by number and their slots by range; names, leases and who may join are the control plane's. All
+calls come from one thread and return within microseconds to milliseconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from jax_passing import _native
+from jax_passing.switch.data_planes.reach import REACH_MAX
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+class DataPlaneError(Exception):
+    """What may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
+
+
+def unexpected(error: Exception) -> bool:
+    """Whether the log needs its traceback, not the text alone."""
+    return not isinstance(error, DataPlaneError)
+
+
+@dataclass(frozen=True)
+class Group:
+    """An IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
+
+    address: str
+    port: int
+    source: str  # our own address, as the workers know it: they hear no other's packets
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """By which the packets of a job have tags (keys.packet_key)."""
+
+    contributions: tuple[bytes, ...]  # one a worker
+    results: bytes
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The job one level up: there this switch is one worker, which contributes the sums of its own workers.
+
+    A slot's place in the job's range is the same at both, so both give the job equally many slots.
+    """
+
+    job: int  # the parent's numbers, from its welcome
+    epoch: int
+    slot_first: int
+    worker: int  # which one this switch is there
+    address: tuple[str, int]  # the parent's data port
+    # Connected to it, perhaps in its group: the software data plane takes it over, and sends and receives by it. None
+    # for a data plane that speaks to its parent from its own data port.
+    socket: _native.UdpSocket | None = None
+    keys: tuple[bytes, bytes] | None = None  # of our contributions and of results there, if packets have tags
+
+
+@dataclass(frozen=True)
+class JobSlots:
+    """A job's share of the switch."""
+
+    job: int  # 1 to 65535
+    epoch: int  # 1 to 65535; packets of any other epoch of the job are dropped
+    slot_first: int
+    slot_count: int  # a power of two
+    addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each worker: a host, or a child switch
+    group: Group | None = None  # all workers hear it
+    parent: Parent | None = None  # None at the root of a tree, or if there is but one level
+    keys: JobKeys | None = None  # None: packets have no tags
+    reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
+
+
+@dataclass(frozen=True)
+class SlotVersion:
+    """What one version of a slot holds."""
+
+    empty: bool
+    sequence: int
+    bitmap: int  # bit w: worker w was added
+    complete: bool
+
+
+class DataPlane(Protocol):
+    @property
+    def host(self) -> str:
+        """Where hosts send packets; empty if it is the control plane's address."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def slot_total(self) -> int: ...
+
+    @property
+    def lanes_per_chunk(self) -> int:
+        """32-bit lanes that one packet carries here."""
+
+    @property
+    def whole_chunks(self) -> bool:
+        """Packets have exactly `lanes_per_chunk` lanes, others are dropped: hosts pad with zeros."""
+
+    @property
+    def can_tag(self) -> bool:
+        """Whether it can check tags of packets, and make them."""
+
+    @property
+    def worker_limit(self) -> int:
+        """How many contribute to a slot at most; 64 fit into the protocol's bitmap."""
+
+    def group(self, job: int, own_address: str) -> Group | None:
+        """Where results of this job could go once for all ranks, if its hosts turn out to hear that.
+
+        `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one worker: a
+        switch that replicates results in its pipeline does that, and its hosts have nothing to join.
+        """
+
+    def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
+        """For Parent.socket, to a parent whose data port this is. None: it will be spoken to from our own data port.
+
+        Raises OSError.
+        """
+
+    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+        """Sends a burst (wire/probe.h) to the group, before the job is added."""
+
+    def add_job(self, job: JobSlots) -> None:
+        """Clears the slots, then adds packets of this job and epoch that come from these addresses.
+
+        Results go to the job's group if it has one, else to each worker; to one that asks again, always to it alone.
+        Raises DataPlaneError.
+        """
+
+    def stop_multicast(self, job: int) -> None:
+        """Results go to each worker from now on: one of them hears the group no longer."""
+
+    def hears_parents_group(self, job: int) -> bool:
+        """False once results of a parent that sends them to a group come only because we ask again."""
+
+    def remove_job(self, job: int) -> None:
+        """Drops the job's packets from now on. Raises DataPlaneError."""
+
+    def slot_version(self, slot: int, version: int) -> SlotVersion | None:
+        """None if nobody can look into this device's slots."""
+
+    def check(self) -> str:
+        """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time.
+
+        Whatever it raises counts as such a reason.
+        """
+
+    def overflows(self) -> Mapping[int, int]:
+        """How many packets of each job were lost since it was added, because they came faster than they were handled.
+
+        Under 0: of no job, since the start. Empty if nobody can tell.
+        """
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters for the log."""
+
+    def close(self) -> None: ...

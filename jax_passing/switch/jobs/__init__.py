@@ -1,0 +1,1 @@
+"""The jobs of a switch: admission, epochs, slots, waits."""

@@ -1,0 +1,199 @@
+"""What a switch checks before it admits a rank: does it fit to the others, and to what this switch can do?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import zip_longest
+
+import msgspec
+
+from jax_passing import job_names
+from jax_passing.config import RANKS_MAX
+from jax_passing.errors import names
+from jax_passing.protocol import alike
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.data_planes.data_plane import is_power_of_two
+from jax_passing.switch.jobs.epochs import Epoch, Member
+
+
+class RefusalError(Exception):
+    """A rank can't be admitted; the text is for its user."""
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What one switch can do for a job."""
+
+    instance: str
+    slot_count: int
+    lanes_per_chunk: int
+    whole_chunks: bool
+    tagged: bool  # it has a key, and can tag packets
+    link_gbit: float | None
+
+
+def check_version(rack: messages.RackJoin, own_name: str) -> None:
+    if rack.protocol_version != messages.PROTOCOL_VERSION:
+        who = f"the switch at {rack.name}"
+        raise RefusalError(
+            alike.protocol_difference(own_name, messages.PROTOCOL_VERSION, who, rack.protocol_version, "that switch")
+        )
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if rank >= world_size:
+        raise RefusalError(f"Rank {rank} isn't below the world size {world_size}. Ranks count from 0.")
+
+
+def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.RankJoin:
+    """A host's join, as its rack's switch would tell it to a parent."""
+    if join.world_size > RANKS_MAX:
+        raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
+    _check_rank(join.rank, join.world_size)
+    if job_names.SHARD_MARK in join.job:
+        raise RefusalError(
+            f"The job's name {join.job!r} has {job_names.SHARD_MARK!r} in it: so switches name the shards of a job. "
+            "Choose another one (JAX_PASSING_JOB)."
+        )
+    # A host of another version waits for the others as well: they are to hear of it, too.
+    is_ours = join.protocol_version == messages.PROTOCOL_VERSION
+    return messages.RankJoin(
+        rank=join.rank,
+        world_size=join.world_size,
+        instance=join.instance,
+        host=host,
+        shards=len(join.switches),
+        alike=join.alike if is_ours else {alike.PROTOCOL: str(join.protocol_version)},
+        join_deadline_s=join.join_deadline_s,
+        wait_s=join.join_deadline_s,
+        slot_count=here.slot_count,
+        lanes_per_chunk=here.lanes_per_chunk,
+        whole_chunks=here.whole_chunks,
+        tagged=here.tagged,
+        path=(here.instance,),
+        link_gbit=join.link_gbit,
+        switch_link_gbit=here.link_gbit,
+    )
+
+
+def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
+    """The same rank with one more switch on its way: this one."""
+    _check_rank(join.rank, join.world_size)
+    if not is_power_of_two(join.slot_count):
+        raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
+    check_path(join.path, here.instance)
+    lanes, whole = common_lanes((join.lanes_per_chunk, join.whole_chunks), (here.lanes_per_chunk, here.whole_chunks))
+    return msgspec.structs.replace(
+        join,
+        slot_count=min(join.slot_count, here.slot_count),
+        lanes_per_chunk=lanes,
+        whole_chunks=whole,
+        tagged=join.tagged and here.tagged,
+        path=(*join.path, here.instance),
+        switch_link_gbit=least(join.switch_link_gbit, here.link_gbit),
+    )
+
+
+def check_path(path: tuple[str, ...], instance: str) -> None:
+    """`path`: the instances of the switches between a host and the one that has this instance. Raises RefusalError."""
+    if instance in path:
+        raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")
+    if len(path) >= messages.LEVELS_MAX:
+        raise RefusalError(f"A tree has at most {messages.LEVELS_MAX} levels of switches.")
+
+
+def least(*rates: float | None) -> float | None:
+    """Of those that are known."""
+    return min((rate for rate in rates if rate), default=None)
+
+
+def common_lanes(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
+    """Lanes of a chunk, and whether packets must have exactly so many, that suit two switches."""
+    lanes = min(one[0], other[0])
+    if any(whole and lanes != its_lanes for its_lanes, whole in (one, other)):
+        raise RefusalError(
+            f"The switches of the tree differ in the lanes of a packet: {one[0]} and {other[0]}, and one takes no "
+            "fewer. Start all with the same --lanes-per-chunk."
+        )
+    return lanes, one[1] or other[1]
+
+
+def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
+    """What the switches on the ways of all ranks can do. Raises RefusalError, for all of them."""
+    if unlike := differences(epoch):
+        raise RefusalError(unlike)
+    joins = epoch.joined().values()
+    lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
+    return messages.Prepare(
+        attempt=attempt,
+        slot_count=min(join.slot_count for join in joins),
+        lanes_per_chunk=lanes,
+        whole_chunks=whole,
+        tagged=all(join.tagged for join in joins),
+        ranks=tuple(range(epoch.world_size)),
+    )
+
+
+def differences(epoch: Epoch) -> str:
+    """In what the ranks that are here aren't alike; empty if they are.
+
+    They are compared when all of them have come, at the root of a tree: so that all hear of it, at once and by name,
+    whoever came first. Nobody loses anything by it, as the job couldn't have started earlier; and a stranger can't end
+    a job's joining by this that couldn't by taking a rank.
+    """
+    by_rank = {rank: join.alike for rank, join in epoch.joined().items()}
+    foreign: dict[str, list[int]] = {}
+    for rank, facts in sorted(by_rank.items()):
+        if (version := facts.get(alike.PROTOCOL, "")).isdecimal():
+            foreign.setdefault(version, []).append(rank)
+    if not foreign:
+        return alike.differences(epoch.job.name, by_rank)
+    version, ranks = next(iter(foreign.items()))
+    who = f"{names(ranks)} of job {epoch.job.name!r}"
+    hosts = "that host" if len(ranks) == 1 else "those hosts"
+    return alike.protocol_difference(epoch.own_name, messages.PROTOCOL_VERSION, who, int(version), hosts)
+
+
+def check_fits(
+    epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int, hosts: Sequence[Member]
+) -> None:
+    """Against the ranks that are here already. `hosts`: of the job, those of other shards too."""
+    job = epoch.job.name
+    joined = epoch.joined()
+    if epoch.world_size != join.world_size:
+        raise RefusalError(
+            f"Rank {join.rank} says world_size {join.world_size}, but {names(sorted(joined))} of job {job!r} said "
+            f"{epoch.world_size}. All hosts of a job need the same."
+        )
+    for other in joined.values():
+        if other.shards != join.shards:
+            raise RefusalError(
+                f"Rank {join.rank} lists {join.shards} switches, rank {other.rank} lists {other.shards}. "
+                f"{_same_switches(job)}"
+            )
+        common_lanes((other.lanes_per_chunk, other.whole_chunks), (join.lanes_per_chunk, join.whole_chunks))
+    for host in hosts:
+        if not member.rack and host.switches != member.switches:
+            pairs = enumerate(zip_longest(member.switches, host.switches))
+            differ = [str(index + 1) for index, (ours, theirs) in pairs if ours != theirs]
+            raise RefusalError(
+                f"Ranks {join.rank} and {host.rank} differ in the switches that they list as number "
+                f"{', '.join(differ)}. {_same_switches(job)}"
+            )
+    if join.rank in joined:
+        raise RefusalError(
+            f"Rank {join.rank} of job {job!r} was taken by a process at {joined[join.rank].host}. Give every host a "
+            "rank of its own (JAX_PASSING_RANK), and every run a job name of its own (JAX_PASSING_JOB)."
+        )
+    if member not in epoch.members and len(epoch.members) >= worker_limit:
+        raise RefusalError(
+            f"This switch adds up what {worker_limit} hosts send (with strategy 'flat': devices), and job {job!r} has "
+            "one more here. Spread them over racks: a switch for each, started with --parent (docs/trees.md)."
+        )
+
+
+def _same_switches(job: str) -> str:
+    return (
+        f"All hosts of job {job!r} list equally many switches, those behind one switch the same ones in the same order "
+        "(JAX_PASSING_SWITCH)."
+    )

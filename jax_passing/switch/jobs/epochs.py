@@ -1,0 +1,198 @@
+"""What a switch knows of a job: its epoch, the members of that, and the ranks that each of them holds."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jax_passing import _native
+from jax_passing.errors import names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Connection
+from jax_passing.switch.data_planes.data_plane import Group
+from jax_passing.switch.jobs.epoch_states import NEXT, Event, State
+from jax_passing.switch.jobs.group_probe import GroupProbe
+
+
+class ParentConnection(Protocol):
+    """To the parent, for one epoch."""
+
+    @property
+    def name(self) -> str:
+        """The parent's address, for people."""
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        """Where its data plane listens; once connected."""
+
+    @property
+    def socket(self) -> _native.UdpSocket | None:
+        """How our data plane speaks to it; None if by its own data port."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def send(self, message: messages.Message) -> bool:
+        """Never waits. False if the parent has stopped reading. Without a connection it is told later."""
+
+    def tell_of(self, member: "Member", rank: int) -> None:
+        """A rank of ours is here."""
+
+    def explain(self, text: str) -> str:
+        """Why hosts wait in vain: `text` says for what."""
+
+    def check_group(self, is_heard: bool) -> None:
+        """While the epoch runs: whether results come by multicast."""
+
+    def start(self) -> None:
+        """Calls the parent."""
+
+    def close(self) -> None:
+        """The epoch is over."""
+
+
+class ParentListener(Protocol):
+    """Whom a ParentConnection tells what the parent says."""
+
+    def prepare(self, epoch: "Epoch", prepare: messages.Prepare) -> None: ...
+
+    def welcome(self, epoch: "Epoch", welcome: messages.Welcome) -> None: ...
+
+    def refuse(self, epoch: "Epoch", refused: messages.Refused) -> None:
+        """The one rank that it names."""
+
+    def refuse_all(self, epoch: "Epoch", message: str, kind: str = ...) -> None: ...
+
+    def relay(self, epoch: "Epoch", relay: messages.Relay, source: ParentConnection) -> None: ...
+
+    def leave(self, epoch: "Epoch", ranks: Collection[int], source: ParentConnection) -> None: ...
+
+    def fail(self, epoch: "Epoch", failed: messages.Failed, *, reporter: ParentConnection) -> None: ...
+
+    def finish(self, epoch: "Epoch") -> None: ...
+
+    def parent_lost(self, epoch: "Epoch", reason: str) -> None:
+        """The connection is lost."""
+
+
+class Inquiry(Protocol):
+    """A question that other switches have been asked."""
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A connection that may join an epoch: a host with one rank, or the switch of a rack with several.
+
+    It is one worker of the data plane.
+    """
+
+    connection: Connection
+    instance: str  # tells this process from any other
+    address: tuple[str, int]  # where its packets come from
+    heard: float  # when it sent something last
+    alone_since: float  # without an epoch
+    rack: str = ""  # a rack's switch: its address, for people
+    switches: tuple[str, ...] = ()  # a host: the instances of all that the job is spread over
+    epoch: "Epoch | None" = None  # None while it holds no ranks
+    ranks: dict[int, messages.RankJoin] = field(default_factory=dict)
+    join_until: dict[int, float] = field(default_factory=dict)  # by rank
+    prepared: bool = False
+    inquiries: set[Inquiry] = field(default_factory=set)  # on behalf of it, that are under way
+    refusal_count: int = 0  # of its ranks
+    gave_up: bool = False  # it asks, and doesn't read the answers
+
+    @property
+    def rank(self) -> int:
+        """Its lowest, which gives it its place among the workers."""
+        return min(self.ranks)
+
+    @property
+    def has_started(self) -> bool:
+        return self.epoch is not None and self.epoch.state in (State.RUNNING, State.OVER)
+
+    def remaining(self) -> list[int]:
+        """Its ranks that haven't left."""
+        assert self.epoch is not None
+        return sorted(self.ranks.keys() - self.epoch.left)
+
+    def answer(self, message: messages.Message) -> None:
+        """Sends what it has asked for, and gives it up if it doesn't read that."""
+        if not self.connection.send(message):
+            self.gave_up = True
+            self.connection.give_up()
+
+    def __str__(self) -> str:
+        ranks = names(sorted(self.ranks))
+        return f"the switch at {self.rack} ({ranks})" if self.rack else ranks
+
+    @property
+    def at_start(self) -> str:
+        """The same, to begin a sentence with."""
+        text = str(self)
+        return text[0].upper() + text[1:]
+
+
+@dataclass(eq=False)
+class Epoch:
+    """One incarnation of a job, from its first join to its end."""
+
+    job: "Job"
+    number: int
+    world_size: int
+    state: State = State.FORMING
+    members: list[Member] = field(default_factory=list)
+    uplink: ParentConnection | None = None  # to the parent, if the switch has one
+    attempt: int = 0  # how often it was PREPARING
+    preparing_since: float = 0.0  # the last time
+    announced: messages.Prepare | None = None  # by the parent, while it counts on other ranks than those that are here
+    plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
+    slot_first: int | None = None  # while slots are reserved: from PREPARING on, until nobody can need them any more
+    probe: GroupProbe | None = None  # while members are asked
+    group: Group | None = None  # where results go; None: to each member
+    left: set[int] = field(default_factory=set)  # of all ranks of the job
+    left_since: float = 0.0  # when the first of them did
+    refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
+
+    def on(self, event: Event) -> None:
+        """Goes to the state that follows."""
+        assert (self.state, event) in NEXT, f"{self}: {event.value} while it is {self.state.value}"
+        self.state = NEXT[self.state, event]
+
+    def joined(self) -> dict[int, messages.RankJoin]:
+        return {rank: join for member in self.members for rank, join in member.ranks.items()}
+
+    def absent(self) -> list[int]:
+        """Ranks that are not here; they may be elsewhere, if there is a parent."""
+        joined = self.joined()
+        return [rank for rank in range(self.world_size) if rank not in joined]
+
+    def member_of(self, rank: int) -> Member | None:
+        return next((member for member in self.members if rank in member.ranks), None)
+
+    def workers(self) -> list[Member]:
+        """In the order of their bits in a slot's bitmap."""
+        return sorted(self.members, key=lambda member: member.rank)
+
+    def has_slot(self, slot: int) -> bool:
+        """While RUNNING, and slots are reserved."""
+        assert self.slot_first is not None
+        assert self.plan is not None
+        return self.slot_first <= slot < self.slot_first + self.plan.slot_count
+
+    @property
+    def own_name(self) -> str:
+        """Address of this switch, as members know it."""
+        return self.members[0].connection.own_name if self.members else "this address"
+
+    def __str__(self) -> str:
+        return f"job {self.job.name!r}, epoch {self.number}"
+
+
+@dataclass(eq=False)
+class Job:
+    name: str
+    number: int  # on the wire; another one when it has had all epochs
+    epoch: Epoch | None = None  # the one that forms or runs
+    lost: set[str] = field(default_factory=set)  # instances of the hosts whose loss ended the last epoch

@@ -1,0 +1,355 @@
+"""The jobs of a switch: who may join, how members and epochs end."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from jax_passing import job_names
+from jax_passing.config import SHARDS_MAX
+from jax_passing.errors import HostLostError, JoinError, SwitchLostError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Outside
+from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.jobs import quotas
+from jax_passing.switch.jobs.admission import RefusalError, check_fits
+from jax_passing.switch.jobs.epoch_start import EpochStart
+from jax_passing.switch.jobs.epoch_states import Event, State
+from jax_passing.switch.jobs.epochs import Epoch, Job, Member, ParentConnection
+
+log = logging.getLogger("jax_passing.switch")
+
+JOBS_MAX = 4096  # remembered ones, for their numbers
+ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
+
+
+class JobTable:
+    """All jobs, and the slots that they hold."""
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        outside: Outside,
+        *,
+        lease_s: float,
+        slots_per_address: int | None = None,
+        uplink_for: Callable[[Epoch], ParentConnection] | None = None,
+    ):
+        """`uplink_for`: of a switch with a parent."""
+        self._data_plane = data_plane
+        self._outside = outside
+        self._lease_s = lease_s
+        self._uplink_for = uplink_for
+        self._jobs: dict[str, Job] = {}
+        # Jobs' numbers, and the epochs of each, begin anywhere: who isn't in a job can't guess them, and a packet that
+        # was on its way when the switch was restarted has others. No pair of the two comes back in a switch's life: by
+        # that pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's.
+        self._number_last = outside.random_bits(16)
+        self._epoch_first: dict[int, int] = {}  # by the job's number, counted from 0
+        self._epoch_count: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
+
+    def epochs(self) -> list[Epoch]:
+        """Those that form or run."""
+        return [job.epoch for job in self._jobs.values() if job.epoch is not None]
+
+    def of(self, name: str) -> Job | None:
+        return self._jobs.get(name)
+
+    # Admission.
+
+    def _job(self, name: str) -> Job:
+        job = self._jobs.pop(name, None)
+        if job is None:
+            if len(self._jobs) >= JOBS_MAX:
+                idle = next((known for known in self._jobs.values() if known.epoch is None), None)
+                if idle is None:
+                    raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
+                del self._jobs[idle.name]
+            job = Job(name, self._unused_number())
+        self._jobs[name] = job  # last in the dict: used most recently
+        return job
+
+    def _unused_number(self) -> int:
+        taken = {known.number for known in self._jobs.values()}
+        for _ in range(ID_MAX):
+            self._number_last = self._number_last % ID_MAX + 1
+            if self._number_last not in taken and self._epoch_count[self._number_last] < ID_MAX:
+                return self._number_last
+        raise RefusalError("This switch has used all numbers of jobs and epochs, four thousand million: restart it.")
+
+    def _new_epoch(self, job: Job, world_size: int) -> Epoch:
+        if self._epoch_count[job.number] == ID_MAX:
+            job.number = self._unused_number()
+        first = self._epoch_first.setdefault(job.number, self._outside.random_bits(16))
+        number = (first + self._epoch_count[job.number]) % ID_MAX + 1
+        self._epoch_count[job.number] += 1
+        return Epoch(job, number, world_size)
+
+    def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
+        """The same process again: it gave an old connection up, though that news may not have arrived."""
+        for old in list(job.epoch.members) if job.epoch is not None else []:
+            epoch = old.epoch
+            if old is member or epoch is None or epoch.state is State.OVER:
+                continue
+            if member.rack and old.rack and old.instance == member.instance:
+                self.lose(epoch, old, "connected anew")
+            elif join.rank in old.ranks and old.ranks[join.rank].instance == join.instance:
+                self.gone(epoch, old, join.rank, "joined anew")
+                if old.rack:
+                    text = f"Rank {join.rank} joined anew elsewhere."
+                    old.connection.send(messages.Refused(JoinError.__name__, text, join.rank))
+
+    def _epoch_to_join(self, job: Job, join: messages.RankJoin, member: Member) -> Epoch:
+        self._give_up_old(job, join, member)
+        epoch = job.epoch
+        if epoch is None:
+            epoch = self._new_epoch(job, join.world_size)
+            job.lost = set()
+        elif epoch.state is State.RUNNING:
+            raise RefusalError(
+                f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
+                f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
+                f"{self._lease_s:g} s; then the job can be joined again."
+            )
+        elif epoch.state is State.PREPARING and epoch.uplink is not None:
+            # The parent counts on the ranks that were here, and we have said that these are prepared.
+            raise RefusalError(
+                f"Job {job.name!r} is starting (epoch {epoch.number}) with {epoch.world_size} other hosts: rank "
+                f"{join.rank} is among them, at this switch or another. If this is that host, which has just been "
+                "restarted or moved, start it again; else stop that run, or choose another job name (JAX_PASSING_JOB)."
+            )
+        hosts = [host for shard in self._shards(job.name) for host in shard.members if not host.rack]
+        check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
+        return epoch
+
+    def _check_room(self, rack: Member) -> None:
+        """A rack's switch has many ranks for each connection, and each of them takes memory."""
+        host = rack.connection.host
+        members = [member for epoch in self.epochs() for member in epoch.members]
+        count = sum(len(member.ranks) for member in members if member.connection.host == host)
+        if count >= quotas.RANKS_PER_ADDRESS:
+            raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.")
+
+    def _shards(self, name: str) -> list[Epoch]:
+        """Of the job that this one is or has a shard of, all that are here."""
+        whole = name.partition(job_names.SHARD_MARK)[0]
+        jobs = (self._jobs.get(job_names.of_shard(whole, shard)) for shard in range(SHARDS_MAX))
+        return [job.epoch for job in jobs if job is not None and job.epoch is not None]
+
+    def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
+        """Raises RefusalError. At the root the last rank to join starts the epoch."""
+        if member.rack:
+            self._check_room(member)
+        job = self._job(name)
+        epoch = self._epoch_to_join(job, join, member)
+        if job.epoch is not epoch:
+            job.epoch = epoch
+            if self._uplink_for is not None:
+                epoch.uplink = self._uplink_for(epoch)
+                epoch.uplink.start()
+        member.epoch = epoch
+        member.ranks[join.rank] = join
+        member.join_until[join.rank] = self._outside.now() + join.wait_s
+        if member not in epoch.members:
+            epoch.members.append(member)
+        log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
+        if epoch.uplink is not None:
+            epoch.uplink.tell_of(member, join.rank)
+        elif not epoch.absent():
+            self.starts.prepare(epoch)
+
+    # Refusals.
+
+    def refused(self, name: str, message: str) -> None:
+        """A host wasn't admitted: those who wait for it will hear why."""
+        self.counts["joins_refused"] += 1
+        for epoch in self._shards(name):
+            epoch.refusal = message
+            if epoch.uplink is not None:
+                epoch.uplink.send(messages.Refused(JoinError.__name__, message))
+
+    def refuse(self, epoch: Epoch, refused: messages.Refused) -> None:
+        """Sends the one rank away."""
+        assert refused.rank is not None
+        member = epoch.member_of(refused.rank)
+        if member is None:
+            return
+        if member.rack:
+            member.connection.send(refused)
+        else:
+            member.connection.send(messages.Refused(refused.kind, refused.message))
+            member.connection.close()
+        self._drop(epoch, member, refused.rank)
+
+    def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__) -> None:
+        """Sends all who wait away, here and at all other switches."""
+        if epoch.state is State.OVER:
+            return
+        message = message[: messages.TEXT_MAX]
+        log.warning("refused %s: %s", epoch, message)
+        self.counts["joins_refused"] += len(epoch.joined())
+        for member in epoch.members:
+            member.connection.send(messages.Refused(kind, message))
+            member.connection.close()
+        if epoch.uplink is not None:
+            epoch.uplink.send(messages.Fail(kind, message))
+        self._end(epoch, Event.REFUSED)
+
+    # How a member, or an epoch, ends.
+
+    def _end(self, epoch: Epoch, event: Event) -> None:
+        """Frees the slots, hangs up on the parent."""
+        was, epoch.probe = epoch.state, None
+        epoch.on(event)
+        if epoch.job.epoch is epoch:
+            epoch.job.epoch = None
+        if was is State.RUNNING and epoch.slot_first is not None:
+            self._remove_from_data_plane(epoch)
+        self.starts.release(epoch)
+        if epoch.uplink is not None:
+            epoch.uplink.close()
+
+    def _remove_from_data_plane(self, epoch: Epoch) -> None:
+        try:
+            self._data_plane.remove_job(epoch.job.number)
+        except Exception as error:  # whatever the device's driver raises; other jobs go on
+            log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
+
+    def free_slots(self, epoch: Epoch) -> None:
+        """Of a running epoch in which there can be no more sums, as a rank has left. It ends when all have."""
+        stay = names(sorted(set(range(epoch.world_size)) - epoch.left))
+        log.warning("%s: %s left, %s stay: its slots are free again", epoch, names(sorted(epoch.left)), stay)
+        self.counts["slots_freed_early"] += 1
+        self._remove_from_data_plane(epoch)
+        self.starts.release(epoch)
+
+    def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
+        """Ends the epoch and tells all members, and the parent, but not the one that said so."""
+        if epoch.state is State.OVER:
+            return
+        log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        joined = epoch.joined()
+        epoch.job.lost = {joined[rank].instance for rank in failed.ranks if rank in joined}
+        self.counts["epochs_failed"] += 1
+        if epoch.uplink is not None and reporter is not epoch.uplink:
+            epoch.uplink.send(messages.Fail(failed.kind, failed.message, failed.ranks))
+        self._end(epoch, Event.FAILED)
+        for member in epoch.members:
+            if member is not reporter:
+                member.connection.send(failed)
+            member.connection.close()  # sends what is buffered first
+
+    def _drop(self, epoch: Epoch, member: Member, rank: int) -> None:
+        """The rank's place is free again."""
+        del member.ranks[rank], member.join_until[rank]
+        if epoch.uplink is not None:
+            # Though it may have been the parent that refused it: the rank may have joined anew since it said so.
+            epoch.uplink.send(messages.RankGone(rank))
+        if not member.ranks:
+            epoch.members.remove(member)
+            member.epoch, member.alone_since = None, self._outside.now()
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        if not epoch.members:
+            self._end(epoch, Event.LAST_GONE)
+        self._prepare_announced(epoch)
+
+    def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
+        """One rank is gone: that ends a running epoch, and frees its place in one that forms."""
+        if epoch.state in (State.FORMING, State.PREPARING):
+            log.info("%s: rank %d %s", epoch, rank, reason)
+            self._drop(epoch, member, rank)
+            if not member.rack:
+                member.connection.close()
+        elif epoch.state is State.RUNNING and rank not in epoch.left:
+            self._fail_lost(epoch, f"Rank {rank} {reason}", [rank], member)
+
+    def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
+        """A member is gone, with all of its ranks."""
+        if epoch.state in (State.FORMING, State.PREPARING):
+            for rank in sorted(member.ranks):
+                self.gone(epoch, member, rank, reason)
+            member.connection.close()
+        elif epoch.state is State.RUNNING and (remaining := member.remaining()):
+            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining, member)
+
+    def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int], member: Member) -> None:
+        message = (
+            f"{what} ({epoch}, world size {epoch.world_size}). It was killed, crashed, or lost its network: look at "
+            "its log. Then call jax_passing.init again on every host."
+        )
+        self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
+
+    def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
+        """A barrier: the epoch ends well when all ranks of the job have left."""
+        if not epoch.left:
+            epoch.left_since = self._outside.now()
+        epoch.left.update(ranks)
+        log.info("%s: %s left", epoch, names(sorted(ranks)))
+        left = messages.Left(tuple(ranks))
+        for member in epoch.members:
+            if member.rack and member is not source:
+                member.connection.send(left)
+        if epoch.uplink is None:
+            if len(epoch.left) == epoch.world_size:
+                self.finish(epoch)
+        elif source is not epoch.uplink:
+            epoch.uplink.send(left)
+
+    def finish(self, epoch: Epoch) -> None:
+        self._end(epoch, Event.ALL_LEFT)
+        for member in epoch.members:
+            member.connection.send(messages.Bye())
+            member.connection.close()
+
+    # What the parent says.
+
+    def prepare(self, epoch: Epoch, prepare: messages.Prepare) -> None:
+        if epoch.state is State.RUNNING:
+            return
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        epoch.announced = prepare
+        self._prepare_announced(epoch)
+
+    def _prepare_announced(self, epoch: Epoch) -> None:
+        """Once the parent counts on the ranks that are here, and no others.
+
+        Until then a rank has come or gone while Prepare was under way: the parent is about to refuse the one, or to
+        prepare anew without the other. If we went ahead, one might contribute whom the parent has refused.
+        """
+        announced = epoch.announced
+        if announced is not None and epoch.state is State.FORMING and set(announced.ranks) == epoch.joined().keys():
+            epoch.announced = None
+            self.starts.prepare(epoch, announced)
+
+    def welcome(self, epoch: Epoch, welcome: messages.Welcome) -> None:
+        # Else a rank went away meanwhile: the parent was told, and will say that the epoch failed.
+        if epoch.state is State.PREPARING:
+            self.starts.start(epoch, welcome)
+
+    def parent_lost(self, epoch: Epoch, reason: str) -> None:
+        """Ends a running epoch; while one forms, the parent may come back."""
+        assert epoch.uplink is not None
+        epoch.announced = None
+        if epoch.state is State.PREPARING:
+            self.starts.step_back(epoch)
+        elif epoch.state is State.RUNNING:
+            message = (
+                f"The switch at {epoch.own_name} lost its parent, the switch at {epoch.uplink.name} ({epoch}): "
+                f"{reason}. Look at that switch's log, restart it if it died, then call jax_passing.init again on "
+                "every host."
+            )[: messages.TEXT_MAX]
+            self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
+
+    def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
+        """Rank 0's, to everybody else."""
+        for member in list(epoch.members):
+            if epoch.state is not State.RUNNING:
+                return
+            if member is not source and member.remaining() and not member.connection.send(relay):
+                self.lose(epoch, member, "stopped reading what rank 0 sends")
+        uplink = epoch.uplink
+        if uplink is not None and uplink is not source and not uplink.send(relay):
+            self.parent_lost(epoch, "it stopped reading what rank 0 sends")

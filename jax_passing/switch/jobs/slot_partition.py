@@ -1,0 +1,45 @@
+"""Which slots of the switch belong to which job."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from jax_passing.switch.data_planes.data_plane import is_power_of_two
+
+
+@dataclass(frozen=True)
+class _Range:
+    count: int
+    owners: frozenset[str]
+
+
+class SlotPartition:
+    """Ranges of a power-of-two size, aligned to it, so that freed ones always fit together again.
+
+    A range's owners are the addresses of its job's members. It counts for each of them as a whole, since that is what
+    the others can't have.
+    """
+
+    def __init__(self, slot_total: int, per_owner: int | None = None):
+        self._slot_total = slot_total
+        self._per_owner = slot_total if per_owner is None else per_owner
+        self._ranges: dict[int, _Range] = {}  # by first slot
+
+    def who_has_enough(self, count: int, owners: Collection[str]) -> str | None:
+        """An owner that would hold more than one may, with so many more slots; None if there is none."""
+        for owner in sorted(owners):
+            held = sum(one.count for one in self._ranges.values() if owner in one.owners)
+            if held + count > self._per_owner:
+                return owner
+        return None
+
+    def allocate(self, count: int, owners: Collection[str] = ()) -> int | None:
+        """The first slot of a free range of `count` slots, a power of two; None if there is none."""
+        assert is_power_of_two(count), count
+        for first in range(0, self._slot_total - count + 1, count):
+            if all(first + count <= other or first >= other + one.count for other, one in self._ranges.items()):
+                self._ranges[first] = _Range(count, frozenset(owners))
+                return first
+        return None
+
+    def free(self, first: int) -> None:
+        del self._ranges[first]

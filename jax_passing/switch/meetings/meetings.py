@@ -1,0 +1,267 @@
+"""Where the hosts of a job meet before they join: who goes on, as which rank, after which step (docs/elastic.md).
+
+A host's connection is its *seat*, which it keeps as long as its session lasts. So whoever has a seat is known to live,
+and is waited for. The root of a tree decides; a switch below it hands on what either side says.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from jax_passing.config import RANKS_MAX, address_text
+from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Connection, Outside, Timer
+from jax_passing.switch.jobs.admission import check_path
+from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epochs import Epoch
+from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.meetings.parties import Parties, parties_of
+from jax_passing.switch.meetings.rack_seats import SeatsOfRack
+from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
+from jax_passing.switch.meetings.seats_at_parent import SeatsAtParent
+from jax_passing.switch.tree.parent_greeting import CONNECT_TIMEOUT_S
+
+log = logging.getLogger("jax_passing.switch")
+
+LOOK_S = 0.05  # the time between two looks at hosts that wait
+STANDBY_GRACE_S = 1.0  # a standby gives hosts this time to meet at the switch that goes before it
+SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait for a place as hosts that run
+
+
+class Meetings:
+    """The meetings of all jobs of a switch."""
+
+    def __init__(
+        self,
+        jobs: JobTable,
+        outside: Outside,
+        parent: tuple[str, int] | None,
+        instance: str,
+        key_of: Callable[[str], bytes | None],
+    ):
+        """`parent`: the switch at which hosts really meet, if this one isn't the root. `instance`: tells this switch
+        from any other. `key_of`: returns the key of a job, if this switch has one."""
+        self._jobs = jobs
+        self._outside = outside
+        self._parent = parent
+        self._instance = instance
+        self._key_of = key_of
+        self._meetings: dict[str, Meeting] = {}
+        self._at_parent: dict[str, SeatsAtParent] = {}
+        self._seats_of_racks: Counter[str] = Counter()  # by the address of the rack's switch
+
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there."""
+        if is_racks:
+            return SeatsOfRack(connection, partial(self._seat, job), self._refuse, self._seats_of_racks)
+        return self._seat(job, connection, ())
+
+    def _seat(self, job: str, host: ToHost, path: tuple[str, ...]) -> Seat:
+        """`path`: the instances of the switches on its way. Raises RefusalError."""
+        check_path(path, self._instance)
+        if self._parent is not None:
+            if job not in self._at_parent:
+                self._at_parent[job] = SeatsAtParent(
+                    address_text(*self._parent),
+                    host.own_name,
+                    job,
+                    self._key_of(job),
+                    self._outside,
+                    self._at_parent.pop,
+                )
+                self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
+            return self._at_parent[job].seat(host, (*path, self._instance))
+        if job not in self._meetings:
+            self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
+        meeting = self._meetings[job]
+        return HostSeat(host, job, meeting.wait, meeting.leave, meeting.why_not)
+
+    def _refuse(self, host: ToHost, job: str, text: str) -> None:
+        self._jobs.counts["joins_refused"] += 1
+        log.warning("refused a host at %s that meets those of job %r: %s", host.host, job, text)
+        host.send(messages.Refused(JoinError.__name__, text[: messages.TEXT_MAX]))
+        host.close()
+
+    def _forget(self, meeting: "Meeting") -> None:
+        """Nobody has a seat any more. Hosts that come back know the number of their last meeting, so we needn't."""
+        if self._meetings.get(meeting.job) is meeting:
+            del self._meetings[meeting.job]
+
+    def stop(self) -> None:
+        """From now on nothing happens by itself."""
+        for meeting in self._meetings.values():
+            meeting.stop()
+
+
+class Meeting:
+    """The seats of one job. It decides when their hosts meet, and which of them."""
+
+    def __init__(self, job: str, jobs: JobTable, outside: Outside, refuse: Refuse, forget: Callable[["Meeting"], None]):
+        """`refuse`: sends a host away. `forget`: called when nobody has a seat any more."""
+        self.job = job
+        self._jobs = jobs
+        self._outside = outside
+        self._refuse = refuse
+        self._forget = forget
+        self._last = 0  # the number of the last meeting that was held here
+        self._seats: list[HostSeat] = []
+        self._met: set[str] = set()  # the instances of the hosts that met last
+        self._is_incomplete = False  # whether one of these is gone, while the others may be joining already
+        self._timer: Timer | None = None
+
+    # What hosts do.
+
+    def wait(self, seat: HostSeat, said: messages.Meet) -> None:
+        if seat not in self._seats:
+            if len(self._seats) >= SEATS_MAX:
+                text = f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already."
+                self._refuse(seat.connection, self.job, text)
+                return
+            self._seats.append(seat)
+        seat.said, seat.since = said, self._outside.now()
+        seat.instance, seat.rank = said.instance, said.rank
+        for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
+            self._seats.remove(other)  # the same process: it gave an old connection up
+            other.connection.close()
+        self._look()
+
+    def leave(self, seat: HostSeat) -> None:
+        if seat in self._seats:
+            self._seats.remove(seat)
+            self._is_incomplete |= seat.said is None and seat.instance in self._met
+        if self._seats:
+            self._look()
+        else:
+            self.stop()
+            self._forget(self)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # What comes of it.
+
+    def _look(self) -> None:
+        """Does what is due, and looks again after a while if anybody waits, or joins in vain."""
+        self.stop()
+        job = self._jobs.of(self.job)
+        epoch = None if job is None else job.epoch
+        if epoch is not None and epoch.state is not State.OVER:
+            self._look_at(epoch)
+        elif waiting := [seat for seat in self._seats if seat.said is not None]:
+            self._hold(waiting, set() if job is None else job.lost)
+        self._end_waits()
+        if self._seats and (self._is_incomplete or any(seat.said is not None for seat in self._seats)):
+            self._timer = self._outside.call_later(LOOK_S, self._look)
+
+    def _look_at(self, epoch: Epoch) -> None:
+        """While an epoch forms or runs nobody can meet, so it may have to end."""
+        if epoch.state is not State.RUNNING:
+            back = any(seat.said is not None and seat.instance in self._met for seat in self._seats)
+            if (self._is_incomplete or back) and self._is_ours(epoch):
+                text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
+                self._jobs.refuse_all(epoch, text, HostLostError.__name__)
+            return
+        self._is_incomplete = False  # whose host it was, its lease says
+        if not self._is_ours(epoch):
+            return
+        inside = {join.instance for join in epoch.joined().values()}
+        for seat in self._seats:
+            if seat.said is None:
+                continue
+            if seat.instance in inside:
+                text = f"Rank {seat.rank} of {epoch} wants all hosts to meet again."
+            elif epoch.world_size < seat.said.world_size:
+                text = f"A host at {seat.connection.host} wants to join {epoch}, which has {epoch.world_size} hosts."
+            else:
+                continue  # there is no place for it until a host is lost
+            text += " Call session.rejoin on every host, which costs at most one step."
+            self._jobs.fail(epoch, messages.Failed(HostJoinedError.__name__, text))
+            return
+
+    def _is_ours(self, epoch: Epoch) -> bool:
+        """Whether all who joined this epoch have met here. Otherwise a stranger could end the epoch of a job whose
+        hosts don't meet."""
+        return all(join.instance in self._met for join in epoch.joined().values())
+
+    def _hold(self, waiting: list[HostSeat], lost: set[str]) -> None:
+        """Closes the meeting if enough hosts are here, and nobody is left who must be waited for."""
+        now = self._outside.now()
+        parties = parties_of(waiting, self._last)
+        enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
+        own = [seat for seat in waiting if not seat.asked.aside]
+        calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
+        if not enough or not own or not calm:
+            return
+        absent = self._absent(parties, lost)
+        patient = parties.count < parties.wanted and now < max(
+            seat.since + seat.asked.wait_s for seat in parties.decisive
+        )
+        late = any(now >= seat.since + seat.asked.deadline_s for seat in own)
+        if late or (not absent and not patient):
+            self._hang_up_on(lost)
+            self._close(parties)
+
+    def _hang_up_on(self, lost: set[str]) -> None:
+        """Hosts that fell silent lose their seats. Their connections may never end by themselves, and nobody is to wait
+        for them when another host is lost. One that is alive after all comes back as a newcomer."""
+        for seat in [seat for seat in self._seats if seat.said is None and seat.instance in lost]:
+            self._seats.remove(seat)
+            seat.connection.close()
+
+    def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
+        """Says, for people, who isn't here and must be waited for."""
+        away = [seat for seat in self._seats if seat.said is None and seat.instance not in lost]
+        absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
+        if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
+            hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
+            absent += [f"{hosts} of the hosts that ran"] if hosts > 0 else []
+        return absent
+
+    def _close(self, parties: Parties) -> None:
+        self._last = self._outside.random_bits(61) + 1
+        chosen = [*parties.survivors, *parties.newcomers][: parties.wanted]
+        survivors = min(len(parties.survivors), len(chosen))
+        step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
+        self._met = {seat.instance for seat in chosen}
+        self._is_incomplete = False
+        log.info("job %r: %d hosts have met, %d survivors, step %s", self.job, len(chosen), survivors, step)
+        for rank, seat in enumerate(chosen):
+            seat.said, seat.rank = None, rank
+            seat.connection.send(messages.Met(self._last, rank, len(chosen), survivors, step))
+
+    def _end_waits(self) -> None:
+        """Sends those away that have waited in vain for as long as they wanted."""
+        now = self._outside.now()
+        late = [seat for seat in self._seats if seat.said and now >= seat.since + seat.said.deadline_s]
+        if not late:
+            return
+        text = self.why_not()
+        for seat in late:
+            waited = f"within the {seat.asked.deadline_s:.1f} s that rank {seat.rank} waited"
+            self._seats.remove(seat)
+            self._refuse(seat.connection, self.job, f"The hosts of job {self.job!r} didn't meet {waited}. {text}")
+        if not self._seats:
+            self._forget(self)
+
+    def why_not(self) -> str:
+        """Says why the hosts that wait don't meet yet."""
+        job = self._jobs.of(self.job)
+        if job is not None and job.epoch is not None:
+            return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
+        waiting = [seat for seat in self._seats if seat.said is not None]
+        parties = parties_of(waiting, self._last)
+        least = max(parties.least, parties.quorum)
+        here = names(sorted({seat.rank for seat in waiting}))
+        absent = self._absent(parties, set() if job is None else job.lost)
+        missing = f" {' and '.join(absent).capitalize()} didn't come." if absent else ""
+        aside = (
+            " All of them wait at the switch that goes before this one." if all(s.asked.aside for s in waiting) else ""
+        )
+        return (
+            f"Here {'is' if len(waiting) == 1 else 'are'} {here}, and it needs {least} hosts.{missing}{aside} Are the "
+            "others running, with the same job name and switches? Lower world_size_min if fewer may go on."
+        )

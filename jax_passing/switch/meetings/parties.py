@@ -1,0 +1,51 @@
+"""Of the hosts that wait to meet: who goes on, who begins anew, and whose word decides when."""
+
+from dataclasses import dataclass
+
+from jax_passing.switch.meetings.seats import HostSeat
+
+
+@dataclass(frozen=True)
+class Parties:
+    """The hosts that wait, in the parts that they would have in a meeting now.
+
+    Attributes:
+      meeting: the last meeting of the hosts that have taken the most steps; 0 if nobody was in any.
+      survivors: the hosts that were in that meeting and have the state, in the order of their ranks. They are within
+        one step of each other.
+      newcomers: all others. If they have a state, it is of another time, or of hosts that went on elsewhere.
+      decisive: the hosts whose number and patience count: those that were in that meeting, or all if nobody was in any.
+    """
+
+    meeting: int
+    survivors: list[HostSeat]
+    newcomers: list[HostSeat]
+    decisive: list[HostSeat]
+
+    @property
+    def wanted(self) -> int:
+        return max(seat.asked.world_size for seat in (*self.survivors, *self.newcomers))
+
+    @property
+    def least(self) -> int:
+        return max(seat.asked.world_size_min for seat in (*self.survivors, *self.newcomers))
+
+    @property
+    def quorum(self) -> int:
+        return max(seat.asked.quorum for seat in self.decisive)
+
+    @property
+    def count(self) -> int:
+        return min(self.wanted, len(self.survivors) + len(self.newcomers))
+
+
+def parties_of(waiting: list[HostSeat], last: int) -> Parties:
+    """Sorts the hosts that wait. `last`: the number of the last meeting that was held here."""
+    in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))
+    returned = [seat.asked for seat in in_order if seat.asked.meeting]
+    steps = [-1 if said.step is None else said.step for said in returned]
+    most = max(zip(steps, returned, strict=True), key=lambda one: (one[0], one[1].meeting == last), default=None)
+    meeting = 0 if most is None else most[1].meeting
+    back = [seat for seat in in_order if seat.asked.meeting == meeting != 0]
+    survivors = [seat for seat in back if seat.asked.step is not None]
+    return Parties(meeting, survivors, [seat for seat in in_order if seat not in survivors], back or in_order)

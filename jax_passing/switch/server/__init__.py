@@ -1,0 +1,1 @@
+"""The control plane as a whole, and the process that runs it."""

@@ -1,0 +1,166 @@
+"""The switch's control plane: all of its jobs, and who may join them.
+
+It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
+"""
+
+from collections import Counter
+
+from jax_passing import job_names
+from jax_passing.config import unicast_address
+from jax_passing.errors import SwitchLostError
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
+from jax_passing.protocol.outside import Connection, Outside
+from jax_passing.switch.data_planes.data_plane import DataPlane
+from jax_passing.switch.jobs.admission import Abilities, RefusalError, check_version, rank_of_host
+from jax_passing.switch.jobs.epochs import Epoch, Member
+from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
+from jax_passing.switch.jobs.watch import Watch
+from jax_passing.switch.meetings.meetings import Meetings
+from jax_passing.switch.meetings.seats import Seat
+from jax_passing.switch.server.dispatch import Dispatcher
+from jax_passing.switch.server.member_conversation import MemberConversation
+from jax_passing.switch.server.settings import SwitchSettings
+from jax_passing.switch.tree.questions import Questions
+from jax_passing.switch.tree.uplink import Uplink
+
+
+class ControlPlane:
+    """
+    Attributes:
+      instance: tells this start of this switch from any other.
+    """
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        outside: Outside,
+        settings: SwitchSettings,
+        switch_key: bytes | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ):
+        """`settings`: what they say of the data plane doesn't count here. `switch_key`: what the key file has.
+        `connections_max`: for so many there are descriptors."""
+        self.instance = f"{outside.random_bits(128):032x}"
+        self._secret = f"{outside.random_bits(128):032x}"
+        self._data_plane = data_plane
+        self._outside = outside
+        self._parent = settings.parent
+        self._switch_key = switch_key
+        self._slots_per_job = settings.slots_per_job
+        self._link_gbit = settings.link_gbit
+        self._questions = Questions(data_plane, outside)
+        slots_per_address = settings.slots_per_address
+        if slots_per_address is None:
+            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * settings.slots_per_job)
+        self._jobs = JobTable(
+            data_plane,
+            outside,
+            lease_s=settings.lease_s,
+            slots_per_address=slots_per_address,
+            uplink_for=None if settings.parent is None else self._uplink_for,
+        )
+        self._quota = ConnectionQuota(connections_max, settings.connections_per_address)
+        self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
+        self._meetings = Meetings(self._jobs, outside, settings.parent, self.instance, self.key_of)
+        self._watch = Watch(data_plane, self._jobs, outside, settings.lease_s)
+        self._counts: Counter[str] = Counter()
+
+    def accept(self) -> MemberConversation:
+        """With whoever connects."""
+        return MemberConversation(self, self._jobs, self._dispatcher, self._quota, self._outside, self._counts)
+
+    def hello(self) -> messages.Hello:
+        return messages.Hello(
+            messages.PROTOCOL_VERSION,
+            self._data_plane.host,
+            self._data_plane.port,
+            self.instance,
+            secured=self._switch_key is not None,
+        )
+
+    def key_of(self, job: str) -> bytes | None:
+        """None: this switch has no key."""
+        return None if self._switch_key is None else keys.job_key(self._switch_key, job_names.base(job))
+
+    def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
+        """Raises RefusalError."""
+        now = self._outside.now()
+        address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
+        if isinstance(join, messages.RackJoin):
+            check_version(join, connection.own_name)
+            return Member(connection, join.instance, address, heard=now, alone_since=now, rack=join.name)
+        member = Member(connection, join.instance, address, heard=now, alone_since=now, switches=join.switches)
+        self._jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
+        return member
+
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """For a host that is to meet the others of its job before it joins, or for all such hosts of a rack."""
+        return self._meetings.seat(job, connection, is_racks)
+
+    def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
+        """Here. Each shard of a job is one for itself: two of them, of different racks, may have us as their spine."""
+        if isinstance(join, messages.RackJoin):
+            return join.job
+        shard = join.switches.index(self.instance) if self.instance in join.switches else 0
+        return job_names.of_shard(join.job, shard)
+
+    def shut_down(self) -> None:
+        """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
+        self._watch.stop()
+        self._meetings.stop()
+        for epoch in self._jobs.epochs():
+            text = (
+                f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "
+                "every host."
+            )
+            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start."""
+        return dict(self._counts + self._jobs.counts + self._quota.counts + self._watch.counts)
+
+    def _abilities(self) -> Abilities:
+        data_plane = self._data_plane
+        return Abilities(
+            self.instance,
+            self._slots_per_job,
+            data_plane.lanes_per_chunk,
+            data_plane.whole_chunks,
+            self._switch_key is not None and data_plane.can_tag,
+            self._link_gbit,
+        )
+
+    def _uplink_for(self, epoch: Epoch) -> Uplink:
+        assert self._parent is not None
+        return Uplink(
+            self._parent,
+            epoch,
+            self._jobs,
+            self._questions,
+            self._data_plane,
+            self._outside,
+            self._secret,
+            self.key_of(epoch.job.name),
+        )
+
+
+def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:
+    """The address that they come from; they go to `data_host`. Raises RefusalError."""
+    host = connection.host
+    if isinstance(join, messages.RackJoin) and join.data_host:
+        try:
+            host = unicast_address(join.data_host)
+        except ValueError as error:
+            raise RefusalError(
+                f"The switch at {join.name} can't send packets from there: {error}. Start it with an address of its "
+                "own."
+            ) from error
+    if (":" in host) != (":" in data_host):
+        raise RefusalError(
+            f"Packets from {host} don't reach {data_host}: one is IPv4, the other IPv6. The switch at "
+            f"{connection.own_name} was joined by IPv6, but a device adds up IPv4 only: let the switch --listen on an "
+            "IPv4 address, and join there (JAX_PASSING_SWITCH, or --parent of a rack's switch)."
+        )
+    return host, join.udp_port

@@ -1,0 +1,259 @@
+"""What the control plane says with a host or a rack's switch, from its greeting to the end."""
+
+import logging
+import ssl
+from collections import Counter
+from typing import Protocol
+
+import msgspec
+
+from jax_passing import job_names
+from jax_passing.errors import JoinError
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.alike import protocol_difference
+from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
+from jax_passing.protocol.outside import Connection, Outside, Timer, UnreadError
+from jax_passing.switch.jobs.admission import RefusalError
+from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epochs import Member
+from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.jobs.quotas import ConnectionQuota
+from jax_passing.switch.meetings.seats import Seat
+from jax_passing.switch.server.dispatch import Dispatcher
+
+log = logging.getLogger("jax_passing.switch")
+
+FIRST_MESSAGE_S = 10.0
+
+
+class Greeter(Protocol):
+    """What a conversation asks of the control plane until its member is admitted."""
+
+    def hello(self) -> messages.Hello: ...
+
+    def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
+        """Raises RefusalError."""
+
+    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
+        """For a host that is to meet the others of its job, or for all such hosts of a rack."""
+
+    def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
+        """Its name at this switch."""
+
+    def key_of(self, job: str) -> bytes | None:
+        """None: this switch has no key."""
+
+
+class MemberConversation:
+    def __init__(
+        self,
+        greeter: Greeter,
+        jobs: JobTable,
+        dispatcher: Dispatcher,
+        quota: ConnectionQuota,
+        outside: Outside,
+        counts: Counter[str],
+    ):
+        self._greeter = greeter
+        self._jobs = jobs
+        self._dispatcher = dispatcher
+        self._quota = quota
+        self._outside = outside
+        self._counts = counts
+        self._connection: Connection | None = None
+        self._job = ""  # as the member calls it
+        self._member: Member | None = None  # once admitted
+        self._secured_job: str | None = None  # whose key the other knows, or is about to prove
+        self._is_secured = False
+        self._seat: Seat | None = None  # instead, if it meets others here
+        self._timer: Timer | None = None
+        self._has_entered = False
+        self._is_over = False
+
+    @property
+    def line_bytes_max(self) -> int:
+        """A long line is room that others can't have: only what rank 0 tells a running job may need it."""
+        member = self._member
+        relays = member is not None and 0 in member.ranks and member.has_started
+        return messages.RELAY_LINE_BYTES_MAX if relays else messages.LINE_BYTES_MAX
+
+    def opened(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._greeter.hello())
+        if problem := self._quota.enter(self, connection.host):
+            self._turn_away(problem)
+            return
+        self._has_entered = True
+        self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
+
+    def make_room(self, why: str) -> None:
+        self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
+
+    def _turn_away(self, why: str, job: str = "") -> None:
+        assert self._connection is not None
+        name = self._connection.name
+        log.warning("refused %s: %s", f"{name} for job {job!r}" if job else f"the connection of {name}", why)
+        self._connection.send(messages.Refused(JoinError.__name__, why))
+        self._end("was refused")
+
+    def heard(self, line: bytes) -> None:
+        member = self._member
+        if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
+            return
+        try:
+            if self._seat is not None:
+                self._seat.hear(messages.decode_from_member(line))
+            elif member is None:
+                self._on_first(line)
+            else:
+                self._dispatcher.dispatch(self._job, member, line)
+        except msgspec.DecodeError as error:
+            self._refuse_to_understand(error)
+
+    def closed(self, error: Exception | None) -> None:
+        assert self._connection is not None
+        if self._is_over:
+            return
+        if isinstance(error, msgspec.DecodeError):
+            self._refuse_to_understand(error)
+            return
+        if isinstance(error, ssl.SSLError) and not self._is_secured:
+            self._counts["connections_without_key"] += 1
+            log.warning(
+                "closing the connection of %s: it doesn't know the key of job %r (%s)",
+                self._connection.name,
+                self._secured_job,
+                error,
+            )
+        elif error is not None:
+            log.info("connection of %s: %s", self._connection.name, error)
+        if self._member is not None and self._member.gave_up:
+            reason = "asks and doesn't read the answers"
+        elif isinstance(error, UnreadError):
+            reason = "stopped reading what the switch tells it"
+        else:
+            reason = "closed its connection"
+        self._end(reason)
+
+    def secured(self) -> None:
+        assert self._connection is not None
+        self._is_secured = True
+        self._quota.end_handshake(self._connection.host, self._outside.now())
+        self._connection.send(self._greeter.hello())
+
+    def _on_secure(self, job: str) -> None:
+        assert self._connection is not None
+        key = self._greeter.key_of(job)
+        if key is None or self._secured_job is not None:
+            raise msgspec.DecodeError("Secure where there is nothing to secure")
+        if problem := self._quota.begin_handshake(self._connection.host, self._outside.now()):
+            self._turn_away(problem, job)
+            return
+        self._secured_job = job
+        self._connection.send(messages.Secured())
+        self._connection.secure(key)
+
+    def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
+        """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
+        assert self._connection is not None
+        job = join.job
+        if self._greeter.key_of(job) is None:
+            return
+        if join.protocol_version != messages.PROTOCOL_VERSION:
+            versions = messages.PROTOCOL_VERSION, "what joins there", join.protocol_version
+            raise RefusalError(protocol_difference(self._connection.own_name, *versions, "it"))
+        if self._secured_job is None:
+            raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
+        if job_names.base(self._secured_job) != job_names.base(job):
+            raise RefusalError(f"The key of job {self._secured_job!r} doesn't open job {job!r}.")
+
+    def _on_first(self, line: bytes) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        if len(line) > messages.LINE_BYTES_MAX:
+            raise msgspec.DecodeError("the first line is too long")
+        try:
+            join = messages.decode_first(line)
+        except messages.ForeignVersionError as error:
+            self._counts["joins_refused"] += 1
+            versions = messages.PROTOCOL_VERSION, "what joins there", error.version
+            self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
+            return
+        if isinstance(join, messages.Secure):
+            self._on_secure(join.job)
+            return
+        if isinstance(join, messages.Meet | messages.RackMeet):
+            self._on_meet(join)
+            return
+        if not isinstance(join, messages.Join | messages.RackJoin):
+            raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
+        try:
+            self._check_key(join)
+            self._member = self._greeter.admit(join, self._connection)
+        except RefusalError as refusal:
+            self._jobs.refused(self._greeter.name_of_job(join), str(refusal))
+            self._turn_away(str(refusal), join.job)
+            return
+        self._job = join.job
+        self._quota.joined(self, self._connection.host)
+        self._timer.cancel()
+        if self._member.rack:
+            self._expect_ranks()
+
+    def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        said = first.said if isinstance(first, messages.RackMeet) else first
+        if said is None:
+            raise msgspec.DecodeError("a seat is given up before there is any")
+        try:
+            self._check_key(said)
+        except RefusalError as refusal:
+            self._counts["joins_refused"] += 1
+            self._turn_away(str(refusal), said.job)
+            return
+        self._timer.cancel()
+        self._quota.joined(self, self._connection.host)
+        self._job = said.job
+        self._seat = self._greeter.seat(said.job, self._connection, is_racks=first is not said)
+        self._seat.hear(first)
+
+    def _on_silence(self) -> None:
+        self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
+
+    def _expect_ranks(self) -> None:
+        """A rack's switch has a connection for ranks; without any, only for a while."""
+        member = self._member
+        assert member is not None
+        if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:
+            log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
+            member.connection.give_up()
+        else:
+            self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
+
+    def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
+        assert self._connection is not None
+        self._counts["messages_malformed"] += 1
+        log.warning("closing the connection of %s: %s", self._connection.name, error)
+        self._end("sent a message that the switch doesn't understand")
+
+    def _end(self, reason: str) -> None:
+        assert self._connection is not None
+        self._is_over = True
+        if self._has_entered:
+            self._quota.leave(self, self._connection.host)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._seat is not None:
+            self._seat.leave()
+        member = self._member
+        if member is not None:
+            for inquiry in list(member.inquiries):
+                inquiry.cancel()
+            if member.epoch is not None:
+                self._jobs.lose(member.epoch, member, reason)
+        self._connection.close()
+
+
+def _is_over(member: Member) -> bool:
+    return member.epoch is not None and member.epoch.state is State.OVER

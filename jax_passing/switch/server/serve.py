@@ -1,0 +1,163 @@
+"""The switch process: the control plane's server, and the data plane that it drives."""
+
+import asyncio
+import ctypes
+import errno
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from jax_passing.config import address_text
+from jax_passing.errors import ConfigError
+from jax_passing.protocol import keys
+from jax_passing.switch.data_planes.data_plane import DataPlane
+from jax_passing.switch.data_planes.device import read_device
+from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
+from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from jax_passing.switch.data_planes.tofino import TofinoDataPlane
+from jax_passing.switch.server.control_server import ControlServer
+from jax_passing.switch.server.descriptors import connections_that_fit
+from jax_passing.switch.server.log_limit import LogLimit
+from jax_passing.switch.server.settings import SwitchSettings
+
+log = logging.getLogger("jax_passing.switch")
+
+BACKLOG = 256
+LOG_PERIOD_S = 1.0
+GARBAGE_PERIOD_S = 10.0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket on the first address that `host` stands for: packets and connections need the same one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        unknown = f"the name {host!r} can't be resolved: {error.strerror}"
+        raise ConfigError(f"Can't listen on {host}:{port}: {unknown}. Give an address of this machine.") from error
+    except OSError as error:
+        raise ConfigError(f"Can't listen on {host}:{port}: {error}. Is another switch running there?") from error
+
+
+def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
+    """On the control plane's port number if it is free for UDP too: one number to open in firewalls."""
+    software = partial(
+        SoftwareDataPlane,
+        slot_total=settings.slot_total,
+        lanes_per_chunk=settings.lanes_per_chunk,
+        multicast=settings.multicast,
+    )
+    try:
+        return software(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        data_plane = software(host, 0)
+        log.warning("UDP port %d is taken; packets go to %d", port, data_plane.port)
+        return data_plane
+
+
+def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlane:
+    if settings.data_plane == "software":
+        return _software(host, port, settings)
+    assert settings.device is not None
+    if settings.data_plane == "ebpf":
+        try:
+            return EbpfDataPlane(
+                host,
+                port,
+                settings.device.split(","),
+                slot_total=settings.slot_total,
+                lanes_per_chunk=settings.lanes_per_chunk,
+                multicast=settings.multicast,
+            )
+        except OSError as error:
+            raise ConfigError(f"Can't take UDP port {port} of {host}: {error}. Is another switch there?") from error
+    device = read_device(settings.device)
+    try:
+        if settings.data_plane == "bmv2":
+            return P4DataPlane(device, Bmv2(device.runtime_address))
+        from jax_passing.switch.data_planes.pipelines.p4runtime import P4Runtime  # loads grpc
+
+        pipeline = P4Runtime(device)
+        return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)
+    except PipelineError as error:
+        raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
+
+
+async def serve(
+    settings: SwitchSettings,
+    stop: asyncio.Event,
+    on_listening: Callable[[str, Callable[[], dict[str, int]]], None],
+) -> dict[str, int]:
+    """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come: with "host:port", and
+    with what tells the counters so far."""
+    switch_key = keys.read_key(settings.key_file, keys.SWITCH)
+    connections_max = connections_that_fit(has_parent=settings.parent is not None)
+    with _listen(*settings.listen) as listener:
+        host, port = listener.getsockname()[:2]
+        data_plane = _make_data_plane(host, port, settings)
+        try:
+            server = ControlServer(data_plane, settings, switch_key, connections_max)
+            await server.listen(listener)
+            on_listening(address_text(host, port), lambda: {**server.stats(), **data_plane.stats()})
+            await stop.wait()
+            await server.shut_down()
+            return {**server.stats(), **data_plane.stats()}
+        finally:
+            data_plane.close()
+
+
+def run(settings: SwitchSettings) -> None:
+    """Serves until SIGTERM or SIGINT. Prints where it listens first, counters so far at each SIGUSR1, and counters
+    last."""
+
+    limit = LogLimit()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(limit)
+
+    async def until_signal() -> dict[str, int]:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # else it is the end, before there is something to tell
+
+        def listening(address: str, counters: Callable[[], dict[str, int]]) -> None:
+            loop.add_signal_handler(signal.SIGUSR1, lambda: _print_counters("so far", counters()))
+            print(f"listening on {address}", flush=True)
+
+        def tell_of_left_out() -> None:
+            limit.tell(time.time())
+            loop.call_later(LOG_PERIOD_S, tell_of_left_out)
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+        # Epochs that are over and connections that are closed hold each other. Python looks for such circles after so
+        # many new objects that 15 KB for each job stayed for an hour. What is free between pieces in use, malloc keeps,
+        # unless it is told otherwise: more than 1 MB after a few hundred jobs with keys.
+        def collect_garbage() -> None:
+            gc.collect()
+            if trim is not None:
+                trim(0)
+            loop.call_later(GARBAGE_PERIOD_S, collect_garbage)
+
+        collect_garbage()
+        tell_of_left_out()
+        return await serve(settings, stop, listening)
+
+    counters = asyncio.run(until_signal())
+    limit.tell_all()
+    _print_counters("shut down", counters)
+
+
+def _print_counters(when: str, counters: dict[str, int]) -> None:
+    print(
+        f"{when}: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"), flush=True
+    )

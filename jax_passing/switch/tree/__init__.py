@@ -1,0 +1,1 @@
+"""A switch below another one: what they say to each other."""

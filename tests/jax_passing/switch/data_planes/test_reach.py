@@ -1,0 +1,33 @@
+"""How far ahead of what is complete a contribution may be: what hosts can send, and no more than it takes."""
+
+import pytest
+from support.switch.control import scenario
+
+from jax_passing.config import SHARDS_MAX
+from jax_passing.switch.data_planes.reach import REACH_MAX, reach
+
+
+@pytest.mark.parametrize(
+    ("slots", "shards", "expected"),
+    [(1, 1, 4), (256, 1, 1024), (256, 2, 2 * 256 * (3 * 32 + 1)), (1024, 16, 2 * 1024 * (17 * 8 + 1))],
+)
+def test_it_is_a_few_windows(slots, shards, expected):
+    assert reach(slots, shards) == expected
+
+
+@pytest.mark.parametrize("slots", [1, 4, 64, 65536])
+def test_sequences_can_always_be_told_apart(slots):
+    assert all(4 * slots <= reach(slots, shards) < REACH_MAX / 4 for shards in range(1, SHARDS_MAX + 1))
+
+
+@scenario()
+async def test_a_job_is_told_by_its_slots(switch):
+    await switch.job()
+    assert switch.data_plane.running[1].reach == reach(256, 1)
+
+
+@scenario()
+async def test_and_by_its_shards(switch):
+    await switch.join(0, 1, switches=("0123", "4567"))
+    await switch.has(0)
+    assert switch.data_plane.running[1].reach == reach(256, 2)

@@ -1,0 +1,23 @@
+"""The picture of an epoch's states in docs/architecture.md."""
+
+from support.docs.pages import ROOT
+
+from jax_passing.switch.jobs.epoch_states import NEXT, State
+
+
+def drawn():
+    first, last = State.FORMING, State.OVER
+    arrows = [f"    {state.value} --> {to.value}: {event.value}" for (state, event), to in NEXT.items()]
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {first.value}", *arrows, f"    {last.value} --> [*]"])
+
+
+def test_the_picture_is_drawn_from_the_table():
+    assert f"```mermaid\n{drawn()}\n```" in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_every_epoch_can_end():
+    reached = {State.OVER}
+    while more := {state for (state, _), to in NEXT.items() if to in reached} - reached:
+        reached |= more
+    assert reached == set(State)
+    assert State.OVER not in {state for state, _ in NEXT}

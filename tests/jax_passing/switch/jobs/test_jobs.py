@@ -1,0 +1,331 @@
+"""The jobs of a switch, and of a tree: who waits for whom, who is refused, how an epoch goes on and ends."""
+
+import asyncio
+
+import pytest
+from support.switch.control import RecordingDataPlane, StillOutside, scenario, until
+from support.switch.control_trees import in_tree, job, kill, rack_says
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.jobs import quotas
+from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_host
+from jax_passing.switch.jobs.epochs import Member
+from jax_passing.switch.jobs.jobs import JobTable
+
+
+@scenario()
+async def test_a_running_job_takes_nobody_else(switch):
+    hosts, _ = await switch.job()
+    assert "is running (epoch 1) and rank 1 is in it" in await (await switch.join(1)).refusal()
+    hosts[0].send(messages.Heartbeat())
+    assert await hosts[0].receive() == messages.Heartbeat()
+
+
+@scenario()
+async def test_who_gives_up_waiting_frees_the_rank(switch):
+    gone = await switch.join(0)
+    await switch.has(0)
+    gone.writer.close()
+    await switch.has()
+    await switch.job()
+
+
+@scenario()
+async def test_epochs_increase(switch):
+    for epoch in (1, 2, 3):
+        hosts, welcome = await switch.job()
+        assert welcome.epoch == epoch
+        hosts[0].send(messages.Fail("DeadlineExceededError", "too late"))
+        assert isinstance(await hosts[1].receive(), messages.Failed)
+    assert [job.epoch for job in switch.data_plane.removed] == [1, 2, 3]
+
+
+def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
+    """(the job's number, its epoch's)."""
+    host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
+    join, member = (
+        rank_of_host(host, "h", Abilities("y", 1, 360, False, False, None)),
+        Member(None, "x", ("h", 1), 0.0, 0.0),
+    )
+    epoch = jobs._epoch_to_join(jobs._job(name), join, member)
+    return epoch.job.number, epoch.number
+
+
+def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
+    jobs._number_last = 65534
+    assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
+    jobs._number_last = 65534
+    assert jobs._job("d").number == 3
+
+
+def test_no_pair_of_job_and_epoch_comes_back():
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
+    jobs._epoch_count[1] = 65533
+    assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
+    # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
+    jobs._number_last, jobs._epoch_count[3] = 65535, 40
+    assert _next_epoch(jobs, "b") == (3, 41)
+    jobs._epoch_count.update(dict.fromkeys(range(1, 65536), 65535))
+    with pytest.raises(RefusalError, match="restart it"):
+        jobs._job("c")
+
+
+def test_numbers_begin_anywhere(monkeypatch):
+    monkeypatch.setattr(StillOutside, "random_bits", lambda self, count: 65534)
+    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
+    assert [_next_epoch(jobs, name) for name in "aaabb"] == [(65535, 65535), (65535, 1), (65535, 2), (1, 65535), (1, 1)]
+
+
+@scenario()
+async def test_rank_0_is_relayed_to_all_others_in_order(switch):
+    hosts, _ = await switch.job(3)
+    sent = [bytes([number]) * (number * 997) for number in range(100)] + [b"x" * messages.RELAY_BYTES_MAX]
+    hosts[0].send(*[messages.Relay(payload) for payload in sent])
+    for host in hosts[1:]:
+        assert [(await host.receive()).payload for _ in sent] == sent
+
+
+@scenario()
+async def test_leave_is_a_barrier(switch):
+    hosts, _ = await switch.job(3)
+    for host in hosts[:2]:
+        host.send(messages.Leave(), messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+    assert switch.data_plane.running
+    hosts[2].send(messages.Leave())
+    for host in hosts:
+        assert await host.receive() == messages.Bye()
+        assert await host.receive() is None
+    assert not switch.data_plane.running
+
+
+@scenario()
+async def test_who_left_may_go(switch):
+    hosts, _ = await switch.job()
+    hosts[0].send(messages.Leave())
+    (epoch,) = switch.plane._jobs.epochs()
+    await until(lambda: epoch.left == {0})
+    hosts[0].writer.close()
+    await until(lambda: len(switch.server._streams) == 1)
+    hosts[1].send(messages.Leave())
+    assert await hosts[1].receive() == messages.Bye()
+
+
+@scenario()
+async def test_a_closed_connection_fails_the_job_at_once(switch):
+    hosts, _ = await switch.job(3)
+    bystanders, _ = await switch.job(job="b")
+    hosts[1].writer.close()
+    for host in (hosts[0], hosts[2]):
+        failed = await host.receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
+        assert "Rank 1 closed its connection (job 'a', epoch 1, world size 3)" in failed.message
+        assert await host.receive() is None
+    bystanders[0].send(messages.Heartbeat())
+    assert await bystanders[0].receive() == messages.Heartbeat()
+    await switch.job()  # the ranks are free again
+
+
+@scenario()
+async def test_a_host_that_fails_tells_all_others(switch):
+    hosts, _ = await switch.job(3)
+    hosts[2].send(messages.Fail("ProgramMismatchError", "other sums"), messages.Leave())
+    for host in hosts[:2]:
+        assert await host.receive() == messages.Failed("ProgramMismatchError", "other sums (Reported by rank 2.)")
+    assert await hosts[2].receive() is None
+
+
+@scenario()
+async def test_the_same_process_may_come_back_before_its_old_connection_is_gone(switch):
+    hosts = [await switch.join(rank, instance=f"p{rank}") for rank in range(2)]
+    assert isinstance(await hosts[1].receive(), messages.Welcome)
+    again = [await switch.join(0, instance="p0")]
+    failed = await hosts[1].receive()
+    assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+    again.append(await switch.join(1, instance="p1"))
+    assert (await again[0].receive()).epoch == 2
+    assert (await again[1].receive()).epoch == 2
+
+
+def test_ranks_of_one_address_have_so_much_room_and_no_more(monkeypatch):
+    monkeypatch.setattr(quotas, "RANKS_PER_ADDRESS", 5)
+
+    @in_tree(racks=0)
+    async def run(tree, root):
+        for name in "ab":
+            rack = await root.connect()
+            rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, name, "r", "far:1", 4242))
+            for rank in range(3):
+                rack.send(rack_says(rank, 9))
+            await root.has(*range(3 if name == "a" else 2), job=name)
+        refused = await rack.receive()
+        assert (refused.rank, refused.message) == (
+            2,
+            "5 ranks are here through switches at 127.0.0.1, as many as may be.",
+        )
+        await root.join(8, 9, job="c")  # a host has one connection for each rank: they are counted
+        await root.has(8, job="c")
+
+    run()
+
+
+@in_tree()
+async def test_a_running_job_takes_nobody_else_at_any_rack(tree, root, left, right):
+    await job(left, right)
+    for switch in (left, right, await tree.add(root)):
+        assert "is running (epoch 1) and rank 1 is in it" in await (await switch.join(1, 4)).refusal()
+
+
+@in_tree()
+async def test_ranks_that_are_absent_anywhere_are_named(tree, root, left, right):
+    hosts = [await left.join(0, 5, join_deadline_s=2.0), await right.join(3, 5, join_deadline_s=2.0)]
+    for host in hosts:
+        message = await host.refusal()
+        assert "anks 1, 2, 4 of job 'a'" in message or "anks 0, 1, 2, 4" in message or "anks 1 to 4" in message, message
+        assert "2.0 s that rank" in message
+    await job(left, right)
+
+
+@in_tree()
+async def test_those_who_wait_elsewhere_hear_why_a_host_was_refused(tree, root, left, right):
+    waiting = await left.join(0, 2, join_deadline_s=3.0)
+    await root.has(0)
+    await right.join(1, 2, switches=(right.instance, "y"))
+    assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
+
+
+@in_tree()
+async def test_who_gives_up_waiting_at_a_rack_frees_the_rank(tree, root, left, right):
+    gone = await left.join(0, 2)
+    await root.has(0)
+    gone.writer.close()
+    await root.has()
+    hosts = [await right.join(rank, 2) for rank in range(2)]
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+    assert not left.data_plane.running
+
+
+@in_tree()
+async def test_the_same_process_may_come_back_at_another_rack(tree, root, left, right):
+    await left.join(0, 2, instance="p0")
+    await root.has(0)
+    hosts = [await right.join(0, 2, instance="p0"), await right.join(1, 2)]
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@in_tree()
+async def test_shards_of_a_job_meet_each_for_itself(tree, root, one, two):
+    """In-rack mode: each rack's hosts run the rack's switches, and all shards go to one root."""
+    racks = [(one, two), (await tree.add(root), await tree.add(root))]
+    hosts = []
+    for rack, switches in enumerate(racks):
+        listed = tuple(switch.instance for switch in switches)
+        for rank in (2 * rack, 2 * rack + 1):
+            hosts += [await switch.join(rank, 4, switches=listed) for switch in switches]
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+    assert [len(job.addresses) for job in root.data_plane.running.values()] == [2, 2]
+    numbers = {switch: switch.data_plane.running[1].parent.job for pair in racks for switch in pair}
+    assert numbers[one] == numbers[racks[1][0]] != numbers[two] == numbers[racks[1][1]]
+
+
+@in_tree(racks=0)
+async def test_a_host_beside_racks_that_are_spread_over_several_spines(tree, root):
+    spines = (root, await tree.add())
+    racks = [await tree.add(spine) for spine in spines]
+    hosts = []
+    for rank, switches in ((1, racks), (2, racks), (0, spines)):
+        listed = tuple(switch.instance for switch in switches)
+        hosts += [await switch.join(rank, 3, switches=listed) for switch in switches]
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+    assert [[port for _, port in spine.data_plane.running[1].addresses] for spine in spines] == [[1000, 4242]] * 2
+    swapped = tuple(spine.instance for spine in reversed(spines))
+    assert "0 and 0 differ in the switches" in await (await root.join(0, 3, switches=swapped)).refusal()
+
+
+@in_tree()
+async def test_rank_0_is_relayed_to_all_racks_in_order(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    sent = [bytes([number]) * (number * 997) for number in range(100)]
+    hosts[0].send(*[messages.Relay(payload) for payload in sent])
+    for host in hosts[1:]:
+        assert [(await host.receive()).payload for _ in sent] == sent
+
+
+@in_tree()
+async def test_leave_is_a_barrier_over_all_racks(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    for host in hosts[:3]:
+        host.send(messages.Leave())
+    (epoch,) = right.plane._jobs.epochs()
+    await until(lambda: epoch.left == {0, 1, 2})
+    hosts[3].send(messages.Query())
+    assert await hosts[3].receive() == messages.SlotState(left=(0, 1, 2))
+    hosts[0].writer.close()  # who left may go
+    await asyncio.sleep(0.05)
+    hosts[3].send(messages.Leave())
+    for host in hosts[1:]:
+        assert await host.receive() == messages.Bye()
+        assert await host.receive() is None
+    for switch in (root, left, right):
+        await until(lambda switch=switch: not switch.data_plane.running)
+    await job(left, right)
+
+
+@in_tree()
+async def test_a_lost_host_is_named_in_all_racks(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    bystanders, _ = await job(left, right, job="b")
+    hosts[2].writer.close()
+    for rank in (0, 1, 3):
+        failed = await hosts[rank].receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (2,))
+        assert "Rank 2 closed its connection" in failed.message
+        assert await hosts[rank].receive() is None
+    bystanders[0].send(messages.Heartbeat())
+    assert await bystanders[0].receive() == messages.Heartbeat()
+    for epoch in (1, 2):  # of the root; all join again
+        hosts, _ = await job(left, right)
+        assert left.data_plane.running[1].parent.epoch == epoch + 1
+        hosts[0].send(messages.Fail("DeadlineExceededError", "late"))
+        assert (await hosts[3].receive()).message == "late (Reported by rank 0.)"
+
+
+@in_tree()
+async def test_a_lost_rack_is_named_with_its_ranks(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    await kill(right)
+    for host in hosts[:2]:
+        failed = await host.receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (2, 3))
+        assert f"The switch at {right.name} (ranks 2, 3) closed its connection" in failed.message
+    await job(left, await tree.add(root))
+
+
+@in_tree()
+async def test_what_a_switch_tells_everybody_lets_nobody_take_its_place(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    other = await root.connect()
+    other.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", right.instance, "far:1", 4242))
+    other.send(messages.RankJoin(2, 4, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)))
+    assert "is running (epoch 1) and rank 2 is in it" in (await other.receive()).message
+    for host in hosts:
+        host.send(messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+
+
+@in_tree()
+async def test_a_racks_switch_restarts_while_a_job_runs(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    address = right.address
+    await kill(right)
+    again = await tree.add(root, listen=address)  # its hosts find it where it was
+    assert (await hosts[0].receive()).kind == "HostLostError"
+    hosts, _ = await job(left, again)
+    hosts[0].send(messages.Relay(b"order"))
+    for host in hosts[1:]:
+        assert await host.receive() == messages.Relay(b"order")

@@ -1,0 +1,125 @@
+"""What ranks hear that have waited for the others in vain."""
+
+from support.switch.control import RecordingDataPlane, StillOutside, scenario
+from support.switch.control_trees import in_tree, rack_says
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.jobs import waits
+from jax_passing.switch.jobs.admission import Abilities, rank_of_host
+from jax_passing.switch.jobs.epochs import Member
+from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.jobs.waits import end_waits
+
+
+@scenario()
+async def test_those_who_wait_hear_why_another_host_was_refused(switch):
+    waiting = await switch.join(0, join_deadline_s=3.0)
+    await switch.has(0)
+    await (await switch.join(1, switches=("x", "y"))).refusal()
+    assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
+
+
+@scenario()
+async def test_missing_ranks_are_named_at_the_join_deadline(switch):
+    hosts = [await switch.join(rank, 4, join_deadline_s=2.0) for rank in (0, 2)]
+    for host in hosts:
+        message = await host.refusal()
+        assert "didn't join" in message
+        assert "anks 1, 3" in message or "anks 0, 1, 3" in message
+    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+
+
+def test_a_rack_that_never_prepares_is_refused_by_name_and_holds_no_slots(monkeypatch):
+    monkeypatch.setattr(waits, "PREPARE_S", 0.3)
+
+    @in_tree(racks=0)
+    async def run(tree, root):
+        host = await root.join(0, 2)
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), rack_says(1))
+        assert isinstance(messages.decode_from_parent(await rack.reader.readline()), messages.Prepare)
+        assert root.plane._jobs.starts._partition._ranges
+        refused = await rack.receive()
+        assert (refused.kind, refused.rank) == ("JoinError", 1)
+        assert "No answer from the switch at far:1 (rank 1)" in refused.message
+        assert "didn't start within 0.3 s" in refused.message
+        assert not root.plane._jobs.starts._partition._ranges
+        await root.has(0)  # it waits for another one
+        host.writer.close()
+
+    run()
+
+
+@in_tree(racks=1)
+async def test_who_asks_while_it_waits_hears_for_whom(tree, root, rack):
+    hosts = [await rack.join(0, 3), await root.join(1, 3)]
+    await root.has(0, 1)
+    for host in hosts:
+        host.send(messages.Query())
+    below, above = [(await host.receive()).trouble for host in hosts]
+    assert below.startswith("Rank 0 of job 'a' (world size 3) came to this switch.")
+    assert f"the switch at {root.name}, waits for the others" in below
+    assert above.startswith("Rank 2 of job 'a' (world size 3) didn't join so far. Are those hosts running")
+
+
+class _Listening:
+    """A connection to somebody who remembers what he hears."""
+
+    host, name, own_host, own_name, link_gbit = "h", "h:1", "s", "s:1", None
+
+    def __init__(self):
+        self.heard = []
+
+    def send(self, message):
+        self.heard.append(message)
+        return True
+
+    def close(self): ...
+
+
+def _waiting(jobs, ranks, world_size):
+    """The epoch of ranks that wait equally long, a second, at their switch; and what each hears."""
+    connections = [_Listening() for _ in ranks]
+    for rank, connection in zip(ranks, connections, strict=True):
+        host = messages.Join(messages.PROTOCOL_VERSION, "a", rank, world_size, ("y",), 1, f"x{rank}", 1.0)
+        member = Member(connection, f"x{rank}", ("h", 1), 0.0, 0.0, switches=("y",))
+        jobs.admit("a", rank_of_host(host, "h", Abilities("y", 256, 360, False, False, None)), member)
+    (epoch,) = jobs.epochs()
+    return epoch, connections
+
+
+def test_all_who_wait_equally_long_hear_of_the_same_missing_ranks():
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
+    epoch, connections = _waiting(jobs, range(5), 6)
+    end_waits(jobs, epoch, outside.now() + 1.0)
+    for rank, connection in enumerate(connections):
+        (refused,) = connection.heard
+        waited = f"within the 1.0 s that rank {rank} waited"
+        assert refused.message.startswith(f"Rank 5 of job 'a' (world size 6) didn't join {waited}.")
+    assert not jobs.epochs()
+
+
+def test_hosts_facts_are_compared_once_for_all_who_wait(monkeypatch):
+    compared = []
+    monkeypatch.setattr(waits, "differences", lambda epoch: compared.append(epoch) or "They differ.")
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
+    epoch, connections = _waiting(jobs, range(5), 6)
+    end_waits(jobs, epoch, outside.now() + 0.5)
+    assert not compared
+    end_waits(jobs, epoch, outside.now() + 1.0)
+    assert compared == [epoch]
+    assert all("Besides: They differ." in connection.heard[0].message for connection in connections)
+
+
+def test_what_others_say_never_makes_a_text_too_long_to_be_read():
+    outside = StillOutside()
+    jobs = JobTable(RecordingDataPlane(), outside, lease_s=1)
+    epoch, (connection,) = _waiting(jobs, [0], 2)
+    jobs.refused("a", "x" * messages.TEXT_MAX)
+    end_waits(jobs, epoch, outside.now() + 1.0)
+    epoch, (other,) = _waiting(jobs, [0], 2)
+    jobs.refuse_all(epoch, "x" * (messages.TEXT_MAX + 1))
+    for (refused,) in (connection.heard, other.heard):
+        assert messages.decode_from_switch(messages.encode(refused)) == refused

@@ -1,0 +1,115 @@
+"""Hosts that meet at a switch before they join."""
+
+import asyncio
+
+from support.switch.control import scenario, until
+from support.switch.seats import meet, met, seat
+
+from jax_passing.protocol import control_messages as messages
+
+
+@scenario()
+async def test_ranks_are_the_launchers_at_first(switch):
+    hosts = [await seat(switch, rank, 3, 3) for rank in (2, 0, 1)]
+    heard = await met(*hosts)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(2, 0, None), (0, 0, None), (1, 0, None)]
+
+
+@scenario()
+async def test_survivors_come_first_and_agree_on_the_least_step(switch):
+    hosts = [await seat(switch, rank, 4, 1) for rank in range(4)]
+    (first, *_) = await met(*hosts)
+    hosts[0].writer.close()
+    newcomer = await seat(switch, 0, 4, 1, instance="newcomer")
+    for rank, step in ((3, 8), (1, 7), (2, 8)):
+        await asyncio.sleep(0.05)
+        assert not hosts[rank].reader._buffer, "the others are waited for"
+        hosts[rank].send(meet(rank, 4, 1, wait_s=0.0, step=step, meeting=first.meeting, hosts=3))
+    heard = await met(*hosts[1:], newcomer)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(0, 3, 7), (1, 3, 7), (2, 3, 7), (3, 3, 7)]
+
+
+@scenario()
+async def test_a_host_that_vanished_is_waited_for_once(switch):
+    """Its machine lost power: its connection never ends by itself."""
+    hosts = [await seat(switch, rank, 3, 1) for rank in range(3)]
+    (first, *_) = await met(*hosts)
+    joined = [await switch.join(rank, 3, job="a", instance=f"host {rank}") for rank in range(3)]
+    for host in joined:
+        assert isinstance(await host.receive(), messages.Welcome)
+    epoch = switch.plane._jobs.of("a").epoch
+    switch.plane._jobs.lose(epoch, epoch.member_of(2), "was silent for 30 s")
+    for rank in (0, 1):
+        hosts[rank].send(meet(rank, 3, 1, wait_s=0.0, step=5, meeting=first.meeting, hosts=2))
+    (second, *_) = await met(*hosts[:2])
+    hosts[1].writer.close()
+    await asyncio.sleep(0.05)
+    hosts[0].send(meet(0, 3, 1, wait_s=0.0, step=6, meeting=second.meeting, hosts=1))
+    await met(hosts[0])
+    assert await hosts[2].reader.read() == b"", "its seat is gone"
+
+
+@scenario()
+async def test_a_state_of_another_time_doesnt_count(switch):
+    """A host that was stopped comes to a switch that was restarted, before the others that went on."""
+    stopped = await seat(switch, 0, 3, 1, wait_s=0.0, step=6, meeting=11, hosts=3, instance="stopped")
+    others = [await seat(switch, rank, 3, 1, wait_s=0.0, step=9, meeting=12, hosts=2) for rank in (0, 1)]
+    heard = await met(*others, stopped)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(0, 2, 9), (1, 2, 9), (2, 2, 9)]
+
+
+@scenario()
+async def test_too_few_hear_who_is_here(switch):
+    host = await seat(switch, 1, 3, 2, deadline_s=0.2)
+    host.send(messages.Query())
+    assert "Here is rank 1, and it needs 2 hosts" in (await host.receive()).trouble
+    refusal = await host.refusal()
+    assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
+    assert not switch.plane._meetings._meetings
+
+
+@scenario()
+async def test_one_that_lives_and_doesnt_come_is_named(switch):
+    hosts = [await seat(switch, rank, 2, 2) for rank in range(2)]
+    (first, _) = await met(*hosts)
+    hosts[1].send(messages.Query())  # sent before it has heard that all are here
+    again = meet(1, 2, 2, wait_s=0.0, deadline_s=0.2, step=3, meeting=first.meeting, hosts=2)
+    hosts[1].send(again)
+    assert "Rank 0 didn't come." in await hosts[1].refusal()
+
+
+@scenario()
+async def test_a_standby_waits_for_somebody_who_can_be_nowhere_else(switch):
+    aside = await seat(switch, 0, 2, 2, aside=True)
+    await seat(switch, 1, 2, 2, aside=True, deadline_s=0.2)
+    alone = await seat(switch, 1, 2, 2, instance="host 1")
+    heard = await met(aside, alone)
+    assert [one.rank for one in heard] == [0, 1]
+
+
+@scenario()
+async def test_a_newcomer_ends_an_epoch_that_has_room_and_no_other(switch):
+    strangers, _ = await switch.job(2)  # has never met
+    await seat(switch, 5, 8, 1)
+    await asyncio.sleep(0.2)
+    strangers[0].send(messages.Heartbeat())
+    assert await strangers[0].receive() == messages.Heartbeat()
+
+
+@scenario()
+async def test_a_seat_that_is_lost_ends_a_join_that_waits_for_it(switch):
+    seats = [await seat(switch, rank, 2, 1) for rank in range(2)]
+    await met(*seats)
+    joining = await switch.join(0, 2, instance="host 0")
+    await switch.has(0)
+    seats[1].writer.close()
+    assert "one of them is gone" in await joining.refusal("HostLostError")
+
+
+@scenario()
+async def test_nonsense_costs_the_seat(switch):
+    for line in (b"{}\n", messages.encode(messages.Heartbeat()), messages.encode(meet(0)).replace(b'"a"', b'"b"')):
+        host = await seat(switch, 0)
+        host.send(line)
+        assert await host.receive() is None
+    await until(lambda: not switch.plane._meetings._meetings)

@@ -1,0 +1,205 @@
+"""The control plane in its event loop: those who don't read, those who say much, the end."""
+
+import asyncio
+import errno
+import gc
+import socket
+import struct
+import weakref
+
+import pytest
+from support.switch.control import Switch, scenario, until
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server import control_server
+
+
+@scenario()
+async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
+    switch.data_plane.stats = lambda: {"x" * 60_000: 1}
+    hosts, _ = await switch.job(2)
+    hosts[0].send(*[messages.CountersQuery()] * 1000)
+    failed = await hosts[1].receive()
+    assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
+    assert "asks and doesn't read the answers" in failed.message
+    await until(lambda: not switch.server._streams)
+
+
+@scenario()
+async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
+    def raises(*_):
+        raise RuntimeError("a fault")
+
+    hosts, _ = await switch.job(2)
+    switch.plane._dispatcher.dispatch = raises
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    hosts[1].send(messages.Heartbeat())
+    assert (await hosts[0].receive()).ranks == (1,)
+    await until(lambda: not switch.server._streams)
+
+
+@pytest.mark.parametrize("end", ["inside a line", "too long a line", "reset"])
+def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
+    """At once, not when the garbage collector comes."""
+    readers = []
+    converse = control_server._converse
+
+    async def remember(stream, reader, conversation, server_side):
+        readers.append(weakref.ref(reader))
+        await converse(stream, reader, conversation, server_side)
+
+    monkeypatch.setattr(control_server, "_converse", remember)
+    monkeypatch.setattr(control_server, "FLUSH_S", 0.01)
+
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(b"x" * (messages.RELAY_LINE_BYTES_MAX + 1 if end == "too long a line" else 1000))
+        if end == "reset":
+            nothing_waits = struct.pack("ii", 1, 0)
+            stranger.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, nothing_waits)
+        if end != "too long a line":
+            stranger.writer.close()
+        await until(lambda: not switch.server._streams)
+        await asyncio.sleep(0.05)  # its timers refer to it
+        assert [reader() for reader in readers] == [None]
+
+    gc.disable()
+    try:
+        run()
+    finally:
+        gc.enable()
+
+
+@scenario()
+async def test_a_host_that_says_much_lets_others_speak(switch):
+    hosts, _ = await switch.job(1)
+    lines, lines_at_once = 0, []
+    dispatch = switch.plane._dispatcher.dispatch
+
+    def count(*args):
+        nonlocal lines
+        lines += 1
+        dispatch(*args)
+
+    switch.plane._dispatcher.dispatch = count
+    hosts[0].send(messages.encode(messages.Heartbeat()) * 5000)
+    while lines < 5000:
+        before = lines
+        await asyncio.sleep(0)
+        lines_at_once.append(lines - before)
+    assert max(lines_at_once) < 10
+
+
+@scenario()
+async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
+    hosts, _ = await switch.job(3)
+    for _ in range(64):
+        hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+        await hosts[0].writer.drain()
+        relayed = await hosts[2].receive()
+        if isinstance(relayed, messages.Failed):
+            break
+    assert (relayed.kind, relayed.ranks) == ("HostLostError", (1,))
+    assert "stopped reading" in relayed.message
+
+
+@pytest.mark.parametrize("end", ["silence", "hanging up", "no TLS"])
+def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
+    monkeypatch.setattr(control_server, "HANDSHAKE_S", 0.1)
+
+    @scenario(switch_key=b"k" * 32)
+    async def run(switch):
+        reader, writer = await asyncio.open_connection(*switch.address)
+        await reader.readline()
+        writer.write(messages.encode(messages.Secure("a")))
+        await reader.readline()
+        if end == "no TLS":
+            writer.write(b"x" * 1000)
+        elif end == "hanging up":
+            writer.close()
+        await until(lambda: not switch.server._streams)
+        assert not switch.plane._quota._count
+        writer.close()
+
+    run()
+
+
+@scenario(switch_key=b"k" * 32, connections_per_address=1)
+async def test_nothing_is_said_in_the_clear_amid_a_handshake(switch):
+    """Whoever reads it there can't know whose word it is."""
+    reader, writer = await asyncio.open_connection(*switch.address)
+    await reader.readline()
+    writer.write(messages.encode(messages.Secure("a")))
+    await reader.readline()
+    other, its_writer = await asyncio.open_connection(*switch.address)
+    await other.readline()
+    assert await reader.read() == b""
+    assert switch.plane.stats()["connections_displaced"] == 1
+    for one in (writer, its_writer):
+        one.close()
+
+
+def test_shutting_down_doesnt_wait_for_a_handshake():
+    async def run():
+        async with Switch(switch_key=b"k" * 32) as switch:
+            reader, writer = await asyncio.open_connection(*switch.address)
+            await reader.readline()
+            writer.write(messages.encode(messages.Secure("a")))
+            await reader.readline()
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 4))
+
+
+def test_what_all_have_unread_is_bounded(monkeypatch):
+    """Whoever has most goes, though it has less than one alone may have."""
+    monkeypatch.setattr(control_server, "UNSENT_TOTAL_BYTES_MAX", 3 * messages.RELAY_BYTES_MAX)
+
+    @scenario()
+    async def run(switch):
+        quiet, _ = await switch.job(job="quiet")
+        hosts, _ = await switch.job(3)
+        for _ in range(64):
+            hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+            await hosts[0].writer.drain()
+            relayed = await hosts[2].receive()
+            if isinstance(relayed, messages.Failed):
+                break
+        assert (relayed.kind, relayed.ranks) == ("HostLostError", (1,))
+        assert "stopped reading" in relayed.message
+        assert sum(stream.unsent_bytes for stream in switch.server._streams) <= 3 * messages.RELAY_BYTES_MAX
+        quiet[0].send(messages.Heartbeat())
+        assert await quiet[0].receive() == messages.Heartbeat()
+
+    run()
+
+
+def test_running_out_of_descriptors_is_a_line_and_a_count(caplog):
+    @scenario()
+    async def run(switch):
+        loop = asyncio.get_running_loop()
+        error = OSError(errno.EMFILE, "Too many open files")
+        loop.call_exception_handler(
+            {"message": "socket.accept() out of system resource", "exception": error, "socket": 1}
+        )
+        (record,) = [record for record in caplog.records if "accepted" in record.message]
+        assert record.getMessage() == "no connection can be accepted: [Errno 24] Too many open files"
+        assert record.exc_info is None
+        assert switch.server.stats()["accepts_failed"] == 1
+
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    run()
+
+
+def test_shutting_down_doesnt_wait_for_who_doesnt_read():
+    async def run():
+        async with Switch() as switch:
+            hosts, _ = await switch.job()
+            for _ in range(7):
+                hosts[0].send(messages.Relay(b"x" * messages.RELAY_BYTES_MAX))
+                await hosts[0].writer.drain()
+            await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(run(), 30))

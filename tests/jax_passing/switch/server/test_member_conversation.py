@@ -1,0 +1,150 @@
+"""The conversation with a host or a rack's switch: its first message, silence, input that nobody of ours sends."""
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.protocol.random_lines import lines
+from support.switch.control import join_of_version, scenario, until
+from support.switch.control_trees import in_tree, rack_says
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server import member_conversation
+
+
+@scenario()
+async def test_a_join_of_our_version_with_unknown_fields_is_malformed(switch):
+    host = await switch.connect()
+    host.send(join_of_version(messages.PROTOCOL_VERSION, switch, 0, surprise=1))
+    assert await host.receive() is None
+    assert switch.plane.stats()["messages_malformed"] == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"color": "red"}, {"udp_port": None}, {"switches": ["x"] * 100}, {"world_size": {"number": 1}}],
+    ids=["more", "less", "too many", "otherwise"],
+)
+def test_a_first_message_of_another_version_is_named_whatever_else_it_says(caplog, more):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @scenario()
+    async def run(switch):
+        version = messages.PROTOCOL_VERSION + 1
+        host = await switch.connect()
+        host.send(join_of_version(version, switch, 0, **{"world_size": 1, **more}))
+        refusal = await host.refusal()
+        assert f"speaks protocol version {messages.PROTOCOL_VERSION}, " in refusal
+        assert f" version {version}. Upgrade jax_passing on the switch" in refusal
+        assert refusal in caplog.text
+        assert switch.plane.stats()["joins_refused"] == 1
+
+    run()
+
+
+BAD_LINES = [
+    b"\n",
+    b"GET / HTTP/1.1\r\n",
+    b"{}\n",
+    b"[]\n",
+    b'{"type":"join"}\n',
+    b'{"type":"heartbeat"}\n',
+    b'{"type":"leave","more":1}\n',
+    b'{"type":"relay","payload":"' + b"A" * 8 + b'"}\n',
+    b'{"type":"relay","payload":"!"}\n',
+    b'{"type":"query","slot":-1}\n',
+    b'{"type":"query","slot":999999999999999999999999}\n',
+    b'{"type":"fail","kind":"KeyboardInterrupt","message":""}\n',
+    b'{"type":"fail","kind":"HostLostError","message":"","ranks":[63]}\n',
+    b'{"type":"welcome"}\n',
+    b"\xff\xfe\n",
+    b'{"type":"\xff"}\n',
+    b'{"a":' + b"[" * 30_000 + b"\n",
+    b'{"type":"fail","kind":"HostLostError","message":"' + b"m" * messages.LINE_BYTES_MAX + b'"}\n',
+    b"x" * (messages.RELAY_LINE_BYTES_MAX + 1) + b"\n",
+    b"[" * 10000 + b"\n",
+    b"no end",
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:24].decode(errors="replace"))
+def test_a_bad_line_costs_its_sender_the_connection_alone(line):
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(line)
+        if not line.endswith(b"\n"):
+            stranger.writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            assert await stranger.receive() is None
+
+        bystanders, _ = await switch.job(job="b")
+        hosts, _ = await switch.job()
+        if line == b'{"type":"heartbeat"}\n':
+            return
+        hosts[1].send(line)
+        if not line.endswith(b"\n"):
+            hosts[1].writer.write_eof()
+        failed = await hosts[0].receive()
+        assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
+        bystanders[0].send(messages.Heartbeat())
+        assert await bystanders[0].receive() == messages.Heartbeat()
+        assert switch.plane.stats()["messages_malformed"] == 2
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(b"", "it has said nothing for 0.05 s"), (b"no end", "the connection ended inside a line"), (b"{}\n", "Object")],
+    ids=["silence", "half a line", "no message"],
+)
+def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reason):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.05)
+
+    @scenario()
+    async def run(switch):
+        stranger = await switch.connect()
+        stranger.send(line)
+        if line and not line.endswith(b"\n"):
+            stranger.writer.write_eof()
+        assert await stranger.receive() is None
+        host, port, *_ = stranger.writer.get_extra_info("sockname")
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"closing the connection of {host}:{port}: {reason}")
+        assert switch.plane.stats()["messages_malformed"] == 1
+
+    run()
+
+
+@settings(max_examples=40)
+@given(st.lists(lines, max_size=8), st.booleans())
+def test_random_lines_never_stop_the_switch(several, joined):
+    @scenario()
+    async def run(switch):
+        host = (await switch.job())[0][1] if joined else await switch.connect()
+        with contextlib.suppress(ConnectionError):
+            host.send(*several)
+            await host.writer.drain()
+        host.writer.close()
+        await switch.job(job="next")
+        assert switch.is_watched
+
+    run()
+
+
+@pytest.mark.parametrize("several", [(), (rack_says(0), messages.RankGone(0))], ids=["never", "no longer"])
+def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.2)
+
+    @in_tree(racks=0)
+    async def run(tree, root):
+        rack = await root.connect()
+        rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), *several)
+        with contextlib.suppress(ConnectionError):
+            assert await rack.receive() is None
+        await until(lambda: not root.server._streams)
+
+    run()

@@ -1,0 +1,249 @@
+"""The switch process: its settings, its first and last line, and how it ends."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jax_passing.errors import ConfigError
+from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server.settings import SwitchSettings, resolve
+
+SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch"]
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(*arguments):
+        process = subprocess.Popen(
+            [*SWITCH, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def port_of(process):
+    line = process.stdout.readline()
+    found = re.fullmatch(r"listening on (\S+):(\d+)\n", line)
+    assert found, (line, process.stderr.read() if process.poll() is not None else "")
+    return int(found[2])
+
+
+def hello(port, host="127.0.0.1"):
+    with socket.create_connection((host, port), timeout=60) as connection, connection.makefile("rb") as lines:
+        return messages.decode_from_switch(lines.readline())
+
+
+# Settings.
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = tmp_path / "switch.toml"
+    file.write_text('listen = "127.0.0.1:5"\nslot_total = 512\nlease_s = 2\nlanes_per_chunk = 64')
+    environment = {
+        "JAX_PASSING_SWITCH_SLOT_TOTAL": "2048",
+        "JAX_PASSING_SWITCH_LANES_PER_CHUNK": "32",
+        "JAX_PASSING_SWITCH_MULTICAST": "false",
+        "JAX_PASSING_SWITCH_SLOTS_PER_JOB": "256",
+        "JAX_PASSING_SWITCH_PARENT": "",
+    }
+    settings = resolve({"slot_total": 1024, "lease_s": None}, file, environment=environment)
+    assert settings == SwitchSettings(
+        ("127.0.0.1", 5), slot_total=1024, lanes_per_chunk=32, lease_s=2.0, multicast=False, slots_per_job=256
+    )
+    assert resolve({}, None, environment={}) == SwitchSettings()
+
+
+def test_the_file_may_come_from_a_variable(tmp_path):
+    file = tmp_path / "switch.toml"
+    file.write_text("lease_s = 2")
+    assert resolve({}, None, environment={"JAX_PASSING_SWITCH_CONFIG": str(file)}).lease_s == 2.0
+    with pytest.raises(ConfigError, match=r"\(variable JAX_PASSING_SWITCH_CONFIG\)"):
+        resolve({}, None, environment={"JAX_PASSING_SWITCH_CONFIG": str(tmp_path / "missing.toml")})
+
+
+def test_a_hosts_variables_and_those_of_kubernetes_are_no_switchs():
+    host = {"JAX_PASSING_SWITCH": "10.0.0.1:7171", "JAX_PASSING_LINK_GBIT": "1", "JAX_PASSING_CONFIG": "missing.toml"}
+    service = {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.2",
+        "JAX_PASSING_SWITCH_SERVICE_HOST": "10.0.0.1",
+        "JAX_PASSING_SWITCH_PORT_7171_TCP": "tcp://10.0.0.1:7171",
+    }
+    assert resolve({}, None, environment=host | service) == SwitchSettings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        (
+            "JAX_PASSING_SWITCH_PORT",
+            "7171",
+            "Unknown variable .*_SWITCH_PORT. Did you mean JAX_PASSING_SWITCH_PARENT",
+        ),
+        (
+            "JAX_PASSING_SWITCH_LISTEN",
+            "here",
+            r"'here' of listen \(variable JAX_PASSING_SWITCH_LISTEN\): .*HOST:PORT",
+        ),
+        ("JAX_PASSING_SWITCH_MULTICAST", "maybe", "expected true or false"),
+        ("JAX_PASSING_SWITCH_SLOTS_PER_JOB", "many", "expected a power of two"),
+        ("JAX_PASSING_SWITCH_DEVICE", "br0", r"leave it out \(variable JAX_PASSING_SWITCH_DEVICE\)"),
+        (
+            "JAX_PASSING_SWITCH_SLOT_TOTAL",
+            "8",
+            r"1024, default\) is above slot_total \(8, variable",
+        ),
+    ],
+)
+def test_mistakes_name_the_variable(variable, text, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve({}, None, environment={variable: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slots_total = 1", r"Unknown setting 'slots_total' \(file .*Did you mean slot_total"),
+        ('listen = "here"', "HOST:PORT"),
+        ("slot_total = 0", r"Bad value 0 of slot_total \(file"),
+        ("slot_total = true", "integer from 1"),
+        ("slots_per_job = 3", "power of two"),
+        ("slots_per_job = true", "power of two"),
+        ("slots_per_job = 32768", r"slots_per_job \(32768, file .*\) is above slot_total \(16384, def"),
+        ("lanes_per_chunk = 361", "from 3 to 360"),
+        ("lanes_per_chunk = 2", "from 3 to 360"),
+        ("slot_total = 65537", "from 1 to 65536"),
+        ("lease_s = 0", "expected seconds"),
+        ("link_gbit = [1]", "expected Gbit/s"),
+        ("multicast = 0", "expected true or false"),
+        ('data_plane = "tofino"', "expected one of software, ebpf, bmv2"),
+        ('data_plane = "ebpf"', r"Data plane ebpf \(file .*\) needs --device: the network"),
+        ('data_plane = "ebpf"\ndevice = "br0"\nparent = "10.0.0.1:7171"', "in a tree it can be the root only"),
+        ('data_plane = "bmv2"', r"Data plane bmv2 \(file .*\) needs --device"),
+        (
+            'data_plane = "bmv2"\ndevice = "x"\nslot_total = 16\nlanes_per_chunk = 8',
+            r"slot_total \(.*\) and lanes_per_chunk \(file",
+        ),
+        ('device = "br0"', r"no device: leave it out \(file .*\), or add --data-plane ebpf, bmv2 or p4runtime"),
+        ('device = "br0"\ndata_plane = "software"', "no device: leave it out"),
+        ("device = 7", "Bad value 7 of device"),
+        ("lease_s =", "Can't read the settings file"),
+    ],
+)
+def test_mistakes_name_setting_and_source(tmp_path, text, message):
+    file = tmp_path / "switch.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        resolve({}, file)
+
+
+def test_flags_are_named_too():
+    with pytest.raises(ConfigError, match=r"Bad value 5 of slots_per_job \(--slots-per-job\)"):
+        resolve({"slots_per_job": 5}, None)
+
+
+# The process.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_listens_and_ends_cleanly(start, number):
+    process = start("--listen", "127.0.0.1:0")
+    port = port_of(process)
+    greeting = hello(port)
+    assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "so far: idle\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "shut down: idle\n", "")
+
+
+def test_it_listens_on_ipv6_if_told(start):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+    process = start("--listen", "[::1]:0")
+    assert isinstance(hello(port_of(process), "::1"), messages.Hello)
+
+
+def test_a_taken_udp_port_costs_a_warning_only(start):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        with socket.create_server(("127.0.0.1", 0)) as free:  # TCP's port is, so far
+            port = free.getsockname()[1]
+            taken.bind(("127.0.0.1", port))
+        process = start("--listen", f"127.0.0.1:{port}")
+        assert port_of(process) == port
+        data_port = hello(port).data_port
+        assert data_port != port
+    process.terminate()
+    assert f"UDP port {port} is taken; packets go to {data_port}" in process.communicate(timeout=60)[1]
+
+
+def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("--listen", f"127.0.0.1:{port}")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith(f"jax-passing: Can't listen on 127.0.0.1:{port}: ")
+    assert "Traceback" not in err
+
+
+def test_verbose_logs_what_jobs_do(start):
+    process = start("--listen", "127.0.0.1:0", "--verbose", "--lease-s", "3")
+    port = port_of(process)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
+        lines.readline()
+        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
+        assert messages.decode_from_switch(lines.readline()).lease_s == 3.0
+        connection.sendall(messages.encode(messages.Leave()))
+        assert messages.decode_from_switch(lines.readline()) == messages.Bye()
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert out.startswith("shut down: epochs_started 1")
+    for part in ("rank 0 of 1 joined", r"job 'a', epoch \d+: started with 1 ranks", "rank 0 left"):
+        assert re.search(part, err)
+
+
+def test_a_packet_and_a_message_that_are_malformed_are_counted_apart(start):
+    process = start("--listen", "127.0.0.1:0")
+    port = port_of(process)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
+        data_port = messages.decode_from_switch(lines.readline()).data_port
+        connection.sendall(b"no message\n")
+        assert lines.readline() == b""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as host:
+        for _ in range(3):
+            host.sendto(b"no packet", ("127.0.0.1", data_port))
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
+        lines.readline()
+        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
+        lines.readline()
+        for _ in range(1000):  # the data plane has read the packets when it says so
+            connection.sendall(messages.encode(messages.CountersQuery()))
+            if messages.decode_from_switch(lines.readline()).values["malformed"] == 3:
+                break
+            time.sleep(0.01)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    counted = dict(part.rsplit(" ", 1) for part in out.strip().removeprefix("shut down: ").split(", "))
+    assert counted["messages_malformed"] == "1"
+    assert counted["malformed"] == "3"
+    assert "closing the connection of 127.0.0.1:" in err
