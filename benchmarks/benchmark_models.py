@@ -56,7 +56,7 @@ def _mlp(width: int, depth: int, rows: int) -> Trained:
 
 
 def gpt2_of(config: gpt2.Config, rows: int) -> Trained:
-    """Without dropout."""
+    """Makes GPT-2 of this configuration, without dropout."""
     model = gpt2.GPT2(config)
     with_aux = gpt2.loss_of(model)
 
@@ -93,7 +93,7 @@ def image_model(module: Any, model: nn.Module, rows: int) -> Trained:
 
 
 def small(name: str) -> Trained:
-    """As many layers as the full model has (but GPT-2), of a width with which a step takes about a second of a core."""
+    """Makes a model as deep as the full one (but GPT-2), so narrow that a step takes about a core-second."""
     match name:
         case "mlp":
             return _mlp(width=1024, depth=16, rows=1600)

@@ -1,4 +1,4 @@
-"""How far sums of bfloat16 are off: packed in half lanes, in a ring that rounds at each hop, on a float32 wire.
+"""Measures the error of bfloat16 sums: packed in half lanes, in a ring that rounds at each hop, on a float32 wire.
 
 Prints the root mean square error over that of the exact sum, for blocks of 1440 elements:
 

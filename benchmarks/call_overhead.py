@@ -1,4 +1,4 @@
-"""What a 1 KB sum costs from a jitted JAX call, beside the same program with a local operation instead.
+"""Measures what a 1 KB sum costs in a jitted JAX call, beside the same program with a local operation instead.
 
     jax-passing run --hosts 4 --devices-per-host 1 benchmarks/call_overhead.py
 

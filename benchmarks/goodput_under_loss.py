@@ -1,4 +1,4 @@
-"""What loss costs: sums over a star that loses packets, each for itself, at one rate after the other.
+"""Measures what loss costs: sums over a star that loses packets independently, at one rate after the other.
 
     sudo python benchmarks/goodput_under_loss.py --packets 1000000
 
@@ -30,7 +30,7 @@ WARM_UPS = 2  # they compile, and learn the order of sums
 
 @dataclass(frozen=True)
 class Measured:
-    """At one rate.
+    """The measurements at one rate of loss.
 
     Attributes:
       sums: of all hosts together.

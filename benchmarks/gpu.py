@@ -1,4 +1,4 @@
-"""What a GPU shows of jax_passing: correctness first, then figures, then a profile, in report.md and report.json.
+"""Examines jax_passing on a GPU: correctness first, then figures, then a profile, in report.md and report.json.
 
     bash benchmarks/gpu.sh        # builds what is needed, and starts this
 
@@ -78,7 +78,7 @@ CPU_ONLY_WHERE_NO_GPU = ("call", "overlap", "train", *PROGRAMS)
 
 
 def output_of(command: list[str], timeout_s: float = 60.0) -> str:
-    """What it prints; nothing if there is no such program."""
+    """Returns what the command prints, or an empty text if there is no such program."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

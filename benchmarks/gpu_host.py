@@ -84,7 +84,7 @@ def summing(host: Host, operation: str = "psum", donated: bool = True) -> Any:
 
 
 def drawn(kind: str, dtype: Any, count: int, rank: int) -> Any:
-    """What a host gives; every host can draw what the others do."""
+    """Draws a host's addend from its rank, so that every host can draw those of the others, too."""
     rng = np.random.default_rng((rank, count, zlib.crc32(f"{kind} {dtype}".encode())))
     if kind == "small integers":  # their sums are exact in every dtype
         values = rng.integers(*((0, 2) if dtype.kind == "b" else (-20, 21)), count)
@@ -199,7 +199,7 @@ def threads(host: Host) -> Any:
 
 
 def held(device: Any) -> dict[str, int]:
-    """By this process."""
+    """Returns what this process holds: memory, descriptors, threads."""
     process = psutil.Process()
     in_use = (device.memory_stats() or {}).get("bytes_in_use", 0)
     values = (process.memory_info().rss, in_use, process.num_fds(), process.num_threads())
@@ -207,7 +207,7 @@ def held(device: Any) -> dict[str, int]:
 
 
 def growth(host: Host) -> Any:
-    """What the process holds after step 1,000 and after step 10,000. A step is the mean of a few leaves."""
+    """Compares what the process holds after step 1,000 and after step 10,000. A step is the mean of a few leaves."""
     step, found = summing(host, "pmean"), {}
     tree = [jax.device_put(np.ones(count, np.float32), host.split()) for count in (1, 300, 16_384)]
     began = time.perf_counter()
@@ -221,7 +221,7 @@ def growth(host: Host) -> Any:
 
 
 def memory(host: Host) -> Any:
-    """Of the device, beyond the caller's donated buffer, by the allocator of XLA."""
+    """Measures the device memory that a sum takes beyond the caller's donated buffer, by XLA's allocator."""
     device = host.mesh.devices.flat[0]
     if device.memory_stats() is None:
         return {"left_out": f"{device.device_kind} keeps no account of its memory"}
@@ -244,7 +244,7 @@ def memory(host: Host) -> Any:
 
 
 def times_of(step: Callable[[Any], Any], x: Any, rounds: int) -> Iterator[tuple[float, float]]:
-    """Of each round, in which the result of the last one is the argument: (until dispatched, until done)."""
+    """Yields each round's seconds (until dispatched, until done). A round's argument is the last one's result."""
     for _ in range(rounds):
         began = time.perf_counter()
         x = step(x)
@@ -258,7 +258,7 @@ def placed(host: Host, values: Any, dtype: str) -> Any:
 
 
 def call(host: Host) -> Any:
-    """Of 1 KB, beside the same program with a local operation in its place."""
+    """Times a 1 KB sum beside the same program with a local operation in its place."""
     mapped = jax.shard_map(lambda x: x * 2, mesh=host.mesh, in_specs=P("d"), out_specs=P("d"))
     result: dict[str, Any] = {"calls": CALLS}
     for name, step in (("psum", summing(host)), ("local", jax.jit(mapped, donate_argnums=0))):
@@ -297,7 +297,7 @@ def copies(host: Host) -> Any:
 
 
 def pipeline(host: Host) -> Any:
-    """Of the C++ parts alone, without a network: copies, fixed point, copies back, and all of them at once."""
+    """Times the C++ parts alone, without a network: copies, fixed point, copies back, and all of them at once."""
     root = Path(__file__).parents[1]
     sources = [path for room in ("wire", "net", "host", "cuda", "ffi") for path in root.glob(f"xla_ffi/{room}/*.cc")]
     sources = [path for path in sources if "handler" not in path.name]  # those need XLA's headers

@@ -255,7 +255,7 @@ def verdict(report: Entry) -> str:
 
 
 def of_the_rest(report: Entry) -> list[str]:
-    """What failed, and what was left out."""
+    """Returns the section on what failed, and what was left out."""
     lines = []
     failed = [entry for entry in report["parts"] if entry["status"] == "failed"]
     if failed:

@@ -1,4 +1,4 @@
-"""What a trace of jax.profiler tells of a GPU's streams: how long they computed and copied, and what of it at once.
+"""Reads from a trace of jax.profiler how long a GPU's streams computed and copied, and how much of it at once.
 And how long the host took for calls of ours."""
 
 import gzip
@@ -31,7 +31,7 @@ def common(one: Spans, other: Spans) -> float:
 
 
 def streams_of(events: list[dict[str, Any]]) -> dict[str, dict[str, Spans]]:
-    """By the stream's name, {"kernels": ..., "copies": ...}, in us."""
+    """Returns {"kernels": ..., "copies": ...} for each stream's name, in us."""
     names: dict[tuple[str, Any, Any], str] = {}
     for event in events:
         if event.get("ph") == "M" and event["name"] in ("process_name", "thread_name"):
@@ -51,8 +51,10 @@ def streams_of(events: list[dict[str, Any]]) -> dict[str, dict[str, Spans]]:
 
 
 def host_calls(events: list[dict[str, Any]], names: Collection[str]) -> list[float]:
-    """How long operations of these names took on the host each time, in us. XLA enqueues each under its name; what it
-    does for a custom call is its handler."""
+    """Returns the us that operations of these names took on the host each time.
+
+    XLA enqueues each operation under its name; for a custom call that is the time of its handler.
+    """
     processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
     return [
         event.get("dur", 0.0)
@@ -62,7 +64,7 @@ def host_calls(events: list[dict[str, Any]], names: Collection[str]) -> list[flo
 
 
 def summary(folder: Path, starts: Collection[str] = ()) -> dict[str, Any]:
-    """Of the trace in this folder; its path, too, for Perfetto. `starts`: XLA's names of the calls that start sums."""
+    """Sums up the trace in this folder, with its path for Perfetto. `starts`: XLA's names of calls that start sums."""
     found = sorted(folder.rglob("*.trace.json.gz"))
     if not found:
         return {"left_out": "the profiler wrote no trace"}

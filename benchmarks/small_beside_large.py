@@ -1,4 +1,4 @@
-"""What a small sum takes alone, and while a large one is on its way, on a star of rate-limited links.
+"""Times a small sum alone, and while a large one is on its way, on a star of rate-limited links.
 
 sudo python benchmarks/small_beside_large.py --hosts 2 --gbit 1
 """

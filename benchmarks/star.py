@@ -72,7 +72,7 @@ class Case:
         )
 
     def cpu_ns_per_kb(self) -> tuple[float, float]:
-        """Of a host and of the switch, medians."""
+        """Returns the median CPU time of a host and of the switch, in ns per KB."""
         kilobytes = self.tensors.size / 1024
         host = statistics.median(sample.host_cpu_s for sample in self.samples) / kilobytes
         # Of flat, the switch receives one buffer a device.

@@ -1,4 +1,4 @@
-"""How each contender starts, and the least time that its traffic takes.
+"""The contenders of star.py: how each starts, and the least time that its traffic takes.
 
 A limit is the traffic of the busiest direction of the busiest link, with headers, over the link's rate. The planner
 knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for 1448 of TCP.
@@ -21,12 +21,12 @@ IN_A_TREE = ("--no-multicast",)
 
 
 def once(hosts: int, devices: int) -> float:
-    """In-network aggregation by host: every link carries the sum once in each direction."""
+    """Every link carries the sum once in each direction: in-network aggregation by host."""
     return UDP_WIRE_BYTES_PER_BYTE
 
 
 def once_a_device(hosts: int, devices: int) -> float:
-    """In-network aggregation by device: a host's link carries the sum once for each of its devices."""
+    """A host's link carries the sum once for each of its devices: in-network aggregation by device."""
     return devices * UDP_WIRE_BYTES_PER_BYTE
 
 
@@ -113,7 +113,7 @@ def start_in_rack(running: Running) -> None:
 
 
 def _address(running: Running, host: int, number: int = 0) -> str:
-    """Of a switch there."""
+    """Returns the address of a switch on that host."""
     return f"{running.star.address(host)}:{47100 + 51 * list(CONTENDERS).index(running.name) + number}"
 
 

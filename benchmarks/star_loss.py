@@ -26,7 +26,7 @@ MOUNT = "/mnt"  # in a mount namespace of our own; not below /sys, which `tc -n`
 
 @dataclass(frozen=True)
 class Lost:
-    """What the classifiers saw: `packets` of a frame each, of which `super_packets` of up to 64 KB were dropped."""
+    """The classifiers' counts: `packets` of a frame each, of which `super_packets` of up to 64 KB were dropped."""
 
     packets: int
     super_packets: int

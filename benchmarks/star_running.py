@@ -48,7 +48,7 @@ class Contender:
         return size * 8 / (gbit * 1e9) * self.traffic(hosts, self.devices) if gbit else None
 
     def predicted_s(self, tensors: "Tensors", hosts: int, gbit: float) -> float | None:
-        """What the planner says, told that all hosts share this machine's processors."""
+        """Returns the planner's prediction, given that all hosts share this machine's processors."""
         if self.strategy is None:
             return None
         at_hosts = [host for host in self.switch_hosts(hosts) if host != SWITCH]
@@ -65,7 +65,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What is summed: the leaves of a pytree."""
+    """The leaves of the pytree that is summed."""
 
     elements: tuple[int, ...]
     dtype: str
@@ -213,7 +213,7 @@ class Running:
         return {process: text[-1] for process, text in lines.items() if text}
 
     def failure(self, what: str, processes: Sequence[str] = ()) -> StarError:
-        """With the last lines of the logs that say something."""
+        """Makes an error with the last lines of the logs that say something."""
         lines = [f"{self.name}: {what}."]
         for process in processes or [process for process, _ in self.processes]:
             tail = self.log(process).read_text(errors="replace").splitlines()[-12:]

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 @dataclass(frozen=True)
 class Leaves:
-    """What is summed: the number of elements of each leaf of a pytree, and their type."""
+    """The leaves of the pytree that is summed: their numbers of elements, and their type."""
 
     elements: tuple[int, ...]
     dtype: str
@@ -27,7 +27,7 @@ class Leaves:
 
 
 class Program(ABC):
-    """What a contender does in one process."""
+    """A contender's work in one process."""
 
     @abstractmethod
     def prepare(self, leaves: Leaves, iteration: int) -> Any:
@@ -39,7 +39,7 @@ class Program(ABC):
 
     @abstractmethod
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
-        """How many elements aren't what they must be."""
+        """Counts the elements that aren't what they must be."""
 
     def close(self) -> None:  # noqa: B027
         """Leaves in order, if there is something to leave."""

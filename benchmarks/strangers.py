@@ -1,4 +1,4 @@
-"""What strangers achieve who forge packets at a switch with a key: `sudo python benchmarks/strangers.py`
+"""Strangers forge packets at a switch with a key, and achieve nothing: `sudo python benchmarks/strangers.py`
 
 Two hosts of a star sum float32 for some seconds, several times, and compare every element with the exact sum. In each
 of the rows another machine of the star, which can send from any address, sends
@@ -116,7 +116,7 @@ def read_recorded(file: str) -> list[tuple[bytes, int, bytes]]:
 
 
 def datagram(source: bytes, source_port: int, destination: bytes, port: int, payload: bytes) -> bytearray:
-    """With its IPv4 and UDP headers; without checksums: the kernel makes the one, and the other may be left out."""
+    """Puts IPv4 and UDP headers before a payload, without checksums: the kernel makes IPv4's, UDP's is optional."""
     udp = struct.pack("!HHHH", source_port, port, 8 + len(payload), 0)
     ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 28 + len(payload), 0, 0, 64, socket.IPPROTO_UDP, 0, source, destination)
     return bytearray(ip + udp + payload)

@@ -1,4 +1,4 @@
-"""What a neighbour's sums lose to each kind of tenant that takes all it can get, and what the switch's memory does.
+"""Measures what a neighbour's sums lose to each kind of greedy tenant, and how the switch's memory grows.
 
     sudo python benchmarks/tenants.py --gbit 0.5 --mebibytes 8
 
@@ -76,7 +76,7 @@ class Neighbour:
 
 
 def peak_mib(pid: int) -> float:
-    """Of resident memory since the last call."""
+    """Returns the peak of resident memory since the last call."""
     status = Path(f"/proc/{pid}/status").read_text()
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024

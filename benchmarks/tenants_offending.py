@@ -54,7 +54,7 @@ class Connection:
 
 
 def _sources(address: tuple[str, int]) -> list[str | None]:
-    """From this host's own address, or, beside the switch, from eight of its machine's."""
+    """Returns the addresses to connect from: this host's own, or eight of the switch's machine if that is this one."""
     with socket.create_connection(address, timeout=10) as probe:
         beside = probe.getsockname()[0] == address[0]
     return [f"127.0.0.{2 + i}" for i in range(8)] if beside else [None]
@@ -199,7 +199,7 @@ def short_packets(address: tuple[str, int], begun: Callable[[], None]) -> None:
 
 
 def _number_of_a_job(address: tuple[str, int]) -> tuple[socket.socket, int]:
-    """Of one that ends at once. Jobs are numbered one after the other. The socket leads to the switch's data plane."""
+    """Returns the number of a job that ends at once (the next has the next), and a socket to the data plane."""
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     connection = Connection(address)
     assert isinstance(connection.hello, messages.Hello)

@@ -136,7 +136,7 @@ def agree_on_rate(alone_s: float, params: Any) -> float:
 
 
 def predicted_s(plan: Any, update_s: float, arguments: argparse.Namespace, gbit: float) -> dict[str, float]:
-    """By way; the simulator leaves out the optimiser's update, which takes `update_s`."""
+    """Predicts a step's time for each way. The simulator leaves out the optimiser's update, which takes `update_s`."""
     from jax_passing import simulate
     from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.pipelining.schedules.interleaved import interleaved

@@ -39,7 +39,7 @@ STEPS_MAX = 4096
 
 
 class State(NamedTuple):
-    """After so many steps. `hosts`: how many took each of them, 0 for steps to come."""
+    """The training's state after `step` steps. `hosts`: how many hosts took each step, 0 for steps to come."""
 
     step: Any
     hosts: Any
@@ -92,7 +92,7 @@ class Training:
 
     @property
     def completed(self):
-        """For `session.rejoin`."""
+        """Returns how many steps this host has completed, for `session.rejoin`."""
         return None if self.state is None else int(self.state.step)
 
     def agree(self, session):
@@ -135,7 +135,7 @@ class Training:
 
 
 class Checkpoints:
-    """By orbax, where nobody is left who has the state. `every`: so many steps."""
+    """Checkpoints by orbax every `every` steps, for when no host is left that has the state."""
 
     def __init__(self, folder, every=25):
         import orbax.checkpoint as ocp  # takes seconds

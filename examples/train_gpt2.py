@@ -63,7 +63,7 @@ def read_text(path):
 
 
 def batches(text, rows, context, session):
-    """Of the rows that the seed draws for all hosts, this host's."""
+    """Yields this host's share of the rows that the seed draws for all hosts."""
     rng, length = np.random.default_rng(seed=0), context + 1
     while True:
         drawn = rng.integers(0, len(text) - context, session.world_size * rows)

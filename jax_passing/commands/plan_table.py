@@ -17,7 +17,7 @@ def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
 
 
 def seconds(time_s: float) -> str:
-    """With three digits: "1.23 ms"."""
+    """Formats a time with three digits: "1.23 ms"."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if time_s * factor >= 1 or unit == "us":
             return f"{time_s * factor:#.3g} {unit}".replace(". ", " ")

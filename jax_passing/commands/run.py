@@ -58,8 +58,10 @@ def run(
 
 
 def _check_exists(script: str, module: bool) -> None:
-    """Before anything is started. Raises ConfigError. What only Python can tell, Python is left to say: whether a
-    package has the module, and what `run -- -X dev SCRIPT` means."""
+    """Checks before anything is started that the script or module exists. Raises ConfigError.
+
+    Python itself says the rest: whether a package has the module, and what `run -- -X dev SCRIPT` means.
+    """
     if module:
         package = script.partition(".")[0]
         if package and PathFinder.find_spec(package, ["", *sys.path]) is None and find_spec(package) is None:

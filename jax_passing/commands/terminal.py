@@ -16,7 +16,7 @@ _CONTROLS = re.compile(r"\x1b\[(?:\d*[ABK]|\?25[lh])")
 
 
 def _shown(line: str) -> str:
-    """What a terminal shows at last of a line with carriage returns."""
+    """Returns the text that a terminal shows in the end of a line with carriage returns."""
     pieces = [piece for piece in _CONTROLS.sub("", line).split("\r") if piece]
     return pieces[-1] if pieces else ""
 

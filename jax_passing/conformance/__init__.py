@@ -1,1 +1,1 @@
-"""Does a switch follow docs/protocol.md? A reference model, golden and random packet exchanges, and whom they test."""
+"""The conformance suite tests whether a switch follows docs/protocol.md, by golden and random packet exchanges."""

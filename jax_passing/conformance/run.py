@@ -19,7 +19,7 @@ from jax_passing.conformance.switch_under_test import Check, NotApplicableError,
 
 @dataclass(frozen=True)
 class Outcome:
-    """`failure`, `not_applicable`: why, or empty. `not_compared`: what, and why."""
+    """A case's outcome. `failure`, `not_applicable`: why, or empty. `not_compared`: what wasn't, and why."""
 
     case: Exchange | Check
     failure: str = ""

@@ -1,5 +1,7 @@
-"""What can be tested: any switch, or part of one, that plays an exchange. Here it is the C++ slot pool in this process;
-live.py has the live switches."""
+"""Anything that plays an exchange can be tested: a switch, or part of one.
+
+Here it is the C++ slot pool in this process; live/suite.py has the live switches.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ class SwitchUnderTest(Protocol):
         """Sends the packets of an applicable exchange. Raises UntestableError if the switch can't be used any more."""
 
     def checks(self) -> Sequence["Check"]:
-        """What is to be found out after all exchanges, and can't be by them."""
+        """Returns the checks that come after all exchanges, and that no exchange could make."""
 
     def close(self) -> None: ...
 
@@ -31,12 +33,12 @@ class UntestableError(Exception):
 
 
 class NotApplicableError(Exception):
-    """Why this can't be checked here."""
+    """A check can't be made here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """`find` says what is wrong; nothing if nothing is. It raises UntestableError or NotApplicableError."""
+    """A check whose `find` says what is wrong, or nothing. It raises UntestableError or NotApplicableError."""
 
     section: str
     description: str

@@ -15,7 +15,7 @@ TIMEOUT_S = 120.0  # a driver that nobody else uses takes seconds to begin, for 
 
 
 def findings(program: str, argument: str, trouble: Callable[[str], Finding]) -> Iterator[Finding]:
-    """What `program` tells of: Python that is given the argument in sys.argv[1]. What it prints doesn't matter.
+    """Runs `program` (Python, which finds `argument` in sys.argv[1]) and yields the findings that it tells.
 
     Last comes `trouble`, given what went wrong with the process, if anything did.
     """
@@ -53,7 +53,7 @@ def findings(program: str, argument: str, trouble: Callable[[str], Finding]) -> 
 
 
 def tell(found: Iterable[Finding]) -> None:
-    """In that process: tells of each finding as soon as it is known."""
+    """Tells the parent process of each finding as soon as it is known. `program` calls it."""
     with os.fdopen(int(sys.argv[2]), "w") as told:
         for finding in found:
             told.write(json.dumps(asdict(finding)) + "\n")

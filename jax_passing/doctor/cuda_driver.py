@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 LIBRARY = "libcuda.so.1"
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
-_CAN_USE_64_BIT_STREAM_MEM_OPS = 122  # CU_DEVICE_ATTRIBUTE_…, of cuStreamWaitValue64_v2
 _HOST_PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
-_STREAM_NON_BLOCKING = 1
-_WAIT_GEQ = 0
-WAIT_TIMEOUT_S = 2.0
 
 _int_p, _void_pp = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
 _DevicePointer = ctypes.c_uint64
@@ -25,22 +20,16 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cuDeviceGet": (_int_p, ctypes.c_int),
     "cuDeviceGetName": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "cuDeviceTotalMem_v2": (ctypes.POINTER(ctypes.c_size_t), ctypes.c_int),
-    "cuDeviceGetAttribute": (_int_p, ctypes.c_int, ctypes.c_int),
     "cuDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "cuDevicePrimaryCtxRetain": (_void_pp, ctypes.c_int),
     "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
     "cuCtxSetCurrent": (ctypes.c_void_p,),
     "cuMemHostAlloc": (_void_pp, ctypes.c_size_t, ctypes.c_uint),
-    "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(_DevicePointer), ctypes.c_void_p, ctypes.c_uint),
     "cuMemFreeHost": (ctypes.c_void_p,),
     "cuMemAlloc_v2": (ctypes.POINTER(_DevicePointer), ctypes.c_size_t),
     "cuMemFree_v2": (_DevicePointer,),
     "cuMemcpyHtoD_v2": (_DevicePointer, ctypes.c_void_p, ctypes.c_size_t),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, _DevicePointer, ctypes.c_size_t),
-    "cuStreamCreate": (_void_pp, ctypes.c_uint),
-    "cuStreamDestroy_v2": (ctypes.c_void_p,),
-    "cuStreamQuery": (ctypes.c_void_p,),
-    "cuStreamWaitValue32_v2": (ctypes.c_void_p, _DevicePointer, ctypes.c_uint32, ctypes.c_uint),
 }
 
 
@@ -54,13 +43,12 @@ class CudaError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """`pci`: its address as /sys writes it. `waits_64`: whether its streams can wait for values of 64 bits."""
+    """`pci`: its address as /sys writes it."""
 
     ordinal: int
     name: str
     memory_bytes: int
     pci: str
-    waits_64: bool
 
 
 @dataclass(frozen=True)
@@ -109,18 +97,17 @@ class Driver:
         return [self._device(ordinal) for ordinal in range(count.value)]
 
     def _device(self, ordinal: int) -> Device:
-        device, memory, waits = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
+        device, memory = ctypes.c_int(), ctypes.c_size_t()
         name, pci = ctypes.create_string_buffer(128), ctypes.create_string_buffer(32)
         self._call("cuDeviceGet", ctypes.byref(device), ordinal)
         self._call("cuDeviceGetName", name, len(name), device)
         self._call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
         self._call("cuDeviceGetPCIBusId", pci, len(pci), device)
-        self._call("cuDeviceGetAttribute", ctypes.byref(waits), _CAN_USE_64_BIT_STREAM_MEM_OPS, device)
-        return Device(ordinal, name.value.decode(), memory.value, pci.value.decode().lower(), bool(waits.value))
+        return Device(ordinal, name.value.decode(), memory.value, pci.value.decode().lower())
 
     @contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """In it, `pinned`, `copy_rates` and `stream_waits` may be called."""
+        """Makes the device's context current: `pinned` and `copy_rates` need it."""
         context, handle = ctypes.c_void_p(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(handle), device.ordinal)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
@@ -142,7 +129,7 @@ class Driver:
             self._code("cuMemFreeHost", address)
 
     def copy_rates(self, pinned: int, size_bytes: int, rounds: int) -> CopyRates:
-        """Of the fastest of so many copies each way."""
+        """Measures the fastest of so many copies each way, in bytes/s."""
         there = _DevicePointer()
         self._call("cuMemAlloc_v2", ctypes.byref(there), size_bytes)
         try:
@@ -156,25 +143,6 @@ class Driver:
         began = time.perf_counter()
         self._call(name, *arguments)
         return max(time.perf_counter() - began, 1e-9)
-
-    def stream_waits(self, pinned: int) -> bool:
-        """Whether a stream waits until the host writes 1 to the word at `pinned`, and then goes on."""
-        word = ctypes.c_uint32.from_address(pinned)
-        word.value = 0
-        seen, stream = _DevicePointer(), ctypes.c_void_p()
-        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), pinned, 0)
-        self._call("cuStreamCreate", ctypes.byref(stream), _STREAM_NON_BLOCKING)
-        try:
-            self._call("cuStreamWaitValue32_v2", stream, seen, 1, _WAIT_GEQ)
-            waited = self._code("cuStreamQuery", stream) == _NOT_READY
-            word.value = 1
-            until = time.monotonic() + WAIT_TIMEOUT_S
-            while (code := self._code("cuStreamQuery", stream)) == _NOT_READY and time.monotonic() < until:
-                time.sleep(0.001)
-            return waited and code == 0
-        finally:
-            word.value = 1  # whatever has happened: it would wait for ever
-            self._code("cuStreamDestroy_v2", stream)
 
 
 def nccl_version(library: str) -> str:

@@ -86,7 +86,7 @@ def _switches(settings: dict[str, Any], key: bytes | None) -> Generator[Finding,
 
 
 def _nccl_version() -> str:
-    """That of the wheel that JAX takes, or the system's."""
+    """Returns the version of NCCL in the wheel that JAX uses, or else the system's."""
     for wheel in _NCCL_WHEELS:
         try:
             distribution = metadata.distribution(wheel)

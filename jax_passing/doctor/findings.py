@@ -1,4 +1,4 @@
-"""What a check has found: a state, the reason, and what to do about it."""
+"""A finding of a check has a state, the reason, and what to do about it."""
 
 import enum
 from dataclasses import dataclass

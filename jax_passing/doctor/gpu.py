@@ -59,7 +59,7 @@ def findings(
 
 
 def trouble(what: str) -> Finding:
-    """Of the process that asks the driver."""
+    """Makes the finding for trouble with the process that asks the driver."""
     return bad(
         "GPU driver",
         f"the process that asks it {what}",
@@ -80,7 +80,6 @@ def _device(driver: Driver, device: Device, root: Path) -> Iterator[Finding]:
     try:
         with driver.context(device), driver.pinned(PINNED_BYTES) as pinned:
             yield _copies(driver, device, pinned, root)
-            yield _stream_waits(driver, device, pinned)
     except CudaError as error:
         yield bad(
             f"{name}, pinned memory",
@@ -106,20 +105,6 @@ def _copies(driver: Driver, device: Device, pinned: int, root: Path) -> Finding:
                 "Bind the process to the NUMA node of the GPU (numactl), and look for others that copy.",
             )
     return good(check, text)
-
-
-def _stream_waits(driver: Driver, device: Device, pinned: int) -> Finding:
-    check = f"GPU {device.ordinal}, stream waits"
-    try:
-        works = driver.stream_waits(pinned)
-        reason = "a stream didn't wait for a value in pinned memory, or not only for that"
-    except CudaError as error:
-        works, reason = False, str(error)
-    if not works:
-        return warning(check, f"{reason} (no sum needs it so far)", "Install a driver for CUDA 12 or later.")
-    if not device.waits_64:
-        return warning(check, "values of 32 bits, but not of 64", "Install a newer driver if there is one.")
-    return good(check, "a stream waits for a value in pinned memory; values may have 64 bits")
 
 
 def _nccl(nccl: Callable[[], str], devices: int) -> Finding:
@@ -148,8 +133,8 @@ def plugin(packages: Mapping[str, Package], driver_major: int) -> Finding:
     return good(check, text)
 
 
-def beside(device: Device, root: Path, cards: list[pci.Place], interface: str | None) -> Finding:
-    """Which card is nearest, and whether packets leave by it."""
+def beside(device: Device, root: Path, cards: list[pci.Node], interface: str | None) -> Finding:
+    """Finds the network card nearest to the GPU, and whether packets leave by it."""
     check = f"GPU {device.ordinal}, card beside it"
     gpu = pci.gpu(root, device.pci)
     if gpu is None:

@@ -1,4 +1,4 @@
-"""What the kernel gives to this process: packets in one piece, buffers, cores, files, the time of day."""
+"""The doctor asks here what the kernel grants this process: segmentation, buffers, cores, files, the time of day."""
 
 import datetime
 import math
@@ -62,7 +62,7 @@ def buffers(granted: Mapping[str, int], limits: Mapping[str, int]) -> Finding:
 
 
 def granted_buffers() -> dict[str, int]:
-    """As the transport asks for them."""
+    """Returns the socket buffers that the kernel grants when they are asked for as the transport does, in bytes."""
     granted = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         for key, forced, plain in (
@@ -78,7 +78,7 @@ def granted_buffers() -> dict[str, int]:
 
 
 def buffer_limits(root: Path) -> dict[str, int]:
-    """Those that can be read: other network namespaces than the machine's have none."""
+    """Returns the readable limits of socket buffers, in bytes: only the machine's own network namespace has any."""
     found = {}
     for key in ("rmem", "wmem"):
         text = _read(root / f"proc/sys/net/core/{key}_max")
@@ -113,7 +113,7 @@ def allowed_cores() -> int:
 
 
 def core_quota(root: Path) -> float | None:
-    """That of this control group, if it has one: as a container sees it."""
+    """Returns the quota of cores of this control group (a container's), or None without one."""
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if not quota:  # version 1
         quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
@@ -122,7 +122,7 @@ def core_quota(root: Path) -> float | None:
 
 
 def devices(environment: Mapping[str, str]) -> int:
-    """Of JAX, on CPU, as far as the environment says."""
+    """Returns how many CPU devices JAX will have, as far as the environment says."""
     text = environment.get("JAX_NUM_CPU_DEVICES", "")
     if not text.isdecimal():  # XLA's older way
         flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))

@@ -1,4 +1,4 @@
-"""Which network card is beside which GPU, as /sys has them: the nearest shares the longest way through PCI."""
+"""The PCI tree in /sys tells which network card is nearest to a GPU: the one that shares the longest path with it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")  # VGA and 3D control
 
 
 @dataclass(frozen=True)
-class Place:
+class Node:
     """`path`: the root complex and the addresses from there on, of bridges and of the device itself. `numa`: its node,
     -1 if the machine doesn't tell."""
 
@@ -26,12 +26,12 @@ class Place:
 class Neighbour:
     """The cards that are nearest to a GPU. `shared`: so many steps of their way are the same; 0: not even the root."""
 
-    cards: tuple[Place, ...]
+    cards: tuple[Node, ...]
     shared: int
 
 
-def place(name: str, link: Path) -> Place | None:
-    """Of the device to which this link of /sys leads; None if it isn't on PCI."""
+def node(name: str, link: Path) -> Node | None:
+    """Returns the PCI node of the device to which this link of /sys leads; None if it isn't on PCI."""
     if not link.exists():
         return None
     real = Path(os.path.realpath(link))
@@ -43,16 +43,16 @@ def place(name: str, link: Path) -> Place | None:
         if (folder / "numa_node").is_file():
             numa = int((folder / "numa_node").read_text())
             break
-    return Place(name, path, numa)
+    return Node(name, path, numa)
 
 
-def gpu(root: Path, address: str) -> Place | None:
+def gpu(root: Path, address: str) -> Node | None:
     """`address`: as the driver has it."""
-    return place(address, _folder(root, address))
+    return node(address, _folder(root, address))
 
 
 def _folder(root: Path, address: str) -> Path:
-    """That of /sys, where a domain may have fewer digits than the driver gives it."""
+    """Returns the device's folder in /sys, where a domain may have fewer digits than the driver gives it."""
     domain, _, rest = address.lower().partition(":")
     return root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}"
 
@@ -70,24 +70,22 @@ def nvidia_devices(root: Path) -> list[str]:
     return found
 
 
-def cards(root: Path) -> list[Place]:
-    """Network and RDMA devices; several of one card are one place."""
-    by_path: dict[tuple[str, ...], list[Place]] = {}
+def cards(root: Path) -> list[Node]:
+    """Network and RDMA devices; several of one card are one node."""
+    by_path: dict[tuple[str, ...], list[Node]] = {}
     for folder in _CLASSES.values():
         for link in sorted((root / folder).glob("*")):
-            if (found := place(link.name, link / "device")) is not None:
+            if (found := node(link.name, link / "device")) is not None:
                 by_path.setdefault(found.path, []).append(found)
-    return [
-        Place("/".join(one.name for one in places), path, places[0].numa) for path, places in sorted(by_path.items())
-    ]
+    return [Node("/".join(one.name for one in nodes), path, nodes[0].numa) for path, nodes in sorted(by_path.items())]
 
 
-def nearest(of: Place, candidates: Sequence[Place]) -> Neighbour | None:
+def nearest(of: Node, candidates: Sequence[Node]) -> Neighbour | None:
     """None if there are no candidates. Where the way says nothing, those of the same NUMA node are nearer."""
     if not candidates:
         return None
 
-    def nearness(card: Place) -> tuple[int, bool]:
+    def nearness(card: Node) -> tuple[int, bool]:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(of.path, card.path, strict=False))
         return len(list(same)), of.numa >= 0 and of.numa == card.numa
 
@@ -96,8 +94,10 @@ def nearest(of: Place, candidates: Sequence[Place]) -> Neighbour | None:
 
 
 def link_bytes_per_s(root: Path, address: str) -> float | None:
-    """What the device's own link to PCI carries one way, at its highest speed and with the lanes that it has now (an
-    idle card slows its link down); None if /sys doesn't tell."""
+    """Returns what the device's own PCI link carries one way, at its highest speed and with its present lanes.
+
+    An idle card slows its link down, so the present speed would mislead. None if /sys doesn't tell.
+    """
     folder = _folder(root, address)
     try:
         speed = re.match(r"[\d.]+", (folder / "max_link_speed").read_text())

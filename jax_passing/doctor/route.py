@@ -27,7 +27,7 @@ class Route:
         return (self.mtu - self._header_bytes) // 4
 
     def mtu_for(self, lanes: int) -> int:
-        """With tags."""
+        """Returns the MTU that packets of so many lanes need, tag included."""
         return self._header_bytes + 4 * lanes
 
     @property

@@ -40,7 +40,7 @@ class Package(NamedTuple):
 
 
 def installed(names: Iterable[str]) -> dict[str, Package]:
-    """Those of these packages that this Python's environment has."""
+    """Returns the packages among `names` that this Python's environment has."""
     found = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
@@ -49,13 +49,13 @@ def installed(names: Iterable[str]) -> dict[str, Package]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Of a release, to be compared: (0, 10, 0) of "0.10.0.dev3"."""
+    """Returns a release's numbers, to compare: (0, 10, 0) for "0.10.0.dev3"."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def _bounds(packages: Mapping[str, Package], asking: str, package: str) -> list[tuple[str, str]]:
-    """What `asking` asks of a package without any extra: (">=", "0.10.0") and so on."""
+    """Returns the bounds that `asking` sets for a package without any extra: (">=", "0.10.0") and so on."""
     for requirement in packages[asking].requirements if asking in packages else ():
         plain, _, condition = requirement.partition(";")
         named = re.match(r"[\w.-]+", plain)
@@ -83,8 +83,10 @@ def python(version: Sequence[int], implementation: str) -> Finding:
 
 
 def jax(packages: Mapping[str, Package]) -> Finding:
-    """Whether jax and jaxlib are there, new enough for us, and fit to each other. `packages`: which of PACKAGES are
-    installed."""
+    """Checks that jax and jaxlib are there, new enough for us, and fit each other.
+
+    `packages`: those of PACKAGES that are installed.
+    """
     check, names = "JAX", ("jax", "jaxlib")
     if missing := [name for name in names if name not in packages]:
         return bad(check, f"{' and '.join(missing)}: not installed", "Install them: pip install jax")
@@ -104,7 +106,7 @@ def jax(packages: Mapping[str, Package]) -> Finding:
 
 
 def handlers(sum_of_one_host: Callable[[], tuple[int, str]]) -> Finding:
-    """Whether this jaxlib takes the handlers that were built on the headers of another one."""
+    """Checks that this jaxlib takes our handlers, which were built on the headers of another one."""
     check = "sum on this host"
     code, output = sum_of_one_host()
     last = [*_RAISED.findall(output)[-1:], *output.strip().splitlines()[-1:], "it printed nothing"][0]
@@ -119,7 +121,10 @@ def handlers(sum_of_one_host: Callable[[], tuple[int, str]]) -> Finding:
 
 
 def sum_of_one_host() -> tuple[int, str]:
-    """In a process of its own, without the settings of this one: JAX isn't loaded here."""
+    """Sums over four CPU devices in a process of its own, without this one's settings. Returns exit code and output.
+
+    JAX isn't loaded in this process.
+    """
     environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     environment |= {PREFIX + "RANK": "0", PREFIX + "WORLD_SIZE": "1"}  # whatever a launcher says

@@ -56,7 +56,7 @@ class Passed:
 
 @dataclass
 class Seen:
-    """What a trial has shown. Empty texts: nothing is wrong.
+    """The results of a trial. An empty text says that nothing is wrong.
 
     Attributes:
       unreachable: why no switch answers.

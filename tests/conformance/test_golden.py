@@ -91,7 +91,7 @@ FAR = {"2^30": range(2**30, 2**30 + 1), "between": range(2**30 + 1, 2**31 - 2), 
 
 @pytest.mark.parametrize("name", FAR)
 def test_what_is_far_ahead_is_tested(monkeypatch, name):
-    """If it were stale, cases would fail."""
+    """Cases fail with a model that takes as stale what is far ahead."""
     wrong = FAR[name]
     cases = random_exchanges.exchanges(Limits(), seed=0, count=6) if name == "between" else CASES
     newer = model.is_newer

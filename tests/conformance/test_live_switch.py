@@ -40,7 +40,7 @@ KEY = keys.new_key()
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """What is asked for again may have been counted twice, and isn't compared: not because this machine is busy."""
+    """A busy machine must not make the suite ask again: it doesn't compare what may have been counted twice."""
     monkeypatch.setattr(fences, "ANSWER_S", 5.0)
 
 
@@ -52,7 +52,7 @@ def parent_at():
 
 
 def failures(address, seeds=20, parent_at=None, key=None):
-    """By case; and how many were not applicable."""
+    """Returns the failures by case, and how many cases were not applicable."""
     with closing(LiveSwitch(address, parent_at, key)) as under_test:
         done = list(run.outcomes(under_test, run.cases(under_test.limits, 0, seeds), Console(file=io.StringIO())))
     return {one.case.description: one.failure for one in done if one.failure}, sum(
@@ -107,7 +107,7 @@ def test_a_data_plane_that_cant_check_tags_behind_a_key(monkeypatch):
 
 
 def key_failures(key_file):
-    """Of the checks for switches with a key only."""
+    """Returns the failures of the checks that are for switches with a key."""
     running = SwitchThread(key_file=key_file)
     try:
         with closing(LiveSwitch(parse_address(running.address), switch_key=KEY)) as under_test:
@@ -439,7 +439,7 @@ def test_wrong_counts_are_found(monkeypatch):
 
 @pytest.mark.parametrize("workers", [33, 64])
 def test_a_switch_may_take_only_so_many_packets_at_once(monkeypatch, workers):
-    """As bmv2, which holds some 30 frames of a port until it wakes up: the 33rd worker was never heard."""
+    """bmv2 holds some 30 frames of a port until it wakes up: the 33rd worker was never heard."""
     monkeypatch.setattr(fences, "ANSWER_S", 0.1)
     with closing(ModelSwitch(ring=32)) as switch, closing(LiveJob(switch.address, workers)) as job:
         assert list(job.fences.everywhere()) == [[]] * workers

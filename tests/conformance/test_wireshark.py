@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark i
 
 
 def dissected(file, *fields):
-    """For each frame its fields, each a list with what its packets have there."""
+    """Returns each frame's fields, each as a list with one value per packet in the frame."""
     command = ["tshark", "-2", "-X", f"lua_script:{DISSECTOR}", "-r", file, "-T", "fields", "-E", "separator=|"]
     for field in fields:
         command += ["-e", field]

@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="module", params=["interpreted", "bmv2"])
 def by(request: pytest.FixtureRequest) -> str:
-    """Who runs the program: an interpreter of its text, which every machine has, or bmv2."""
+    """Names what runs the program: an interpreter of its text, which every machine has, or bmv2."""
     return request.param
 
 

@@ -68,7 +68,7 @@ class Bmv2Device:
         return "nothing"
 
     def _received(self, names: dict[tuple[str, int], str]) -> dict[str, list[bytes]]:
-        """What waits at the ports; an answer to ARP comes behind it."""
+        """Returns what waits at the ports; an answer to ARP comes behind it."""
         switch = self._switch
         received: dict[str, list[bytes]] = {}
         for number, port in enumerate(switch.ports):

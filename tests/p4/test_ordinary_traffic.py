@@ -1,4 +1,4 @@
-"""What isn't for the switch passes through it unchanged; ARP and ping to its own address are answered."""
+"""Traffic that isn't for the switch passes through unchanged; ARP and ping to its own address are answered."""
 
 import struct
 
@@ -94,7 +94,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", [*ordinary(B_IP), *OTHERS])
 def test_ordinary_traffic_passes_unchanged(switch, what):
-    """To a known MAC address by its port alone; to an unknown one by all ports but the sender's."""
+    """A frame leaves by the port of a known MAC address, and for an unknown one by all ports but the sender's."""
     kind, payload = (ordinary(B_IP) | OTHERS)[what]
     before = switch.verdicts()
     to_b = ethernet(A_MAC, B_MAC, kind, payload)

@@ -22,7 +22,7 @@ LAST = 2**32 - 1
 
 @pytest.fixture
 def job(switch):
-    """Of workers 0 to 2, at ports 0 to 2."""
+    """A job of workers 0 to 2, at ports 0 to 2."""
     with admitted(switch, 3):
         yield
 
@@ -58,7 +58,7 @@ def result_frame(switch, host, lanes, **changed):
 
 
 def verdict_of(switch, act):
-    """What `act` was counted as. Waits for it."""
+    """Waits for the verdict that `act` is counted as, and returns it."""
     before = switch.data_plane.stats()
     act()
     until = time.monotonic() + 20

@@ -27,13 +27,13 @@ ETHERTYPES = {"IPv4": f"{0x0800:016b}", "ARP": f"{0x0806:016b}"}
 
 
 def bits(pattern: str) -> str:
-    """Of what a state compares with, 0x08** for example: a digit or * for each bit."""
+    """Expands the pattern that a state compares with, 0x08** for example, to a digit or * for each bit."""
     width = DIGIT_BITS[pattern[:2]]
     return "".join("*" * width if digit == "*" else f"{int(digit, 16):0{width}b}" for digit in pattern[2:])
 
 
 def problem(assembly: str) -> str:
-    """What the ingress parser in an assembler file can't tell apart; else empty.
+    """Says what the ingress parser in an assembler file can't tell apart; empty if nothing.
 
     Some versions of the compiler drop the values of `select` without a word (docs/p4.md), and what is left fits well.
     """
@@ -97,7 +97,7 @@ parser egress:
     ],
 )
 def test_lost_values_are_noticed(changes, expected):
-    """In a file as the compiler writes it, of states that are made up."""
+    """A file as the compiler writes it, with made-up states, shows that lost values are noticed."""
     text = WHOLE
     for old, new in changes.items():
         assert old in text

@@ -47,7 +47,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def contribution(device: int, count: int, dtype: str) -> np.ndarray:
-    """What device number `device` of all hosts adds: integers from -2 to 2, so that sums of up to 128 devices are exact
+    """Returns the addend of device number `device` of all hosts: integers from -2 to 2. Sums of 128 devices are exact
     in every dtype (8 significant bits of bfloat16; unsigned integers wrap). Shape (count,)."""
     pattern = (np.arange(_PATTERN_PERIOD) * 89 + device * 53) % _PATTERN_PERIOD % 5 - 2
     return np.resize(pattern.astype(_dtype(dtype)), count)

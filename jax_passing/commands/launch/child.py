@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """For Popen's preexec_fn: a process that is killed with SIGKILL leaves no orphans. `parent`: its pid."""
+    """Returns a preexec_fn for Popen: the child dies when the process `parent` (a pid) does, even by SIGKILL."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -46,7 +46,7 @@ class Child:
             os.killpg(self.process.pid, number)
 
     def how_it_ended(self) -> str:
-        """For people."""
+        """Says in words how the process ended."""
         code = self.process.returncode or 0
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
@@ -108,7 +108,7 @@ async def _forward(child: Child, stream: asyncio.StreamReader, output: TaggedOut
 
 
 def follow(child: Child, output: TaggedOutput) -> None:
-    """From now on what it prints is shown."""
+    """Shows what the child prints from now on."""
     child.readers = [
         asyncio.create_task(_forward(child, child.stdout, output, keep=False)),
         asyncio.create_task(_forward(child, child.stderr, output, keep=True)),

@@ -1,4 +1,4 @@
-"""What `jax-passing run --hosts a,b` starts on each host, over ssh: one rank, that ends when the connection does.
+"""`jax-passing run --hosts a,b` starts this on each host, over ssh: one rank, which ends when the connection does.
 
 The first line of its standard input says what to run. After that nothing comes but the end, by which it learns that the
 launcher is gone: ssh sends no signals, and settings in a command line could be read by everybody on the host.

@@ -1,4 +1,4 @@
-"""How `jax-passing run` starts its ranks, here or over ssh, and a switch for them; and what it tells them."""
+"""`jax-passing run` starts its ranks here or over ssh, and a switch for them, and gives them their settings."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ HANDED_OVER = ("JAX_", "XLA_")  # variables that begin so are taken along to oth
 
 
 def machines_of(hosts: str) -> tuple[int, list[str]]:
-    """How many ranks, and the machines that they are started on; none: this one."""
+    """Returns how many ranks `--hosts` asks for, and the machines to start them on (none: this machine)."""
     machines: list[str] = [] if hosts.strip().isdecimal() else [name.strip() for name in hosts.split(",")]
     count = len(machines) or int(hosts)
     for name in machines:
@@ -63,7 +63,7 @@ def job_of_run(switch: str | None) -> str:
 
 
 async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[Child, str]:
-    """For ranks on these machines; none: here. Returns it and its address."""
+    """Starts a switch for ranks on these machines (none: on this one). Returns the process and its address."""
     own_address = _own_address(machines[0]) if machines else "127.0.0.1"
     command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address_text(own_address, 0)]
     child = await start("switch", command, {**os.environ, "PYTHONUNBUFFERED": "1"})
@@ -77,7 +77,7 @@ async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[C
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks of a run share.
+    """The settings that all ranks of a run share.
 
     Attributes:
       arguments: of the Python interpreter.

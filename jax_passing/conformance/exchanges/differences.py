@@ -1,4 +1,4 @@
-"""What a switch did otherwise than it must, for whoever has to repair it."""
+"""Describes where a switch deviates from what it must do, for whoever has to repair it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def shown(data: bytes) -> str:
 
 
 def _hexadecimal(data: bytes) -> str:
-    """The header's fields apart, the first lanes."""
+    """Writes the header's fields and the first lanes in hexadecimal, apart from each other."""
     places = [0, 4, 6, 8, 10, 12, 16, 18, *range(HEADER.size, HEADER.size + 4 * LANES_SHOWN + 4, 4)]
     words = [data[a:b].hex() for a, b in pairwise(places) if data[a:b]]
     return " ".join(words) + (f" ... ({len(data)} bytes)" if len(data) > places[-1] else "")
@@ -69,7 +69,7 @@ def difference(exchange: Exchange, played: Played) -> str:
 
 
 def state_difference(exchange: Exchange, expected: Mapping[Place, State], played: Played) -> str:
-    """The same for what it tells of its slots."""
+    """Describes the first slot that holds something else in the end; empty if there is none."""
     for (slot, version), state in (played.states or {}).items():
         if state != expected[slot, version]:
             return (
@@ -88,7 +88,7 @@ def _own_slot(exchange: Exchange, played: Played, slot: int) -> int:
 def _first_unlike(
     address: str, expected: Sequence[tuple[int, Step]], received: Sequence[bytes]
 ) -> tuple[str, int | None] | None:
-    """And after which step, if that is known."""
+    """Describes the first packet that differs, and after which step, if that is known."""
     for (index, step), data in zip(expected, received, strict=False):
         if data != step.out:
             return (

@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Exchange:
-    """On a switch that has just these jobs, their slots empty.
+    """Steps on a switch that has just these jobs, with empty slots.
 
     Attributes:
       section: which part of the protocol it is about.
@@ -76,7 +76,7 @@ class Exchange:
         return ""
 
     def _leap(self) -> int:
-        """How far the sequences of contributions are from 0, where jobs begin, if it wasn't made for these limits."""
+        """Returns how far contributions' sequences are from 0, where jobs begin; 0 if it was made for these limits."""
         if self.chunks == "exact":
             return 0
         contributions = [step.packet for step in self.steps if step.packet[2:3] == bytes([CONTRIBUTION])]
@@ -84,12 +84,12 @@ class Exchange:
         return max((min(sequence, (1 << 32) - sequence) for sequence in sequences), default=0)
 
     def _lanes(self) -> int:
-        """Of the longest packet."""
+        """Returns the lanes of the longest packet."""
         counts = [int.from_bytes(step.packet[18:20]) for step in self.steps]
         return max((count for count in counts if count <= LANES_MAX), default=0)
 
     def fitted(self, limits: Limits) -> "Exchange":
-        """With the lanes of each packet repeated to the length that the data plane wants."""
+        """Returns the exchange with each packet's lanes repeated to the length that the data plane wants."""
         if self.chunks != "any" or not limits.whole_chunks:
             return self
         lanes = limits.lanes_per_chunk
@@ -99,7 +99,7 @@ class Exchange:
         return replace(self, steps=tuple(steps))
 
     def addresses(self) -> tuple[str, ...]:
-        """All that send or receive."""
+        """Returns the addresses of all that send or receive."""
         workers = [str(worker) for job in self.jobs for worker in job.workers]
         groups = [str(job.group) for job in self.jobs if job.group is not None]
         parents = [str(job.parent.address) for job in self.jobs if job.parent]
@@ -107,7 +107,7 @@ class Exchange:
 
 
 def _widened(packet: bytes, lanes: int) -> bytes:
-    """Repeats the lanes to so many. What is cut off or too much at the end stays so."""
+    """Repeats the lanes to so many. A packet that is cut off, or too long, stays so."""
     if len(packet) < HEADER.size:
         return packet
     count = int.from_bytes(packet[18:20])
@@ -140,7 +140,7 @@ def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
 
 
 def final_states(exchange: Exchange, limits: Limits) -> dict[Place, State]:
-    """What all slot versions of the exchange's jobs hold at the end."""
+    """Returns what all slot versions of the exchange's jobs hold at the end."""
     switch, _ = _played_on_model(exchange, limits)
     return {
         (slot, version): switch.state(job, slot, version)
@@ -152,7 +152,7 @@ def final_states(exchange: Exchange, limits: Limits) -> dict[Place, State]:
 
 @dataclass(frozen=True)
 class Played:
-    """What a switch did.
+    """A switch's behaviour in an exchange.
 
     Attributes:
       received: packets that came to each address, in order.

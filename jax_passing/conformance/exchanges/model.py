@@ -23,7 +23,7 @@ Address = Hashable  # only compared
 
 @dataclass(frozen=True)
 class Limits:
-    """What a data plane declares.
+    """The limits that a data plane declares.
 
     Attributes:
       lanes_per_chunk: lanes that a packet carries, at most.
@@ -68,13 +68,13 @@ class Job:
 
     @property
     def everybody(self) -> tuple[Address, ...]:
-        """Where a result goes that is for all."""
+        """Returns the addresses of a result that is for all."""
         return self.workers if self.group is None else (self.group,)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the switch does. `packet` goes to each of `to`; empty: it is silent."""
+    """The switch's answer: `packet` goes to each of `to`; if `to` is empty, the switch is silent."""
 
     verdict: str
     to: tuple[Address, ...] = ()
@@ -83,7 +83,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class State:
-    """What a switch tells of a slot version, so that people learn who is missing."""
+    """A switch's account of a slot version, so that people learn who is missing."""
 
     empty: bool = True
     sequence: int = 0
@@ -98,7 +98,7 @@ class State:
 
 @dataclass
 class SlotVersion:
-    """What was added, by worker: all of one sequence, format and element count. And the parent's result."""
+    """The contributions by worker, all of one sequence, format and element count, and the parent's result."""
 
     contributions: dict[int, Packet] = field(default_factory=dict)
     from_parent: Packet | None = None
@@ -129,7 +129,7 @@ def is_newer(sequence: int, held: int) -> bool:
 
 
 def is_ahead(sequence: int, of: int, by: int) -> bool:
-    """Whether it is ahead by more than `by`."""
+    """Returns whether `sequence` is ahead by more than `by`."""
     return by < (sequence - of) % (1 << 32) < 1 << 31
 
 
@@ -238,7 +238,7 @@ class Switch:
 
 
 def _content(packet: Packet) -> tuple[int, int, int]:
-    """What a result must have in common with the contributions."""
+    """Returns what a result must have in common with the contributions."""
     return packet.sequence, packet.lane_format, len(packet.lanes)
 
 

@@ -19,7 +19,7 @@ LATE_IN_REACH = (1, 1, 2, WORD // 4, WORD - WORD // 4, WORD - WORD // 4 - 1)
 
 
 def exchange(seed: int, limits: Limits, steps: int = 200) -> Exchange:
-    """Always the same for the same arguments."""
+    """Makes the same exchange for the same arguments."""
     made = _Maker(random.Random(seed), limits)
     packets = tuple(made.step() for _ in range(steps))
     unanswered = Exchange("random", f"seed {seed}, {made.title}", made.jobs, packets, chunks="exact")
@@ -27,7 +27,7 @@ def exchange(seed: int, limits: Limits, steps: int = 200) -> Exchange:
 
 
 def exchanges(limits: Limits, seed: int, count: int) -> list[Exchange]:
-    """From `seed` on."""
+    """Makes `count` exchanges, of seeds from `seed` on."""
     return [exchange(number, limits) for number in range(seed, seed + count)]
 
 
@@ -89,7 +89,7 @@ class _Maker:
         )
 
     def _lags(self) -> list[int]:
-        """By which a sequence may be older, modulo 2^32, than it should be."""
+        """Returns by how much, modulo 2^32, a sequence may be older than it should be."""
         reach, any_lag = self._limits.reach, self._rng.randrange(WORD)
         if reach is None:
             return [*LATE, any_lag]
@@ -105,7 +105,7 @@ class _Maker:
         return self._sent_by(parent.address, replace(content, slot=parent.slot_first + slot))
 
     def _sent_by(self, address: object, packet: Packet) -> Step:
-        """As it should be, or with one thing wrong."""
+        """Makes the step as it should be, or with one thing wrong."""
         rng = self._rng
         wrong = rng.random() < 0.12
         kind = rng.randrange(6) if wrong else None

@@ -1,4 +1,4 @@
-"""What packets don't show: a job that starts again, and what travels over the control connections."""
+"""Checks that packets don't show: a job that starts again, and what travels over control connections."""
 
 import time
 import uuid
@@ -15,7 +15,7 @@ QUIET_S = 0.3
 
 
 def _next(job: LiveJob, rank: int, wait_s: float = AT_ONCE_S) -> messages.FromSwitch | None:
-    """What is said to this rank, except for heartbeats; None if nothing is."""
+    """Returns the next message to this rank, except for heartbeats; None if none comes."""
     until = time.monotonic() + wait_s
     try:
         while isinstance(message := receive(job.control_of(rank), until), messages.Heartbeat):

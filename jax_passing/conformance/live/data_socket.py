@@ -43,11 +43,11 @@ class DataSocket:
         self.stray = ""
 
     def set_switch(self, host: str, port: int) -> None:
-        """Where packets go, and come from. Raises OSError."""
+        """Sets the address that packets go to and come from. Raises OSError."""
         self._switch = socket.getaddrinfo(host, port, self._udp.family, socket.SOCK_DGRAM)[0][4]
 
     def let_fragments(self, allowed: bool) -> None:
-        """Where they aren't, a packet that is too long for the path is lost, or raises OSError."""
+        """Lets the network fragment packets. Else one that is too long for the path is lost, or raises OSError."""
         value = _PMTUDISC_WANT if allowed else _PMTUDISC_DO
         if self._udp.family == socket.AF_INET6:
             self._udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, value)

@@ -43,7 +43,7 @@ class Ends:
         return [*(worker.udp for worker in self.workers), *(udp for udp in others if udp is not None)]
 
     def take_stray(self) -> str:
-        """What has come from elsewhere than the switch since the last call."""
+        """Returns what has come from elsewhere than the switch since the last call."""
         strays = [udp.stray for udp in self.sockets()]
         for udp in self.sockets():
             udp.stray = ""
@@ -131,7 +131,7 @@ class Fences:
             self._ends.workers[worker].udp.send(replace(sent, worker=worker).encode())
 
     def upwards(self, sent: Packet, numbers: Parent) -> Packet:
-        """What the switch then sends to the parent, to whom it has these numbers."""
+        """Returns the packet that the switch then sends to its parent, where the job has these numbers."""
         slot = numbers.slot_first + sent.slot - self._welcome.slot_first
         return replace(
             sent, job=numbers.job, epoch=numbers.epoch, worker=numbers.worker, slot=slot, lanes=self._summed(sent)
@@ -173,7 +173,7 @@ class Fences:
             yield self._until(worker.udp, result, again)
 
     def _until(self, udp: DataSocket, wanted: bytes, ask_again: Callable[[], None] | None) -> list[bytes]:
-        """What comes before `wanted`. Only who asks again is answered, so there is no asking for a group."""
+        """Yields what comes before `wanted`. A resend is answered to its sender only, so none is sent for a group."""
         received: list[bytes] = []
         for _ in range(ATTEMPTS):
             until = time.monotonic() + (ATTEMPTS * ANSWER_S if ask_again is None else ANSWER_S)

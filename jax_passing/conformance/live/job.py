@@ -128,12 +128,12 @@ class LiveJob:
         return self.ends.workers[self._ranks.index(rank)].control
 
     def unused(self, numbers: messages.Welcome, sequence: int, version: int) -> Packet:
-        """Of a slot that nobody uses."""
+        """Returns a packet for a slot that nobody uses."""
         slot = numbers.slot_first + numbers.slot_count - 1
         return replace(self.fences.packet(slot, version, sequence), job=numbers.job_id, epoch=numbers.epoch)
 
     def contribute(self, numbers: messages.Welcome, sequence: int, version: int, workers: int = 1) -> list[str]:
-        """The first workers do so, with these numbers. What then comes to worker 0, for people."""
+        """Has the first workers contribute, with these numbers. Describes what then comes to worker 0."""
         sent = self.unused(numbers, sequence, version)
         self.fences.contribute(sent, range(workers))
         if workers == self.workers:
@@ -141,7 +141,7 @@ class LiveJob:
         return [shown(data) for data in self.fences.at_worker(0)]
 
     def answer(self, sequence: int, version: int) -> list[str]:
-        """The parent, if there is one, sends a result for the same slot. What then comes to anybody, for people."""
+        """Has the parent, if there is one, send a result for the same slot. Describes what then comes to anybody."""
         parent = self.ends.parent
         if parent is None:
             return []
@@ -149,16 +149,16 @@ class LiveJob:
         return self.everything()
 
     def parents_result(self, parent: ParentEnd, sequence: int, version: int) -> Packet:
-        """For the same slot, where all workers contribute to it."""
+        """Returns the parent's result for the same slot, when all workers contribute to it."""
         up = self.fences.upwards(self.unused(self.welcome, sequence, version), parent.numbers)
         return replace(up, type=RESULT, worker=EVERY_WORKER)
 
     def everything(self) -> list[str]:
-        """What has come to anybody, for people."""
+        """Describes what has come to anybody."""
         return [shown(data) for packets in self.fences.everywhere() for data in packets]
 
     def lose_group(self) -> str:
-        """A rank says that it hears the group no longer. What is wrong with the next results; empty if nothing is."""
+        """Has a rank say that it no longer hears the group. Says what is wrong with the next results, or nothing."""
         group = self.ends.group
         assert group is not None
         control = self.ends.workers[-1].control
@@ -175,11 +175,11 @@ class LiveJob:
         return ""
 
     def counters(self) -> dict[str, int]:
-        """The switch's, of all its jobs."""
+        """Asks the switch for its counters, of all its jobs."""
         return ask(self.ends.workers[0].control, messages.CountersQuery(), messages.Counters).values
 
     def state(self, slot: int, version: int) -> State | str:
-        """Or why the switch doesn't know it."""
+        """Asks the switch for a slot version's state. Returns a text if the switch doesn't know it."""
         told = ask(self.ends.workers[0].control, messages.Query(slot, version), messages.SlotState)
         if told.empty and told.trouble:
             return told.trouble
@@ -192,7 +192,7 @@ class LiveJob:
         self.ends.workers[worker].udp.send(packet)
 
     def complete(self, packet: bytes) -> None:
-        """With this contribution, or the parent's result, the switch has made a packet."""
+        """Notes that with this contribution, or parent's result, the switch has made a packet."""
         if self.tags is not None:
             self.tags.complete(packet)
 

@@ -1,4 +1,4 @@
-"""How all workers of a job join it: their control connections, the group that they are offered, their welcomes."""
+"""All workers of a job join it: their control connections, the group that they are offered, their welcomes."""
 
 import time
 import uuid
@@ -151,7 +151,7 @@ def _welcome(control: ControlConnection, until: float) -> messages.Welcome:
 
 
 def _tags(welcomes: list[messages.Welcome]) -> JobTags | None:
-    """`welcomes`: by the workers' numbers."""
+    """Makes the job's tags from the welcomes, which are in the order of the workers' numbers."""
     contributions = [secret for welcome in welcomes if (secret := welcome.contribution_secret) is not None]
     results = welcomes[0].result_secret
     if results is None and not contributions:
@@ -162,7 +162,7 @@ def _tags(welcomes: list[messages.Welcome]) -> JobTags | None:
 
 
 def _check(welcomes: list[messages.Welcome]) -> None:
-    """They are the same to all, except for the worker's number and its secret."""
+    """Checks that welcomes are the same to all, except for the worker's number and its secret."""
     numbers = [welcome.worker for welcome in welcomes]
     if sorted(numbers) != list(range(len(welcomes))):
         raise UntestableError(f"it numbers its {len(welcomes)} workers {', '.join(map(str, numbers))}")

@@ -172,7 +172,7 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
         return _unless_it_begins(name)
 
     def _unless_it_begins(name: str) -> str:
-        """Those who were turned away have no part of the job."""
+        """Joins the job: it must begin without those that were turned away."""
         join(1, name=name).close()
         return ""
 

@@ -50,7 +50,7 @@ class ParentRole:
         threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
 
     def end_of(self, job: str) -> ParentEnd:
-        """What the switch has joined for this job, whose workers it has welcomed.
+        """Returns our end of this job, which the switch has joined before it welcomed the job's workers.
 
         Raises UntestableError if it hasn't.
         """
@@ -139,7 +139,7 @@ class _Line:
         self._lines = connection.makefile("rb")
 
     def secure(self, key: bytes) -> None:
-        """From here on by TLS. The switch waits for this, so nothing that it says lies in `_lines`."""
+        """Goes on by TLS. The switch waits for this, so nothing that it says lies in `_lines`."""
         context = secure_channel.context(key, server_side=True)
         self._connection = context.wrap_socket(self._connection, server_side=True)
         self._lines = self._connection.makefile("rb")

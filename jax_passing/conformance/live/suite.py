@@ -69,7 +69,7 @@ class LiveSwitch:
         )
 
     def _has_group(self) -> bool:
-        """Whether results can go to a group. If one is offered, but is of no use, a check says so."""
+        """Returns whether results can go to a group. If one is offered, but is of no use, a check says so."""
         self._group_offered, self._group_trouble = True, ""
         try:
             with closing(self._join(2, hear)) as job:
@@ -178,7 +178,7 @@ class LiveSwitch:
         return received
 
     def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State | str]:
-        """Of those slot versions that packets were sent to: a question takes longer than a packet."""
+        """Asks for the slot versions that packets were sent to, no others: a question takes longer than a packet."""
         addressed = {(int.from_bytes(step.packet[10:12]), version) for step in exchange.steps for version in (0, 1)}
         return {
             (slot, version): self._jobs[_name(job)].state(slots[_name(job)] + slot - job.slot_first, version)
@@ -204,7 +204,7 @@ class LiveSwitch:
             received[address] += job.fences.at_worker(worker)
 
     def _translated(self, packet: bytes, exchange: Exchange, slots: dict[str, int], upwards: bool) -> bytes:
-        """From an exchange's numbers to this switch's; `upwards`: to those at its parent, if they are meant."""
+        """Translates an exchange's numbers to this switch's; `upwards`: to those at its parent, if they are meant."""
         if len(packet) < 12:
             return packet
         number, epoch, slot = (int.from_bytes(packet[at : at + 2]) for at in (4, 6, 10))
@@ -242,7 +242,7 @@ class LiveSwitch:
         ]
 
     def _unexpected(self) -> str:
-        """What comes for a while when nothing must."""
+        """Describes what comes in a while in which nothing must come; empty if nothing does."""
         jobs = self._open_jobs()
         until = time.monotonic() + QUIET_S
         try:
@@ -277,7 +277,7 @@ def nobodys(number: int, taken: Collection[int]) -> int:
 
 
 def _slot(offset: int, group: int, welcome: messages.Welcome, first: int) -> int:
-    """In a partition from `first` on: in the exchange's group of slots, or as far outside of all as `offset` was."""
+    """Returns a slot in a partition from `first` on: in the exchange's group, or as far outside as `offset` was."""
     if 0 <= offset < SLOT_COUNT:
         return first + group - welcome.slot_first + offset
     slot = first + (offset if offset < 0 else welcome.slot_count + offset - SLOT_COUNT)

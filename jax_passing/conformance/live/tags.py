@@ -69,7 +69,7 @@ class PacketKey:
 
 
 class JobTags:
-    """Of a job at a live switch: they are put on what is sent to it, and taken off what comes from it.
+    """The tags of a job at a live switch, put on what is sent to it and taken off what comes from it.
 
     Attributes:
       contributions: each worker's key, by its number.
@@ -77,7 +77,7 @@ class JobTags:
     """
 
     def __init__(self, contributions: Sequence[bytes], results: bytes):
-        """Of these secrets."""
+        """Makes the keys of these secrets."""
         self.contributions = [PacketKey(secret) for secret in contributions]
         self.results = PacketKey(results)
         self._completed = 0  # the furthest position to which all workers have contributed
@@ -90,7 +90,7 @@ class JobTags:
         return (self._completed + (ahead if ahead < WORD // 2 else ahead - WORD)) % LONG
 
     def complete(self, data: bytes) -> None:
-        """By this contribution of the last worker, or this result of the parent, the switch has a packet to send."""
+        """Notes that the switch has a packet to send: the last worker's contribution or the parent's result came."""
         packet = decode(data)
         ahead = (packet.sequence - self._completed) % WORD
         position = self.position(packet.sequence)
@@ -99,7 +99,7 @@ class JobTags:
             self._completed = position
 
     def sealed(self, key: PacketKey, data: bytes) -> bytes:
-        """With its tag. What is no packet stays as it is."""
+        """Returns the packet with its tag; what is no packet stays as it is."""
         try:
             packet = decode(data)
         except MalformedError:
@@ -107,7 +107,7 @@ class JobTags:
         return key.sealed(packet, self.position(packet.sequence))
 
     def opened(self, key: PacketKey, data: bytes) -> bytes:
-        """Without its tag, if that is the one of a complete chunk. Anything else is unlike what is expected."""
+        """Returns the packet without its tag, if that is right for a complete chunk; else as nobody expects it."""
         try:
             packet = decode(data)
         except MalformedError:

@@ -1,4 +1,4 @@
-"""What all subcommands share: how the command is called, its version, and what a shell completes."""
+"""All subcommands share how the command is called, its version, and what a shell completes."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ MODULE = [sys.executable, "-P", "-m", "jax_passing"]
 
 
 def output(command, **environment):
-    """Of the command, with nothing in its environment but PATH."""
+    """Returns what the command prints, with nothing in its environment but PATH."""
     environment = {"PATH": "/usr/bin:/bin", **environment}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 0, ended.stderr
@@ -47,7 +47,7 @@ def test_help_says_what_to_type(command, name, completes):
     ],
 )
 def test_a_shell_completes_subcommands_and_options(words, found):
-    """As the shell asks the installed command, once --install-completion has set that up."""
+    """The shell asks the installed command like this, once --install-completion has set that up."""
     asked = {"_JAX_PASSING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     assert set(output(SCRIPT, **asked).split()) == found
 
@@ -79,7 +79,7 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}  # of stdout
 
 
 def printed(*arguments, **environment):
-    """By a command that may fail, but not over what it prints."""
+    """Returns what a command prints. It may fail, but not over its output."""
     environment = {"PATH": "/usr/bin:/bin", **environment}
     ended = subprocess.run([*MODULE, *arguments], capture_output=True, text=True, timeout=250, env=environment)
     assert "UnicodeEncodeError" not in ended.stderr
@@ -92,7 +92,7 @@ def test_a_switchs_name_that_the_terminal_has_no_characters_for():
 
 
 def test_a_files_name_that_is_no_text():
-    """As Python reads it from the command line, no encoding has characters for it."""
+    """Python reads such a name from the command line as characters that no encoding has."""
     assert r"no-\udcff-file" in printed("doctor", "--key-file", b"no-\xff-file", LC_ALL="C.UTF-8")
 
 

@@ -37,7 +37,7 @@ def running():
 
 
 def findings(exit_code, text):
-    """Of --json, by check."""
+    """Returns the findings of --json by check."""
     told = json.loads(text)
     states = [finding["state"] for finding in told["findings"]]
     assert told["counts"] == {state: states.count(state) for state in set(states)}
@@ -86,7 +86,7 @@ def test_settings_that_are_wrong(doctor, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [(), ("--switch", "127.0.0.1:1", "--job", "job")])
 def test_settings_that_contradict_each_other(doctor, monkeypatch, arguments):
-    """In the words of init."""
+    """The doctor says it in the words of init."""
     monkeypatch.setenv("JAX_PASSING_RANK", "7")
     assert findings(0, doctor("--json").stdout)["settings"]["state"] == "good"  # the world size may still be found
     monkeypatch.setenv("JAX_PASSING_WORLD_SIZE", "2")

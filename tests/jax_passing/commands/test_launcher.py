@@ -334,7 +334,7 @@ def test_lines_survive_any_cut(lines, size):
 
 
 def screen(text):
-    """What a terminal shows: later text overwrites earlier."""
+    """Returns what a terminal shows, where later text overwrites earlier."""
     shown = []
     for line in text.split("\n"):
         last = re.split(r"\r\x1b\[2K", line)[-1]
@@ -482,7 +482,7 @@ def test_a_machine_that_cant_be_reached_is_named(script, fake_ssh):
 
 
 def test_a_pipe_to_ssh_that_breaks_ends_nothing(script):
-    """Where ssh ends before it has taken its order, we get this signal."""
+    """We get this signal if ssh ends before it has taken its order."""
     broken = script("time.sleep(0.2); os.kill(os.getppid(), signal.SIGPIPE); time.sleep(0.2); sys.exit(7)")
     assert launch(*NO_SWITCH, "--hosts", "1", broken).returncode == 7
 

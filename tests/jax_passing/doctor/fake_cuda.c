@@ -1,24 +1,18 @@
 // What jax_passing/doctor asks of libcuda.so.1 and libnccl.so.2, on machines without them. Environment variables say
-// how it behaves: FAKE_CUDA_DEVICES, _FAILS (name=code,...), _WAITS_64, _STREAM (never, early).
+// how it behaves: FAKE_CUDA_DEVICES and FAKE_CUDA_FAILS (name=code,...).
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { kSuccess = 0, kInvalid = 1, kNotReady = 600, kPinned = 77 };
+enum { kSuccess = 0, kInvalid = 1 };
 
-static _Atomic uint32_t* awaited;  // the word that the stream waits for
 static int retained;
 
 static int setting(const char* name, int otherwise) {
   const char* text = getenv(name);
   return text == NULL || *text == 0 ? otherwise : atoi(text);
-}
-
-static int is_set(const char* name, const char* text) {
-  const char* is = getenv(name);
-  return is != NULL && strcmp(is, text) == 0;
 }
 
 static int fails(const char* function) {
@@ -77,12 +71,6 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   return kSuccess;
 }
 
-int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  NEED(device >= 10 && attribute == 122);
-  *value = setting("FAKE_CUDA_WAITS_64", 1);
-  return kSuccess;
-}
-
 int cuDeviceGetPCIBusId(char* text, int size, int device) {
   snprintf(text, size, "0000:%X:00.0", 0x3d + 0x10 * (device - 10));
   return kSuccess;
@@ -119,12 +107,6 @@ int cuMemFreeHost(void* memory) {
   return kSuccess;
 }
 
-int cuMemHostGetDevicePointer_v2(uint64_t* pointer, void* memory, unsigned flags) {
-  NEED(flags == 0);
-  *pointer = (uint64_t)(uintptr_t)memory + kPinned;  // another address than the host's
-  return kSuccess;
-}
-
 int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
   MAY_FAIL();
   *pointer = (uint64_t)(uintptr_t)malloc(bytes);
@@ -145,32 +127,6 @@ int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   memcpy(to, (void*)(uintptr_t)from, bytes);
   return kSuccess;
-}
-
-int cuStreamCreate(void** stream, unsigned flags) {
-  NEED(flags == 1);
-  awaited = NULL;
-  *stream = &awaited;
-  return kSuccess;
-}
-
-int cuStreamDestroy_v2(void* stream) {
-  NEED(stream == &awaited);
-  return kSuccess;
-}
-
-int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
-  MAY_FAIL();
-  NEED(stream == &awaited && value == 1 && flags == 0);
-  awaited = (_Atomic uint32_t*)(uintptr_t)(address - kPinned);
-  return kSuccess;
-}
-
-int cuStreamQuery(void* stream) {
-  NEED(stream == &awaited);
-  if (is_set("FAKE_CUDA_STREAM", "early") || awaited == NULL) return kSuccess;
-  if (is_set("FAKE_CUDA_STREAM", "never")) return kNotReady;
-  return *awaited >= 1 ? kSuccess : kNotReady;
 }
 
 int ncclGetVersion(int* version) {

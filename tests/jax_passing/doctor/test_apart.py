@@ -56,7 +56,7 @@ def test_a_process_that_tells_of_nothing():
 
 
 def test_a_process_that_nobody_can_end(monkeypatch):
-    """As inside of the kernel: it isn't waited for."""
+    """A process that hangs inside the kernel can't be killed, and isn't waited for."""
     monkeypatch.setattr(apart, "TIMEOUT_S", 2.0)
     left = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda self: left.append(self))

@@ -1,4 +1,4 @@
-"""What kernels grant, made up; and that this one can be asked."""
+"""The doctor judges what made-up kernels grant, and can ask this one."""
 
 import datetime
 import resource

@@ -1,4 +1,4 @@
-"""Which card is beside which GPU, in trees of /sys that are made up after those of real machines."""
+"""The nearest card of a GPU is found in trees of /sys that are made up after those of real machines."""
 
 from pathlib import Path
 
@@ -43,10 +43,10 @@ def test_the_nearest_card_shares_the_most_of_the_way(tree):
 
 
 def test_of_other_roots_those_of_the_same_node_are_nearer():
-    gpu = pci.Place("", ("pci0000:10", "0000:11:00.0"), 1)
-    cards = [pci.Place("a", ("pci0000:20", "0000:21:00.0"), 0), pci.Place("b", ("pci0000:30", "0000:31:00.0"), 1)]
+    gpu = pci.Node("", ("pci0000:10", "0000:11:00.0"), 1)
+    cards = [pci.Node("a", ("pci0000:20", "0000:21:00.0"), 0), pci.Node("b", ("pci0000:30", "0000:31:00.0"), 1)]
     assert names(pci.nearest(gpu, cards)) == ["b"]
-    nowhere = [pci.Place(card.name, card.path) for card in cards]
+    nowhere = [pci.Node(card.name, card.path) for card in cards]
     assert names(pci.nearest(gpu, nowhere)) == ["a", "b"]
 
 
