@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a GPU shows of jax_passing, in ten minutes: bash benchmarks/gpu.sh [PYTHON...]
+# Examines jax_passing on a GPU, in ten minutes: bash benchmarks/gpu.sh [PYTHON...]
 #
 # Each PYTHON (python3 if none is named) is an interpreter with JAX for CUDA; name several to try several versions of JAX.
 # It isn't changed: for each a virtual environment is made in build/gpu, which sees what the interpreter has, and in which
@@ -29,7 +29,7 @@ fail() { echo "gpu.sh: $1" >&2 && return 1; }
 
 is_built() { [ -n "${WHEELS:-}" ] && compgen -G "$wheels/jax_passing-*.whl" >/dev/null; }
 
-# What can't be made here, interpreter $1 must bring; what else is missing, pip names.
+# Interpreter $1 must bring what can't be made here; pip names what else is missing.
 check() {
   command -v "$1" >/dev/null || fail "there is no $1. Name an interpreter: bash benchmarks/gpu.sh /path/to/python3.12" || return
   "$1" -c 'import sys; assert sys.version_info >= (3, 11)' 2>/dev/null || fail "$1 isn't Python 3.11 or later." || return
@@ -42,7 +42,7 @@ check() {
   command -v "${CXX%% *}" >/dev/null || fail "there is no $CXX. On Debian: apt-get install g++"
 }
 
-# Whether interpreter $1 has all that building takes, so that nothing need be fetched for it.
+# Succeeds if interpreter $1 has all that building takes, so that nothing need be fetched for it.
 can_build() {
   "$1" -c '
 import importlib.metadata, importlib.util, shutil, sys

@@ -148,7 +148,7 @@ def sums(host: Host) -> Any:
                 wrong += count_wrong(totals[kind, count], parts, name, kind)
                 digest.update(totals[kind, count].tobytes())
             mine = int(digest.hexdigest()[:12], 16)
-            # Of all hosts: wrong elements, and whether one has other bits than this one.
+            # All hosts' wrong elements; and does one have other bits than this one?
             wrong, total = jax_passing.process_sum((wrong, mine))
             row = {"dtype": name, "kind": kind, "elements": sum(COUNTS), "digest": f"{mine:012x}"}
             rows.append({**row, "wrong": int(wrong), "hosts_differ": bool(total != host.world_size * mine)})

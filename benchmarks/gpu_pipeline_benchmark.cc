@@ -1,4 +1,4 @@
-// How well a sum of an array on a GPU overlaps its copies, where the network takes no time.
+// Measures how well a sum of an array on a GPU overlaps its copies, where the network takes no time.
 //
 //   gpu_pipeline_benchmark                          on the first GPU
 //   gpu_pipeline_benchmark libfake_cuda_driver.so   without one (built with -DPASSING_BUILD_TESTS=ON)
@@ -149,7 +149,7 @@ class Device {
  public:
   Device(const std::string& library, size_t bytes) : driver_(library), bytes_(bytes) {
     void* const handle = dlopen(library.c_str(), RTLD_NOW);
-    // What only this program asks of CUDA; the tests' driver has no memory of its own.
+    // Only this program asks these of CUDA; the tests' driver has no memory of its own.
     const auto allocate = reinterpret_cast<CUresult (*)(CUdeviceptr*, size_t)>(dlsym(handle, "cuMemAlloc_v2"));
     free_ = reinterpret_cast<CUresult (*)(CUdeviceptr)>(dlsym(handle, "cuMemFree_v2"));
     CUcontext context = nullptr;

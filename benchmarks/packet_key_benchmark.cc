@@ -1,5 +1,5 @@
-// What a packet's tag takes, to write and to check, by its number of lanes; and SipHash over the whole packet, which
-// it is instead of. Built with -DPASSING_BUILD_TESTS=ON. "per KB": of lanes.
+// Times a packet's tag, to write and to check, by its number of lanes, beside SipHash over the whole packet, which the
+// tag replaces. Built with -DPASSING_BUILD_TESTS=ON. "per KB": of lanes.
 #include <benchmark/benchmark.h>
 
 #include <array>

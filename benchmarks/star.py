@@ -75,7 +75,7 @@ class Case:
         """Returns the median CPU time of a host and of the switch, in ns per KB."""
         kilobytes = self.tensors.size / 1024
         host = statistics.median(sample.host_cpu_s for sample in self.samples) / kilobytes
-        # Of flat, the switch receives one buffer a device.
+        # With flat, the switch receives one buffer a device.
         received = (
             kilobytes
             * self.running.hosts

@@ -1,4 +1,4 @@
-// What one host's state machine takes for a small sum while so many are in flight: the switch answers none of them
+// Times one host's state machine for a small sum while so many are in flight: the switch answers none of them
 // before all are sent. Built with -DPASSING_BUILD_TESTS=ON.
 //
 // "leads" is rank 0, which gives the sums their places; "follows" is rank 1, to which XLA issues them in another order.

@@ -109,7 +109,7 @@ struct Line {
   double median_us, p10_us, p90_us, host_ns_per_kb, switch_ns_per_kb, resent_share;
 };
 
-// What one host does: `sums` sums, one after the other, from `in` to `out`. Returns the times.
+// Runs one host: `sums` sums, one after the other, from `in` to `out`. Returns the times.
 std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_execution, int sums,
                               const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
   const auto shape = std::make_shared<SumShape>(

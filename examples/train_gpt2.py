@@ -195,7 +195,7 @@ if __name__ == "__main__":
     text, context = read_text(given.text), SIZES[given.size][0].context
     if len(text) <= context:
         parser.error(f"a row takes {context + 1} bytes of text, and there are {len(text)} (--text)")
-    # Of a text that may be larger than the memory, its length and its beginning.
+    # The text may be larger than the memory: its length and its beginning tell it apart.
     told = f"{len(text)} bytes of checksum {zlib.crc32(text[: 2**20])}"
     with jax_passing.init(axis_name="d") as session:
         # Fewer rows on one host would have too large a part in the means, and no error would say so.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the switch says as a host. ICMP's checksum is left to the architecture: each adds in its own way.
+// The switch answers as a host. ICMP's checksum is left to the architecture: each adds in its own way.
 #ifndef P4_ANSWERS_P4_
 #define P4_ANSWERS_P4_
 

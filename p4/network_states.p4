@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included inside of a parser: its states from Ethernet to what IPv4 carries. They go on to a state `udp` of its own.
 //
-// What isn't understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic.
+// Anything not understood (VLAN tags, IP options, fragments, IPv6) is left in the payload, as ordinary traffic.
 
     state start {
         packet.extract(hdr.ethernet);

@@ -47,7 +47,7 @@ enum bit<8> lane_format_t {
     MAX_INT32 = 2   // the signed maximum is taken: exponents travel so, and maxima of elements
 }
 
-// What became of a packet; also its index in the counter `verdicts`.
+// A packet's verdict, which is also its index in the counter `verdicts`.
 enum bit<8> verdict_t {
     ADDED = 0,             // counted, the slot still waits for other workers
     COMPLETE = 1,          // the last worker: the result goes to all

@@ -11,7 +11,7 @@ from rich.text import Text
 LINE_CHARACTERS_MAX = 64 * 1024
 REFRESH_S = 5.0  # how often a progress bar becomes a line where there is no terminal
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-# What progress bars send besides their text: erase, cursor up and down, hide and show it.
+# Progress bars send these besides their text: erase, cursor up and down, hide and show it.
 _CONTROLS = re.compile(r"\x1b\[(?:\d*[ABK]|\?25[lh])")
 
 
@@ -38,7 +38,7 @@ class LineSplitter:
             self._line = ""
             yield True, shown
         elif "\r" in self._line and shown:
-            # What follows the last carriage return may go on; what was drawn over is forgotten.
+            # The text after the last carriage return may go on; what was drawn over is forgotten.
             drawn = self._line.rstrip("\r")
             self._line = "\r" + drawn.rpartition("\r")[2] + ("\r" if drawn != self._line else "")
             yield False, shown

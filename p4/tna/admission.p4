@@ -18,7 +18,7 @@
 #define ADMISSION_ROWS 2048  // four a worker, and two a job
 
 control Admission(inout headers_t hdr, inout metadata_t meta) {
-    // Which job and epoch wrote the slot version. What another one left is void: so nothing has to be cleared when a
+    // The job and epoch that wrote the slot version. Another one's is void: so nothing has to be cleared when a
     // job joins. Epochs aren't 0, the value of a register that nobody has written.
     Register<bit<32>, index_t>(VERSIONS, 0) owner;
 
@@ -36,7 +36,7 @@ control Admission(inout headers_t hdr, inout metadata_t meta) {
         }
     };
 
-    // Where the slot version stands in registers: for this stage, and for the next ones.
+    // The slot version's index in registers: for this stage, and for the next ones.
     Hash<index_t>(HashAlgorithm_t.IDENTITY) cell;
     Hash<index_t>(HashAlgorithm_t.IDENTITY) index;
 

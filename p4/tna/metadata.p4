@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of a packet besides its bytes.
+// Metadata: all that is known of a packet besides its bytes.
 #ifndef P4_TNA_METADATA_P4_
 #define P4_TNA_METADATA_P4_
 
@@ -43,7 +43,7 @@ header copy_h {
     bit<9> ingress_port;
 }
 
-// What the sequence asks of the bitmap, and the bitmap of the verdict.
+// The step that the sequence asks of the bitmap, and the bitmap of the verdict.
 enum bit<8> slot_step_t {
     STALE = 0,
     MISMATCH = 1,

@@ -90,7 +90,7 @@ control PassingIngress(inout headers_t hdr, inout metadata_t meta, in ingress_in
             own_address.apply(hdr, meta);
         }
 
-        // What the parser left to say of the header. Else the verdict stays what it was at first: malformed.
+        // The parser left these checks to us. If one fails, the verdict stays what it was at first: malformed.
         if (hdr.lanes.isValid() && hdr.passing.version[7:1] == 0 && hdr.passing.element_count == LANES &&
             hdr.ipv4.total_bytes == IPV4_BYTES) {
             if (hdr.passing.lane_format == lane_format_t.SUM_INT32 ||

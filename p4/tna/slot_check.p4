@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sequence the slot version holds, and who is missing in it: so what becomes of this packet.
+// The sequence that the slot version holds, and who is missing in it, decide what becomes of this packet.
 //
 // Three tables in three stages, each decided by what the one before has read: a register is touched once a packet.
 #ifndef P4_TNA_SLOT_CHECK_P4_

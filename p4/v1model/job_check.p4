@@ -8,7 +8,7 @@
 #include "metadata.p4"
 
 control JobCheck(inout headers_t hdr, inout metadata_t meta) {
-    // Who may send this packet, and in which epoch and slots.
+    // The one who may send this packet, and its epoch and slots.
     ip_t sender_ip = 0;
     bit<16> sender_port = 0;
     bit<16> right_epoch = 0;

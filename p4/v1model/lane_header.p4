@@ -30,7 +30,7 @@ header lanes_h {
 #undef FIELD
 }
 
-// What UDP's checksum is over, with the checksum itself: the pseudo header and the packet.
+// UDP's checksum is over the pseudo header and the packet, with the checksum itself.
 #define GROUP_FIELD(g) , hdr.lanes.group##g
 #define UDP_FIELDS(hdr)                                                                                              \
     { hdr.ipv4.src_ip, hdr.ipv4.dst_ip, 8w0, hdr.ipv4.protocol, hdr.udp.udp_bytes, hdr.udp.src_port,                 \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of a packet besides its bytes. All of it starts as 0.
+// Metadata: all that is known of a packet besides its bytes. It starts as 0.
 #ifndef P4_V1MODEL_METADATA_P4_
 #define P4_V1MODEL_METADATA_P4_
 
@@ -31,7 +31,7 @@ struct parent_t {
     bit<9> port;
 }
 
-// What the state of the slot version asks of its lanes and flags.
+// The step that the state of the slot version asks of its lanes and flags.
 enum bit<2> state_step_t {
     NONE = 0,   // leave them
     WRITE = 1,  // hold the packet's

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where hosts are: learned from their ordinary traffic, for the control plane, which knows a worker by its IP address
+// The ports of hosts, learned from their ordinary traffic for the control plane, which knows a worker by its IP address
 // alone. A host that has joined over TCP through this switch has been seen.
 #ifndef P4_V1MODEL_NEIGHBOURS_P4_
 #define P4_V1MODEL_NEIGHBOURS_P4_

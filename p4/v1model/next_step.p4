@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the verdict means for the packet: it is dropped, or it becomes the result, or our contribution to the parent.
+// The verdict decides about the packet: it is dropped, or it becomes the result, or our contribution to the parent.
 #ifndef P4_V1MODEL_NEXT_STEP_P4_
 #define P4_V1MODEL_NEXT_STEP_P4_
 

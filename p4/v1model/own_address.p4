@@ -50,7 +50,7 @@ control AnswerPing(inout headers_t hdr, inout standard_metadata_t standard) {
     apply {
         if (hdr.icmp.type == ECHO_REQUEST && hdr.icmp.code == 0) {
             turn_ping_round(hdr);
-            // What the message loses with the request's type, 0x0800, its checksum gains (RFC 1141). It comes out as
+            // The checksum gains what the message loses with the request's type, 0x0800 (RFC 1141). It comes out as
             // 0xFFFF where 0 would do as well, never the other way round: right even for a message of zeros.
             bit<17> sum = (bit<17>)hdr.icmp.checksum + 0x0800;
             hdr.icmp.checksum = sum[15:0] + (bit<16>)sum[16:16];

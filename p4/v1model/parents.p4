@@ -7,7 +7,7 @@
 #include "metadata.p4"
 
 control Parents(in headers_t hdr, inout metadata_t meta) {
-    // Which of our jobs a job of the parent is: its results bear its own number.
+    // A job of the parent is one of our jobs, under its own number, which its results bear.
     @id(6) action set_own_job(bit<16> job) { meta.job.number = job; }
     @id(5) table parent_job {
         key = { hdr.passing.job: exact @name("job"); }

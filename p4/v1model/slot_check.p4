@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sequence the slot version holds, and which workers were added to it: so what becomes of this packet. And how far
-// the job is, so that no packet is taken that lies further ahead than a worker can be.
+// The sequence that the slot version holds, and the workers added to it, decide what becomes of this packet. So does
+// how far the job is: no packet is taken that lies further ahead than a worker can be.
 #ifndef P4_V1MODEL_SLOT_CHECK_P4_
 #define P4_V1MODEL_SLOT_CHECK_P4_
 

@@ -106,7 +106,7 @@ class Capture:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # What it says first comes too early: it captures once it has seen a packet of ours.
+        # It says too early that it captures: it does once it has seen a packet of ours.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as prodding:
             until = time.monotonic() + 20
             while not select.select([self._process.stdout], [], [], 0.1)[0]:

@@ -15,7 +15,7 @@ V1MODEL = {
     "register": "owner sequence bitmap_low bitmap_high answered ip mac port",
     "counter": "verdicts",
 }
-# What both programs have bears one number; what one of them has not is left out of its own. The compiler for Tofino
+# Parts that both programs have bear one number; a part that one lacks is left out of its list. The compiler for Tofino
 # numbers registers and counters itself, whatever the program says.
 TNA = {
     "table": "own_address forward - - - parent receiver question admission",

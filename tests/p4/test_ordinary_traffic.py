@@ -48,7 +48,7 @@ def test_arp_for_others_reaches_all_but_the_sender(switch):
     assert received(switch, 0) is None
 
 
-# Of the last three two make the checksum of the answer 0xFFFF and that of the request 0, the ends of its arithmetic; in
+# Two of the last three make the checksum of the answer 0xFFFF and that of the request 0, the ends of its arithmetic; in
 # the third there is a carry.
 @pytest.mark.parametrize("payload", [b"", b"\1\2\3\4odd", b"x" * 1400, b"\x00\x00", b"\xf7\xff", b"\xf8\xff"])
 def test_ping_is_answered(switch, payload):

@@ -13,7 +13,7 @@ SEQUENCE_AT = range(12, 16)
 LANES = (0, 1, 2, WORD - 1, WORD - 2, WORD // 2, WORD // 2 - 1, WORD // 2 + 1)
 BASES = (0, 7, WORD - 3, WORD // 2 - 3, WORD // 2, WORD - WORD // 2 - 2)
 LATE = (1, 1, 2, WORD // 2 - 1, WORD // 2, WORD // 2 + 1)
-# Where a switch drops what is too far ahead. By how far depends on how far the job is: here it's far enough anyhow.
+# For a switch that drops what is too far ahead. The bound depends on how far the job is: these are far enough anyhow.
 BASES_IN_REACH = (0, 7, WORD - 3)
 LATE_IN_REACH = (1, 1, 2, WORD // 4, WORD - WORD // 4, WORD - WORD // 4 - 1)
 

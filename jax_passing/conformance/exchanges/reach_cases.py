@@ -57,7 +57,7 @@ def _reach(limits: Limits, reach: int, tree: bool) -> Exchange:
     ]
     description = f"more than {reach} ahead of what is complete is too far"
     if job.parent is not None:
-        # What lies half a circle behind when it is forwarded lies ahead when its result comes: and isn't too far then.
+        # A chunk that lies half a circle behind when it is forwarded lies ahead when its result comes, but not too far.
         behind = here + reach + (1 << 31)
         steps += [
             contribution(0, behind, slot=0),

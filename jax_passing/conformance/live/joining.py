@@ -64,7 +64,7 @@ def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -
     return answer
 
 
-# What workers say to the groups that they are offered, one each. Returns the socket to which results shall come.
+# Workers say this to the groups that they are offered, one each. Returns the socket to which results shall come.
 GroupAnswer = Callable[[Sequence[WorkerEnd], Sequence[messages.GroupOffer]], GroupSocket | None]
 
 

@@ -81,7 +81,7 @@ class JobTags:
         self.contributions = [PacketKey(secret) for secret in contributions]
         self.results = PacketKey(results)
         self._completed = 0  # the furthest position to which all workers have contributed
-        # Of complete chunks, by sequence: several where exchanges jump from one wrap to another.
+        # Positions of complete chunks, by sequence: several where exchanges jump from one wrap to another.
         self._positions: defaultdict[int, set[int]] = defaultdict(set)
 
     def position(self, sequence: int) -> int:

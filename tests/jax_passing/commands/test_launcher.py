@@ -54,7 +54,7 @@ def alive(pid):
         return False
 
 
-# What the hosts see.
+# Tests of what the hosts see.
 
 
 def test_output_is_tagged_and_arguments_pass_through(script):

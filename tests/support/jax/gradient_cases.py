@@ -18,7 +18,7 @@ ROWS = (P(), P("d"), P("d"))  # parameters, inputs, targets
 
 
 class World(NamedTuple):
-    """Where a program runs.
+    """The world in which a program runs.
 
     Attributes:
       devices: of its meshes.
@@ -102,7 +102,7 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 
 
 def on_each(w: World, vma: bool) -> Callable[[Any], Any]:
-    """What brings a sum, equal on all devices, back to where values differ: a cast, if types tell the two apart."""
+    """Returns what makes a sum, equal on all devices, vary again: a cast, if types tell the two apart."""
     return (lambda tree: w.op.pvary(tree, "d")) if vma else (lambda tree: tree)
 
 

@@ -13,7 +13,7 @@ from jax_passing.collective.runtime import platforms
 
 @contextmanager
 def host_calls_on_cpu() -> Iterator[None]:
-    """In this block, for whatever is traced, lowered and compiled there."""
+    """Makes host calls of all sums that are traced, lowered and compiled in this block."""
     own = [(rules, rules["cpu"]) for rules in platforms.rules.values()]
     for rules, _ in own:
         rules["cpu"] = rules["tpu"]

@@ -45,14 +45,14 @@ def _init(model, key, batch):
 
 
 def init(model, key, batch):
-    """What the model's loss takes as its first argument."""
+    """Initialises the model: returns the first argument of its loss."""
     # It runs once: optimising it would take longer than it runs.
     options = {"xla_backend_optimization_level": 0}
     return jax.jit(_init, static_argnums=0, compiler_options=options)(model, key, batch)
 
 
 def shapes_of(model, size, has_key=False):
-    """Both arguments of the model's loss, for a batch of this size; with a key it drops activations."""
+    """Returns the shapes of the loss's arguments, for a batch of this size; with a key it drops activations."""
     if isinstance(model, gpt2.GPT2):
         batch = {"tokens": jax.ShapeDtypeStruct((size, model.config.context + 1), jnp.int32)}
     else:

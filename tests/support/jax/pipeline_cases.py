@@ -14,7 +14,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 ROWS = 4  # of a microbatch
 
 
-# Of gradients that are made of the same microbatches, in relation to the largest: ResNet50 has 53 layers in a row, and
+# Bounds gradients made of the same microbatches, in relation to the largest: ResNet50 has 53 layers in a row, and
 # each rounds its sums, which may be added up in another order, in the forward and in the backward pass.
 ROUNDING = 2 * 53 * 2**-24
 

@@ -8,7 +8,7 @@ PLACE = ("train.py:41:9 in step", "train.py:80:5 in main")
 
 
 def identity(**changes):
-    """Of a sum, as all hosts write it."""
+    """Returns a sum's identity, as all hosts write it."""
     site = Site(Place(PLACE), 0, "", "passing", 26214400, ("['w']",))
     fields = site.identity(name_stack="jit(step)", calls=[], axes=["d"], op="sum", leaves=["float32[3,4]"])
     return canonical(fields | {"nth": 0, **changes})

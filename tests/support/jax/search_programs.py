@@ -48,7 +48,7 @@ class Variable(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What is summed. The hosts in `ranks` compute it in a way of their own: one of HARMLESS."""
+    """A sum's operand. The hosts in `ranks` compute it in a way of their own: one of HARMLESS."""
 
     variable: Variable
     how: str = ""
@@ -372,7 +372,7 @@ class Program:
 
     @property
     def allowed(self) -> set[str]:
-        """How a host may end: "right", or the name of an error."""
+        """Returns how a host may end: "right", or the name of an error."""
         if self.harm:
             return {MISMATCH}
         return {"right", MISMATCH} if self.look_alikes and self.harmless else {"right"}
@@ -393,7 +393,7 @@ class Program:
         return {"all": [everyone], "each": [[i] for i in everyone], "one": [everyone[-1:]]}[self.mesh]
 
     def data(self, execution: int, mesh: int) -> list[Rows]:
-        """What enters: a row for each device of all hosts, in the order of ranks."""
+        """Draws the inputs: a row for each device of all hosts, in the order of ranks."""
         chance = np.random.default_rng([self.seed, execution, mesh])
         count = self.hosts * len(self.devices_that_run[mesh])
         found = []
@@ -580,7 +580,7 @@ def _differentiates(block: Block) -> bool:
 
 
 def _sums(block: Block) -> list[Sum]:
-    """Those whose first result leaves the program: XLA drops the others, whatever they would sum."""
+    """Returns the sums whose first result leaves the program: XLA drops the others, whatever they would sum."""
     found = [statement for statement in block.statements if isinstance(statement, Sum)]
     for statement in block.statements:
         if isinstance(statement, Call):

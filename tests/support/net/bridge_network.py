@@ -67,7 +67,7 @@ class BridgeNetwork:
         return namespaces.within(self.switch if host is None else self.namespace(host), arguments)
 
     def udp_socket(self, host: int, port: int) -> socket.socket:
-        """Of a host, connected to the switch's `port`; it takes super-packets apart by itself."""
+        """Opens a host's socket, connected to the switch's `port`; it takes super-packets apart by itself."""
         with namespaces.inside(self.namespace(host)):
             one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         one.bind((self.address(host), 0))

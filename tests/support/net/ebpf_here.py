@@ -1,4 +1,4 @@
-"""Whether this machine can run the eBPF data plane."""
+"""Finds out whether this machine can run the eBPF data plane."""
 
 import functools
 import os

@@ -20,7 +20,7 @@ def ip(text: str) -> bytes:
 
 
 def checksum(data: bytes) -> int:
-    """Of the Internet (RFC 1071); 0 for data that holds its right checksum."""
+    """Returns the Internet checksum (RFC 1071); 0 for data that holds its right checksum."""
     data += b"\0" * (len(data) % 2)
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
@@ -66,7 +66,7 @@ def udp(src_port: int, dst_port: int, payload: bytes, *, udp_bytes: int | None =
 
 
 def udp_checksum(src: str, dst: str, packet: bytes) -> int:
-    """Of a UDP packet without one, as arithmetic has it: 0 is written 0xFFFF."""
+    """Returns the checksum of a UDP packet without one, as arithmetic has it: 0 is written 0xFFFF."""
     return checksum(ip(src) + ip(dst) + struct.pack("!HH", UDP, len(packet)) + packet)
 
 

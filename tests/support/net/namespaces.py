@@ -52,9 +52,9 @@ def add(namespace: str) -> None:
 
 
 def await_up(namespace: str, *devices: str) -> None:
-    """Until they carry frames, a little after they were set up: what is sent before is lost.
+    """Waits until devices carry frames, a little after they were set up: what is sent before is lost.
 
-    Ports of a bridge: until it forwards what comes to them, too.
+    For ports of a bridge it waits until the bridge forwards what comes to them, too.
     """
     files = [f"/sys/class/net/{device}/{file}" for device in devices for file in ("operstate", "brport/state")]
     command = within(namespace, ["sh", "-c", f"for file in {' '.join(files)}; do [ ! -e $file ] || cat $file; done"])

@@ -2,7 +2,7 @@
 
 
 def add_device(root, path, *, numa=None, vendor="0x1af4", kind="0x020000"):
-    """At this path below /sys/devices, with the link that the bus has to it."""
+    """Makes a device at this path below /sys/devices, with the link that the bus has to it."""
     folder = root / "sys/devices" / path
     folder.mkdir(parents=True)
     for name, text in (("vendor", vendor), ("class", kind), ("numa_node", numa)):

@@ -62,11 +62,11 @@ class Switch:
                 time.sleep(0.1)
 
     def verdicts(self) -> dict[str, int]:
-        """Those that aren't 0."""
+        """Returns the counts of verdicts that aren't 0."""
         return {name: count for name, count in self.data_plane.stats().items() if count}
 
     def cpu_s(self) -> list[float]:
-        """What each thread of bmv2 has used of a processor."""
+        """Returns the CPU time of each thread of bmv2."""
         tasks = sorted(Path(f"/proc/{self._process.pid}/task").iterdir())
         return [int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks]
 

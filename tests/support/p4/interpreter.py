@@ -68,7 +68,7 @@ def concatenated(values: list[Value]) -> bytes:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two structs, or two values, are equal."""
+    """Returns whether two structs, or two values, are equal."""
     if isinstance(a, Record):
         return all(same(a.fields[name], b.fields[name]) for name in a.fields)
     return a.number == b.number
@@ -107,7 +107,7 @@ class Machine:
         self._run(control.procedure.body, scopes)
 
     def parse(self, parser: StateMachine, packet: PacketIn, arguments: list[Any]) -> None:
-        """From the start to `accept`. Raises TooShortError."""
+        """Runs the parser from the start to `accept`. Raises TooShortError."""
         (_, packet_name, _), *others = parser.parameters
         scope = dict(zip((name for _, name, _ in others), arguments, strict=True)) | {packet_name: packet}
         name = "start"
@@ -133,7 +133,7 @@ class Machine:
         raise KeyError(name)
 
     def _place(self, expression: Any, scopes: list[dict[str, Any]]) -> Any:
-        """What a name or member stands for: to change it, change this object."""
+        """Returns the object that a name or member stands for: changing the object changes it."""
         if expression[0] == "name":
             return self._find(expression[1], scopes)
         assert expression[0] == "member", expression
@@ -273,7 +273,7 @@ class Machine:
         self._run(action.body, [*scopes, scope])
 
     def _execute(self, action: Procedure, values: list[Any], scopes: list[dict[str, Any]]) -> Any:
-        """On one cell. The first output is returned, the second is the second argument."""
+        """Runs an action on one cell. Returns the first output; the second goes to the second argument."""
         register = self._find(action.register, scopes)
         cell = register.cells.setdefault(values[0].number, self.new(register.type))
         (_, held, _), *outputs = action.parameters
@@ -284,7 +284,7 @@ class Machine:
         return scope[outputs[0][1]] if outputs else None
 
     def _look_up(self, table: Table, scopes: list[dict[str, Any]]) -> bool:
-        """Whether a row was hit."""
+        """Looks the key up. Returns whether a row was hit."""
         key = [self._value(expression, scopes).number for _, expression in table.key]
         for parts, action, arguments in table.entries:
             if all(self._holds(part, value, scopes) for part, value in zip(parts, key, strict=True)):

@@ -28,7 +28,7 @@ ANY = ("any",)
 
 
 def preprocessed(program: Path, *definitions: str) -> str:
-    """Without the architecture's files, which nobody else may have: what they declare is known here."""
+    """Runs cpp without the architecture's files, which nobody else may have: what they declare is known here."""
     text = "\n".join(line for line in program.read_text().splitlines() if not line.startswith("#include <"))
     options = [f"-D{definition}" for definition in definitions]
     command = ["cpp", "-P", "-undef", "-nostdinc", "-I", str(program.parent), *options]
@@ -68,7 +68,7 @@ class Table:
     actions: list[str] = field(default_factory=list)
     default: tuple[str, list[Any]] = ("NoAction", [])
     entries: list[tuple[list[Any], str, list[Any]]] = field(default_factory=list)
-    # Those of the control plane: priority, {key: (value, mask)}, action, {parameter: value}.
+    # The control plane's rows: priority, {key: (value, mask)}, action, {parameter: value}.
     rows: list[tuple[int, Mapping[str, tuple[int, int]], str, Mapping[str, int]]] = field(default_factory=list)
 
 
@@ -94,7 +94,7 @@ class Procedure:
 
 @dataclass
 class State:
-    """Of a parser."""
+    """A state of a parser."""
 
     body: list[Any]
     keys: list[Any]  # expressions
@@ -156,7 +156,7 @@ class Parser:
         return False
 
     def skip_block(self) -> None:
-        """From { to its }, or to ;"""
+        """Skips from { to its }, or to ;"""
         depth = 0
         while True:
             token = self.take()
@@ -165,7 +165,7 @@ class Parser:
                 return
 
     def annotations(self) -> dict[str, str]:
-        """What stands in their parentheses, one word."""
+        """Reads annotations, with the one word in their parentheses."""
         found = {}
         while self.accept("@"):
             kind = self.take()

@@ -101,7 +101,7 @@ class Tofino:
         return VERDICTS[verdict], sent
 
     def on_frame(self, frame: bytes, port: int) -> tuple[int | str, bytes] | None:
-        """Of ordinary traffic and what the switch answers as a host: the port, or "flooded", and the frame.
+        """Handles ordinary traffic, and answers as a host. Returns the port, or "flooded", and the frame.
 
         The IPv4 checksum, which the deparser makes, stays as it was.
         """
@@ -122,12 +122,12 @@ class Tofino:
         forward.rows.append((1, {"mac": (mac, (1 << 48) - 1)}, "to_port", {"port": port}))
 
     def pass_on(self) -> list[tuple[object, bytes]]:
-        """What comes of the packets that have waited, each passing once more."""
+        """Passes the packets that have waited once more. Returns what comes of them."""
         waiting, self._waiting = self._waiting, []
         return [out for hdr, meta in waiting for out in self._pass(hdr, meta)]
 
     def _fill(self, hdr: Record, data: bytes, source: tuple[str, int]) -> None:
-        """As the parser does."""
+        """Fills the headers as the parser does."""
         headers = hdr.fields
         for name in ("ethernet", "ipv4", "udp", "passing"):
             headers[name].valid = True

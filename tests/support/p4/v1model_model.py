@@ -82,7 +82,7 @@ class V1Model:
         self._truncated = evaluate(length).number
 
     def on_frame(self, frame: bytes, port: int) -> list[tuple[int, bytes]]:
-        """What goes out at which port."""
+        """Runs a frame through the program. Returns what goes out at which port."""
         machine, hdr, packet = self.machine, self._hdr, PacketIn(frame)
         for header in hdr.fields.values():
             header.valid = False
@@ -220,7 +220,7 @@ class InterpretedSwitch:
             self.ports[number].waiting.append(out)
 
     def verdicts(self) -> dict[str, int]:
-        """Those that aren't 0."""
+        """Returns the counts of verdicts that aren't 0."""
         return {name: count for name, count in self.data_plane.stats().items() if count}
 
     def close(self) -> None:

@@ -196,7 +196,7 @@ class Host:
 
 
 def join_of_version(version, switch, rank, **changes):
-    """As that version writes it: it may have fields of its own."""
+    """Makes a join as that version writes it: it may have fields of its own."""
     join = {
         "type": "join",
         "protocol_version": version,

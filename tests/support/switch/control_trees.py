@@ -52,7 +52,7 @@ LEASE_S = 1.5  # this process stands for all hosts, and may be stopped for a whi
 
 
 async def kill(switch):
-    """As SIGKILL does: its connections close, and nobody is told why."""
+    """Ends a switch as SIGKILL does: its connections close, and nobody is told why."""
     switch.server._server.close()
     switch.plane._watch.stop()
     for epoch in switch.plane._jobs.epochs():
