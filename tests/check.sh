@@ -196,7 +196,7 @@ simulation() {
 end_to_end() { compiling_fast pytest_in "$oldest" -m "$(marked smoke)" tests/end_to_end; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
-randomised_search() { compiling_fast timeout 900 "$oldest/bin/python" tests/end_to_end/search.py --programs 80 --seed 1; }
+randomised_search() { compiling_fast timeout 900 "$oldest/bin/python" tests/search.py --programs 80 --seed 1; }
 
 bazel() { timeout 1800 bash tests/bazel.sh; }
 
@@ -212,7 +212,7 @@ find_python_3_12() {
 # The newest JAX needs Python 3.12; without that it is the newest one for this machine's Python.
 # PASSING_JAX='==0.11.*' tries another one that is between the oldest and the newest.
 newest_jax() {
-  local python wheel=$work/wheel-3.12 sums=tests/end_to_end/test_sums.py::test
+  local python wheel=$work/wheel-3.12 sums=tests/end_to_end/sums/test_sums.py::test
   python=$(find_python_3_12)
   if [ -n "$python" ]; then
     build_wheel "$python" "$wheel"
@@ -230,7 +230,7 @@ newest_jax() {
     tests/jax_passing/pipelining/{test_alike.py,test_pipeline.py::test_schedules_agree_to_the_bit} \
     "${sums}_every_dtype_and_transform_on_independent_processes[2-2]" \
     ${sums}_{one_mesh_over_all_processes_equals_lax_psum,independent_sums_match} \
-    "tests/end_to_end/test_pipelines.py::test_a_mesh_over_processes[both-4-1]"
+    "tests/end_to_end/sums/test_pipelines.py::test_a_mesh_over_processes[both-4-1]"
 }
 
 quickstart() { timeout 600 bash examples/quickstart.sh; }

@@ -1,4 +1,4 @@
-"""Whether code and links in the pages for readers are well-formed. tests/end_to_end/test_readme.py runs programs."""
+"""Whether code and links in the pages for readers are well-formed; end_to_end/launch/test_readme.py runs programs."""
 
 import ast
 import json

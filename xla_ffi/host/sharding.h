@@ -54,9 +54,9 @@ class Sharding {
  private:
   // Where shards have slots for it. A small sum mostly stays on one shard and costs one send; of a large one, packets
   // of a run share a super-packet, and 32 are half of one: with 8 the hosts' processors had three quarters more to do
-  // (H=4, benchmarks/star.py). But all ranks go from shard to shard in the same order, with 256 chunks in flight, and a
-  // shard that has none of these holds up the sum: with 16 shards and runs of 32, eight worked at a time. So where
-  // there are more than eight of them, two rounds over all shards are in flight.
+  // (H=4, benchmarks/star/star.py). But all ranks go from shard to shard in the same order, with 256 chunks in flight,
+  // and a shard that has none of these holds up the sum: with 16 shards and runs of 32, eight worked at a time. So
+  // where there are more than eight of them, two rounds over all shards are in flight.
   static constexpr uint32_t LongestRun(uint32_t shard_count) {
     return shard_count <= 8 ? 32 : std::max(std::bit_floor(128 / shard_count), 1u);
   }

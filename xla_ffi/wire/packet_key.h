@@ -6,7 +6,7 @@
 // fingerprint with a probability of 2^-64, and a tag is guessed with 2^-64. No two genuine packets have the same header
 // and position but equal ones, so what is known of earlier tags doesn't help.
 //
-// SipHash alone would take ten times as long (benchmarks/packet_key_benchmark.cc).
+// SipHash alone would take ten times as long (benchmarks/micro/packet_key_benchmark.cc).
 #ifndef XLA_FFI_WIRE_PACKET_KEY_H_
 #define XLA_FFI_WIRE_PACKET_KEY_H_
 

@@ -44,4 +44,4 @@ if os.environ["JAX_PASSING_RANK"] in ranks.split(","):
     as_on_gpu(driver)
     print("as on a GPU")
 sys.argv = sys.argv[3:]
-runpy.run_path(str(Path(__file__).with_name(program)), run_name="__main__")
+runpy.run_path(str(Path(__file__).parent / program), run_name="__main__")

@@ -1,6 +1,6 @@
 """Sums by calls of Python, the way of TPUs: forced on CPU devices, and lowered for TPUs.
 
-What several hosts do is in tests/end_to_end/test_by_host_calls.py.
+What several hosts do is in tests/end_to_end/sums/test_by_host_calls.py.
 """
 
 import re

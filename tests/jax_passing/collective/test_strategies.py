@@ -1,4 +1,4 @@
-"""Strategies in a world of one host; several hosts: tests/end_to_end/test_strategies.py."""
+"""Strategies in a world of one host; several hosts: tests/end_to_end/sums/test_strategies.py."""
 
 import jax
 import jax.numpy as jnp

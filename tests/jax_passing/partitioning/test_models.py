@@ -77,7 +77,7 @@ def train(model, rate, steps, size=32, has_key=False):
 
 @pytest.mark.slow
 def test_gpt2_learns_how_python_is_written():
-    """With a scan over its layers, and dropout; tests/end_to_end/test_gpt2.py trains the one without."""
+    """With a scan over its layers, and dropout; tests/end_to_end/launch/test_gpt2.py trains the one without."""
     _, losses = train(model_cases.SMALL["gpt2-scan"], 3e-3, 100, size=16, has_key=True)
     shares = np.bincount(model_cases.text()) / len(model_cases.text())
     knows_frequencies = -np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros(len(shares))))

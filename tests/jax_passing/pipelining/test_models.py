@@ -1,6 +1,6 @@
-"""Pipelines of the models of examples/models; tests/every_pipeline.py tries every schedule and number of stages.
+"""Pipelines of the models of examples/models; tests/manual/every_pipeline.py tries every schedule and number of stages.
 
-GPT-2 is in tests/end_to_end/test_pipelines.py, and with a scan in tests/jax_passing/partitioning.
+GPT-2 is in tests/end_to_end/sums/test_pipelines.py, and with a scan in tests/jax_passing/partitioning.
 """
 
 import jax

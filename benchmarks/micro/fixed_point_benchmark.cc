@@ -1,0 +1,92 @@
+// Time to quantise and scale back, in ns per KB (1000 bytes) of one device's elements.
+//
+//   g++ -std=c++20 -O3 -ffp-contract=off -Ixla_ffi benchmarks/micro/fixed_point_benchmark.cc xla_ffi/host/fixed_point.cc
+//       xla_ffi/host/host_elements.cc -lbenchmark -lpthread -o /tmp/fixed_point_benchmark && /tmp/fixed_point_benchmark
+//
+// "hot": one block over and over, in the first-level cache. "cold": 64 MiB of elements in order, one chunk of lanes
+// over and over, as the transport does it.
+#include <benchmark/benchmark.h>
+
+#include <array>
+#include <random>
+#include <vector>
+
+#include "host/fixed_point.h"
+
+namespace passing {
+namespace {
+
+enum class Step { kExponent, kEncode, kDecode };
+constexpr size_t kColdBlocks = 11650;  // 64 MiB of float32
+constexpr size_t kMaxDevices = 8;
+
+// Random but finite elements of every dtype: small floats, whatever bits in integers.
+std::vector<uint8_t> Elements(DType dtype, size_t bytes) {
+  std::vector<uint8_t> elements(bytes);
+  std::minstd_rand random(1);
+  for (uint8_t& byte : elements) byte = static_cast<uint8_t>(random() >> 8);
+  const size_t size = SizeOf(dtype);
+  if (IsFloat(dtype)) {
+    for (size_t i = size - 1; i < bytes; i += size) elements[i] = (elements[i] & 0x80) | 0x3E;
+  }
+  return elements;
+}
+
+void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
+  const auto devices = static_cast<size_t>(state.range(0));
+  const size_t bytes = kBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
+  std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
+  // A chunk of 360 lanes, or a whole block for its exponent.
+  const LaneGroup group = LaneGroupOf(dtype, HeadroomBits(8));
+  const size_t chunk = step == Step::kExponent ? kBlockElements : 360 / group.lanes * group.elements;
+  std::vector<uint8_t> lanes(4 * 360);
+  std::array<const void*, kMaxDevices> inputs{};
+  std::array<void*, kMaxDevices> outputs{};
+  size_t elements = 0;
+  for (auto _ : state) {
+    for (size_t first = 0; first + chunk <= bytes / SizeOf(dtype); first += chunk) {
+      for (size_t k = 0; k < devices; ++k) inputs[k] = outputs[k] = &buffers[k][first * SizeOf(dtype)];
+      if (step == Step::kExponent) {
+        benchmark::DoNotOptimize(BlockExponent(dtype, {inputs.data(), devices}, chunk));
+      } else if (step == Step::kEncode) {
+        benchmark::DoNotOptimize(EncodeLanes(dtype, {inputs.data(), devices}, chunk, 1, 1, lanes.data()));
+      } else {
+        DecodeLanes(dtype, lanes.data(), chunk, 1, 1, {outputs.data(), devices});
+      }
+      benchmark::ClobberMemory();
+      elements += chunk;
+    }
+  }
+  state.counters["ns/KB"] = benchmark::Counter(static_cast<double>(elements * SizeOf(dtype)) * 1e-12,
+                                               benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+
+void RegisterAll() {
+  const std::pair<const char*, Step> steps[] = {
+      {"exponent", Step::kExponent}, {"encode", Step::kEncode}, {"decode", Step::kDecode}};
+  const std::pair<const char*, DType> dtypes[] = {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16},
+                                                  {"float16", DType::kFloat16}, {"float64", DType::kFloat64},
+                                                  {"int32", DType::kInt32},     {"int8", DType::kInt8},
+                                                  {"int64", DType::kInt64}};
+  for (const auto& [step_name, step] : steps) {
+    for (const auto& [dtype_name, dtype] : dtypes) {
+      if (step == Step::kExponent && !IsFloat(dtype)) continue;
+      for (bool cold : {false, true}) {
+        if (cold && dtype != DType::kFloat32) continue;
+        const std::string name = std::string(step_name) + "/" + dtype_name + (cold ? "/cold" : "/hot");
+        auto* registered =
+            benchmark::RegisterBenchmark(name.c_str(), Run, step, dtype, cold)->ArgName("devices")->Arg(1);
+        if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) registered->Arg(2)->Arg(4);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace passing
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  passing::RegisterAll();
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,75 @@
+"""Training that loses a host, gains one, and loses the switch, for real."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.jobs.cluster import LIMIT_S, Process, host_settings
+
+if TYPE_CHECKING:
+    from support.jobs.cluster import Cluster
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "train_elastic.py"
+HOSTS = int(os.environ.get("ELASTIC_HOSTS", "3"))  # by hand with four: docs/elastic.md has the figures
+RECOVERY_S = float(os.environ.get("ELASTIC_RECOVERY_S", "20"))  # of a machine that may be busy
+
+
+def went_on(processes: "list[Process]", nth: int) -> float:
+    """All of them have taken a step after they met for the nth time: the seconds that they needed."""
+    pattern = r"hosts go on from step \w+, the next one done after ([\d.]+) s"
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = [re.findall(pattern, process.text) for process in processes]
+        if all(len(times) >= nth for times in found):
+            return max(float(times[nth - 1]) for times in found)
+        assert time.monotonic() < deadline, [process.text for process in processes]
+        time.sleep(0.01)
+
+
+@pytest.mark.smoke
+def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster") -> None:
+    """One host is killed, another one comes, the switch is killed and its standby takes over."""
+    standby = cluster.start_switch()
+
+    def start(rank: int) -> Process:
+        settings = host_settings(cluster.switch.address, "elastic", rank, HOSTS, 1)
+        more = {"JAX_PASSING_WORLD_SIZE_MIN": "2", "JAX_PASSING_STANDBY": standby.address, "JAX_LOG_COMPILES": "1"}
+        command = [sys.executable, "-P", str(EXAMPLE), "--steps", "100", "--step-s", "0.03", "--check"]
+        cluster.processes.append(process := Process(command, settings | more))
+        return process
+
+    running = [start(rank) for rank in range(HOSTS)]
+    went_on(running, 1)
+    compiled = compilations(running[0])
+    assert compiled > 0
+    killed_at = time.monotonic()
+    running.pop(1).signal(signal.SIGKILL)
+    took = went_on(running, 2)
+    print(f"a host of {HOSTS} is killed: {took:.2f} s, seen from here {time.monotonic() - killed_at:.2f} s")
+    assert took < RECOVERY_S
+    running[0].signal(signal.SIGSTOP)  # a straggler while the other one starts: nobody takes it for lost
+    newcomer = start(1)
+    running[1].wait_for("HostJoinedError")
+    running[0].signal(signal.SIGCONT)
+    print(f"another one comes: {went_on(running, 3):.2f} s")
+    newcomer.wait_for(f"has joined as rank {HOSTS - 1} of {HOSTS}")
+    cluster.switch.signal(signal.SIGKILL)
+    took = went_on(running, 4)
+    print(f"the switch is killed: {took:.2f} s")
+    assert took < RECOVERY_S
+    # No world size and no switch made the programs anew.
+    assert compilations(running[0]) == compiled, running[0].text
+    for process in (*running, newcomer):
+        assert process.wait() == 0, process.text
+        process.wait_for("same bits without faults", 1)
+    print(running[0].wait_for("schedule .*", 1)[0])
+
+
+def compilations(process: Process) -> int:
+    """Of its programs; session.rejoin has one of its own, which waits for all that was dispatched."""
+    return sum("Finished XLA compilation" in line and "jit(_work)" not in line for line in list(process.lines))

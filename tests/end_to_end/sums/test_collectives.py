@@ -1,0 +1,34 @@
+"""What hosts do beside sums, on several real hosts, through a real switch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.jobs.cluster import COMPILED_FAST, finish, free_address
+
+if TYPE_CHECKING:
+    from support.jobs.cluster import Cluster
+
+
+@pytest.mark.parametrize(("hosts", "seed", "strategy"), [(2, 0, "passing"), (3, 1, "flat")])
+def test_collectives_of_independent_processes(cluster: "Cluster", hosts: int, seed: int, strategy: str) -> None:
+    env = {"JAX_PASSING_STRATEGY": strategy, **COMPILED_FAST}
+    for process in cluster.run("transforms/collectives.py", str(seed), "local", hosts=hosts, env=env):
+        assert "collectives done" in process.text
+
+
+def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster") -> None:
+    env = {"COORDINATOR": free_address(), "JAX_PASSING_STRATEGY": "auto", **COMPILED_FAST}
+    started = cluster.start("transforms/collectives.py", "2", "global", hosts=3, env=env)
+    finish(started)
+    for process in started:
+        assert "collectives done" in process.text
+
+
+def test_what_rank_0_does_for_all_and_a_barrier_to_which_one_does_not_come(cluster: "Cluster", tmp_path: Path) -> None:
+    for rank, process in enumerate(cluster.run("faults/alone_at_barrier.py", str(tmp_path), devices=1)):
+        assert "heard What rank 0 did for all hosts failed there: NotADirectoryError: [Errno 20] Not a" in process.text
+        assert f"because of {'NotADirectoryError' if rank == 0 else 'None'}" in process.text
+        assert "raised DeadlineExceededError: " in process.text
+        assert "alone_at_barrier.py:34:" in process.text  # the place, by name
+        assert "barrier of" in process.text
