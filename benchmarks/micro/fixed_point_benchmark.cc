@@ -1,7 +1,7 @@
 // Time to quantise and scale back, in ns per KB (1000 bytes) of one device's elements.
 //
-//   g++ -std=c++20 -O3 -ffp-contract=off -Ixla_ffi benchmarks/micro/fixed_point_benchmark.cc xla_ffi/host/fixed_point.cc
-//       xla_ffi/host/host_elements.cc -lbenchmark -lpthread -o /tmp/fixed_point_benchmark && /tmp/fixed_point_benchmark
+//   g++ -std=c++20 -O3 -ffp-contract=off -Ixla_ffi benchmarks/micro/fixed_point_benchmark.cc
+//       xla_ffi/host/numbers/{fixed_point,host_elements}.cc -lbenchmark -lpthread -o /tmp/fixed_point_benchmark
 //
 // "hot": one block over and over, in the first-level cache. "cold": 64 MiB of elements in order, one chunk of lanes
 // over and over, as the transport does it.
@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "host/fixed_point.h"
+#include "host/numbers/fixed_point.h"
 
 namespace passing {
 namespace {

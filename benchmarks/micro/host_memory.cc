@@ -21,7 +21,7 @@
 #include <variant>
 #include <vector>
 
-#include "host/transport.h"
+#include "host/transport/transport.h"
 #include "net/socket_address.h"
 #include "switch/udp_switch.h"
 

@@ -50,8 +50,10 @@ def connection_seed(key: bytes) -> bytes:
 
 
 def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
-    """By which the hosts of an epoch check sums (xla_ffi/host/sum_check.h). `key`: the job's; without one, it is known
-    to whoever sees the nonces. These are of the job's shards."""
+    """Returns the key with which an epoch's hosts check sums (xla_ffi/host/packets/sum_check.h).
+
+    `key`: the job's; without one, whoever sees the nonces knows the result. `nonces`: of the job's shards.
+    """
     lengths = b"".join(len(nonce).to_bytes(1) + nonce for nonce in nonces)
     return _derived(key or bytes(KEY_BYTES), b"passing check", lengths)[:CHECK_KEY_BYTES]
 

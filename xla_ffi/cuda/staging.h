@@ -22,7 +22,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/pinned_pool.h"
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

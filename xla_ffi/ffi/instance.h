@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

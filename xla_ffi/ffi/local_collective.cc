@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/host_elements.h"
+#include "host/numbers/host_elements.h"
 
 namespace passing {
 namespace {

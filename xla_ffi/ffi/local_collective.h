@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "host/all_reduce.h"
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

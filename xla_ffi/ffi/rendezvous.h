@@ -18,7 +18,7 @@
 #include "ffi/completion_pool.h"
 #include "ffi/instance.h"
 #include "ffi/sum_names.h"
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

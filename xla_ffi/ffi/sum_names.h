@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ffi/instance.h"
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

@@ -15,15 +15,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "host/active_sum.h"
-#include "host/chunk_packets.h"
 #include "host/job_config.h"
-#include "host/leader.h"
-#include "host/order.h"
-#include "host/order_log.h"
-#include "host/segment_exponents.h"
-#include "host/slot_window.h"
-#include "host/sum.h"
+#include "host/order/leader.h"
+#include "host/order/order.h"
+#include "host/order/order_log.h"
+#include "host/packets/chunk_packets.h"
+#include "host/sums/active_sum.h"
+#include "host/sums/segment_exponents.h"
+#include "host/sums/sum.h"
+#include "host/window/slot_window.h"
 #include "net/driver.h"
 
 namespace passing {

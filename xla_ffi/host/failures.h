@@ -7,7 +7,7 @@
 
 #include "host/all_reduce.h"
 #include "host/job_config.h"
-#include "host/sum.h"
+#include "host/sums/sum.h"
 
 namespace passing {
 

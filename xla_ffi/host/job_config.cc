@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "host/fixed_point.h"
-#include "host/sum_plan.h"
+#include "host/numbers/fixed_point.h"
+#include "host/sums/sum_plan.h"
 
 namespace passing {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host/sum_check.h"
+#include "host/packets/sum_check.h"
 #include "wire/header.h"
 #include "wire/packet_key.h"
 

@@ -21,7 +21,7 @@
 #include "ffi/host_calls.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
-#include "host/transport.h"
+#include "host/transport/transport.h"
 #include "python/bindings.h"
 #include "python/stats.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host/fixed_point.h"
+#include "host/numbers/fixed_point.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;

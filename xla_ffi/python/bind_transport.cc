@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/transport.h"
+#include "host/transport/transport.h"
 #include "net/udp_socket.h"
 #include "python/bind_slots.h"
 #include "python/bind_socket.h"

@@ -1,7 +1,7 @@
 """How far ahead of what is complete a contribution of a job may be: what no honest worker sends, no switch takes.
 
 S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
-(xla_ffi/host/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed; at the
+(xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed; at the
 start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far can p
 be from c?
 

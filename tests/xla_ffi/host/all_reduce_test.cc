@@ -8,10 +8,10 @@
 #include <optional>
 #include <random>
 
-#include "../tests/xla_ffi/host/cluster.h"
-#include "../tests/xla_ffi/host/workload.h"
-#include "host/order.h"
-#include "host/sum_plan.h"
+#include "../tests/xla_ffi/host/support/cluster.h"
+#include "../tests/xla_ffi/host/support/workload.h"
+#include "host/order/order.h"
+#include "host/sums/sum_plan.h"
 #include "wire/lanes.h"
 
 namespace passing {

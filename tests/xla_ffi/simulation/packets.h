@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "../tests/xla_ffi/host/reference.h"
+#include "../tests/xla_ffi/host/support/reference.h"
 #include "../tests/xla_ffi/net/fake_network.h"
 #include "host/all_reduce.h"
 #include "host/failures.h"

@@ -54,11 +54,11 @@ add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
   "if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);"
   "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
 # Of the window's end, so of whoever asks for it.
-add_plant(a_window_one_too_wide host/slot_window.h
+add_plant(a_window_one_too_wide host/window/slot_window.h
   "return low_ + sharding_.window(); }"
   "return low_ + sharding_.window() + 1; }"
-  host/slot_window.cc host/all_reduce.cc)
-add_plant(elements_are_sent_before_they_come host/order_log.cc
+  host/window/slot_window.cc host/all_reduce.cc)
+add_plant(elements_are_sent_before_they_come host/order/order_log.cc
   "if (!line.sum->IsReady(segment)) return false;"
   "")
 add_plant(no_check_of_the_source switch/slot_pool.cc
@@ -70,9 +70,9 @@ add_plant(no_check_of_tags_at_the_switch switch/slot_pool.cc
 add_plant(the_switch_forgets_the_upper_half_of_positions switch/slot_pool.cc
   "return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));"
   "return header.tagged && key->Fits(packet, header.sequence);")
-add_plant(no_check_of_tags_at_the_host host/chunk_packets.cc
+add_plant(no_check_of_tags_at_the_host host/packets/chunk_packets.cc
   "return !keys || keys->result.Fits(packet, position);"
   "return !keys || !packet.empty();")
-add_plant(sums_are_not_checked host/chunk_packets.cc
+add_plant(sums_are_not_checked host/packets/chunk_packets.cc
   "return !IsChecked(line, chunk) || check_->Holds(ToCheck(line, chunk), flags, DataLanesOf(line, chunk), lanes);"
   "return !IsChecked(line, chunk) || flags != 0 || lanes != nullptr;")

@@ -3,7 +3,7 @@
 `scatter` has each device add up one shard of the elements of all; `gather` gives all of them the sums of all shards.
 Both are ordinary operations of XLA. Between them stands the sum over the hosts, of one shard for each device.
 
-The bits are those of xla_ffi/host/host_elements.h, where the host adds up its devices' elements itself.
+The bits are those of xla_ffi/host/numbers/host_elements.h, where the host adds up its devices' elements itself.
 """
 
 import functools

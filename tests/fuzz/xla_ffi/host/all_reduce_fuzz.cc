@@ -11,8 +11,8 @@
 #include "../tests/fuzz/xla_ffi/operations.h"
 #include "../tests/xla_ffi/net/fake_network.h"
 #include "host/all_reduce.h"
-#include "host/fixed_point.h"
-#include "host/sum_plan.h"
+#include "host/numbers/fixed_point.h"
+#include "host/sums/sum_plan.h"
 #include "wire/lanes.h"
 
 namespace passing {

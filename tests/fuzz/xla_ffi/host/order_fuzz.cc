@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../tests/fuzz/xla_ffi/operations.h"
-#include "host/order.h"
+#include "host/order/order.h"
 
 namespace passing {
 namespace {

@@ -1,0 +1,114 @@
+#include "host/order/leader.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+namespace passing {
+namespace {
+
+// Rank 0's order and sums: sums of int32, whose segments all have as many chunks.
+class LeaderTest : public testing::Test {
+ protected:
+  ActiveSum& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = kAllElements) {
+    auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
+    Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
+    sum.ready_elements = ready;
+    return sums_.Add(std::make_unique<ActiveSum>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
+                                                 /*headroom_bits=*/1, /*started_us=*/0));
+  }
+  void Place(ActiveSum& sum) {
+    std::string announcement;
+    order_.Append(sum.IdOf(sum.next_segment()), 90, sum.plan().segment_count(), "x", announcement);
+    sums_.CountPlaced(sum);
+  }
+  // Until there is nothing to place; returns the sites.
+  std::string PlaceAll(int64_t now_us = 0) {
+    std::string sites;
+    while (ActiveSum* sum = leader_.Next(order_, sums_, now_us)) {
+      sites += std::to_string(sum->key().site);
+      Place(*sum);
+    }
+    return sites;
+  }
+
+  Order order_{/*window=*/1024};
+  SumsInFlight sums_;
+  Leader leader_;
+};
+
+TEST_F(LeaderTest, withoutHistoryTheShortestSumIsFirst) {
+  EXPECT_EQ(leader_.Next(order_, sums_, 0), nullptr);
+  Issue(1, 3);
+  Issue(2, 1);
+  Issue(3, 1);
+  EXPECT_EQ(PlaceAll(), "23111");
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
+}
+
+TEST_F(LeaderTest, historyWinsOverTheShortest) {
+  for (uint32_t execution = 0; execution < 2; ++execution) {  // 1 2 1 2
+    Place(Issue(1, 2, execution));
+    Place(Issue(2, 1, execution));
+    ActiveSum* rest = sums_.ShortestToPlace();
+    Place(*rest);
+  }
+  Issue(2, 1, 2);
+  Issue(1, 2, 2);
+  EXPECT_EQ(PlaceAll(), "121");
+}
+
+// It waits for the predicted sum, but not for ever, and begins to wait anew after each place.
+TEST_F(LeaderTest, deviatesAfterAGrace) {
+  for (uint32_t execution = 0; execution < 2; ++execution) {
+    for (const uint64_t site : {1, 2}) Place(Issue(site, 1, execution));
+  }
+  ActiveSum& other = Issue(3, 1);
+  EXPECT_EQ(leader_.Next(order_, sums_, 1000), nullptr);
+  EXPECT_EQ(leader_.next_timer_us(), 1500);
+  EXPECT_EQ(leader_.Next(order_, sums_, 1499), nullptr);
+  EXPECT_EQ(leader_.next_timer_us(), 1500);
+  EXPECT_EQ(leader_.Next(order_, sums_, 1500), &other);
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
+
+  EXPECT_EQ(leader_.Next(order_, sums_, 2000), nullptr);
+  ActiveSum& predicted = Issue(1, 1, 2);
+  EXPECT_EQ(leader_.Next(order_, sums_, 2001), &predicted);
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
+}
+
+// A segment whose elements aren't there gets no place, whatever the history says; others go first, after the grace.
+TEST_F(LeaderTest, placesWhatIsThere) {
+  ActiveSum& late = Issue(1, 3, 0, kSegmentLanes + 1);
+  EXPECT_EQ(PlaceAll(), "1");
+  sums_.OnReady(late, 2 * kSegmentLanes - 1);
+  EXPECT_EQ(PlaceAll(), "");
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);  // nothing to do before more comes
+  Issue(2, 1);
+  EXPECT_EQ(PlaceAll(1000), "");  // it was to be 1
+  EXPECT_EQ(PlaceAll(1499), "");
+  EXPECT_EQ(PlaceAll(1500), "2");
+  sums_.OnReady(late, 3 * kSegmentLanes);
+  EXPECT_EQ(PlaceAll(1500), "11");
+}
+
+// Behind a large sum that history continues, a small one waits for four segments.
+TEST_F(LeaderTest, patienceEnds) {
+  ActiveSum& large = Issue(1, 20);
+  for (int i = 0; i < 2; ++i) Place(large);
+  Issue(2, 1);
+  EXPECT_EQ(PlaceAll(), "1111211111111111111");
+}
+
+// If little is left of the large sum, the small one waits for all of it.
+TEST_F(LeaderTest, patienceLastsWhileLittleIsLeft) {
+  ActiveSum& large = Issue(1, 8);
+  for (int i = 0; i < 2; ++i) Place(large);
+  Issue(2, 1);
+  EXPECT_EQ(PlaceAll(), "1111112");
+}
+
+}  // namespace
+}  // namespace passing

@@ -1,0 +1,247 @@
+#include "host/order/order.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace passing {
+namespace {
+
+constexpr uint32_t kWindow = 16;
+
+SegmentId Id(uint64_t site, uint32_t execution, uint32_t segment = 0, uint32_t pass = 0) {
+  return {site, execution, 0, segment, pass};
+}
+
+std::span<const uint8_t> Span(const std::string& message) {
+  return {reinterpret_cast<const uint8_t*>(message.data()), message.size()};
+}
+
+// Appends on rank 0 and returns whether it had to be announced.
+bool Announces(Order& leader, const SegmentId& id) {
+  std::string announcement;
+  leader.Append(id, 3, 1, "name", announcement);
+  return !announcement.empty();
+}
+
+TEST(Order, firstExecutionIsAnnouncedTheNextOnesAreNot) {
+  Order leader(kWindow);
+  for (uint32_t execution = 0; execution < 4; ++execution) {
+    for (uint64_t site : {5, 6, 7}) {
+      // The step from the last site back to the first is new in the second execution.
+      EXPECT_EQ(Announces(leader, Id(site, execution)), execution == 0 || (execution == 1 && site == 5));
+    }
+  }
+}
+
+TEST(Order, theSegmentsOfASumFollowEachOther) {
+  Order leader(kWindow);
+  std::string announcement;
+  leader.Append(Id(1, 0, 0), 5, 4, "", announcement);
+  announcement.clear();
+  leader.Append(Id(1, 0, 1), 5, 4, "", announcement);
+  leader.Append(Id(1, 0, 2), 5, 4, "", announcement);
+  EXPECT_TRUE(announcement.empty());
+  leader.Append(Id(1, 0, 3), 2, 4, "", announcement);  // the last is shorter
+  EXPECT_FALSE(announcement.empty());
+  EXPECT_FALSE(leader.Predict());
+}
+
+TEST(Order, aScanOfAnyLengthIsLearnt) {
+  Order leader(kWindow);
+  auto execute = [&, execution = uint32_t{0}](uint32_t length) mutable {
+    int announced = 0;
+    for (uint32_t step = 0; step < length; ++step) announced += Announces(leader, {1, execution, step});
+    announced += Announces(leader, Id(2, execution++));
+    return announced;
+  };
+  EXPECT_EQ(execute(10), 3);  // the first, "and so on", the end
+  execute(10);
+  EXPECT_EQ(execute(10), 0);
+  EXPECT_EQ(execute(10), 0);
+  EXPECT_LE(execute(12), 2);  // not the usual end; the end
+}
+
+// A sum in a branch that every third execution takes.
+TEST(Order, executionsWithoutASumAreLearnt) {
+  Order leader(kWindow);
+  const auto execute = [&](uint32_t execution) { return Announces(leader, Id(1, execution)); };
+  EXPECT_TRUE(execute(2));
+  EXPECT_TRUE(execute(5));
+  for (uint32_t execution = 8; execution < 20; execution += 3) EXPECT_FALSE(execute(execution)) << execution;
+  EXPECT_TRUE(execute(21));
+}
+
+TEST(Order, followerReadsWhatTheLeaderAppended) {
+  Order leader(kWindow);
+  Order follower(kWindow);
+  std::string message;
+  const Place first = leader.Append(Id(9, 0), 4, 2, "train.py:1", message);
+  const Place second = leader.Append(Id(9, 0, 1), 2, 2, "train.py:1", message);
+  auto rest = Span(message);
+  auto change = follower.Read(rest);
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->name, "train.py:1");
+  ASSERT_EQ(change->places.size(), 1u);
+  EXPECT_EQ(change->places[0].id, first.id);
+  EXPECT_EQ(change->places[0].end_position(), 4u);
+  change = follower.Read(rest);
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->places[0].first_position, second.first_position);
+  EXPECT_EQ(change->name, "");
+  EXPECT_TRUE(rest.empty());
+}
+
+TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
+  Order leader(kWindow);
+  Order follower(kWindow);
+  std::string message;
+  leader.Append(Id(1, 0), 3, 1, "", message);
+  leader.Append(Id(2, 0), 3, 1, "", message);
+  leader.Append(Id(1, 1), 3, 1, "", message);
+  auto rest = Span(message);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(follower.Read(rest));
+  const Place guess = follower.Speculate();
+  EXPECT_EQ(guess.id, Id(2, 1));
+  EXPECT_EQ(guess.first_position, 9u);
+  follower.Speculate();
+
+  message.clear();
+  const Place place = leader.Append(Id(3, 0), 3, 1, "", message);
+  EXPECT_EQ(place.first_position, 9u + 2 * kWindow);
+  rest = Span(message);
+  const auto change = follower.Read(rest);
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->keep, 3u);
+  ASSERT_EQ(change->places.size(), 1u);
+  EXPECT_EQ(change->places[0].first_position, place.first_position);
+  EXPECT_EQ(follower.next_position(), leader.next_position());
+  // The void guesses left no trace in the executions.
+  message.clear();
+  leader.Append(Id(2, 1), 3, 1, "", message);
+  rest = Span(message);
+  ASSERT_TRUE(follower.Read(rest));
+  EXPECT_EQ(follower.Predict()->id, leader.Predict()->id);
+}
+
+TEST(Order, secondPassIsNeverPredictedAndTeachesNothing) {
+  Order leader(kWindow);
+  Announces(leader, Id(1, 0));
+  Announces(leader, Id(1, 1));
+  EXPECT_TRUE(Announces(leader, Id(1, 1, 0, 1)));
+  EXPECT_FALSE(Announces(leader, Id(1, 2)));
+}
+
+TEST(Order, Read_nonsense) {
+  Order leader(kWindow);
+  std::string message;
+  leader.Append(Id(1, 0), 3, 1, "a name", message);
+  const std::string good = message;
+  for (size_t bytes = 0; bytes < good.size(); ++bytes) {
+    Order follower(kWindow);
+    const std::string cut = good.substr(0, bytes);
+    auto rest = Span(cut);
+    EXPECT_FALSE(follower.Read(rest)) << bytes;
+  }
+  Order follower(kWindow);
+  auto rest = Span(good);
+  ASSERT_TRUE(follower.Read(rest));
+  rest = Span(good);
+  EXPECT_FALSE(follower.Read(rest));  // a duplicate would void what is certain
+}
+
+// The history is bounded, whether every segment is announced or predicted; what goes on is learnt anew.
+TEST(Order, aNameIsCutBetweenCharacters) {
+  for (const char* begin : {"", "a"}) {
+    Order leader(kWindow), follower(kWindow);
+    std::string name = begin, message;
+    while (name.size() < 600) name += "\xC3\xA4";
+    leader.Append(Id(1, 0), 3, 1, name, message);
+    auto rest = Span(message);
+    const auto change = follower.Read(rest);
+    ASSERT_TRUE(change);
+    EXPECT_EQ(change->name, name.substr(0, *begin ? 511 : 512));
+  }
+}
+
+TEST(Order, Read_aNameThatIsNoText) {
+  Order leader(kWindow), follower(kWindow);
+  std::string message;
+  leader.Append(Id(1, 0), 3, 1, "na\xFFme", message);
+  auto rest = Span(message);
+  EXPECT_FALSE(follower.Read(rest));
+}
+
+TEST(Order, aJobThatNeverRepeatsItselfIsForgotten) {
+  constexpr size_t kMaxContexts = 100;
+  Order leader(kWindow, 0, kMaxContexts);
+  std::string announcement;
+  uint64_t names = 0;
+  for (uint64_t site = 1; site <= 1000; ++site) {
+    announcement.clear();
+    leader.Append(Id(site, 0), 3, 1, "a name", announcement);
+    leader.Settle(site);
+    names += announcement.ends_with("a name");
+    EXPECT_LE(leader.contexts(), kMaxContexts);
+  }
+  EXPECT_EQ(names, 1000u);
+  for (uint32_t segment = 0; segment < 1000; ++segment) {
+    announcement.clear();
+    leader.Append(Id(5000, 0, segment), 3, 1000, "a name", announcement);
+    EXPECT_EQ(announcement.empty(), segment > 0);
+  }
+  EXPECT_TRUE(Announces(leader, Id(1, 1)));  // whose first execution is forgotten
+  EXPECT_LE(leader.contexts(), kMaxContexts);
+  Announces(leader, Id(2, 1));
+  Announces(leader, Id(1, 2));
+  EXPECT_FALSE(Announces(leader, Id(2, 2)));
+}
+
+// Whatever rank 0 appends, and however far followers speculate and lag, they end up with rank 0's log.
+TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
+  for (uint32_t seed = 1; seed <= 500; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    // Every other job forgets its history now and then.
+    const size_t max_contexts = seed % 2 == 0 ? 1 + seed % 7 : Order::kMaxContexts;
+    Order leader(kWindow, 0, max_contexts);
+    Order follower(kWindow, 0, max_contexts);
+    std::vector<Place> truth;
+    std::vector<Place> log;
+    std::vector<std::pair<size_t, std::string>> messages;  // length of the truth, announcement
+    uint32_t sums[4] = {};
+    size_t read = 0;
+    const auto catch_up = [&] {
+      for (; read < messages.size(); ++read) {
+        auto rest = Span(messages[read].second);
+        const auto change = follower.Read(rest);
+        ASSERT_TRUE(change);
+        while (!log.empty() && log.back().index >= change->keep) log.pop_back();
+        log.insert(log.end(), change->places.begin(), change->places.end());
+        ASSERT_EQ(log.size(), messages[read].first);
+      }
+    };
+    for (int i = 0; i < 200; ++i) {
+      const uint64_t site = random() % 10 < 8 ? i % 3 : random() % 4;
+      std::string message;
+      truth.push_back(leader.Append({site + 1, sums[site] / 5, sums[site] % 5}, 1 + site, 1, "", message));
+      ++sums[site];
+      if (!message.empty()) messages.emplace_back(truth.size(), message);
+      if (random() % 4 == 0) catch_up();
+      const uint64_t certain = log.empty() ? 0 : log.back().end_position();
+      while (random() % 3 != 0 && follower.Predict() && follower.next_position() < certain + kWindow) {
+        log.push_back(follower.Speculate());
+      }
+    }
+    catch_up();
+    while (log.size() < truth.size()) log.push_back(follower.Speculate());
+    for (size_t i = 0; i < truth.size(); ++i) {
+      ASSERT_EQ(log[i].id, truth[i].id) << i;
+      ASSERT_EQ(log[i].first_position, truth[i].first_position) << i;
+      ASSERT_EQ(log[i].chunk_count, truth[i].chunk_count) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace passing

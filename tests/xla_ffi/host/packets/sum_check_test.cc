@@ -1,0 +1,167 @@
+#include "host/packets/sum_check.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "host/numbers/fixed_point.h"
+#include "wire/lanes.h"
+
+namespace passing {
+namespace {
+
+constexpr SumCheck::Key kKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+using Lanes = std::vector<uint8_t>;  // as in a packet: data, then those of the check
+
+class Ranks {
+ public:
+  Ranks(uint32_t world_size, uint32_t lane_count, SumCheck::Chunk chunk, uint64_t seed)
+      : chunk_(chunk), lane_count_(lane_count), random_(seed) {
+    for (uint32_t rank = 0; rank < world_size; ++rank) checks_.emplace_back(kKey, rank, world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) flags_.push_back(random_() % 8 == 0 ? random_() % 8 : 0);
+  }
+
+  uint8_t flags() const {
+    uint8_t all = 0;
+    for (const uint8_t flags : flags_) all |= flags;
+    return all;
+  }
+  const SumCheck& check(uint32_t rank = 0) const { return checks_[rank]; }
+
+  // Floats: no sum of all ranks' lanes leaves an int32.
+  Lanes Contribution(uint32_t rank) {
+    Lanes lanes(4 * (lane_count_ + SumCheck::kLanes));
+    const auto bound = static_cast<uint32_t>((uint64_t{1} << 31) / checks_.size());
+    for (uint32_t i = 0; i < lane_count_; ++i) {
+      const auto word = static_cast<uint32_t>(random_());
+      const bool extreme = random_() % 16 == 0;
+      const uint32_t below = extreme ? (word & 1 ? bound - 1 : 1 - bound) : word % bound - bound / 2;
+      wire::StoreLane(lanes.data(), i, chunk_.may_wrap ? word : below);
+    }
+    checks_[rank].Write(chunk_, flags_[rank], lane_count_, lanes.data());
+    return lanes;
+  }
+  static void Add(Lanes& sum, const Lanes& lanes) {
+    for (size_t i = 0; i < lanes.size() / 4; ++i) {
+      wire::StoreLane(sum.data(), i, wire::LoadLane(sum.data(), i) + wire::LoadLane(lanes.data(), i));
+    }
+  }
+  Lanes Sum() {
+    Lanes sum(4 * (lane_count_ + SumCheck::kLanes));
+    for (uint32_t rank = 0; rank < checks_.size(); ++rank) Add(sum, Contribution(rank));
+    return sum;
+  }
+  bool Holds(const Lanes& lanes) const { return checks_[0].Holds(chunk_, flags(), lane_count_, lanes.data()); }
+
+ private:
+  const SumCheck::Chunk chunk_;
+  const uint32_t lane_count_;
+  std::mt19937_64 random_;
+  std::vector<SumCheck> checks_;
+  std::vector<uint8_t> flags_;
+};
+
+const std::vector<int32_t> kExponents{-3, 7};
+const SumCheck::Chunk kFloats{.position = 77, .exponents = kExponents, .may_wrap = false};
+const SumCheck::Chunk kIntegers{.position = 77, .exponents = {}, .may_wrap = true};
+
+TEST(SumCheck, holdsForTheSumOfAllRanks) {
+  for (const SumCheck::Chunk& chunk : {kFloats, kIntegers}) {
+    for (const uint32_t world_size : {1u, 2u, 3u, 64u, 1024u}) {
+      for (const uint32_t lanes : {1u, 2u, 61u, wire::kMaxLanes - SumCheck::kLanes}) {
+        Ranks ranks(world_size, lanes, chunk, world_size * lanes);
+        EXPECT_TRUE(ranks.Holds(ranks.Sum())) << world_size << " ranks, " << lanes << " lanes";
+      }
+    }
+  }
+}
+
+TEST(SumCheck, anyAlteredLaneIsSeen) {
+  std::mt19937_64 random(1);
+  for (int trial = 0; trial < 20'000; ++trial) {
+    Ranks ranks(3, 20, kFloats, static_cast<uint64_t>(trial) % 10);
+    Lanes sum = ranks.Sum();
+    const size_t at = random() % (sum.size() / 4);
+    const uint32_t change = random() % 2 == 0 ? 1u << random() % 32 : static_cast<uint32_t>(random()) | 1;
+    wire::StoreLane(sum.data(), at, wire::LoadLane(sum.data(), at) + change);
+    ASSERT_FALSE(ranks.Holds(sum)) << "lane " << at << " plus " << change;
+  }
+}
+
+// Of 32 bits that may be flipped, the highest ones pass with a probability of 1/4, 1/16 and so on: 1/3 in all.
+TEST(SumCheck, whatIsWrongInIntegersIsSeenMostly) {
+  std::mt19937_64 random(1);
+  int passed = 0;
+  constexpr int kTrials = 20'000;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Ranks ranks(2, 20, kIntegers, static_cast<uint64_t>(trial) % 10);
+    Lanes sum = ranks.Sum();
+    const size_t at = random() % 20;
+    wire::StoreLane(sum.data(), at, wire::LoadLane(sum.data(), at) ^ 1u << random() % 32);
+    passed += ranks.Holds(sum);
+  }
+  EXPECT_LT(passed, kTrials / 32);
+}
+
+TEST(SumCheck, aRankThatIsMissingOrTwice) {
+  for (const SumCheck::Chunk& chunk : {kFloats, kIntegers}) {
+    Ranks ranks(3, 10, chunk, 5);
+    const Lanes lanes[] = {ranks.Contribution(0), ranks.Contribution(1), ranks.Contribution(2)};
+    for (const std::vector<int>& added : std::vector<std::vector<int>>{{0, 1}, {0, 1, 1}, {0, 0, 0}, {0, 1, 2, 2}}) {
+      Lanes sum(lanes[0].size());
+      for (const int rank : added) Ranks::Add(sum, lanes[rank]);
+      EXPECT_FALSE(ranks.Holds(sum));
+    }
+    Lanes sum(lanes[0].size());
+    for (const int rank : {2, 0, 1}) Ranks::Add(sum, lanes[rank]);
+    EXPECT_TRUE(ranks.Holds(sum));
+  }
+}
+
+TEST(SumCheck, anotherPositionExponentsKeyOrFlags) {
+  Ranks ranks(2, 10, kFloats, 5);
+  const Lanes sum = ranks.Sum();
+  const SumCheck& check = ranks.check();
+  const auto holds = [&](const SumCheck& by, SumCheck::Chunk chunk, uint8_t flags) {
+    return by.Holds(chunk, flags, 10, sum.data());
+  };
+  EXPECT_TRUE(holds(check, kFloats, ranks.flags()));
+  EXPECT_TRUE(holds(ranks.check(1), kFloats, ranks.flags()));
+  SumCheck::Chunk other = kFloats;
+  other.position += uint64_t{1} << 32;
+  EXPECT_FALSE(holds(check, other, ranks.flags()));
+  const std::vector<int32_t> exponents{-3, 8};
+  other = kFloats;
+  other.exponents = exponents;
+  EXPECT_FALSE(holds(check, other, ranks.flags()));
+  for (uint8_t flags = 0; flags < 8; ++flags) EXPECT_EQ(holds(check, kFloats, flags), flags == ranks.flags());
+  SumCheck::Key key = kKey;
+  key[15] ^= 1;
+  EXPECT_FALSE(holds(SumCheck(key, 0, 2), kFloats, ranks.flags()));
+}
+
+TEST(SumCheck, exponents) {
+  const SumCheck one(kKey, 0, 2), other(kKey, 1, 2);
+  std::mt19937_64 random(1);
+  auto below = std::numeric_limits<int32_t>::min();  // sealed, they are in the same order
+  for (const int32_t exponent : {kNoExponent, -1100, -1, 0, 1, 1030, -kNoExponent}) {
+    const uint32_t sealed = one.SealExponent(77, 3, exponent);
+    EXPECT_EQ(other.SealExponent(77, 3, exponent), sealed);
+    EXPECT_EQ(other.OpenExponent(77, 3, sealed), exponent);
+    EXPECT_FALSE(other.OpenExponent(78, 3, sealed));
+    EXPECT_FALSE(other.OpenExponent(77, 2, sealed));
+    for (int bit = 0; bit < 32; ++bit) EXPECT_FALSE(other.OpenExponent(77, 3, sealed ^ 1u << bit)) << bit;
+    EXPECT_LT(below, static_cast<int32_t>(sealed));
+    below = static_cast<int32_t>(sealed);
+  }
+  for (int trial = 0; trial < 1000; ++trial) {
+    EXPECT_FALSE(one.OpenExponent(77, 3, static_cast<uint32_t>(random())));
+  }
+}
+
+}  // namespace
+}  // namespace passing

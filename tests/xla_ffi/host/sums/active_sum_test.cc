@@ -1,0 +1,138 @@
+#include "host/sums/active_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+#include "host/sums/sums_in_flight.h"
+#include "wire/lanes.h"
+
+// Bytes on the heap, now and at most. One thread only.
+namespace {
+size_t live_bytes = 0, peak_bytes = 0;
+constexpr size_t kPrefix = alignof(std::max_align_t);
+}  // namespace
+
+void* operator new(size_t bytes) {
+  auto* block = static_cast<std::byte*>(std::malloc(kPrefix + bytes));
+  if (block == nullptr) throw std::bad_alloc();
+  *reinterpret_cast<size_t*>(block) = bytes;
+  live_bytes += bytes;
+  peak_bytes = std::max(peak_bytes, live_bytes);
+  return block + kPrefix;
+}
+// Inlined, g++ takes these for mistakes.
+[[gnu::noinline]] void operator delete(void* at) noexcept {
+  if (at == nullptr) return;
+  auto* block = static_cast<std::byte*>(at) - kPrefix;
+  live_bytes -= *reinterpret_cast<size_t*>(block);
+  std::free(block);
+}
+[[gnu::noinline]] void operator delete(void* at, size_t) noexcept { operator delete(at); }
+
+namespace passing {
+namespace {
+
+constexpr uint32_t kLanes = 360, kWindow = 256, kHeadroomBits = 0;
+
+// What a switch with one rank returns: the lanes as they came.
+void Pass(ActiveSum& sum) {
+  uint8_t lanes[4 * kLanes];
+  for (uint32_t i = 0; i < sum.plan().segment_count(); ++i) {
+    const Segment& segment = sum.plan().segment(i);
+    const std::vector<int32_t> exponents = sum.Exponents(segment);
+    for (uint32_t chunk = segment.exponent_chunks; chunk < segment.exponent_chunks + segment.data_chunks; ++chunk) {
+      const uint8_t flags = sum.Encode(segment, chunk, exponents, 0, lanes);
+      sum.Decode(segment, chunk, exponents, 0, lanes, flags);
+    }
+  }
+}
+
+// Sums in place; returns the bytes that were on the heap at most, beside `elements`.
+size_t PeakBytes(std::vector<float>& elements) {
+  const auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+  const size_t before = peak_bytes = live_bytes;
+  Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+  auto active = std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
+  Pass(*active);
+  if (active->flagged()) {
+    active = ActiveSum::SecondPassOf(std::move(active), kLanes, kWindow);
+    Pass(*active);
+  }
+  active = ActiveSum::FirstPassOf(std::move(active));
+  return peak_bytes - before;
+}
+
+// A host's memory must not grow with the sum. What does is the plan, some 50 bytes for the 92 KB of a segment.
+TEST(ActiveSum, needsNoMemoryByTheElement) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (const float value : {1.0f, kNaN}) {
+    std::vector<float> elements(16 << 20, value);
+    EXPECT_LT(PeakBytes(elements), elements.size() * sizeof(float) / 500) << value;
+    for (const float x : elements) ASSERT_EQ(std::isnan(x), std::isnan(value));
+  }
+}
+
+// The worst that flags can do: every second chunk.
+TEST(ActiveSum, scatteredInfinities) {
+  std::vector<float> elements(4 << 20, 1.0f);
+  for (size_t i = 0; i < elements.size(); i += 2 * kLanes) elements[i] = -HUGE_VALF;
+  EXPECT_LT(PeakBytes(elements), elements.size() * sizeof(float) / 20);
+  for (size_t i = 0; i < elements.size(); ++i) ASSERT_EQ(elements[i], i % (2 * kLanes) == 0 ? -HUGE_VALF : 1.0f);
+}
+
+// Whoever asks is told of the elements before the first that isn't there, or that a second pass will change.
+TEST(ActiveSum, tellsWhatIsWritten) {
+  constexpr uint64_t kSegment = 64 * kLanes;
+  for (const bool infinite : {false, true}) {
+    std::vector<float> elements(5 * kSegment, 1.0f);
+    if (infinite) elements[3 * kSegment + kLanes] = HUGE_VALF;
+    const auto shape = std::make_shared<SumShape>(
+        SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+    std::vector<uint64_t> written;
+    Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+    sum.written = [&](uint64_t count) { written.push_back(count); };
+    SumsInFlight sums;  // which alone may place segments
+    ActiveSum& active =
+        sums.Add(std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
+    Pass(active);
+    for (int i = 0; i < 5; ++i) sums.CountPlaced(active);
+    for (const uint32_t segment : {1u, 0u, 3u, 4u}) EXPECT_FALSE(active.OnSegmentDone(segment));
+    EXPECT_EQ(written, std::vector<uint64_t>{2 * kSegment});
+    EXPECT_TRUE(active.OnSegmentDone(2));
+    EXPECT_EQ(written.size(), 2u);
+    EXPECT_EQ(written.back(), infinite ? 3 * kSegment + kLanes : 5 * kSegment);
+  }
+}
+
+// What leaves this host is the maximum of its devices, what comes back is that of all hosts.
+TEST(ActiveSum, maximaOfTwoDevices) {
+  const auto shape = std::make_shared<SumShape>(
+      SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});
+  int32_t a[] = {-5, INT32_MIN, 7}, b[] = {-6, INT32_MIN, INT32_MAX}, a_last[] = {-1}, b_last[] = {0};
+  Sum sum{.key = {}, .shape = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
+  ActiveSum active(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
+  const Segment& segment = active.plan().segment(0);
+  ASSERT_EQ(segment.chunk_count(), 1u);
+  uint8_t lanes[4 * kLanes];
+  EXPECT_EQ(active.Encode(segment, 0, {}, kHeadroomBits, lanes), 0);
+  const int32_t sent[] = {-5, INT32_MIN, INT32_MAX, 0};
+  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes, i)), sent[i]) << i;
+
+  wire::StoreLane(lanes, 1, static_cast<uint32_t>(-9));  // another host's
+  active.Decode(segment, 0, {}, kHeadroomBits, lanes, /*flags=*/0);
+  for (const int32_t* device : {a, b}) {
+    EXPECT_EQ(device[0], -5);
+    EXPECT_EQ(device[1], -9);
+    EXPECT_EQ(device[2], INT32_MAX);
+  }
+  EXPECT_EQ(a_last[0], 0);
+  EXPECT_EQ(b_last[0], 0);
+}
+
+}  // namespace
+}  // namespace passing

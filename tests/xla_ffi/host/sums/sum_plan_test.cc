@@ -1,0 +1,194 @@
+#include "host/sums/sum_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+namespace passing {
+namespace {
+
+SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
+  return {.site_name = "test", .dtype = dtype, .leaf_elements = std::move(leaves)};
+}
+
+TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
+  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
+  EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
+  EXPECT_EQ(plan.segment(0).place_count, 23040u);
+  EXPECT_EQ(plan.segment(0).block_count, 16u);
+  EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
+  EXPECT_EQ(plan.segment(0).data_chunks, 64u);
+}
+
+TEST(SumPlan, twoBFloat16ShareALane) {
+  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
+  EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 46079) / 46080);
+  EXPECT_EQ(plan.segment(0).place_count, 46080u);
+  EXPECT_EQ(plan.segment(0).block_count, 32u);
+  EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
+  EXPECT_EQ(plan.segment(0).data_chunks, 64u);
+  EXPECT_EQ(plan.DataRange(plan.segment(0), 1).count, 720u);
+  EXPECT_EQ(plan.LanesOf(720), 360u);
+}
+
+// A leaf of odd size has its last lane for itself, so that its bits don't depend on the leaves beside it.
+TEST(SumPlan, noLaneBelongsToTwoLeaves) {
+  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
+  ASSERT_EQ(plan.segment_count(), 1u);
+  EXPECT_EQ(plan.segment(0).place_count, 4u + 2u + 1442u + 2u);
+  EXPECT_EQ(plan.segment(0).block_count, 5u);
+  EXPECT_EQ(plan.Block(3).count, 1u);
+  std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
+  plan.ForEachRun(
+      0, 10, [&](const ElementRun& run) { runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset); });
+  const decltype(runs) expected = {{0, 0, 3, 0, 0}, {1, 0, 1, 1, 4}, {2, 0, 4, 2, 6}};
+  EXPECT_EQ(runs, expected);
+}
+
+TEST(SumPlan, elementsBeforeAPlace) {
+  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
+  const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
+                                                               {6, 4}, {1446, 1444}, {1448, 1445}, {1450, 1447}};
+  for (const auto& [place, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(place), elements) << place;
+  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*headroom_bits=*/1);
+  for (uint64_t place = 0; place <= 30; ++place) EXPECT_EQ(plan.ElementsBefore(place), place);
+}
+
+TEST(SumPlan, integersNeedNoExponents) {
+  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256, /*headroom_bits=*/1);
+  EXPECT_EQ(plan.DataRange(plan.segment(0), 0).count, 21u);
+  for (uint32_t i = 0; i < plan.segment_count(); ++i) EXPECT_EQ(plan.segment(i).exponent_chunks, 0u);
+  EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
+}
+
+// Maxima are cut as sums are, and need no exponents to be compared.
+TEST(SumPlan, maximaAreOfInt32Alone) {
+  SumShape shape = Shape(DType::kInt32, {50'000, 1});
+  const SumPlan sums(shape, 360, 256, /*headroom_bits=*/1);
+  shape.op = Op::kMax;
+  const SumPlan maxima(shape, 360, 256, /*headroom_bits=*/1);
+  ASSERT_EQ(maxima.segment_count(), sums.segment_count());
+  for (uint32_t i = 0; i < maxima.segment_count(); ++i) {
+    EXPECT_EQ(maxima.segment(i).data_chunks, sums.segment(i).data_chunks);
+    EXPECT_EQ(maxima.segment(i).chunk_count(), maxima.segment(i).data_chunks);
+  }
+  for (const DType dtype : {DType::kUint32, DType::kInt8, DType::kInt64, DType::kFloat32}) {
+    shape.dtype = dtype;
+    EXPECT_DEATH(SumPlan(shape, 360, 256, /*headroom_bits=*/1), "kInt32") << static_cast<int>(dtype);
+  }
+}
+
+TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
+  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256, /*headroom_bits=*/1);
+  ASSERT_EQ(plan.segment_count(), 1u);
+  EXPECT_EQ(plan.segment(0).block_count, 1000u);
+  EXPECT_EQ(plan.segment(0).exponent_chunks, 4u);
+  EXPECT_EQ(plan.Block(17).leaf, 17u);
+}
+
+TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
+  const auto repeats = [](DType dtype, std::vector<uint64_t> leaves, uint32_t lanes_per_chunk, uint32_t slot_count) {
+    return SumPlan(Shape(dtype, std::move(leaves)), lanes_per_chunk, slot_count, /*headroom_bits=*/1)
+        .segment(0)
+        .repeat_chunks;
+  };
+  EXPECT_EQ(repeats(DType::kFloat32, {1}, 360, 256), 1u);
+  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 256), 4u);
+  EXPECT_EQ(repeats(DType::kFloat32, {1441}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kInt32, {1}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(120, 1), 360, 256), 1u);
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(121, 1), 360, 256), 0u);  // two exponent chunks
+  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 8), 0u);  // 1 + 2 x 4 chunks don't fit into the window
+}
+
+// The longer packet goes first, so that the kernel takes both in one send; every chunk still has one meaning.
+TEST(SumPlan, guessedDataStandsOnOneSideOfItsExponents) {
+  const Segment scalar = SumPlan(Shape(DType::kFloat32, {1}), 360, 256, /*headroom_bits=*/1).segment(0);
+  EXPECT_TRUE(scalar.CarriesExponents(0));
+  EXPECT_TRUE(scalar.CarriesGuessedData(1));
+  EXPECT_FALSE(scalar.CarriesGuessedData(2));
+
+  const Segment kilobyte = SumPlan(Shape(DType::kFloat32, {500}), 360, 256, /*headroom_bits=*/1).segment(0);
+  ASSERT_EQ(kilobyte.chunk_count(), 5u);
+  EXPECT_TRUE(kilobyte.CarriesExponents(2));
+  const uint32_t data[] = {0, 1, 0, 1};
+  const uint32_t chunks[] = {0, 1, 3, 4};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(kilobyte.CarriesGuessedData(chunks[i]), i < 2);
+    EXPECT_EQ(kilobyte.DataChunk(chunks[i]), data[i]);
+  }
+}
+
+TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<uint64_t> leaves;
+    for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
+    const DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
+    const DType dtype = dtypes[random() % 3];
+    const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
+    const SumPlan plan(Shape(dtype, leaves), lanes_per_chunk[random() % 4], 256, /*headroom_bits=*/1);
+    const auto places = [&](uint64_t elements) {
+      return dtype == DType::kBFloat16 ? elements + elements % 2 : elements;
+    };
+    uint64_t place = 0;
+    uint64_t block = 0;
+    for (uint32_t i = 0; i < plan.segment_count(); ++i) {
+      const Segment& segment = plan.segment(i);
+      ASSERT_EQ(segment.first_place, place);
+      ASSERT_EQ(segment.first_block, block);
+      ASSERT_GT(segment.place_count, 0u);
+      ASSERT_LE(plan.LanesOf(segment.place_count), kSegmentLanes);
+      uint64_t in_blocks = 0;
+      for (uint32_t b = 0; b < segment.block_count; ++b) in_blocks += places(plan.Block(block + b).count);
+      ASSERT_EQ(in_blocks, segment.place_count);
+      // The runs of the segment are its blocks.
+      uint32_t offset = 0;
+      plan.ForEachRun(place, segment.place_count, [&](const ElementRun& run) {
+        const ElementRun whole = plan.Block(run.block);
+        ASSERT_EQ(run.offset, offset);
+        ASSERT_EQ(run.leaf, whole.leaf);
+        ASSERT_EQ(run.first, whole.first);
+        ASSERT_EQ(run.count, whole.count);
+        offset += static_cast<uint32_t>(places(run.count));
+      });
+      // Its chunks cover its elements once, each lane whole.
+      uint64_t elements = 0, in_chunks = 0;
+      for (uint32_t chunk = 0; chunk < segment.data_chunks; ++chunk) {
+        const ChunkRange range = plan.DataRange(segment, segment.exponent_chunks + chunk);
+        ASSERT_EQ(range.first, place + in_chunks);
+        ASSERT_EQ(places(range.count), range.count);
+        uint32_t lane = 0;
+        plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+          ASSERT_GT(run.count, 0u);
+          ASSERT_EQ(plan.LanesOf(run.offset), lane);
+          lane += static_cast<uint32_t>(LaneCount(dtype, run.count, 1));
+          elements += run.count;
+        });
+        ASSERT_EQ(lane, plan.LanesOf(range.count));
+        in_chunks += range.count;
+      }
+      uint64_t expected = 0;
+      for (uint32_t b = 0; b < segment.block_count; ++b) expected += plan.Block(block + b).count;
+      ASSERT_EQ(elements, expected);
+      place += segment.place_count;
+      block += segment.block_count;
+    }
+    ASSERT_EQ(place, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0},
+                                     [&](uint64_t sum, uint64_t leaf) { return sum + places(leaf); }));
+  }
+}
+
+TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
+  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360, 256, /*headroom_bits=*/1);
+  std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
+  plan.ForEachRun(1400, 105, [&](const ElementRun& run) {
+    runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset);
+  });
+  const decltype(runs) expected = {{0, 1400, 40, 0, 0}, {0, 1440, 60, 1, 40}, {1, 0, 5, 2, 100}};
+  EXPECT_EQ(runs, expected);
+}
+
+}  // namespace
+}  // namespace passing

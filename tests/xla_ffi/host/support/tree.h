@@ -1,0 +1,89 @@
+// Which switches there are, one below another, and which of them each rank sends to.
+#ifndef TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
+#define TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
+
+#include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "wire/header.h"
+
+namespace passing {
+
+struct Tree {
+  std::vector<uint32_t> parent_of{0};  // by switch; switch 0 is the root, every other one comes after its parent
+  std::vector<uint32_t> switch_of;     // by rank
+
+  uint32_t switch_count() const { return static_cast<uint32_t>(parent_of.size()); }
+
+  static Tree OneSwitch(uint32_t world_size) { return {.switch_of = std::vector<uint32_t>(world_size)}; }
+
+  // `level_sizes`: switches below each switch, level by level; ranks spread evenly over those of the lowest level.
+  static Tree Levels(uint32_t world_size, std::vector<uint32_t> level_sizes) {
+    Tree tree;
+    uint32_t first = 0, end = 1;  // of the level above
+    for (const uint32_t size : level_sizes) {
+      for (uint32_t above = first; above < end; ++above) tree.parent_of.insert(tree.parent_of.end(), size, above);
+      first = end;
+      end = tree.switch_count();
+    }
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      tree.switch_of.push_back(first + rank * (end - first) / world_size);
+    }
+    return tree;
+  }
+
+  // Of at most `levels`; hosts may be at any of them. Some ranks' racks are mixed up.
+  static Tree Random(uint32_t world_size, uint32_t levels, std::mt19937_64& random) {
+    Tree tree;
+    std::vector<uint32_t> level{1};  // by switch
+    const uint64_t switches = 1 + random() % (2 * world_size);
+    while (tree.switch_count() < switches) {
+      const auto above = static_cast<uint32_t>(random() % tree.switch_count());
+      if (level[above] == levels) break;
+      tree.parent_of.push_back(above);
+      level.push_back(level[above] + 1);
+    }
+    std::vector<uint32_t> leaves;
+    for (uint32_t one = 0; one < tree.switch_count(); ++one) {
+      if (std::ranges::count(tree.parent_of.begin() + 1, tree.parent_of.end(), one) == 0) leaves.push_back(one);
+    }
+    if (leaves.size() > world_size) return OneSwitch(world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      const auto any = static_cast<uint32_t>(random() % tree.switch_count());
+      tree.switch_of.push_back(rank < leaves.size() ? leaves[rank] : any);  // no leaf without a host
+    }
+    std::ranges::shuffle(tree.switch_of, random);
+    return tree;
+  }
+};
+
+// A worker of a switch.
+struct Member {
+  bool is_switch = false;
+  uint32_t index = 0;  // its rank, or the switch's number
+};
+
+// By switch. Workers stand in the order of the lowest rank among their own.
+inline std::vector<std::vector<Member>> MembersOf(const Tree& tree) {
+  std::vector<std::map<uint32_t, Member>> by_rank(tree.switch_count());
+  for (uint32_t rank = 0; rank < tree.switch_of.size(); ++rank) by_rank[tree.switch_of[rank]][rank] = {false, rank};
+  for (uint32_t one = tree.switch_count() - 1; one > 0; --one) {
+    assert(tree.parent_of[one] < one && !by_rank[one].empty());
+    by_rank[tree.parent_of[one]][by_rank[one].begin()->first] = {true, one};
+  }
+  std::vector<std::vector<Member>> members;
+  for (const auto& ranks : by_rank) {
+    assert(ranks.size() <= wire::kMaxWorkers);
+    members.emplace_back();
+    for (const auto& [rank, member] : ranks) members.back().push_back(member);
+  }
+  return members;
+}
+
+}  // namespace passing
+
+#endif  // TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_

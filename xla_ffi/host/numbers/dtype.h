@@ -1,0 +1,52 @@
+// What the elements of a sum may be.
+#ifndef XLA_FFI_HOST_NUMBERS_DTYPE_H_
+#define XLA_FFI_HOST_NUMBERS_DTYPE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace passing {
+
+// complex64 and complex128 are twice as many float32 and float64.
+enum class DType : uint8_t {
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  // The host's own, which no program names: an element that the host's devices added up in float32 before it comes, and
+  // whose sum over the hosts is a float16 or bfloat16. That stands in the low half of the float32's place as it is, so
+  // that a device takes it from there without a conversion, which might change the bits of NaN.
+  kWideFloat16,
+  kWideBFloat16,
+};
+
+// Of elements that a host's devices added up: how they come, and what their sum is.
+inline DType Widened(DType dtype) {
+  return dtype == DType::kFloat16 ? DType::kWideFloat16 : dtype == DType::kBFloat16 ? DType::kWideBFloat16 : dtype;
+}
+inline DType Narrowed(DType dtype) {
+  return dtype == DType::kWideFloat16 ? DType::kFloat16 : dtype == DType::kWideBFloat16 ? DType::kBFloat16 : dtype;
+}
+
+// "float32" and so on, as NumPy and JAX name them.
+std::optional<DType> ParseDType(std::string_view name);
+
+inline size_t SizeOf(DType dtype) {
+  constexpr uint8_t kBytes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 4, 4};
+  return kBytes[static_cast<size_t>(dtype)];
+}
+inline bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_NUMBERS_DTYPE_H_

@@ -1,0 +1,240 @@
+// The bounds. Notation: H ranks, h = ceil(log2 H), E the exponent agreed for a block, so |x| < 2^E for each finite
+// host element x of each rank. Each lane is summed over the ranks modulo 2^32, in any order.
+//
+// float32, float16 (host elements are float32): one lane, q = x * 2^s rounded to an integer,
+// s = min(30-h-E, 149).
+//   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
+//   modulo 2^32, read as int32, is the sum, with a bit to spare.
+//   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-108
+//   and 2^149 (E up to 128, h to 10). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
+//   by H * 2^(E-31+h); by 0 where s = 149, as every float is a multiple of 2^-149.
+//   Decoding: the sum is rounded once to the dtype's 24 or 11 bits, half a step more. The product with 2^-s is
+//   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
+//   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
+//
+// bfloat16 up to h = 7 (host elements are float32): half a lane, q = x * 2^s rounded to an integer, s = min(15-h-E,
+// 126), and cut off at L = 2^(15-h) - 1 in magnitude. Two elements' q are a lane as hi * 2^16 + lo.
+//   Range. |sum of q| <= 2^h * L = 2^15 - 2^h < 2^15, for hi and lo alike. So the sum of the lanes modulo 2^32 has the
+//   sum of lo in its low 16 bits, read as int16, and without that the sum of hi in its high 16 bits, read likewise.
+//   Cut off. An x of one device has 8 bits: |x| <= 2^E - 2^(E-8), so |q| <= 2^(15-h) - 2^(7-h) <= L. Only a sum over
+//   devices may lie within half a unit below 2^E: it is off by less than a unit. From h = 8 on, 129 ranks, the largest
+//   elements would be cut off as well, and be left with fewer than 8 bits: there a bfloat16 is sent as a float16 is.
+//   Error. Else each rank is off by 1/2 at most, the sum by H * 2^(E-16+h), or by H * 2^-127 where s = 126 (elements
+//   below half of the smallest normal bfloat16 become 0; XLA has no denormals either).
+//   The product is exact in float32, as 2^s is a normal power of two; or, if s < 0, so small that its integer is 0.
+//   Decoding: the sum has 16 bits, so its product with 2^-s >= 2^-126 is exact, or infinite; rounded once to 8 bits.
+//   Exact. An x of 8 bits and |x| >= 2^(E-8+h) has its last bit at 2^(E-15+h) or above.
+//
+// float64: two lanes, q = x * 2^s rounded to an integer, s = min(61-2h-E, 1074), as
+//   hi = x * 2^(s-k) rounded to an integer, k = 31-h;  lo = (x * 2^(s-k) - hi) * 2^k rounded to an integer.
+//   One rounding. With y = x * 2^(s-k), y - hi is exact: it is a multiple of y's last bit and, if hi is not 0, no more
+//   in magnitude than y; if hi is 0 it is y. So hi * 2^k + lo is x * 2^s rounded to nearest, ties to even since 2^k is
+//   even. (y itself is exact unless it falls below 2^-1022, where q is 0 either way.)
+//   Range. s - k <= 30-h-E, so |hi| <= 2^(30-h) as above, and |lo| <= 2^(k-1) = 2^(30-h): each lane's sum is at most
+//   2^30 in magnitude.
+//   Error. H * 2^(-s-1), that is H * 2^(E-62+2h), or 0 where s = 1074 (every double is a multiple of 2^-1074).
+//   Decoding: sum of hi times 2^k is exact, adding the sum of lo rounds once to 53 bits, and the product with 2^-s is
+//   exact, as above.
+//
+// Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
+// int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
+//
+// How many ranks: kMaxWorldSize = 2^10. One more could overflow the lowest lane of an int64, (2^10 + 1) (2^22 - 1) >
+// 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
+//
+// Negative zeros come out as +0 once a switch has summed them: integers have one zero.
+#include "host/numbers/fixed_point.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <type_traits>
+
+#include "host/numbers/float_mode.h"
+#include "host/numbers/formats.h"
+#include "host/numbers/host_elements.h"
+#include "host/numbers/lane_kernels.h"
+#include "wire/header.h"
+
+namespace passing {
+namespace {
+
+using kernels::Bits;
+using kernels::WithFormat;
+
+static_assert(kBlockElements <= kTileElements);
+
+// Two elements may share a lane.
+template <typename Format>
+constexpr bool kMayBePacked =
+    std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
+constexpr uint32_t kMaxPackedHeadroomBits = 7;
+
+// Of elements that aren't all finite.
+template <typename Wide>
+uint8_t FlagsOf(const void* elements, size_t count) {
+  uint8_t flags = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto bits = kernels::Load<typename Bits<Wide>::Int>(elements, i);
+    const auto magnitude = bits & Bits<Wide>::kMagnitude;
+    if (magnitude < Bits<Wide>::kInfinity) continue;
+    flags |= magnitude > Bits<Wide>::kInfinity ? wire::kFlagNaN : bits < 0 ? wire::kFlagNegInf : wire::kFlagPosInf;
+  }
+  return flags;
+}
+
+constexpr uint32_t kMaxHeadroomBits = std::bit_width(kMaxWorldSize - 1);
+static_assert(uint64_t{kMaxWorldSize} * kernels::kInteger64Mask < uint64_t{1} << 32);
+
+// From 2^-1022 to 2^1023.
+double PowerOfTwo(int exponent) {
+  assert(-1022 <= exponent && exponent <= 1023);
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// The s of the bounds. The agreed exponent comes from the network: whatever it says, the arithmetic stays defined.
+int Shift32(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= kMaxHeadroomBits);
+  return std::min(30 - static_cast<int>(headroom_bits) - std::clamp(exponent, -148, 128), 149);
+}
+int Shift16(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= kMaxHeadroomBits);
+  return std::min(15 - static_cast<int>(headroom_bits) - std::clamp(exponent, -132, 128), 126);
+}
+int Shift64(int32_t exponent, uint32_t headroom_bits) {
+  assert(headroom_bits <= kMaxHeadroomBits);
+  return std::min(61 - 2 * static_cast<int>(headroom_bits) - std::clamp(exponent, -1073, 1024), 1074);
+}
+
+// 2^shift as two factors, since it may be no normal number. 0 for kNoExponent: then all elements are 0 or not finite,
+// and so every lane and the sum are 0.
+struct Scale {
+  double a, b;
+
+  Scale(int32_t exponent, int shift)
+      : a(exponent == kNoExponent ? 0 : PowerOfTwo(shift / 2)), b(PowerOfTwo(shift - shift / 2)) {}
+};
+
+// The same for bfloat16, whose shifts are those of normal floats.
+float Scale16(int32_t exponent, int shift) {
+  return exponent == kNoExponent ? 0 : static_cast<float>(PowerOfTwo(shift));
+}
+
+// What a finite magnitude's bits say: the smallest E with |x| < 2^E.
+int32_t ExponentOf(int32_t bits) {
+  if (bits == 0) return kNoExponent;
+  return bits >> 23 ? (bits >> 23) - 126 : std::bit_width(static_cast<uint32_t>(bits)) - 149;
+}
+int32_t ExponentOf(int64_t bits) {
+  if (bits == 0) return kNoExponent;
+  const auto field = static_cast<int32_t>(bits >> 52);
+  return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
+}
+
+}  // namespace
+
+LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits) {
+  if (Narrowed(dtype) == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) {
+    return {.elements = 2, .lanes = 1};
+  }
+  if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
+  return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
+}
+
+size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits) {
+  const LaneGroup group = LaneGroupOf(dtype, headroom_bits);
+  return (count + group.elements - 1) / group.elements * group.lanes;
+}
+
+uint32_t HeadroomBits(uint32_t world_size) {
+  assert(world_size >= 1 && world_size <= kMaxWorldSize);
+  return static_cast<uint32_t>(std::bit_width(world_size - 1));
+}
+
+int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count) {
+  const DefaultFloatMode mode;
+  return WithFormat(dtype, [&]<typename Format>(Format) -> int32_t {
+    using Wide = typename Format::Wide;
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if constexpr (std::is_same_v<Format, kernels::BFloat16>) {
+        // The high half of a float32, and compared as such.
+        if (inputs.size() == 1) return ExponentOf(int32_t{kernels::LargestMagnitude<int16_t>(inputs[0], count)} << 16);
+      }
+      Scratch<Format> scratch;
+      return ExponentOf(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
+    }
+    return kNoExponent;
+  });
+}
+
+uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
+                    uint32_t headroom_bits, uint8_t* lanes) {
+  const DefaultFloatMode mode;
+  return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
+    using Wide = typename Format::Wide;
+    Scratch<Format> scratch;
+    if constexpr (kMayBePacked<Format>) {
+      if (headroom_bits <= kMaxPackedHeadroomBits) {
+        const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
+        const auto limit = static_cast<float>((1 << (15 - headroom_bits)) - 1);
+        // A single device's elements need no scratch.
+        if (inputs.size() == 1 && kernels::EncodePairs<Format>(inputs[0], count, scale, limit, lanes)) return 0;
+        const void* elements = HostElements<Format>(inputs, count, scratch);
+        if (inputs.size() > 1 && kernels::EncodePairs<kernels::Float32>(elements, count, scale, limit, lanes)) return 0;
+        return FlagsOf<float>(elements, count);
+      }
+    }
+    const void* elements = HostElements<Format>(inputs, count, scratch);
+    bool finite = true;
+    if constexpr (std::is_same_v<Wide, float>) {
+      const Scale scale(exponent, Shift32(exponent, headroom_bits));
+      finite = kernels::EncodeFloat32(elements, count, scale.a * scale.b, lanes);
+    } else if constexpr (std::is_same_v<Wide, double>) {
+      const int low_bits = 31 - static_cast<int>(headroom_bits);
+      const Scale scale(exponent, Shift64(exponent, headroom_bits) - low_bits);
+      finite = kernels::EncodeFloat64(elements, count, scale.a, scale.b, PowerOfTwo(low_bits), lanes);
+    } else if constexpr (std::is_same_v<Wide, uint32_t>) {
+      kernels::EncodeInteger32(elements, count, lanes);
+    } else {
+      kernels::EncodeInteger64(elements, count, lanes);
+    }
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if (!finite) return FlagsOf<Wide>(elements, count);
+    }
+    return 0;
+  });
+}
+
+void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
+                 std::span<void* const> outputs) {
+  const DefaultFloatMode mode;
+  WithFormat(dtype, [&]<typename Format>(Format) {
+    using Wide = typename Format::Wide;
+    if (kMayBePacked<Format> && headroom_bits <= kMaxPackedHeadroomBits) {
+      if constexpr (kMayBePacked<Format>) {
+        const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
+        kernels::DecodePairs<Format>(lanes, count, scale, outputs[0]);
+      }
+    } else if constexpr (std::is_same_v<Wide, float>) {
+      const Scale scale(exponent, -Shift32(exponent, headroom_bits));
+      kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b),
+                                     outputs[0]);
+    } else if constexpr (std::is_same_v<Wide, double>) {
+      const Scale scale(exponent, -Shift64(exponent, headroom_bits));
+      kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)),
+                             outputs[0]);
+    } else if constexpr (std::is_same_v<Wide, uint32_t>) {
+      kernels::DecodeInteger32<Format>(lanes, count, outputs[0]);
+    } else {
+      kernels::DecodeInteger64(lanes, count, outputs[0]);
+    }
+    CopyToOthers(outputs, 0, count * sizeof(typename Format::Stored));
+  });
+}
+
+void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
+  Scratch<kernels::Maximum32> scratch;
+  kernels::EncodeInteger32(HostElements<kernels::Maximum32>(inputs, count, scratch), count, lanes);
+}
+
+}  // namespace passing

@@ -1,0 +1,51 @@
+// A host's elements: those of its devices, joined in a fixed order.
+#ifndef XLA_FFI_HOST_NUMBERS_HOST_ELEMENTS_H_
+#define XLA_FFI_HOST_NUMBERS_HOST_ELEMENTS_H_
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "host/numbers/dtype.h"
+#include "host/numbers/formats.h"
+
+namespace passing {
+
+// The most that are joined at a time: a block (fixed_point.h).
+inline constexpr size_t kTileElements = 1440;
+
+template <typename Format>
+using Scratch = std::array<typename Format::Wide, kTileElements>;
+
+template <typename Format>
+constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
+
+// Of one device or several, in `scratch`.
+template <typename Format>
+void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
+
+// In `scratch`, or the only input itself if it needs no widening. At most kTileElements, in the scope of a
+// DefaultFloatMode.
+template <typename Format>
+const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
+  if constexpr (kStoredWide<Format>) {
+    if (inputs.size() == 1) return inputs[0];
+  }
+  JoinElements<Format>(inputs, count, scratch);
+  return scratch.data();
+}
+
+// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i,
+// rounded once. An output may be the same device's input. Inputs as in fixed_point.h.
+void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
+
+// The same for the maximum of int32.
+void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
+
+// One result for all devices: the first output has it.
+void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes);
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_NUMBERS_HOST_ELEMENTS_H_

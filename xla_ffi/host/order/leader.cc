@@ -1,0 +1,50 @@
+#include "host/order/leader.h"
+
+#include <optional>
+
+namespace passing {
+namespace {
+
+// How long rank 0 waits for the sum that the job's history predicts while another one is ready. Deviating costs a
+// message to every host and a drained pipeline, about this long.
+constexpr int64_t kDeviateGraceUs = 500;
+
+// A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
+// rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
+constexpr uint64_t kPatienceSegments = 4;
+
+// The sum that has the predicted segment, if that is what it can place next; else null.
+ActiveSum* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
+  ActiveSum* sum = sums.Find(predicted);
+  const bool next = sum != nullptr && sum->IsNextReady() && sum->next_segment() == predicted.segment;
+  return next ? sum : nullptr;
+}
+
+// Has `shortest` waited long enough behind `expected` and others?
+bool IsImpatient(const ActiveSum& shortest, const ActiveSum& expected, const SumsInFlight& sums) {
+  const uint64_t patience = kPatienceSegments * shortest.segments_left();
+  return sums.PlacedSince(shortest) >= patience && expected.segments_left() >= patience;
+}
+
+}  // namespace
+
+ActiveSum* Leader::Next(const Order& order, const SumsInFlight& sums, int64_t now_us) {
+  ActiveSum* next = Choose(order, sums, now_us);
+  if (next != nullptr) deviate_us_ = INT64_MAX;
+  return next;
+}
+
+ActiveSum* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t now_us) {
+  ActiveSum* shortest = sums.ShortestToPlace();
+  if (shortest == nullptr) return nullptr;
+  const std::optional<Place> predicted = order.Predict();
+  if (!predicted) return shortest;
+  ActiveSum* expected = Expected(predicted->id, sums);
+  if (expected != nullptr) return IsImpatient(*shortest, *expected, sums) ? shortest : expected;
+  // No history predicts a second pass, so it doesn't wait for what history predicts.
+  if (shortest->pass() != 0) return shortest;
+  if (deviate_us_ == INT64_MAX) deviate_us_ = now_us + kDeviateGraceUs;
+  return now_us < deviate_us_ ? nullptr : shortest;
+}
+
+}  // namespace passing

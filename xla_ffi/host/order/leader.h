@@ -1,0 +1,28 @@
+// What rank 0 decides for all ranks: which of its sums gets the next place in the job's order. No I/O, no clock.
+#ifndef XLA_FFI_HOST_ORDER_LEADER_H_
+#define XLA_FFI_HOST_ORDER_LEADER_H_
+
+#include <cstdint>
+
+#include "host/order/order.h"
+#include "host/sums/active_sum.h"
+#include "host/sums/sums_in_flight.h"
+
+namespace passing {
+
+class Leader {
+ public:
+  // The sum whose next segment is to be placed now; null if there is none, or if it is better to wait.
+  ActiveSum* Next(const Order& order, const SumsInFlight& sums, int64_t now_us);
+  // When to ask again although nothing has happened; INT64_MAX if it doesn't wait.
+  int64_t next_timer_us() const { return deviate_us_; }
+
+ private:
+  ActiveSum* Choose(const Order& order, const SumsInFlight& sums, int64_t now_us);
+
+  int64_t deviate_us_ = INT64_MAX;  // when it stops waiting for the predicted sum
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_ORDER_LEADER_H_

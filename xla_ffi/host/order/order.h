@@ -1,0 +1,141 @@
+// The job's one order of sums: which segment takes which positions.
+//
+// XLA issues sums in another order on each host, but a slot is addressed by its position, so all ranks must use the
+// same one: rank 0's. Each rank keeps a log of the segments in that order, and a table that predicts the next
+// segment from the last: a compiled program repeats itself, and a sum goes on until its last segment. Rank 0 follows
+// the prediction without a word and announces every segment that was not predicted. The table changes by announcements
+// alone, in the order of the log, so all ranks predict alike.
+//
+// A follower may act on a prediction before rank 0 does. If rank 0 then deviates at position p, followers may have sent
+// chunks in [p, p + window) that can never complete, for want of rank 0's share. So rank 0 skips 2 * window positions:
+// no position ever has two meanings, and as each (shard, slot, version) is skipped exactly once, the switches still
+// hold every result that somebody may lack (docs/protocol.md has the proof).
+#ifndef XLA_FFI_HOST_ORDER_ORDER_H_
+#define XLA_FFI_HOST_ORDER_ORDER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace passing {
+
+// A segment of one sum, named alike on every rank.
+struct SegmentId {
+  uint64_t site = 0;
+  uint32_t execution = 0;
+  uint32_t step = 0;
+  uint32_t segment = 0;
+  uint32_t pass = 0;  // 1: the class counters that follow a sum with NaN or infinities
+
+  friend bool operator==(const SegmentId&, const SegmentId&) = default;
+};
+struct SegmentIdHash {
+  size_t operator()(const SegmentId& id) const;
+};
+
+// A line of the log.
+struct Place {
+  SegmentId id;
+  uint32_t chunk_count = 0;
+  uint32_t segment_count = 0;  // of the sum
+  uint64_t index = 0;          // in the log
+  uint64_t first_position = 0;
+
+  uint64_t end_position() const { return first_position + chunk_count; }
+};
+
+class Order {
+ public:
+  // A job that never repeats itself must not fill the memory: beyond so many contexts all of them are forgotten.
+  static constexpr size_t kMaxContexts = 1 << 20;
+
+  // `window`: how many positions a rank may be ahead of its first missing result. All of it is alike on all ranks.
+  explicit Order(uint32_t window, uint64_t first_position = 0, size_t max_contexts = kMaxContexts)
+      : window_(window), max_contexts_(max_contexts), next_position_(first_position) {}
+
+  // The place that comes next if the program repeats itself.
+  std::optional<Place> Predict() const;
+
+  // Rank 0: gives `id` the next place. Appends to `announcement` unless it was predicted. `name` is for people.
+  Place Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
+               std::string& announcement);
+
+  // Followers: takes the prediction for granted.
+  Place Speculate();
+
+  // Followers: what one announcement says.
+  struct Change {
+    std::vector<Place>
+        places{};       // to be appended: predicted places that rank 0 confirmed by going on, then its new one
+    uint64_t keep = 0;  // log lines from this index on are void
+    std::string name;   // of the announced site, if it is new
+  };
+  // Reads one announcement from the front of `message`; empty if it makes no sense.
+  std::optional<Change> Read(std::span<const uint8_t>& message);
+
+  // Log lines before `index` are done: rank 0 took part in them, so nothing can void them any more.
+  void Settle(uint64_t index);
+
+  uint64_t next_position() const { return next_position_; }
+  // How much is remembered of the job's history.
+  size_t contexts() const { return std::max(exact_.size(), latest_.size()); }  // there are no more loose_ than exact_
+
+ private:
+  struct Context {  // what a prediction is made from
+    uint64_t site = 0;
+    uint32_t segment = 0;
+    uint32_t step = 0;
+    friend bool operator==(const Context&, const Context&) = default;
+  };
+  struct ContextHash {
+    size_t operator()(const Context& context) const;
+  };
+  struct Successor {
+    uint64_t site;
+    uint32_t segment;
+    uint32_t step;
+    uint32_t chunk_count;
+    uint32_t segment_count;
+    int64_t step_delta;
+  };
+  // The last place of a site's segment: later ones follow from it.
+  struct Latest {
+    uint32_t execution = 0;
+    uint32_t step = 0;
+    uint32_t stride = 1;  // executions since the one before: not every execution may come to a sum under a condition
+  };
+  // What must be undone when a line of the log is void.
+  struct Undo {
+    Place place;
+    Place last_before;
+    std::optional<Latest> latest_before;
+  };
+
+  Context LastContext() const { return {last_.id.site, last_.id.segment, last_.id.step}; }
+  void Push(const Place& place);
+  void Learn(const Place& place);
+  void ForgetHistory();
+  void RollBack(uint64_t index);
+  uint64_t PositionAfterDeviation() const { return next_position_ + (Predict() ? 2 * uint64_t{window_} : 0); }
+
+  const uint32_t window_;
+  const size_t max_contexts_;
+  uint64_t next_index_ = 0;
+  uint64_t next_position_;
+  uint64_t announced_ = 0;      // log lines before this index are certain
+  Place last_;                  // line of pass 0, which predictions are made from
+  std::deque<Undo> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
+  std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
+  std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length
+  std::unordered_map<Context, Latest, ContextHash> latest_;    // by site and segment
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_ORDER_ORDER_H_

@@ -1,0 +1,117 @@
+#include "host/packets/chunk_packets.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "host/numbers/fixed_point.h"
+#include "wire/lanes.h"
+
+namespace passing {
+
+ChunkPackets::ChunkPackets(const JobConfig& job)
+    : job_(job),
+      check_(job.check_key ? std::optional<SumCheck>(std::in_place, *job.check_key, job.rank, job.world_size)
+                           : std::nullopt),
+      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
+      headroom_bits_(HeadroomBits(job.world_size)) {
+  assert(IsInRange(job));
+}
+
+// What is added up is checked, and not that of which the maximum is taken.
+bool ChunkPackets::IsChecked(const Line& line, uint32_t chunk) const {
+  return check_ && !line.segment().CarriesExponents(chunk) && line.sum->shape().op == Op::kSum;
+}
+
+SumCheck::Chunk ChunkPackets::ToCheck(const Line& line, uint32_t chunk) const {
+  return {.position = line.PositionOf(chunk),
+          .exponents = line.exponents.Sending(line.segment(), chunk),
+          .may_wrap = line.sum->lanes_may_wrap()};
+}
+
+uint32_t ChunkPackets::DataLanesOf(const Line& line, uint32_t chunk) const {
+  const SumPlan& plan = line.sum->plan();
+  const Segment& segment = line.segment();
+  return segment.CarriesExponents(chunk) ? plan.ExponentRange(segment, chunk).count * segment.lanes_per_block()
+                                         : plan.LanesOf(plan.DataRange(segment, chunk).count);
+}
+
+// That a chunk has; a packet may have more, which hold nothing.
+uint32_t ChunkPackets::LanesOf(const Line& line, uint32_t chunk) const {
+  return DataLanesOf(line, chunk) + (IsChecked(line, chunk) ? SumCheck::kLanes : 0);
+}
+
+wire::Header ChunkPackets::HeaderOf(const Line& line, uint32_t chunk) const {
+  const uint64_t position = line.PositionOf(chunk);
+  const bool maxima = line.segment().CarriesExponents(chunk) || line.sum->shape().op == Op::kMax;
+  const ShardSlot at = sharding_.At(position);
+  const Shard& shard = job_.shards[at.shard];
+  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
+  return {.type = wire::PacketType::kContribution,
+          .job = shard.job,
+          .epoch = shard.epoch,
+          .worker = shard.worker,
+          .slot = static_cast<uint16_t>(shard.slot_first + at.slot),
+          .sequence = static_cast<uint32_t>(position),
+          .version = at.version,
+          .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
+          .element_count = static_cast<uint16_t>(lanes),
+          .tagged = shard.keys.has_value()};
+}
+
+size_t ChunkPackets::Write(const Line& line, uint32_t chunk, uint8_t* packet) const {
+  const Segment& segment = line.segment();
+  uint8_t* lanes = packet + wire::kHeaderBytes;
+  wire::Header header = HeaderOf(line, chunk);
+  const uint32_t lane_count = LanesOf(line, chunk);
+  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
+  if (segment.CarriesExponents(chunk)) {
+    line.exponents.Write(line.sum->plan().ExponentRange(segment, chunk), lanes);
+    for (uint32_t i = 0; check_ && i < lane_count; ++i) {
+      const auto exponent = static_cast<int32_t>(wire::LoadLane(lanes, i));
+      wire::StoreLane(lanes, i, check_->SealExponent(line.PositionOf(chunk), i, exponent));
+    }
+  } else {
+    header.flags = line.sum->Encode(segment, chunk, line.exponents.Sending(segment, chunk), headroom_bits_, lanes);
+  }
+  if (IsChecked(line, chunk)) {
+    check_->Write(ToCheck(line, chunk), header.flags, DataLanesOf(line, chunk), lanes);
+  }
+  wire::Encode(header, packet);
+  const uint64_t position = line.PositionOf(chunk);
+  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
+  if (keys) keys->contribution.Seal(packet, header.element_count, position);
+  return header.packet_bytes();
+}
+
+bool ChunkPackets::IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const {
+  wire::Header expected = HeaderOf(line, chunk);
+  expected.type = wire::PacketType::kResult;
+  expected.worker = wire::kEveryWorker;
+  expected.flags = header.flags;
+  if (header != expected) return false;
+  const bool may_be_flagged = !line.segment().CarriesExponents(chunk) && IsFloat(line.sum->shape().dtype);
+  return header.flags == 0 || may_be_flagged;
+}
+
+bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position) const {
+  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
+  return !keys || keys->result.Fits(packet, position);
+}
+
+const uint8_t* ChunkPackets::Maxima(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const {
+  if (check_) {
+    for (uint32_t i = 0; i < DataLanesOf(line, chunk); ++i) {
+      const auto exponent = check_->OpenExponent(line.PositionOf(chunk), i, wire::LoadLane(lanes, i));
+      if (!exponent) return nullptr;
+      wire::StoreLane(room, i, static_cast<uint32_t>(*exponent));
+    }
+    lanes = room;
+  }
+  return line.exponents.MayBe(line.sum->plan().ExponentRange(line.segment(), chunk), lanes) ? lanes : nullptr;
+}
+
+bool ChunkPackets::IsSum(const Line& line, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const {
+  return !IsChecked(line, chunk) || check_->Holds(ToCheck(line, chunk), flags, DataLanesOf(line, chunk), lanes);
+}
+
+}  // namespace passing

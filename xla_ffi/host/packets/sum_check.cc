@@ -1,0 +1,146 @@
+#include "host/packets/sum_check.h"
+
+#include <bit>
+#include <cassert>
+
+#include "host/numbers/fixed_point.h"
+#include "wire/lanes.h"
+#include "wire/sip_hash.h"
+
+namespace passing {
+namespace {
+
+constexpr uint32_t kPrime = 4'194'301;  // 2^22 - 3
+constexpr uint32_t kMaxRanks = kMaxWorldSize;
+static_assert(uint64_t{kMaxRanks} * kPrime < uint64_t{1} << 32);
+constexpr uint32_t kMaxCheckedLanes = wire::kMaxLanes - SumCheck::kLanes + 1;  // the one that counts flags among them
+static_assert(uint64_t{kMaxCheckedLanes} * kPrime < uint64_t{1} << 31);        // times an int32: below 2^62
+
+// What is drawn from the key, so that no two draws are the same.
+enum class Draw : uint64_t { kFactor, kPads, kChunk, kExponent };
+
+// Exponents of floats lie between -1,074 and 1,024 and a little beyond. The one of no element is the least.
+constexpr int kExponentCodeBits = 20;
+constexpr int32_t kMaxSealed = (1 << (31 - kExponentCodeBits)) - 1;
+
+// Counts how many ranks set each flag; the sums of 1,024 fit: 1,025^3 < 2^31.
+constexpr uint32_t kFlagBase = kMaxRanks + 1;
+constexpr uint32_t kFlagFactors[] = {1, kFlagBase, kFlagBase* kFlagBase};
+
+uint32_t FlagLane(uint8_t flags) {
+  uint32_t lane = 0;
+  for (int bit = 0; bit < 3; ++bit) lane += (flags >> bit & 1) * kFlagFactors[bit];
+  return lane;
+}
+
+// Are these the flags that somebody set?
+bool FlagsFit(uint8_t flags, uint32_t lane) {
+  for (int bit = 0; bit < 3; ++bit) {
+    if ((lane / kFlagFactors[bit] % kFlagBase != 0) != ((flags >> bit & 1) != 0)) return false;
+  }
+  return true;
+}
+
+PASSING_CLONES int64_t Product(const uint8_t* __restrict lanes, uint32_t count, const int32_t* __restrict factors) {
+  int64_t sum = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    sum += int64_t{static_cast<int32_t>(wire::LoadLane(lanes, i))} * factors[i];
+  }
+  return sum;
+}
+
+PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_t count,
+                                        const uint32_t* __restrict factors) {
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < count; ++i) sum += wire::LoadLane(lanes, i) * factors[i];
+  return sum;
+}
+
+uint32_t BelowPrime(int64_t value) {
+  const int64_t rest = value % int64_t{kPrime};
+  return static_cast<uint32_t>(rest < 0 ? rest + kPrime : rest);
+}
+
+}  // namespace
+
+SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {
+  assert(rank < world_size && world_size <= kMaxRanks);
+  for (size_t half = 0; half < 2; ++half) {
+    key_[half] = 0;
+    for (size_t i = 0; i < 8; ++i) key_[half] = key_[half] << 8 | key[8 * half + i];
+  }
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    for (uint32_t i = 0; i < kMaxCheckedLanes; ++i) {
+      const uint64_t drawn =
+          wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kFactor), uint64_t{code}, uint64_t{i}});
+      k_[code].push_back(static_cast<uint32_t>(drawn));
+      k_below_prime_[code].push_back(static_cast<int32_t>((drawn >> 32) % kPrime));
+    }
+  }
+}
+
+// Of its position and exponents: another chunk has another one.
+uint64_t SumCheck::NameOf(const Chunk& chunk) const {
+  uint64_t exponents = 0;
+  for (const int32_t exponent : chunk.exponents) {
+    exponents = wire::SipHash(key_, std::array{exponents, uint64_t{static_cast<uint32_t>(exponent)}});
+  }
+  return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kChunk), chunk.position, exponents});
+}
+
+// One drawing gives those of both codes.
+void SumCheck::AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const {
+  const uint64_t drawn = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads), name, uint64_t{rank}});
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    const auto pad = static_cast<uint32_t>(drawn >> 32 * code);
+    pads[code] = may_wrap ? pads[code] + pad : (pads[code] + pad % kPrime) % kPrime;
+  }
+}
+
+// c for these pads, of the data lanes and the one that counts flags.
+uint32_t SumCheck::Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const {
+  if (may_wrap) return WrappingProduct(lanes, count, k_[code].data()) + pad;
+  return (BelowPrime(Product(lanes, count, k_below_prime_[code].data())) + pad) % kPrime;
+}
+
+void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const {
+  assert(count + kLanes <= wire::kMaxLanes);
+  wire::StoreLane(lanes, count, FlagLane(flags));
+  Pads pads{};
+  AddPads(NameOf(chunk), rank_, chunk.may_wrap, pads);
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    wire::StoreLane(lanes, count + 1 + code, Right(code, chunk.may_wrap, pads[code], count + 1, lanes));
+  }
+}
+
+bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const {
+  if (!FlagsFit(flags, wire::LoadLane(lanes, count))) return false;
+  Pads pads{};
+  const uint64_t name = NameOf(chunk);
+  for (uint32_t rank = 0; rank < world_size_; ++rank) AddPads(name, rank, chunk.may_wrap, pads);
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    uint32_t summed = wire::LoadLane(lanes, count + 1 + code);
+    if (!chunk.may_wrap) summed %= kPrime;
+    if (summed != Right(code, chunk.may_wrap, pads[code], count + 1, lanes)) return false;
+  }
+  return true;
+}
+
+uint32_t SumCheck::SealExponent(uint64_t position, uint32_t lane, int32_t exponent) const {
+  const bool is_number = exponent != kNoExponent && exponent != -kNoExponent;
+  assert(!is_number || (exponent > -kMaxSealed && exponent < kMaxSealed));
+  const int32_t value = is_number ? exponent : exponent < 0 ? -kMaxSealed : kMaxSealed;
+  const uint64_t code = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kExponent), position,
+                                                       uint64_t{lane} << 32 | static_cast<uint32_t>(value)});
+  return static_cast<uint32_t>(value) << kExponentCodeBits | static_cast<uint32_t>(code >> (64 - kExponentCodeBits));
+}
+
+std::optional<int32_t> SumCheck::OpenExponent(uint64_t position, uint32_t lane, uint32_t sealed) const {
+  const int32_t value = static_cast<int32_t>(sealed) >> kExponentCodeBits;
+  if (value < -kMaxSealed) return std::nullopt;
+  const int32_t exponent = value == -kMaxSealed ? kNoExponent : value == kMaxSealed ? -kNoExponent : value;
+  if (SealExponent(position, lane, exponent) != sealed) return std::nullopt;
+  return exponent;
+}
+
+}  // namespace passing

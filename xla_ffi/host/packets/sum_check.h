@@ -1,0 +1,75 @@
+// By which hosts notice that a chunk's sum isn't the sum of what all ranks sent: where packets have no tags, because
+// somebody else may have sent one, and because the switch itself may add wrongly. The switch needs to know nothing of
+// it.
+//
+// Behind its data lanes x[i] a contribution has kLanes more. The first counts flags, as a lane x like the others. The
+// others are a message authentication code that may be added up (Agrawal, Boneh: Homomorphic MACs, ACNS 2009):
+//
+//     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo 4,194,301, a prime
+//
+// k comes from a key that only hosts know, and so do the pads, from the chunk's position and exponents, too: each pad
+// is used once, so that what is sent says nothing of k. Added up over all ranks, the equation holds for the sums, with
+// the sum of all pads. So each rank is in it once, and each with this chunk; other lanes pass with a probability of
+// 2^-22 for each of the two c. A lane c doesn't overflow, as 1,024 ranks times the prime stay below 2^32, and a float's
+// lanes don't either (docs/fixed_point.md), nor do the counters of element_classes.h.
+//
+// An exponent, of which the greatest is taken, carries its own code in the lower 20 bits of its lane, so a wrong one
+// passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
+//
+// Lanes of integers may wrap, so theirs are modulo 2^32. There, what is wrong by an odd number in some lane passes with
+// 2^-64, but what is wrong by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
+#ifndef XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
+#define XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "wire/header.h"
+
+namespace passing {
+
+class SumCheck {
+ public:
+  static constexpr uint32_t kLanes = 3;
+  static constexpr size_t kKeyBytes = 16;
+  using Key = std::array<uint8_t, kKeyBytes>;
+
+  struct Chunk {
+    uint64_t position;
+    std::span<const int32_t> exponents;  // of its segment; none for integers
+    bool may_wrap;                       // lanes of integers
+  };
+
+  SumCheck(const Key& key, uint32_t rank, uint32_t world_size);
+
+  // Writes kLanes lanes behind `count` data lanes of this rank's contribution.
+  void Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const;
+  // May these be the sums of what all ranks wrote, flags or-ed?
+  bool Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const;
+
+  // Lane `lane` of the exponent chunk at this position: an exponent, or one's negative.
+  uint32_t SealExponent(uint64_t position, uint32_t lane, int32_t exponent) const;
+  // Empty if no rank sent this.
+  std::optional<int32_t> OpenExponent(uint64_t position, uint32_t lane, uint32_t sealed) const;
+
+ private:
+  static constexpr uint32_t kCodes = 2;  // the c of a chunk
+  using Pads = std::array<uint32_t, kCodes>;
+
+  uint64_t NameOf(const Chunk& chunk) const;
+  void AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const;
+  uint32_t Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const;
+
+  std::array<uint64_t, 2> key_;
+  const uint32_t rank_;
+  const uint32_t world_size_;
+  std::array<std::vector<uint32_t>, kCodes> k_;             // modulo 2^32
+  std::array<std::vector<int32_t>, kCodes> k_below_prime_;  // so that a sum over all lanes fits into 64 bits
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_PACKETS_SUM_CHECK_H_

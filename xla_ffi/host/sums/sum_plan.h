@@ -1,0 +1,135 @@
+// How a sum's elements are cut into segments, blocks and chunks. Pure; alike on every rank.
+//
+// The leaves stand end to end on one line. Where two elements share a lane, a leaf of odd size takes a place more,
+// which holds nothing: so no lane belongs to two leaves.
+#ifndef XLA_FFI_HOST_SUMS_SUM_PLAN_H_
+#define XLA_FFI_HOST_SUMS_SUM_PLAN_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "host/numbers/fixed_point.h"
+#include "host/sums/sum.h"
+
+namespace passing {
+
+// A segment takes one place in the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and
+// 16 blocks of float32 (32 of bfloat16): no chunk but the last of a leaf is ever short.
+inline constexpr uint32_t kSegmentLanes = 23040;
+
+// Lanes of a block in the exponent chunk of a segment that guesses: exponent, guess, -guess.
+inline constexpr uint32_t kGuessLanes = 3;
+
+struct Segment {
+  uint64_t first_place = 0;  // on the line of elements
+  uint32_t place_count = 0;
+  uint64_t first_block = 0;
+  uint32_t block_count = 0;      // 0 for integers, which need no scale
+  uint32_t exponent_chunks = 0;  // sent first, one lane a block
+  uint32_t data_chunks = 0;
+  // A small sum's data travels with its exponents, at guessed ones; these places are for the data if a guess was wrong.
+  uint32_t repeat_chunks = 0;
+  // The first exponent chunk. Guessed data goes ahead of it if that makes it the shorter packet: only the last of
+  // the packets that the kernel takes in one send may be shorter.
+  uint32_t exponents_at = 0;
+
+  uint32_t chunk_count() const { return exponent_chunks + data_chunks + repeat_chunks; }
+  bool guesses() const { return repeat_chunks > 0; }
+  // What is sent before the job's exponents are known.
+  uint32_t first_chunks() const { return exponent_chunks + (guesses() ? data_chunks : 0); }
+  uint32_t lanes_per_block() const { return guesses() ? kGuessLanes : 1; }
+  bool CarriesExponents(uint32_t chunk) const {
+    return chunk >= exponents_at && chunk < exponents_at + exponent_chunks;
+  }
+  bool CarriesGuessedData(uint32_t chunk) const {
+    return guesses() && chunk < first_chunks() && !CarriesExponents(chunk);
+  }
+  // Which of the data chunks this one is.
+  uint32_t DataChunk(uint32_t chunk) const {
+    return (chunk - (chunk < exponents_at ? 0 : exponent_chunks)) % data_chunks;
+  }
+};
+
+// Elements of one leaf, inside one block.
+struct ElementRun {
+  uint32_t leaf;
+  uint64_t first;  // in the leaf
+  uint32_t count;
+  uint64_t block;   // in the sum
+  uint32_t offset;  // in places, in the range that was asked for
+};
+
+// The places of the sum, or the blocks of its segment, that a chunk carries.
+struct ChunkRange {
+  uint64_t first;
+  uint32_t count;
+};
+
+class SumPlan {
+ public:
+  // `window`: a sum that guesses its exponents must fit into it as a whole.
+  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits);
+
+  uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
+  const Segment& segment(uint32_t index) const { return segments_[index]; }
+
+  // Lanes of this many places: a range of a chunk, or the offset of a run in it.
+  uint32_t LanesOf(uint32_t places) const { return places / group_.elements * group_.lanes; }
+
+  // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
+  ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
+    const uint32_t first = (chunk - segment.exponents_at) * lanes_per_chunk_;
+    return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
+  }
+  ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
+    const uint32_t first = segment.DataChunk(chunk) * places_per_chunk_;
+    return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
+  }
+
+  // How many elements stand on the line before this place.
+  uint64_t ElementsBefore(uint64_t place) const {
+    const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, place) - leaf_starts_.begin() - 1;
+    return leaf_firsts_[leaf] + std::min(place - leaf_starts_[leaf], ElementsOf(leaf));
+  }
+
+  // Calls f(ElementRun) for the runs in `count` places from `first` on, in order.
+  template <typename F>
+  void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
+    auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;
+    uint64_t in_leaf = first - leaf_starts_[leaf];
+    for (uint64_t offset = 0; offset < count;) {
+      const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
+      const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
+      const uint64_t run = std::min({count - offset, leaf_left, block_left});
+      const uint64_t elements = std::min(run, ElementsOf(leaf) - in_leaf);
+      f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(elements),
+                   leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
+      offset += run;
+      in_leaf += run;
+      if (run == leaf_left) {
+        ++leaf;
+        in_leaf = 0;
+      }
+    }
+  }
+
+  // The elements of block `block`, a number from the sum's start.
+  ElementRun Block(uint64_t block) const;
+
+ private:
+  uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
+
+  uint32_t lanes_per_chunk_;
+  LaneGroup group_;
+  uint32_t places_per_chunk_;
+  std::vector<uint64_t> leaf_starts_;  // place at which each leaf starts, and the end
+  std::vector<uint64_t> leaf_firsts_;  // the same in elements
+  std::vector<uint64_t> leaf_blocks_;  // and in blocks
+  std::vector<Segment> segments_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_SUMS_SUM_PLAN_H_

@@ -1,0 +1,62 @@
+// The sums that this host has issued and that aren't done. Hundreds of them may be in flight, and each segment that
+// gets its place asks here: so a sum is found by its name, and the one that rank 0 places next by what is left of it,
+// never by a scan.
+#ifndef XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
+#define XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "host/order/order.h"
+#include "host/sums/active_sum.h"
+
+namespace passing {
+
+class SumsInFlight {
+ public:
+  // No two sums in flight have one name: the rendezvous counts executions and steps.
+  ActiveSum& Add(std::unique_ptr<ActiveSum> sum);
+  std::unique_ptr<ActiveSum> Take(ActiveSum& sum);
+  // The one that was added first; null if there is none.
+  std::unique_ptr<ActiveSum> TakeFirst();
+
+  bool empty() const { return sums_.empty(); }
+  // The sum that has this segment, by the segment's name alone: it need not have so many. Null if it isn't here.
+  ActiveSum* Find(const SegmentId& id) const;
+  // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
+  // behind a large one. Only those whose next segment is ready. Null if there is none.
+  ActiveSum* ShortestToPlace() const;
+  // The one that was started first; null if there is none.
+  const ActiveSum* Oldest() const;
+
+  // So many elements of `sum` can be read.
+  void OnReady(ActiveSum& sum, uint64_t elements);
+  // The next segment of `sum` got its place, or lost it again.
+  void CountPlaced(ActiveSum& sum);
+  void CountVoid(ActiveSum& sum);
+  // How many segments, of whichever sum, got their place since this one was added.
+  uint64_t PlacedSince(const ActiveSum& sum) const { return placed_ - sum.turn_.placed_before; }
+
+ private:
+  using Sums = std::list<std::unique_ptr<ActiveSum>>;
+  using ToPlace = std::tuple<uint32_t, uint64_t, ActiveSum*>;  // segments left, number, sum
+
+  static SegmentId NameOf(const ActiveSum& sum) { return sum.IdOf(0); }
+  static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
+  // Puts `sum` into its new place among those with a segment to place.
+  void Reorder(const ToPlace& before, ActiveSum& sum);
+
+  Sums sums_;                                                           // in the order in which they were added
+  std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
+  std::set<ToPlace> to_place_;                                          // those whose next segment is ready
+  uint64_t next_number_ = 0;
+  uint64_t placed_ = 0;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_

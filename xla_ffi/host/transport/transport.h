@@ -1,0 +1,111 @@
+// AllReduce over UDP, on a thread of its own and on those of its callers: what a session holds.
+#ifndef XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
+#define XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "host/all_reduce.h"
+#include "host/stall_watch.h"
+#include "host/transport/event_queue.h"
+#include "host/transport/shard_sockets.h"
+#include "host/transport/wake_up.h"
+#include "net/udp_socket.h"
+#include "wire/group_watch.h"
+
+namespace passing {
+
+struct TransportOptions {
+  JobConfig job;
+  double warn_s = 5;
+  double deadline_s = 60;
+};
+
+class Transport : public Collective {
+ public:
+  // Takes the bound sockets, each connected to its shard's data port, and those that hear the job's multicast group,
+  // where a shard's results come that way (by shard; empty: nowhere). Throws std::invalid_argument if the job's
+  // numbers, which the switches told, are out of range.
+  Transport(std::vector<UdpSocket> sockets, const TransportOptions& options,
+            std::vector<std::optional<UdpSocket>> groups = {});
+  ~Transport() override;  // fails what is pending, joins the thread
+
+  uint32_t world_size() const override { return options_.job.world_size; }
+  void Start(Sum sum) override;
+  void Ready(const SumKey& key, uint64_t elements) override;
+  // As an event, before those of the sums that follow.
+  void Announce(const ProgramInfo& program) override;
+
+  // From any thread.
+  void DeliverOrderMessage(std::string message);
+  // What the session learned about the stall that was reported (missing ranks); part of the deadline's message.
+  void NoteStall(std::string note);
+  void Fail(const Failure& failure) override;
+  std::optional<Failure> failure() const;
+
+  // The next event; empty after timeout_s or once the transport is closed. The session polls for it on a thread of its
+  // own.
+  std::optional<TransportEvent> WaitEvent(double timeout_s);
+  // True once no sum is pending; false after timeout_s.
+  bool Drain(double timeout_s);
+  AllReduceStats stats() const;
+  UdpSocketStats socket_stats() const;
+  // Idempotent. Pending sums fail; WaitEvent returns. The sockets are closed.
+  void Close();
+
+ private:
+  // With mutex_ held.
+  bool over() const { return closed_ || failure_.has_value(); }
+
+  struct ReadyElements {
+    SumKey key;
+    uint64_t elements = 0;
+  };
+
+  // With core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
+  void Run();
+  void Work(int64_t now_us);
+  int64_t DueUs() const;
+  void Receive();
+  uint64_t ReceiveFrom(uint32_t shard, UdpSocket& socket);
+  uint64_t Results() const;
+  void CheckStall(int64_t now_us);
+  void End();
+
+  const TransportOptions options_;
+  WakeUp wake_up_;  // with mutex_
+  EventQueue events_;
+
+  // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
+  mutable std::mutex core_mutex_;
+  ShardSockets sockets_;                         // the thread sleeps in it without any lock
+  std::vector<wire::GroupWatch> group_watches_;  // by shard
+  AllReduce core_;
+  StallWatch stall_watch_;
+  std::vector<Sum> taken_starts_;  // empty except during Work, as the next
+  std::vector<ReadyElements> taken_ready_;
+  std::vector<std::string> taken_order_messages_;
+
+  // What callers leave, and what they ask for.
+  mutable std::mutex mutex_;
+  std::vector<Sum> starts_;
+  std::vector<ReadyElements> ready_;
+  std::vector<std::string> order_messages_;
+  std::string stall_note_;
+  std::optional<Failure> failure_;
+  bool closed_ = false;
+  bool idle_ = true;                 // no sum is pending
+  std::condition_variable drained_;  // idle_
+
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_

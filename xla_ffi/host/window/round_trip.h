@@ -1,0 +1,50 @@
+// How long a result takes, and so how long to wait for one. SlotWindow asks nothing else of it: another estimate is
+// another class with these four names.
+#ifndef XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
+#define XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+namespace passing {
+
+// RFC 6298: one sample a round trip, else the variation would forget within one batch of packets; and bounds of our
+// own. Loss is mostly found by overtaking: this is for the last chunks of a sum, and must wait for all ranks.
+class RoundTrip {
+ public:
+  // A round trip includes the wait for stragglers: no more than this is learnt from those.
+  static constexpr int64_t kMaxRtoUs = 50'000;
+
+  // Of a chunk that was sent once, as the result of one sent again doesn't tell which of them it answers.
+  void Measure(int64_t sample_us, int64_t now_us) {
+    if (now_us < next_sample_us_) return;
+    next_sample_us_ = now_us + sample_us;
+    sample_us = std::min(sample_us, kMaxRtoUs);
+    if (smoothed_us_ == 0) {
+      smoothed_us_ = sample_us;
+      variation_us_ = sample_us / 2;
+    } else {
+      variation_us_ += (std::abs(sample_us - smoothed_us_) - variation_us_) / 4;
+      smoothed_us_ += (sample_us - smoothed_us_) / 8;
+    }
+    rto_us_ = std::clamp(2 * smoothed_us_ + 4 * variation_us_, kMinRtoUs, kMaxRtoUs);
+  }
+
+  int64_t smoothed_us() const { return smoothed_us_; }  // 0 before the first
+  // A chunk that has waited so long is sent again.
+  int64_t rto_us() const { return rto_us_; }
+
+ private:
+  static constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
+  static constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy host looks like loss
+
+  int64_t next_sample_us_ = 0;
+  int64_t smoothed_us_ = 0;
+  int64_t variation_us_ = 0;
+  int64_t rto_us_ = kFirstRtoUs;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_

@@ -1,0 +1,201 @@
+#include "host/window/slot_window.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+
+namespace passing {
+namespace {
+
+// A chunk is lost if one this far behind it on its path, sent later, has its result: more than the 44 chunks of one
+// super-packet. Fixed: a second result doesn't show that it was a mistake (as RFC 8985 takes it), as another rank's
+// contribution may have been the lost one.
+constexpr uint32_t kReorderChunks = 64;
+
+// After a silence no more chunks than this are sent again: a straggler makes every chunk time out, though nothing is
+// lost. Where nothing comes of a burst, as where a port overflows, the next one is half as long; under random loss some
+// of it is always answered, and it isn't shortened.
+constexpr uint32_t kMaxFirstBurst = 8;
+constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
+
+// Silences last ever longer, up to so long.
+constexpr int64_t kMaxProbeIntervalUs = 100'000;
+
+// Where some of what was taken for lost has come, the rest isn't awaited for an RTO, but for two round trips, and no
+// less than this. While the results of a rank that was late come in, one after the other, nothing is sent again.
+constexpr int64_t kMinRecoveryUs = 200;
+
+}  // namespace
+
+SlotWindow::SlotWindow(const Sharding& sharding)
+    : sharding_(sharding),
+      chunks_(std::bit_ceil(sharding.window())),
+      paths_(sharding.shard_count()),
+      congestion_(sharding.window()) {}
+
+void SlotWindow::Advance(uint64_t low) {
+  assert(low >= low_);
+  low_ = low;
+}
+
+void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
+  assert(position >= low_ && position < end());
+  Chunk& chunk = At(position);
+  assert(chunk.position != position || chunk.state != State::kInFlight);
+  Path& path = PathOf(position);
+  chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++path.send_number};
+  path.sent.push_back({position, chunk.send_number});
+}
+
+void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
+  Chunk& chunk = At(position);
+  assert(chunk.position == position && chunk.state == State::kInFlight);
+  chunk.state = State::kDone;
+  Path& path = PathOf(position);
+  if (path.burst_us > path.progress_us) path.revived_us = now_us;
+  path.progress_us = now_us;
+  if (in_order) {
+    path.answered_number = std::max(path.answered_number, chunk.send_number);
+    path.answered_position = std::max(path.answered_position, position);
+  }
+  // What was taken for lost waited for a resend of any rank.
+  if (!chunk.resent && chunk.send_number > path.lost_number) round_trip_.Measure(now_us - chunk.sent_us, now_us);
+  silences_ = 0;
+  probe_us_ = 0;
+  probe_interval_us_ = 0;
+  congestion_.OnResult();
+}
+
+bool SlotWindow::Done(uint64_t position) const {
+  if (position < low_) return true;
+  const Chunk& chunk = At(position);
+  return chunk.position == position && chunk.state == State::kDone;
+}
+
+void SlotWindow::Skip(uint64_t position) {
+  assert(position >= low_ && position < end());
+  At(position) = {.position = position, .state = State::kDone};
+}
+
+void SlotWindow::Forget(uint64_t position) {
+  for (Chunk& chunk : chunks_) {
+    if (chunk.position < position || chunk.state == State::kUnsent) continue;
+    assert(chunk.state == State::kInFlight);  // rank 0 took no part in it, so it has no result
+    chunk.state = State::kUnsent;
+  }
+}
+
+std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
+  for (Path& path : paths_) {
+    while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
+    if (const auto overtaken = FirstOvertaken(path)) {
+      congestion_.OnLoss(now_us, round_trip_us());
+      return Resend(*overtaken, now_us);
+    }
+    if (path.burst_left > 0 && FirstLost(path)) return Resend(NextOfBurst(path), now_us);
+  }
+  const Timeout timeout = NextTimeout();
+  if (now_us < std::max(timeout.due_us, probe_us_)) return std::nullopt;
+  Path& path = PathOf(timeout.position);
+  const Chunk& first = At(timeout.position);
+  if (Recovers(path, first)) {
+    BeginBurst(path, 2 * path.burst, now_us);
+  } else if (now_us >= SilentUs(path, first)) {
+    OnSilence(now_us);
+  } else {  // for long, while the path goes on
+    congestion_.OnLoss(now_us, round_trip_us());
+    return Resend(timeout.position, now_us);
+  }
+  return Resend(NextOfBurst(path), now_us);
+}
+
+// The lowest, as all ranks send the same chunks again, and so complete them. But the last one is the oldest: guessed
+// data may have no result that counts before its exponents, which stand behind it, have theirs.
+uint64_t SlotWindow::NextOfBurst(Path& path) { return --path.burst_left == 0 ? *FirstLost(path) : *LowestLost(path); }
+
+void SlotWindow::OnSilence(int64_t now_us) {
+  congestion_.OnSilence(++silences_);
+  probe_interval_us_ = std::clamp(2 * probe_interval_us_, rto_us(), kMaxProbeIntervalUs);
+  probe_us_ = now_us + probe_interval_us_;
+  for (Path& path : paths_) {
+    const Chunk* first = FirstWaiting(path);
+    if (first == nullptr || now_us < SilentUs(path, *first)) continue;
+    path.lost_number = path.send_number;
+    BeginBurst(path, std::min(silences_ > 1 ? path.burst / 2 : path.burst, kMaxFirstBurst), now_us);
+  }
+}
+
+void SlotWindow::BeginBurst(Path& path, uint32_t chunks, int64_t now_us) {
+  path.burst = std::max(std::min(chunks, congestion_.chunks() / sharding_.shard_count()), kMinBurst);
+  path.burst_us = now_us;
+  path.burst_left = path.burst;
+}
+
+uint64_t SlotWindow::Resend(uint64_t position, int64_t now_us) {
+  Chunk& chunk = At(position);
+  Path& path = PathOf(position);
+  chunk.resent = true;
+  chunk.sent_us = now_us;
+  chunk.send_number = ++path.send_number;
+  path.sent.push_back({position, chunk.send_number});
+  return position;
+}
+
+int64_t SlotWindow::next_timer_us() const {
+  const auto is_due = [this](const Path& path) {
+    return FirstOvertaken(path).has_value() || (path.burst_left > 0 && FirstLost(path).has_value());
+  };
+  if (std::any_of(paths_.begin(), paths_.end(), is_due)) return 0;
+  const int64_t due_us = NextTimeout().due_us;
+  return due_us == INT64_MAX ? due_us : std::max(due_us, probe_us_);
+}
+
+const SlotWindow::Chunk* SlotWindow::FirstWaiting(const Path& path) const {
+  const auto first = std::find_if(path.sent.begin(), path.sent.end(), [&](const Sent& sent) { return Waits(sent); });
+  return first == path.sent.end() ? nullptr : &At(first->position);
+}
+
+// A path that goes on giving results is not timed out: what is lost on it shows by overtaking, and a queue or a host
+// that was held up for a while would make everything in flight time out at once.
+SlotWindow::Timeout SlotWindow::NextTimeout() const {
+  Timeout next;
+  for (const Path& path : paths_) {
+    const Chunk* first = FirstWaiting(path);
+    if (first == nullptr) continue;
+    const int64_t soon_us = path.progress_us + std::clamp(2 * round_trip_us(), kMinRecoveryUs, rto_us());
+    const int64_t wait_us = Recovers(path, *first) ? soon_us : SilentUs(path, *first);
+    const int64_t due_us = std::min(wait_us, std::max(first->sent_us, path.revived_us) + RoundTrip::kMaxRtoUs);
+    if (due_us < next.due_us) next = {due_us, first->position};
+  }
+  return next;
+}
+
+std::optional<uint64_t> SlotWindow::FirstLost(const Path& path) const {
+  const Chunk* first = FirstWaiting(path);
+  return first == nullptr || first->send_number > path.lost_number ? std::nullopt : std::optional(first->position);
+}
+
+std::optional<uint64_t> SlotWindow::LowestLost(const Path& path) const {
+  std::optional<uint64_t> lowest;
+  for (const Sent& sent : path.sent) {
+    if (sent.send_number > path.lost_number) break;
+    if (Waits(sent) && (!lowest || sent.position < *lowest)) lowest = sent.position;
+  }
+  return lowest;
+}
+
+std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
+  const uint64_t reorder = uint64_t{kReorderChunks} * sharding_.shard_count();  // a path has one position in so many
+  for (const Sent& sent : path.sent) {
+    if (sent.send_number >= path.answered_number) break;
+    if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;
+  }
+  return std::nullopt;
+}
+
+bool SlotWindow::Waits(const Sent& sent) const {
+  const Chunk& chunk = At(sent.position);
+  return chunk.position == sent.position && chunk.send_number == sent.send_number && chunk.state == State::kInFlight;
+}
+
+}  // namespace passing

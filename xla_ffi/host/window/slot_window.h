@@ -1,0 +1,128 @@
+// What is in flight, and what to resend: the sliding window over the positions of the job's order.
+#ifndef XLA_FFI_HOST_WINDOW_SLOT_WINDOW_H_
+#define XLA_FFI_HOST_WINDOW_SLOT_WINDOW_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "host/window/congestion_window.h"
+#include "host/window/round_trip.h"
+#include "host/window/sharding.h"
+
+namespace passing {
+
+class SlotWindow {
+ public:
+  explicit SlotWindow(const Sharding& sharding);
+
+  // The first position without a result. Positions below it are done, or were skipped.
+  uint64_t low() const { return low_; }
+  uint64_t end() const { return low_ + sharding_.window(); }
+  void Advance(uint64_t low);
+
+  // Do the slots reach that far?
+  bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
+  // May a chunk be sent, below whose position so many are in flight? Those above don't count: else ranks that got
+  // their sums in different orders could fill their windows with different chunks, none of which all of them sent,
+  // and wait for ever. The lowest chunk has none below it, so it can always be sent.
+  bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
+  void OnSent(uint64_t position, int64_t now_us);
+
+  // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
+  // wait for all stores of the last packet's elements.
+  std::optional<uint64_t> InFlight(uint32_t sequence) const {
+    const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
+    if (ahead >= sharding_.window()) return std::nullopt;
+    const Chunk& chunk = At(low_ + ahead);
+    if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
+    return chunk.position;
+  }
+  // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
+  void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
+  bool Done(uint64_t position) const;
+  // No rank needs this position's result any more, whether or not it was sent.
+  void Skip(uint64_t position);
+
+  // The order changed: what was sent from `position` on can't complete, and no longer counts.
+  void Forget(uint64_t position);
+
+  // The next chunk that has waited for its RTO, or that later chunks overtook; counts it as sent again.
+  std::optional<uint64_t> NextResend(int64_t now_us);
+  int64_t next_timer_us() const;  // INT64_MAX if nothing is in flight
+
+  int64_t round_trip_us() const { return round_trip_.smoothed_us(); }
+  int64_t rto_us() const { return round_trip_.rto_us(); }
+
+ private:
+  enum class State : uint8_t { kUnsent, kInFlight, kDone };
+  struct Chunk {
+    uint64_t position = 0;
+    State state = State::kUnsent;
+    bool resent = false;  // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    int64_t sent_us = 0;
+    uint64_t send_number = 0;
+  };
+  struct Sent {
+    uint64_t position;
+    uint64_t send_number;
+  };
+
+  // What was sent to one shard. Switches answer at different paces, so overtaking means something only within one.
+  struct Path {
+    std::deque<Sent> sent{};  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
+    uint64_t send_number = 0;
+    uint64_t answered_number = 0;    // the latest send of those in order that have their result,
+    uint64_t answered_position = 0;  // and the last position
+    int64_t progress_us = 0;         // when the last result came,
+    int64_t revived_us = 0;          // and the last one that came first after a burst
+    // A silence began: what was sent up to then is taken for lost, and sent again in bursts.
+    uint64_t lost_number = 0;
+    int64_t burst_us = 0;  // when the last one began
+    uint32_t burst = 16;   // chunks
+    uint32_t burst_left = 0;
+  };
+
+  Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
+  const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
+  Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
+  bool Waits(const Sent& sent) const;
+  std::optional<uint64_t> FirstOvertaken(const Path& path) const;
+  // Of what is taken for lost: the chunk that was sent first, and the lowest one.
+  std::optional<uint64_t> FirstLost(const Path& path) const;
+  std::optional<uint64_t> LowestLost(const Path& path) const;
+  uint64_t NextOfBurst(Path& path);
+  // Some of what was taken for lost has its results, some has not.
+  bool Recovers(const Path& path, const Chunk& first_waiting) const {
+    return first_waiting.send_number <= path.lost_number && path.progress_us >= path.burst_us;
+  }
+  int64_t SilentUs(const Path& path, const Chunk& first_waiting) const {
+    return std::max(first_waiting.sent_us, path.progress_us) + rto_us();
+  }
+  void OnSilence(int64_t now_us);
+  void BeginBurst(Path& path, uint32_t chunks, int64_t now_us);
+  // The chunk that was sent first of a path's without a result; null if there is none.
+  const Chunk* FirstWaiting(const Path& path) const;
+  struct Timeout {
+    int64_t due_us = INT64_MAX;
+    uint64_t position = 0;
+  };
+  Timeout NextTimeout() const;
+  uint64_t Resend(uint64_t position, int64_t now_us);
+
+  const Sharding sharding_;
+  uint64_t low_ = 0;
+  std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
+  std::vector<Path> paths_;    // by shard
+  CongestionWindow congestion_;
+  RoundTrip round_trip_;
+  uint32_t silences_ = 0;  // since the last result
+  int64_t probe_us_ = 0;   // when the next one may end
+  int64_t probe_interval_us_ = 0;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_WINDOW_SLOT_WINDOW_H_
