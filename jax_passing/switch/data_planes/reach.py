@@ -1,9 +1,9 @@
 """How far ahead of what is complete a contribution of a job may be: what no honest worker sends, no switch takes.
 
 S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
-(xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed; at the
-start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far can p
-be from c?
+(xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed;
+at the start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far
+can p be from c?
 
 1. Every position below low is complete, or was skipped, or lies in a gap (docs/protocol.md). A line of the order begins
    behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that guessed its
