@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from support.p4 import tna_model, v1model_model
-from support.p4.syntax import Control, Counter, Procedure, Register, Table
+from support.p4.parts import Control, Counter, Procedure, Register, Table
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 

@@ -8,19 +8,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from support.p4.syntax import (
-    ANY,
-    Bits,
-    Control,
-    Counter,
-    Parser,
-    Procedure,
-    Record,
-    Register,
-    StateMachine,
-    Table,
-    Value,
-)
+from support.p4.expressions import ANY
+from support.p4.parts import Bits, Control, Counter, Procedure, Record, Register, StateMachine, Table, Value
+from support.p4.syntax import Parser
 
 COMPARISONS = {"<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge}
 OPERATIONS = {

@@ -12,7 +12,8 @@ from jax_passing.switch.data_planes import tofino_admission
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.device import ip_number
 from support.p4.interpreter import Machine, PacketIn, emitted
-from support.p4.syntax import Bits, Parser, Record, Value, preprocessed
+from support.p4.parts import Bits, Record, Value
+from support.p4.syntax import Parser, preprocessed
 
 PROGRAM = Path(__file__).parents[3] / "p4" / "tna" / "passing.p4"
 OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, PORT, 64

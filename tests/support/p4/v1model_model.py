@@ -14,7 +14,8 @@ from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
 from support.net.frames import checksum
 from support.p4 import network
 from support.p4.interpreter import Machine, PacketIn, TooShortError, concatenated, copied, emitted
-from support.p4.syntax import Bits, Control, Counter, Parser, Record, Register, Table, Value, preprocessed
+from support.p4.parts import Bits, Control, Counter, Record, Register, Table, Value
+from support.p4.syntax import Parser, preprocessed
 from support.p4.tools import V1MODEL
 
 PORTS = 4

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from support.jax.lockstep import attempt, serve
-from support.jax.search_programs import MODULUS, Program, draw
+from support.jax.search_programs import Program, draw
+from support.jax.search_statements import MODULUS
 
 import jax_passing
 
