@@ -1,4 +1,4 @@
-"""Runs the cases of tests/support/jax/gradient_cases.py, as it is told: gradients.py reference | local | global.
+"""Runs the cases of tests/support/jax/gradients, as it is told: gradients.py reference | local | global.
 
 `reference` is one process with all devices and jax.lax, `local` a host with a mesh of its own devices, `global` one of
 the processes of jax.distributed.
@@ -15,7 +15,7 @@ import numpy as np
 from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support.jax.gradient_cases import CASES, World
+from support.jax.gradients import CASES, World
 from support.jax.lockstep import attempt, serve
 
 SEED = 20
