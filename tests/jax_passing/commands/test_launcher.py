@@ -1,58 +1,19 @@
 """`jax-passing run` with real processes: tags, the first failure, signals, nothing left behind."""
 
-import io
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 from support.jax.in_process import until
+from support.jobs.launching import NO_SWITCH, RUN, alive, launch, screen, start_forever
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.commands.launch.child import Child
 from jax_passing.commands.launch.launcher import _culprit
-from jax_passing.commands.terminal import LineSplitter, TaggedOutput
-
-# -P: the installed package, whatever folder the tests run in.
-RUN = [sys.executable, "-P", "-m", "jax_passing", "run"]
-# Most of these need no switch: an address that nobody asks.
-NO_SWITCH = ["--switch", "127.0.0.1:9"]
-
-
-@pytest.fixture
-def script(tmp_path):
-    def write(text):
-        path = tmp_path / "script.py"
-        path.write_text("import os, signal, sys, time\nrank = int(os.environ['JAX_PASSING_RANK'])\n" + text)
-        return str(path)
-
-    return write
-
-
-def launch(*arguments, **environment):
-    return subprocess.run(
-        [*RUN, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
 
 # Tests of what the hosts see.
 
@@ -228,24 +189,6 @@ def test_help_tells_the_defaults():
 
 # Signals to the launcher.
 
-FOREVER = """
-import subprocess
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])  # as a data loader has
-print("pids", os.getpid(), worker.pid)
-time.sleep(100)
-"""
-
-
-def start_forever(script, *arguments):
-    launcher = subprocess.Popen([*RUN, *arguments, script(FOREVER)], stdout=subprocess.PIPE, text=True)
-    pids = []
-    while len(pids) < 4:
-        line = launcher.stdout.readline()
-        assert line, "the launcher ended"
-        if "pids" in line:
-            pids += [int(pid) for pid in line.split()[-2:]]
-    return launcher, pids
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_leave_no_process_behind(script, number):
@@ -293,83 +236,6 @@ def test_a_killed_launcher_leaves_no_host_behind(script):
 
 
 # Lines and progress bars.
-
-
-def split(*pieces):
-    splitter = LineSplitter()
-    found = [result for piece in pieces for result in splitter.feed(piece)]
-    return found + list(splitter.feed(b"", final=True))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "found"),
-    [
-        ([b"a\nb\n"], [(True, "a"), (True, "b")]),
-        ([b"a", b"b\n"], [(True, "ab")]),
-        ([b"a\r\nb"], [(True, "a"), (True, "b")]),
-        ([b"\r10%", b"\r20%", b"\r30%\n"], [(False, "10%"), (False, "20%"), (True, "30%")]),
-        ([b"10%\r", b"20%\r", b"done\n"], [(False, "10%"), (False, "20%"), (True, "done")]),
-        ([b"\r1", b"0%"], [(False, "1"), (False, "10%"), (True, "10%")]),
-        (
-            [b"\x1b[?25l\r\x1b[2Kbar 1", b"\r\x1b[2Kbar 2", b"\n\x1b[?25h"],
-            [(False, "bar 1"), (False, "bar 2"), (True, "bar 2")],
-        ),
-        ([b"\xc3", b"\xa9\n\xff\n"], [(True, "é"), (True, "�")]),
-        ([b"\n\n"], [(True, ""), (True, "")]),
-    ],
-)
-def test_splitting(pieces, found):
-    assert split(*pieces) == found
-
-
-def test_endless_lines_are_cut():
-    assert sum(len(text) for _, text in split(*[b"x" * 10000] * 20)) == 200000
-
-
-@given(st.lists(st.text(st.characters(blacklist_characters="\r\n\x1b", codec="utf-8")), min_size=1), st.integers(1, 5))
-def test_lines_survive_any_cut(lines, size):
-    data = "\n".join(lines).encode() + b"\n"
-    pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    assert [text for is_over, text in split(*pieces) if is_over] == lines
-
-
-def screen(text):
-    """Returns what a terminal shows, where later text overwrites earlier."""
-    shown = []
-    for line in text.split("\n"):
-        last = re.split(r"\r\x1b\[2K", line)[-1]
-        shown.append(re.sub(r"\x1b\[[0-9;]*m", "", last))
-    return shown
-
-
-def test_a_bar_stays_below_the_lines_of_others():
-    file = io.StringIO()
-    output = TaggedOutput(Console(file=file, force_terminal=True, width=40, color_system="standard"))
-    output.refresh("rank 0", "10%")
-    output.line("rank 1", "hello")
-    output.refresh("rank 0", "20% " + "x" * 60)
-    assert screen(file.getvalue())[0] == "[rank 1] hello"
-    assert screen(file.getvalue())[1].startswith("[rank 0] 20% xx")
-    assert len(screen(file.getvalue())[1]) == 39
-    output.line("rank 0", "done")
-    assert screen(file.getvalue()) == ["[rank 1] hello", "[rank 0] done", ""]
-
-
-def test_without_a_terminal_bars_become_a_line_now_and_then():
-    file = io.StringIO()
-    output = TaggedOutput(Console(file=file, width=40))
-    for percent in range(100):
-        output.refresh("rank 0", f"{percent}%")
-    output.line("rank 0", "100%")
-    assert file.getvalue() == "[rank 0] 0%\n[rank 0] 100%\n"
-
-
-def test_long_lines_and_markup_stay_as_they_are():
-    file = io.StringIO()
-    TaggedOutput(Console(file=file, width=20)).line("rank 0", "[bold]" + "x" * 100 + ":smile:")
-    assert file.getvalue() == "[rank 0] [bold]" + "x" * 100 + ":smile:\n"
-
-
 def test_rich_bars_of_rank_0_are_drawn_on_a_terminal(script):
     bar = script(
         "from rich.progress import track\n"
@@ -428,88 +294,3 @@ def test_no_more_often_than_was_said(script):
 
 
 # Other machines.
-
-
-@pytest.fixture
-def fake_ssh(tmp_path):
-    """An ssh that runs the command here, unless the machine is called "away". As with the real one, the command isn't
-    among our processes, and learns by the end of its input that the connection is gone."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    ssh = folder / "ssh"
-    ssh.write_text(
-        """#!/bin/bash
-while [ "$1" = -o ]; do shift 2; done
-machine=$1; shift
-if [ "$machine" = away ]; then echo "ssh: connect to host away port 22: No route to host" >&2; exit 255; fi
-setsid --wait env -i PATH="$PATH" FAKE_MACHINE="$machine" sh -c "$*" < <(cat)
-"""
-    )
-    ssh.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def test_one_rank_on_each_machine(script, fake_ssh):
-    show = script(
-        """
-print(os.environ["FAKE_MACHINE"], sys.argv[1:], os.environ["JAX_PASSING_WORLD_SIZE"], os.environ["JAX_NUM_CPU_DEVICES"])
-print("err", os.environ["JAX_PASSING_WARN_S"], "SECRET" in os.environ, file=sys.stderr)
-"""
-    )
-    ended = launch(
-        *NO_SWITCH,
-        "--hosts",
-        "a,me@b,c",
-        show,
-        "x y",
-        "'",
-        **fake_ssh,
-        JAX_PASSING_WARN_S="7",
-        SECRET="no variable of ours",
-    )
-    assert ended.returncode == 0, ended
-    assert sorted(ended.stdout.splitlines()) == sorted(
-        [f"[rank {rank}] {name} ['x y', \"'\"] 3 1" for rank, name in enumerate(["a", "me@b", "c"])]
-        + [f"[rank {rank}] err 7 False" for rank in range(3)]
-    )
-
-
-def test_a_machine_that_cant_be_reached_is_named(script, fake_ssh):
-    ended = launch(*NO_SWITCH, "--hosts", "a,away", script("time.sleep(60)"), **fake_ssh)
-    assert ended.returncode == 255
-    assert "[rank 1] ssh: connect to host away port 22: No route to host" in ended.stdout
-    assert "rank 1 can't be started: ssh doesn't reach away, or lost it (exit code 255)" in ended.stdout
-
-
-def test_a_pipe_to_ssh_that_breaks_ends_nothing(script):
-    """We get this signal if ssh ends before it has taken its order."""
-    broken = script("time.sleep(0.2); os.kill(os.getppid(), signal.SIGPIPE); time.sleep(0.2); sys.exit(7)")
-    assert launch(*NO_SWITCH, "--hosts", "1", broken).returncode == 7
-
-
-def test_the_exit_code_of_another_machine(script, fake_ssh):
-    ended = launch(*NO_SWITCH, "--hosts", "a,b", script("sys.exit(7) if rank == 1 else time.sleep(60)"), **fake_ssh)
-    assert ended.returncode == 7
-    assert "rank 1 failed first (exit code 7)" in ended.stdout
-
-
-def test_ctrl_c_ends_ranks_on_all_machines(script, fake_ssh):
-    process = subprocess.Popen(
-        [*RUN, *NO_SWITCH, "--hosts", "a,b", script("print('pid', os.getpid(), flush=True); time.sleep(60)")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200", **fake_ssh},
-    )
-    pids = [int(process.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
-    assert all(map(alive, pids))
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 128 + signal.SIGINT
-    process.stdout.close()
-    until(lambda: not any(map(alive, pids)))
-
-
-@pytest.mark.parametrize("hosts", ["0", "65", "a,,b", "a,-oProxyCommand=x", "a b"])
-def test_hosts_that_are_none(hosts, script):
-    ended = launch(*NO_SWITCH, "--hosts", hosts, script(""))
-    assert ended.returncode != 0
-    assert "--hosts" in ended.stdout + ended.stderr
