@@ -143,7 +143,7 @@ def test_interpreters_with_the_same_jaxlib_have_a_report_each(tmp_path: Path) ->
 def test_wrong_elements_are_counted() -> None:
     import ml_dtypes
     import numpy as np
-    from gpu_host import count_wrong, drawn
+    from gpu_correctness import count_wrong, drawn
 
     for name in ("float32", "float16", "bfloat16"):
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)

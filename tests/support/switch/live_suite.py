@@ -1,0 +1,26 @@
+"""The conformance suite, played on a live switch in this process."""
+
+import io
+from contextlib import closing
+
+from rich.console import Console
+
+from jax_passing.conformance import run
+from jax_passing.conformance.exchanges import golden
+from jax_passing.conformance.live.suite import LiveSwitch
+from jax_passing.protocol import keys
+
+KEY = keys.new_key()
+
+
+def failures(address, seeds=20, parent_at=None, key=None):
+    """Returns the failures by case, and how many cases were not applicable."""
+    with closing(LiveSwitch(address, parent_at, key)) as under_test:
+        done = list(run.outcomes(under_test, run.cases(under_test.limits, 0, seeds), Console(file=io.StringIO())))
+    return {one.case.description: one.failure for one in done if one.failure}, sum(
+        bool(one.not_applicable) for one in done
+    )
+
+
+def few_cases(monkeypatch):
+    monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: golden.read()[:3])
