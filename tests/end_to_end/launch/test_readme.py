@@ -1,10 +1,10 @@
-"""What README.md tells its readers to do, as it is printed there: on two machines, and on one.
+"""Does what README.md tells its readers to do, as it is printed there: on two machines, and on one.
 
 Only addresses are replaced. Programs in other pages run, too; tests/test_pages.py looks at what isn't a program.
 """
 
 import os
-import shlex
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,34 +19,29 @@ FIRST = "10.0.0.1"  # the first machine's address in README.md
 
 
 def block(language: str, part: str) -> str:
-    """The one block of README.md in this language that contains this part."""
+    """Returns the one block of README.md in this language that contains this part."""
     (found,) = (block.text for block in blocks(README) if block.language == language and part in block.text)
     return found
 
 
 PROGRAM = block("python", "import jax_passing")
-SWITCH = block("bash", "jax-passing switch")
-HOSTS = [block("bash", f"JAX_PASSING_RANK={rank} python train.py") for rank in (0, 1)]
-ONE_MACHINE = block("bash", "jax-passing run")
+SWITCH, *HOSTS = block("bash", "jax-passing switch").splitlines()
+(ONE_MACHINE,) = re.findall("`(jax-passing run .* train.py)`", README.read_text())
 # tests/jax_passing/partitioning/test_plan.py runs the one that needs examples/models, and compares what it prints.
 ALL_PROGRAMS = [
     pytest.param(one, marks=[pytest.mark.smoke] if one.text == PROGRAM else [])
     for one in blocks()
     if one.is_program and "from models " not in one.text
 ]
-PRINTED = block("text", "rank 0 of 2").splitlines()
+(WEIGHTS,) = re.findall("Both hosts find `(.*)`", README.read_text())
+PRINTED = [f"rank {rank} of 2: {WEIGHTS}" for rank in (0, 1)]
 
 
 @pytest.fixture(autouse=True)
 def _readers_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the folder with the program, with the environment into which jax_passing was installed, and no settings.
-
-    What activates the environment in a new shell stands where README.md has it.
-    """
+    """Puts a test into the folder with the program, with the environment of jax_passing activated, and no settings."""
     installed = Path(sys.executable).parent
     (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(installed))}:$PATH\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(installed), os.environ["PATH"]]))
     for name in list(os.environ):
@@ -65,10 +60,8 @@ def test_two_machines() -> None:
         def printed(text: str) -> str:
             return text.replace(FIRST, cluster.address(0))
 
-        # In a new shell's environment. `exec`: what is stopped must be the switch, not a shell around it.
-        *before, last = printed(SWITCH).splitlines()
-        in_shell = ["env", f"PATH={os.defpath}", "bash", "-c", "\n".join([*before, f"exec {last}"])]
-        switch = cluster.start(0, in_shell)
+        # `exec`: what is stopped must be the switch, not a shell around it.
+        switch = cluster.start(0, ["bash", "-c", f"exec {SWITCH}"])
         hosts = [cluster.start(machine, ["bash", "-c", printed(text)]) for machine, text in enumerate(HOSTS)]
         finish(hosts)
         assert [host.text for host in hosts] == PRINTED, switch.text

@@ -1,4 +1,4 @@
-"""The pages for readers, and the fenced blocks of code in them."""
+"""Finds the pages for readers, and the fenced blocks of code in them."""
 
 import re
 from dataclasses import dataclass
@@ -6,16 +6,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("p4/**/*.md")])
+DOCS = sorted(ROOT.glob("docs/**/*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS, *ROOT.glob("p4/**/*.md")])
 
 _FENCE = re.compile(r"^( *)```(\S*).*?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def page(name: str) -> Path:
+    """Returns the page of docs with this file name, in whichever folder it is."""
+    (found,) = (path for path in DOCS if path.name == name)
+    return found
 
 
 @dataclass(frozen=True)
 class Block:
     page: Path
     line: int
-    """Of the page, at which its text begins."""
+    """The text begins at this line of the page."""
     language: str
     text: str
 
@@ -29,11 +36,11 @@ class Block:
 
 
 def blocks(*pages: Path) -> list[Block]:
-    """All of these pages (by default: of all pages), in their order."""
+    """Returns all blocks of these pages (by default: of all pages), in their order."""
     found = []
-    for page in pages or PAGES:
-        text = page.read_text()
+    for path in pages or PAGES:
+        text = path.read_text()
         for match in _FENCE.finditer(text):
             line = text.count("\n", 0, match.start(3)) + 1
-            found.append(Block(page, line, match[2], re.sub(f"^{match[1]}", "", match[3], flags=re.MULTILINE)))
+            found.append(Block(path, line, match[2], re.sub(f"^{match[1]}", "", match[3], flags=re.MULTILINE)))
     return found
