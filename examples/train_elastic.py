@@ -3,8 +3,7 @@
     jax-passing run --hosts 4 --restarts 2 examples/train_elastic.py --step-s 0.1
 
 Meanwhile kill a host (kill -9): the others go on without it, and with it when it has been started again. Started on
-several machines with a switch of their own and a standby, it survives the loss of the switch, too. docs/elastic.md says
-what happens, in order.
+several machines with a switch of their own and a standby, it survives the loss of the switch (docs/train/elastic.md).
 
 Each host prints at the end how many hosts took each step, which is the *schedule* of the run, and a digest of the bits
 of all parameters. With

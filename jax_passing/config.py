@@ -159,7 +159,7 @@ class Settings:
     link_gbit: Gbit | None = None
     """Rate of this host's link, for `auto`; None: as the network card says."""
     key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
-    """With the job's key, if the switch wants one (docs/security.md)."""
+    """With the job's key, if the switch wants one (docs/operate/switches.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
     """Whether hosts check that what comes back is the sum of what all sent; None: where a key is set, and some switch
     can't check packets' tags."""

@@ -1,4 +1,4 @@
-"""This package raises these exceptions, and one warning. docs/errors.md lists each with its cause and remedy."""
+"""This package raises these exceptions, and one warning. docs/operate/troubleshooting.md has causes and remedies."""
 
 import re
 import sys

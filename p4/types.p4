@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constants and types of the protocol (docs/protocol.md), for every architecture. Numbers that travel are those of
-// xla_ffi/wire/header.h.
+// Constants and types of the protocol (docs/internals/protocol.md), for every architecture. Numbers that travel are
+// those of xla_ffi/wire/header.h.
 #ifndef P4_TYPES_P4_
 #define P4_TYPES_P4_
 

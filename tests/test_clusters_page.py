@@ -1,4 +1,4 @@
-"""The files of docs/clusters.md: every variable, flag, secret, port and name in them is one that there is."""
+"""The files in docs/operate/clusters.md name variables, flags, secrets and ports that there are."""
 
 import re
 import shlex
@@ -6,13 +6,13 @@ import shlex
 import pytest
 import typer
 import yaml
-from support.docs.pages import ROOT, blocks
+from support.docs.pages import blocks, page
 
 from jax_passing import config
 from jax_passing.commands import cli
 from jax_passing.switch.server import settings as switch_settings
 
-PAGE = ROOT / "docs" / "clusters.md"
+PAGE = page("clusters.md")
 TEXT = PAGE.read_text()
 SHELL = [block.text for block in blocks(PAGE) if block.language == "bash"]
 MANIFEST, TPU_HOSTS = (yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml")
@@ -20,7 +20,7 @@ COMMANDS = typer.main.get_command(cli.app).commands
 
 
 def flags(subcommand):
-    """Of `jax-passing`, with whether each takes a value."""
+    """Returns the flags of a subcommand of `jax-passing`, and whether each takes a value."""
     return {
         name: not parameter.is_flag
         for parameter in COMMANDS[subcommand].params
@@ -29,7 +29,7 @@ def flags(subcommand):
 
 
 def started(words):
-    """Looks at the words of a command: [..., "jax-passing", "switch", flags]. Returns the flags' values."""
+    """Checks the words of a command, [..., "jax-passing", "switch", flags], and returns the flags' values."""
     subcommand, *rest = words[words.index("jax-passing") + 1 :]
     known, values = flags(subcommand), {}
     while rest and rest[0] not in ("&", ">", "|"):

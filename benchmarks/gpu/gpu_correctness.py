@@ -57,7 +57,7 @@ def kinds_of(name: str) -> list[str]:
 
 
 def count_wrong(got: Any, parts: list[Any], name: str, kind: str) -> int:
-    """Elements that aren't the exact sum, or farther from it than docs/fixed_point.md allows."""
+    """Elements that aren't the exact sum, or farther from it than docs/internals/fixed_point.md allows."""
     if name not in FLOATS or kind == "small integers":
         wide = parts[0].dtype if name not in FLOATS and name != "bool" else np.dtype(np.int32)
         if name in FLOATS:

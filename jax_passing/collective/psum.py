@@ -36,7 +36,7 @@ def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes:
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
       strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
-        None: as the session says. See docs/strategies.md.
+        None: as the session says. See docs/train/collectives.md.
       bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
         as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
         result depends on it; it must be the same on all hosts.

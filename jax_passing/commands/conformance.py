@@ -1,4 +1,4 @@
-"""`jax-passing conformance`: does a switch do what docs/protocol.md says?"""
+"""`jax-passing conformance`: does a switch do what docs/internals/protocol.md says?"""
 
 import sys
 from contextlib import closing
@@ -25,7 +25,7 @@ def conformance(
         Path | None, typer.Option(metavar="FILE", help="The switch's own key, if it was started with one.")
     ] = None,
 ) -> None:
-    """Test whether a switch does what docs/protocol.md says: packet by packet, byte by byte.
+    """Test whether a switch does what docs/internals/protocol.md says: packet by packet, byte by byte.
 
     This machine plays all workers of the jobs, and the switch's parent if it is to have one. Exit code 1 if a case
     fails.

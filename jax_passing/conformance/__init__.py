@@ -1,1 +1,1 @@
-"""The conformance suite tests whether a switch follows docs/protocol.md, by golden and random packet exchanges."""
+"""The conformance suite tests whether a switch follows docs/internals/protocol.md, by packet exchanges."""

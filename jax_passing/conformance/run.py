@@ -88,7 +88,7 @@ def report(switch: SwitchUnderTest, seed: int, exchanges: int, console: Console)
             console.print(f"[red]failed[/]: {escape(title)}\n  {escape(one.failure)}", soft_wrap=True)
     if any(one.failure for one in done):
         console.print(
-            "What verdicts mean: docs/protocol.md, Switch and Trees. How this was tested: docs/conformance.md."
+            "What verdicts mean: docs/internals/protocol.md. How this was tested: docs/data_planes/overview.md."
         )
     missing = Counter(item for one in done for item in one.not_compared.items())
     for (what, why), times in sorted(missing.items()):

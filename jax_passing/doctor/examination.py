@@ -37,7 +37,7 @@ def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
         key = keys.read_key(settings.get("key_file"), keys.JOB)
         yield good("settings", ", ".join(sorted(settings)) or "none")
     except ConfigError as error:
-        yield bad("settings", str(error), "Correct it (docs/settings.md).")
+        yield bad("settings", str(error), "Correct it (docs/operate/settings.md).")
         yield left_out("switch", "the settings have to be right first")
         interface = None
     else:

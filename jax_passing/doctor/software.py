@@ -147,5 +147,5 @@ def hash_seed(environment: Mapping[str, str]) -> Finding:
     return warning(
         HASH_SEED,
         f"{seed or 'not set'}: sums that are alike can't be told apart by their order in a program",
-        f"Set {HASH_SEED}=0 on all hosts (docs/identity.md); `jax-passing run` does.",
+        f"Set {HASH_SEED}=0 on all hosts (docs/internals/identity.md); `jax-passing run` does.",
     )

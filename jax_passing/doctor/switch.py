@@ -18,7 +18,7 @@ def findings(seen: Seen, switch: str) -> list[Finding]:
                 at,
                 seen.locked,
                 "Give the job's key and name (--key-file and --job), and the switch its own key, or neither a key "
-                "(docs/security.md).",
+                "(docs/operate/switches.md).",
             ),
             left_out("packets", "joining needs the key"),
         ]

@@ -41,28 +41,28 @@ def init(
     """Joins a job and waits for its other hosts.
 
     What isn't given comes from JAX_PASSING_* variables, then from a TOML file; rank and world size then from
-    jax.distributed if it is initialized, or from the launcher (docs/clusters.md). Without a switch the world is this
-    host.
+    jax.distributed if it is initialized, or from the launcher (docs/operate/clusters.md). Without a switch the world is
+    this host.
 
     Args:
       switch: "host:port" of the switch. Several with commas share the sum, each behind a link of its own: the same ones
         in the same order on all hosts.
       job: name of the job: hosts of one run share it, other runs have others. Default: the launcher's job id
-        (docs/settings.md); required where there is a switch, but no such id.
+        (docs/operate/settings.md); required where there is a switch, but no such id.
       rank: index of this host.
-      world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/trees.md).
+      world_size: number of hosts, 1 to 1024; more than 64 need a tree of switches (docs/operate/switches.md).
       deadline_s: how long a sum may make no progress.
       warn_s: after what time to warn about it, and about hosts that don't join.
       join_deadline_s: how long to wait for the switch and the other hosts.
-      strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/strategies.md).
+      strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/train/collectives.md).
       link_gbit: rate of this host's link to the switch, for "auto".
-      key_file: file with the job's key, if the switch wants one (docs/security.md).
-      check_sums: whether hosts check each sum that comes back (docs/security.md). Default: where there is a key, and a
-        switch that can't tell forged packets.
+      key_file: file with the job's key, if the switch wants one (docs/operate/switches.md).
+      check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a
+        key, and a switch that can't tell forged packets.
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
-      world_size_min: the session is elastic: so many hosts, or more, go on after a failure (docs/elastic.md).
+      world_size_min: the session is elastic: so many hosts, or more, go on after a failure (docs/train/elastic.md).
       rejoin_wait_s: how long hosts that meet again wait for others in the place of those that are lost.
       standby: "host:port" of a switch that takes the place of `switch`, where that is lost or has no slots left; or
         several with commas, which are tried in their order. The same on all hosts.

@@ -359,7 +359,7 @@ def pipeline(
     the gradients of its last microbatch, they are summed over the data axis by `jax_passing.psum`, in buckets, while
     the other stages are still at work; over the hosts, too, if `jax_passing.init` declares the data axis. Without a
     session JAX sums them. The mesh may span the processes of `jax.distributed`: then each of them does what its own
-    devices have to do (docs/pipelines.md).
+    devices have to do (docs/train/pipelines.md).
 
     Args:
       plan: made by `jax_passing.partition` for the shapes of one microbatch of one place along the data axis.

@@ -256,7 +256,7 @@ class Welcome(Message, frozen=True):
 
 
 class Meet(Message, frozen=True):
-    """Host, first, to the first of its switches, before it joins: I wait for the others to meet (docs/elastic.md).
+    """Host, first, to the first of its switches, before it joins: I wait to meet the others (docs/train/elastic.md).
 
     The connection is the host's seat in the job, and stays open until its session ends: whoever has a seat is waited
     for. Comes again on it for each meeting; what was said before is then void.

@@ -1,4 +1,4 @@
-"""Keys, and what is derived from them. docs/security.md says who has which and what it protects.
+"""Keys, and what is derived from them. docs/operate/switches.md says who has which and what it protects.
 
 A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that whoever has one
 job's key can join that job, and no other. A key file has one line, the kind and 64 hexadecimal digits:
@@ -26,7 +26,7 @@ CHECK_KEY_BYTES = 16
 SWITCH, JOB = "switch", "job"  # the kinds of key files
 HOW_TO_GET_A_KEY = (
     "Who runs the switch prints it by `jax-passing key --switch-key FILE --job NAME`; then set JAX_PASSING_KEY_FILE to "
-    "a file with it on every host (docs/security.md)."
+    "a file with it on every host (docs/operate/switches.md)."
 )
 _LINE = re.compile(rf"(\w+) ([0-9a-f]{{{2 * KEY_BYTES}}})\s*")
 
@@ -95,7 +95,9 @@ def read_key(path: Path | None, kind: str) -> bytes | None:
             if kind == JOB
             else "A switch has a key of its own, which `jax-passing key` makes"
         )
-        raise ConfigError(f"{path} has the key of a {found[1]}, and a {kind}'s is wanted. {hint} (docs/security.md).")
+        raise ConfigError(
+            f"{path} has the key of a {found[1]}, and a {kind}'s is wanted. {hint} (docs/operate/switches.md)."
+        )
     if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("the key file %s can be read by others than its owner: chmod 600 it", path)
     return bytes.fromhex(found[2])

@@ -1,4 +1,4 @@
-"""The packet of docs/protocol.md. Its twins are xla_ffi/wire/header.h in C++, p4/types.p4 and p4/headers.p4 in P4."""
+"""The packet of docs/internals/protocol.md. Its twins are xla_ffi/wire/header.h, p4/types.p4 and p4/headers.p4."""
 
 import struct
 from dataclasses import dataclass

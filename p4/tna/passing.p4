@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // jax-passing for Tofino 1 (tna) and Tofino 2 (t2na). Its resources, and the tables that the control plane fills:
-// docs/p4.md.
+// docs/data_planes/p4.md.
 #include <core.p4>
 #if __TARGET_TOFINO__ == 1
 #include <tna.p4>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A packet to our UDP port: the protocol of docs/protocol.md, check by check. Each is counted under one verdict.
+// A packet to our UDP port: docs/internals/protocol.md, check by check. Each is counted under one verdict.
 #ifndef P4_V1MODEL_AGGREGATE_P4_
 #define P4_V1MODEL_AGGREGATE_P4_
 

@@ -249,7 +249,7 @@ def test_addresses_never_raise_anything_else(text):
 
 
 def test_docs_list_every_setting():
-    text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "operate" / "settings.md").read_text()
     for settings, prefix in ((config.Settings, config.PREFIX), (SwitchSettings, config.SWITCH_PREFIX)):
         for name in (field.name for field in fields(settings)):
             row = rf"^\| `{name}` .*\| `{prefix}{name.upper()}` \|"

@@ -1,4 +1,4 @@
-"""Errors survive XLA, C++ and the control connection, and docs/errors.md knows them all."""
+"""Errors survive XLA, C++ and the control connection, and docs/operate/troubleshooting.md knows them all."""
 
 from pathlib import Path
 
@@ -69,6 +69,6 @@ def test_errors_are_what_users_expect_to_catch():
 
 
 def test_docs_list_every_error():
-    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    page = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
     text = page.read_text()
     assert [kind.__name__ for kind in every_error() if f"`{kind.__name__}`" not in text] == []

@@ -4,9 +4,10 @@ It needs the packages of the examples, and JAX's plugin for CUDA, of jaxlib's ve
 
     pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION
 
-Programs with sums are compiled for an H200. The compiled modules must hold what docs/gpus.md says of them: XLA keeps a
-sum's leaves where they are from start to done, no two tokens of sums under way are at the same address, sums start in
-the program's order, and sums of a backward pass start within it and are awaited behind it. Nothing is run.
+Programs with sums are compiled for an H200. The compiled modules must hold what
+docs/internals/accelerators.md says of them: XLA keeps a sum's leaves where they are from start to done, no two tokens
+of sums under way are at the same address, sums start in the program's order, and sums of a backward pass start within
+it and are awaited behind it. Nothing is run.
 """
 
 import os
@@ -212,7 +213,7 @@ def main() -> None:
             for case in (held, several, loop, branch, gpt2):
                 function, arguments = case(mesh)
                 check(case.__name__, mesh, function.lower(*arguments).compile().as_text())
-    print(f"jaxlib {jax.lib.__version__}: all is as docs/gpus.md says; what XLA dumped is in {DUMP}")
+    print(f"jaxlib {jax.lib.__version__}: all is as docs/internals/accelerators.md says; what XLA dumped is in {DUMP}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 The checkout (its folder `tests` is enough) must be of the installed version of JAX; it isn't ours to copy. Each file
 runs twice, once as it is and once with ours, in a process of its own; what comes out differently is listed.
-docs/identity.md states the counts and explains the cases that differ.
+docs/internals/identity.md states the counts and explains the cases that differ.
 """
 
 import argparse

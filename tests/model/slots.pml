@@ -1,4 +1,4 @@
-/* The slot protocol (docs/protocol.md) of one switch and HOSTS hosts, for spin: every order of events is tried.
+/* The slot protocol (docs/internals/protocol.md) of one switch and HOSTS hosts, for spin: all orders are tried.
 
    The network keeps every packet that was ever sent, and delivers any of them at any time, as often as it likes: that is
    loss, duplication and reordering without bounds. A host may stop at any moment, as no host ever has to go on. A switch

@@ -35,7 +35,7 @@ def bits(pattern: str) -> str:
 def problem(assembly: str) -> str:
     """Says what the ingress parser in an assembler file can't tell apart; empty if nothing.
 
-    Some versions of the compiler drop the values of `select` without a word (docs/p4.md), and what is left fits well.
+    Some compilers drop the values of `select` without a word (docs/data_planes/p4.md), and what is left fits well.
     """
     found = re.search(r"^parser ingress.*?(?=^\S|\Z)", assembly, re.M | re.S)
     assert found, "no parser"

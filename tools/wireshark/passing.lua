@@ -1,4 +1,4 @@
--- Wireshark dissector for the packets of docs/protocol.md.
+-- Wireshark dissector for the packets of docs/internals/protocol.md.
 --
 --   wireshark -X lua_script:tools/wireshark/passing.lua        (or copy it to the personal Lua plugins folder)
 --   tshark -2 -X lua_script:tools/wireshark/passing.lua -r FILE -Y passing

@@ -1,7 +1,7 @@
 // How sums of arrays on a GPU get to the host and back.
 //
 // A sum is two calls of XLA's: `Start` has the arrays copied to pinned memory behind what XLA enqueued before, and
-// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work. docs/gpus.md says why it is so.
+// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work (docs/internals/accelerators.md).
 //
 // Both ways go in pieces, so that the sum begins with the first one, and its results go back while it goes on. Bytes
 // are counted from the first leaf's start on, the leaves end to end; a piece takes no notice of where they end.

@@ -152,7 +152,7 @@ void AllReduce::SendNew(int64_t now_us) {
     in_flight_below += line.next_chunk - line.chunks_done;
     const Segment& segment = line.segment();
     // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
-    // safely (docs/protocol.md).
+    // safely (docs/internals/protocol.md).
     if (segment.guesses() && !window_.CanSend(line.place.end_position() - 1)) return;
     // Data waits until the job's exponents are known, or guesses them.
     const uint32_t sendable = line.exponents.known() ? segment.chunk_count() : segment.first_chunks();

@@ -14,7 +14,7 @@ What a loop or branch comes to must be the same on all hosts, but may not be. So
 which counts the executions of the program: a sum meets only those of the same execution.
 
 It is the order of one straight line of code: of a body of shard_map, of a loop or a branch. A jitted function inside of
-it counts as the lines that it stands for, a loop or branch as one call. docs/identity.md says what that leaves open.
+it counts as the lines that it stands for, a loop or branch as one call (docs/internals/identity.md).
 """
 
 import threading

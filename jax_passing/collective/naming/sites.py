@@ -1,4 +1,4 @@
-"""What names a sum, alike on all hosts: docs/identity.md."""
+"""What names a sum, alike on all hosts: docs/internals/identity.md."""
 
 import json
 import threading

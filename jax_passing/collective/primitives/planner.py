@@ -1,4 +1,4 @@
-"""What each strategy's sum takes, and which one `auto` takes. Pure; docs/strategies.md derives the formulas.
+"""What each strategy's sum takes, and which one `auto` takes. Pure; docs/reference/benchmarks.md derives the formulas.
 
 A sum is a pipeline over several resources (links, processors), so its time is that of the slowest one, plus the round
 trips in which nothing flows.
@@ -18,7 +18,7 @@ LANE_BYTES = {
     "bool": 4, "int8": 4, "int16": 4, "int32": 4, "int64": 12, "uint8": 4, "uint16": 4, "uint32": 4, "uint64": 12,
     "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes that an element takes on the wire to a switch (docs/fixed_point.md); a bfloat16 of up to 128 ranks."""
+"""Bytes of an element on the wire to a switch (docs/internals/fixed_point.md); a bfloat16 of up to 128 ranks."""
 NATIVE_BYTES = {
     "bool": 4, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "bfloat16": 4, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
@@ -30,10 +30,10 @@ NATIVE_BYTES = {
 UDP_WIRE_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440 * (1 + 4 / (4 * 1440))
 TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 
-# Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share; docs/strategies.md has the commands.
+# Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share: docs/reference/benchmarks.md.
 # Processors, in ns of one core per KB (1024 bytes):
 HOST_NS_PER_KB = 650.0  # of the sum: encode, send, receive, decode; the kernel has the most of it
-IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/fixed_point.md, "Speed", from memory
+IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/internals/fixed_point.md, "Speed", from memory
 SWITCH_NS_PER_KB = 230.0  # that it receives: to receive, add, and send its share of the result
 RING_NS_PER_KB = 1300.0  # that a host sends in gloo's ring, with what steps wait for each other
 # Waiting:

@@ -1,4 +1,4 @@
-"""The golden table, golden.toml: packet exchanges as bytes, one or more for each rule of docs/protocol.md."""
+"""The golden table, golden.toml: packet exchanges as bytes, one or more for each rule of docs/internals/protocol.md."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The reference model of a switch: docs/protocol.md as a program. Packet in; verdict, destinations and packet out.
+"""The reference model of a switch: docs/internals/protocol.md as a program. Packet in; verdict and packets out.
 
 It keeps every contribution and computes results from all of them, so that it shares no idea with what it checks.
 """

@@ -1,4 +1,4 @@
-"""The tags of docs/protocol.md, as a program that shares nothing with the switches and hosts that make them."""
+"""The tags of docs/internals/protocol.md, by a program that shares nothing with switches and hosts."""
 
 import struct
 from collections import defaultdict

@@ -85,11 +85,11 @@ def read_device(path: str | Path) -> Device:
     values = convert(Device, from_file(Device, path, "the switch's setting device"))
     missing = [field.name for field in structs.fields(Device) if field.required and field.name not in values]
     if missing:
-        raise ConfigError(f"Bad device file {path}: {' and '.join(missing)} missing. docs/data_planes.md shows one.")
+        raise ConfigError(f"Bad device file {path}: {' and '.join(missing)} missing. docs/data_planes/p4.md shows one.")
     folder = Path(path).parent
     device = Device(**values | {key: str(folder / values[key]) for key in ("program", "p4info") if key in values})
     try:
         _check(device)
     except ValueError as error:
-        raise ConfigError(f"Bad device file {path}: {error}. docs/data_planes.md shows one.") from error
+        raise ConfigError(f"Bad device file {path}: {error}. docs/data_planes/p4.md shows one.") from error
     return device

@@ -5,10 +5,10 @@ S is the window of the job's hosts, N the number of its shards, R the length of 
 at the start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far
 can p be from c?
 
-1. Every position below low is complete, or was skipped, or lies in a gap (docs/protocol.md). A line of the order begins
-   behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that guessed its
-   exponents. It ends with at most 4 skipped positions, and the next one may begin with as many; in between is an
-   exponent chunk, which is complete.
+1. Every position below low is complete, or was skipped, or lies in a gap (docs/internals/protocol.md). A line of the
+   order begins behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that
+   guessed its exponents. It ends with at most 4 skipped positions, and the next one may begin with as many; in between
+   is an exponent chunk, which is complete.
 2. One shard. Let z be the last complete position below low. All ranks contributed to it, so c >= z at every switch of a
    tree. Behind it are at most 4 skipped positions and one gap: low <= z + 1 + 4 + 2S, so p <= z + 3S + 4. A sum guesses
    only if S is at least 3, so for all powers of two p <= c + 4S.

@@ -40,7 +40,7 @@ class TofinoDataPlane(P4DataPlane):
         raise PipelineError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
     def stats(self) -> Mapping[str, int]:
-        """It can't know how far a job is (docs/security.md)."""
+        """It can't know how far a job is (docs/operate/switches.md)."""
         return {name: count for name, count in super().stats().items() if name != "too_far"}
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:

@@ -1,6 +1,6 @@
 """The rows of the one table that admits packets where stages are scarce (p4/tna/admission.p4).
 
-The first row that holds names the verdict, so the order of the checks in docs/protocol.md is the order of priorities.
+The first row that holds names the verdict, so the order of checks in docs/internals/protocol.md is that of priorities.
 """
 
 from collections.abc import Mapping

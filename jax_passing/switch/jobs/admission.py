@@ -188,7 +188,7 @@ def check_fits(
     if member not in epoch.members and len(epoch.members) >= worker_limit:
         raise RefusalError(
             f"This switch adds up what {worker_limit} hosts send (with strategy 'flat': devices), and job {job!r} has "
-            "one more here. Spread them over racks: a switch for each, started with --parent (docs/trees.md)."
+            "one more here. Spread them over racks: a switch for each, with --parent (docs/operate/switches.md)."
         )
 
 

@@ -1,4 +1,4 @@
-"""The states of an epoch, and what leads from one to the next. docs/architecture.md has a picture of this table."""
+"""The states of an epoch, and what leads from one to the next. docs/internals/architecture.md draws this table."""
 
 import enum
 

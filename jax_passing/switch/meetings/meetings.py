@@ -1,4 +1,4 @@
-"""Where the hosts of a job meet before they join: who goes on, as which rank, after which step (docs/elastic.md).
+"""Where the hosts of a job meet before they join: who goes on, as which rank, after which step (docs/train/elastic.md).
 
 A host's connection is its *seat*, which it keeps as long as its session lasts. So whoever has a seat is known to live,
 and is waited for. The root of a tree decides; a switch below it hands on what either side says.

@@ -1,4 +1,4 @@
-"""The seats of hosts that meet: a host's connection, which it keeps as long as its session lasts (docs/elastic.md)."""
+"""The seats of hosts that meet: a host's connection, kept as long as its session lasts (docs/train/elastic.md)."""
 
 from collections.abc import Callable
 from typing import Protocol

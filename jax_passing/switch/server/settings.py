@@ -54,7 +54,7 @@ class SwitchSettings:
     """What adds up packets."""
     device: Annotated[str, Meta(description="text")] | None = None
     """Where the data plane runs: for ebpf the network devices behind which the hosts are, separated by commas,
-    otherwise the file that describes the device (docs/data_planes.md)."""
+    otherwise the file that describes the device (docs/data_planes/overview.md)."""
     parent: Peer | None = None
     """The switch one level up, which adds the sums of this one to those of others; None: this one is the root."""
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
@@ -104,7 +104,7 @@ def _check_device(resolved: dict[str, Any], sources: Mapping[str, str]) -> None:
             raise ConfigError(f"{chosen} has no parent ({sources['parent']}): in a tree it can be the root only.")
         return
     if "device" not in resolved:
-        raise ConfigError(f"{chosen} needs --device DEVICE.toml (docs/data_planes.md).")
+        raise ConfigError(f"{chosen} needs --device DEVICE.toml (docs/data_planes/overview.md).")
     fixed = [f"{key} ({sources[key]})" for key in _OF_THE_PROGRAM if key in resolved]
     if fixed:
         raise ConfigError(f"{' and '.join(fixed)}: fixed by the program that the device runs. Leave it out.")

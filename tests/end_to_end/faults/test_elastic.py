@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_elastic.py"
-HOSTS = int(os.environ.get("ELASTIC_HOSTS", "3"))  # by hand with four: docs/elastic.md has the figures
+HOSTS = int(os.environ.get("ELASTIC_HOSTS", "3"))  # by hand with four: docs/train/elastic.md has the figures
 RECOVERY_S = float(os.environ.get("ELASTIC_RECOVERY_S", "20"))  # of a machine that may be busy
 
 

@@ -1,5 +1,6 @@
-"""Real processes with the variables that launchers set: they find their ranks and their job, and sum. docs/clusters.md
-has the files for each launcher; Open MPI runs for real where it is installed."""
+"""Real processes with the variables that launchers set: they find their ranks and their job, and sum.
+
+docs/operate/clusters.md has the files for each launcher; Open MPI runs for real where it is installed."""
 
 import os
 import re
@@ -15,7 +16,7 @@ import yaml
 from support.docs.pages import ROOT, blocks
 from support.jobs.cluster import LIMIT_S, PROGRAMS, Cluster, Process, finish, free_address
 
-PAGE = ROOT / "docs" / "clusters.md"
+PAGE = ROOT / "docs" / "operate" / "clusters.md"
 Launcher = Callable[[int, int], dict[str, str]]
 
 

@@ -13,7 +13,7 @@ from support.jobs.cluster import COMPILED_FAST, LIMIT_S, PROGRAMS, Switch, free_
 DEVICES = 2  # of each host
 DEADLINE_S = 20.0
 # Each result comes from a few dozen operations on float32, each off by at most 2^-24 of its largest operand; a sum's
-# fixed point adds less at 2 and 3 hosts (docs/fixed_point.md). To leave out a host or a device costs a third.
+# fixed point adds less at 2 and 3 hosts (docs/internals/fixed_point.md). To leave out a host or a device costs a third.
 ROUNDINGS = 64
 BOUND = ROUNDINGS * 2.0**-24
 # An error shows a way on: one of these.

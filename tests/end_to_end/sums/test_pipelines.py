@@ -84,6 +84,6 @@ def test_the_page_shows_what_is_changed_for_a_pipeline() -> None:
     alone, pipeline = ((EXAMPLES / f"train_{name}.py").read_text().splitlines() for name in ("alone", "pipeline"))
     changed = [line for line in difflib.ndiff(alone, pipeline) if line[0] in "-+"]
     assert sum(line[0] == "+" for line in changed) < 20
-    page = (EXAMPLES.parent / "docs" / "pipelines.md").read_text()
+    page = (EXAMPLES.parent / "docs" / "train" / "pipelines.md").read_text()
     (shown,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     assert [line for line in shown.splitlines() if line[:1] in ("-", "+")] == changed

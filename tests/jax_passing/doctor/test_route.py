@@ -15,7 +15,7 @@ from jax_passing.doctor.route import Route
         ("10.0.0.2", 1500, State.GOOD, None, None),
         ("10.0.0.2", 1496, State.GOOD, None, None),
         ("10.0.0.2", 1495, State.WARNING, 359, 1496),
-        ("10.0.0.2", 1400, State.WARNING, 336, 1496),  # docs/clusters.md
+        ("10.0.0.2", 1400, State.WARNING, 336, 1496),  # docs/operate/clusters.md
         ("fd00::2", 1516, State.GOOD, None, None),
         ("fd00::2", 1500, State.WARNING, 356, 1516),
     ],

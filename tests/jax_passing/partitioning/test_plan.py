@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from support.docs.pages import ROOT, blocks
+from support.docs.pages import blocks, page
 
 import jax_passing
 from jax_passing import partition
@@ -436,7 +436,7 @@ def test_parameters_and_batches_of_another_model():
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_the_examples_of_the_docs(capsys, number):
-    program, printed = blocks(ROOT / "docs" / "partition.md")[number:][:2]
+    program, printed = blocks(page("pipelines.md"))[number:][:2]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(program.text, "train.py", "exec"), {})
     assert capsys.readouterr().out == printed.text

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from support.docs.pages import ROOT, blocks
+from support.docs.pages import blocks, page
 
 from jax_passing.collective.primitives.planner import Cluster, predict
 from jax_passing.errors import PipelineError
@@ -130,7 +130,7 @@ def test_a_schedule_for_another_plan():
 
 
 def test_the_example_of_the_docs(capsys):
-    pairs = pairwise(blocks(ROOT / "docs" / "pipelines.md"))
+    pairs = pairwise(blocks(page("pipelines.md")))
     program, printed = next(pair for pair in pairs if "jax_passing.simulate" in pair[0].text)
     exec(compile(program.text, "simulated.py", "exec"), {})
     assert capsys.readouterr().out == printed.text

@@ -175,7 +175,7 @@ class Drawer:
             return Operand(variable)
         ranks = [rank for rank in range(self.program.hosts) if self.chance.random() < 0.5]
         # Left out: callbacks into Python beside programs on other devices in flight. Hosts then wait for each other
-        # until the deadline (docs/identity.md).
+        # until the deadline (docs/internals/identity.md).
         ways = [way for way in HARMLESS if way != "late" or self.program.mesh != "each"]
         return Operand(variable, self.chance.choice(ways), tuple(ranks or [self.chance.randrange(self.program.hosts)]))
 

@@ -1,5 +1,5 @@
-// The slot pool's rules (docs/protocol.md) once more, in the plainest way: every contribution is kept, and what is sent
-// is computed from all of them.
+// The slot pool's rules (docs/internals/protocol.md) once more, in the plainest way: every contribution is kept, and
+// what is sent is computed from all of them.
 #ifndef TESTS_XLA_FFI_SWITCH_SLOT_POOL_MODEL_H_
 #define TESTS_XLA_FFI_SWITCH_SLOT_POOL_MODEL_H_
 

@@ -9,7 +9,7 @@
 // A follower may act on a prediction before rank 0 does. If rank 0 then deviates at position p, followers may have sent
 // chunks in [p, p + window) that can never complete, for want of rank 0's share. So rank 0 skips 2 * window positions:
 // no position ever has two meanings, and as each (shard, slot, version) is skipped exactly once, the switches still
-// hold every result that somebody may lack (docs/protocol.md has the proof).
+// hold every result that somebody may lack (docs/internals/protocol.md has the proof).
 #ifndef XLA_FFI_HOST_ORDER_ORDER_H_
 #define XLA_FFI_HOST_ORDER_ORDER_H_
 

@@ -11,7 +11,7 @@
 // is used once, so that what is sent says nothing of k. Added up over all ranks, the equation holds for the sums, with
 // the sum of all pads. So each rank is in it once, and each with this chunk; other lanes pass with a probability of
 // 2^-22 for each of the two c. A lane c doesn't overflow, as 1,024 ranks times the prime stay below 2^32, and a float's
-// lanes don't either (docs/fixed_point.md), nor do the counters of element_classes.h.
+// lanes don't either (docs/internals/fixed_point.md), nor do the counters of element_classes.h.
 //
 // An exponent, of which the greatest is taken, carries its own code in the lower 20 bits of its lane, so a wrong one
 // passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.

@@ -4,7 +4,7 @@
 // take a second round trip. So a small sum guesses them, and sends its data at once: at the exponents that its site had
 // last, and no less than this host needs. Each block has three lanes then: exponent, guess, -guess. Their maxima tell
 // whether all ranks guessed alike and right, and as all ranks have the same maxima, all decide alike: either the
-// guessed data counts, or it is sent again at the true exponents (docs/protocol.md).
+// guessed data counts, or it is sent again at the true exponents (docs/internals/protocol.md).
 #ifndef XLA_FFI_HOST_SUMS_SEGMENT_EXPONENTS_H_
 #define XLA_FFI_HOST_SUMS_SEGMENT_EXPONENTS_H_
 

@@ -14,7 +14,7 @@ namespace passing {
 
 // Which sum this is, alike on every host whatever order XLA issues them in.
 struct SumKey {
-  uint64_t site = 0;       // hash of program, identity, look-alike, group, devices: docs/identity.md
+  uint64_t site = 0;       // hash of program, identity, look-alike, group, devices: docs/internals/identity.md
   uint32_t execution = 0;  // of the program on these devices, since the session began
   uint32_t step = 0;       // how often this site was called before in this execution
 

@@ -3,7 +3,7 @@
 // A job's shards are switches that share its positions, so that each carries 1/N of the packets. A run of positions
 // stays on one shard, then comes the next one's turn. Together they are one switch with N * slots_per_shard slots: a
 // (shard, slot, version) is the position modulo twice that window, and nothing else of the protocol depends on N
-// (docs/protocol.md).
+// (docs/internals/protocol.md).
 #ifndef XLA_FFI_HOST_WINDOW_SHARDING_H_
 #define XLA_FFI_HOST_WINDOW_SHARDING_H_
 

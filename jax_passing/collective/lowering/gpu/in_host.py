@@ -1,4 +1,4 @@
-"""A host's GPUs add up among themselves, so that each of them exchanges only a shard with the host (docs/gpus.md).
+"""A host's GPUs add up among themselves, so each exchanges only a shard with the host (docs/internals/accelerators.md).
 
 `scatter` has each device add up one shard of the elements of all; `gather` gives all of them the sums of all shards.
 Both are ordinary operations of XLA. Between them stands the sum over the hosts, of one shard for each device.
@@ -25,7 +25,7 @@ WORTH_BYTES = 2 << 20
 
 MOST_BYTES = 64 << 20
 """Of device memory beyond the leaves. `scatter` takes most: the leaves end to end, as much from all devices, a shard
-(docs/gpus.md)."""
+(docs/internals/accelerators.md)."""
 
 
 class Shards(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sums on GPUs: two FFI calls for each, so that XLA enqueues other work between them (docs/gpus.md).
+"""Sums on GPUs: two FFI calls for each, so that XLA enqueues other work between them (docs/internals/accelerators.md).
 
 *start* gives XLA's thread back at once; *done* blocks it until the sum is there. Between them XLA must keep the leaves,
 as done takes them. Where sums are held behind the backward pass (hold.py), so are their done calls: by then all that

@@ -20,7 +20,7 @@ def main() -> None:
         step = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
         out = step(pattern + session.rank)
         expected = session.world_size * pattern + sum(range(session.world_size))
-        # Integers below 2^11 are exact in fixed point, whose unit here is 2^-18 (docs/fixed_point.md).
+        # Integers below 2^11 are exact in fixed point, whose unit here is 2^-18 (docs/internals/fixed_point.md).
         assert bool(jnp.array_equal(out, expected))
         assert session.stats()["tensor_bytes"] == 4 * ELEMENTS
     print("large done")

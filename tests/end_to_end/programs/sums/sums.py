@@ -39,7 +39,7 @@ def inputs(rank: int, devices: int, shape: tuple[int, ...], dtype: np.dtype, see
 
 
 def bound(rows: np.ndarray, dtype: np.dtype) -> float:
-    """Per element: half a unit of the dtype in each rounding, of the largest magnitude (docs/fixed_point.md)."""
+    """Per element: half a unit of the dtype a rounding, of the largest magnitude (docs/internals/fixed_point.md)."""
     digits = {"float16": 11, "bfloat16": 8, "float32": 24, "complex64": 24, "float64": 50, "complex128": 50}[dtype.name]
     wide = np.complex128 if np.issubdtype(dtype, np.complexfloating) else np.float64
     return float(np.abs(rows.astype(wide)).max(initial=0)) * rows.shape[0] * (rows.shape[0] + 1) * 2.0**-digits

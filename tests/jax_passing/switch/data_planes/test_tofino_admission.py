@@ -1,4 +1,4 @@
-"""The rows give each packet the verdict that the checks of docs/protocol.md give it, one after the other."""
+"""The rows give each packet the verdict that the checks of docs/internals/protocol.md give it, one after the other."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The picture of an epoch's states in docs/architecture.md."""
+"""The picture of an epoch's states in docs/internals/architecture.md."""
 
 from support.docs.pages import ROOT
 
@@ -12,7 +12,7 @@ def drawn():
 
 
 def test_the_picture_is_drawn_from_the_table():
-    assert f"```mermaid\n{drawn()}\n```" in (ROOT / "docs" / "architecture.md").read_text()
+    assert f"```mermaid\n{drawn()}\n```" in (ROOT / "docs" / "internals" / "architecture.md").read_text()
 
 
 def test_every_epoch_can_end():

@@ -52,8 +52,8 @@ TEST(Sharding, twoGuessesDontSkipAWholeTurnOfAShard) {
   EXPECT_GE(Sharding(16, 64).window_of_guesses(), 3u);  // a kilobyte takes one round trip
 }
 
-// What the proofs in docs/protocol.md rest on: a (shard, slot, version) belongs to one position modulo twice the
-// window, also where the sequence wraps, which twice a window need not divide.
+// What the proofs in docs/internals/protocol.md rest on: a (shard, slot, version) belongs to one position modulo twice
+// the window, also where the sequence wraps, which twice a window need not divide.
 TEST(Sharding, aSlotVersionIsThePositionModuloTwoWindows) {
   for (const uint32_t shard_count : {1u, 2u, 3u, 5u, 8u, 16u, 64u}) {
     for (const uint32_t slots_per_shard : {1u, 4u, 16u, 256u}) {
