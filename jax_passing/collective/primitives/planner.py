@@ -1,4 +1,4 @@
-"""What each strategy's sum takes, and which one `auto` takes. Pure; docs/reference/benchmarks.md derives the formulas.
+"""What each strategy's sum takes, and which one `auto` takes. Pure; docs/train/collectives.md derives the formulas.
 
 A sum is a pipeline over several resources (links, processors), so its time is that of the slowest one, plus the round
 trips in which nothing flows.
@@ -33,7 +33,7 @@ TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 # Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share: docs/reference/benchmarks.md.
 # Processors, in ns of one core per KB (1024 bytes):
 HOST_NS_PER_KB = 650.0  # of the sum: encode, send, receive, decode; the kernel has the most of it
-IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/internals/fixed_point.md, "Speed", from memory
+IN_HOST_NS_PER_KB = 100.0  # to add one more device's buffer: docs/reference/benchmarks.md, "Fixed point"
 SWITCH_NS_PER_KB = 230.0  # that it receives: to receive, add, and send its share of the result
 RING_NS_PER_KB = 1300.0  # that a host sends in gloo's ring, with what steps wait for each other
 # Waiting:
