@@ -88,6 +88,19 @@ def test_the_code_names_pages_that_there_are():
     assert [(path, name) for path, name in mentions if not (ROOT / name).exists()] == []
 
 
+def test_pages_name_files_that_there_are():
+    folders = "benchmarks|examples|jax_passing|p4|tests|tools|xla_ffi"
+    named = [
+        (path, name)
+        for path in PAGES
+        for name in re.findall(
+            rf"(?<![\w/-])(?:{folders})/[\w/]+\.(?:py|sh|cc|h|p4|md|toml|lua|pml)\b", path.read_text()
+        )
+    ]
+    assert len(named) > 40
+    assert [(path, name) for path, name in named if not (ROOT / name).exists()] == []
+
+
 def test_pages_are_few_and_the_first_ones_short():
     assert len(DOCS) <= 24
     for path, limit in ((README, 90), (page("architecture.md"), 80)):
