@@ -1,4 +1,4 @@
-"""The package from outside: its public names, and what happens in a checkout of its sources."""
+"""The package as users see it: its public names, and the errors in a checkout of its sources."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ IMPORT = "from jax_passing import _native; import jax_passing; print(jax_passing
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Without the native module, whatever somebody built in the sources' folder."""
+    """A copy of the sources without a native module, even if one was built in their folder."""
     shutil.copytree(SOURCES, tmp_path / "jax_passing", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return tmp_path
 
@@ -31,6 +31,22 @@ def test_every_public_name_is_there():
 
 def test_dir_lists_the_public_names():
     assert dir(jax_passing) == sorted(jax_passing.__all__)
+
+
+def test_modules_are_imported_without_the_public_names():
+    """The switch and the launcher are in this package, too, and must start without importing JAX."""
+    program = (
+        "import sys; from jax_passing import config; from jax_passing.switch.server import serve; "
+        "print('jax' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "False\n"
+
+
+def test_a_star_import_has_the_public_names():
+    found = {}
+    exec("from jax_passing import *", found)
+    assert set(jax_passing.__all__) == found.keys() - {"__builtins__"}
 
 
 def test_the_version():

@@ -1,0 +1,30 @@
+"""The public names of the package, which `jax_passing` imports when the first of them is used."""
+
+from jax_passing.collective.all_gather import all_gather as all_gather
+from jax_passing.collective.all_gather import psum_scatter as psum_scatter
+from jax_passing.collective.axes import axis_index as axis_index
+from jax_passing.collective.axes import axis_size as axis_size
+from jax_passing.collective.broadcast import broadcast as broadcast
+from jax_passing.collective.lax_over_hosts import lax_over_hosts as lax_over_hosts
+from jax_passing.collective.overlap import overlap as overlap
+from jax_passing.collective.pmax import pmax as pmax
+from jax_passing.collective.pmax import pmin as pmin
+from jax_passing.collective.primitives.jax_rules import per_host_gradients as per_host_gradients
+from jax_passing.collective.process_sum import barrier as barrier
+from jax_passing.collective.process_sum import on_rank_zero as on_rank_zero
+from jax_passing.collective.process_sum import process_sum as process_sum
+from jax_passing.collective.psum import pmean as pmean
+from jax_passing.collective.psum import psum as psum
+from jax_passing.collective.pvary import pvary as pvary
+from jax_passing.host import session as session
+from jax_passing.host.init import init as init
+from jax_passing.host.scope import stream as stream
+from jax_passing.host.session import Session as Session
+from jax_passing.partitioning.cut import cut as cut
+from jax_passing.partitioning.partition import partition as partition
+from jax_passing.partitioning.plan import Plan as Plan
+from jax_passing.pipelining.jobs import StageJob as StageJob
+from jax_passing.pipelining.jobs import stage_job as stage_job
+from jax_passing.pipelining.pipeline import Pipeline as Pipeline
+from jax_passing.pipelining.pipeline import pipeline as pipeline
+from jax_passing.pipelining.simulation import simulate as simulate
