@@ -15,8 +15,8 @@ from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
 
 PREFIX = "JAX_PASSING_"
-SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # of a switch's variables: hosts on its machine pass over them
-SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a host's, mistyped
+SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # begins a switch's variables: hosts on the switch's machine ignore these
+SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this prefix is a mistyped variable of a host
     "config",
     "connections_per_address",
     "data_plane",
@@ -32,10 +32,10 @@ SWITCH_SETTINGS = (  # which these are; any other name behind the prefix is a ho
     "slots_per_address",
     "slots_per_job",
 )
-RANKS_MAX = 1024  # of a job, over all switches of a tree
-SHARDS_MAX = 64  # one on every host
+RANKS_MAX = 1024  # in a job, over all switches of a tree
+SHARDS_MAX = 64  # in a job, with one switch each
 STRATEGIES = ("passing", "flat", "native", "auto")
-AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas: they travel in a join
+AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, since a join has room for so many
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -49,7 +49,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_peer(text: str) -> tuple[str, int]:
-    """The same for an address that others connect to as it stands: port 0 is none. Raises ValueError."""
+    """Splits the address of a peer to connect to, whose port can't be 0. Raises ValueError."""
     address = parse_address(text)
     if address[1] == 0:
         raise ValueError("expected HOST:PORT with a port from 1 to 65535")
@@ -57,7 +57,7 @@ def parse_peer(text: str) -> tuple[str, int]:
 
 
 def _may_resolve(host: str) -> bool:
-    """What isn't so, for example "a..b", makes the resolver raise UnicodeError, not OSError."""
+    """Tells whether the resolver takes the name: for others, such as "a..b", it raises UnicodeError, not OSError."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -66,15 +66,15 @@ def _may_resolve(host: str) -> bool:
 
 
 def unicast_address(host: str) -> str:
-    """The same, if it is the IP address of one machine: to ask DNS would stop everything else in an event loop.
+    """Returns `host` if it is the IP address of one machine. Names aren't looked up, as DNS would block an event loop.
 
     Raises:
-      ValueError: it is a name, or packets to it would go to many.
+      ValueError: it is a name, or packets to it would go to many machines.
     """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        raise ValueError(f"{host[:80]!r} is no IP address") from None
+        raise ValueError(f"{host[:80]!r} isn't an IP address") from None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     plain = mapped or address
     if plain.is_multicast or plain.is_unspecified or plain == ipaddress.IPv4Address("255.255.255.255"):
@@ -83,7 +83,7 @@ def unicast_address(host: str) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """What parse_address splits."""
+    """Writes an address as `parse_address` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -113,12 +113,12 @@ def _job(value: Any) -> str:
 
 
 def _file(value: Any) -> Path:
-    """Where it is, whatever folder the program goes to."""
+    """Returns the absolute path, so that it stays right if the program changes its folder."""
     return Path(value).absolute()
 
 
 def axis_names(value: Any) -> tuple[str, ...]:
-    """Names from "d,i" or ("d", "i"). Raises ValueError."""
+    """Reads the names of axes from "d,i" or ("d", "i"). Raises ValueError."""
     names = tuple(item.strip() for item in value.split(",")) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ValueError("expected the name of an axis, or several of them")
@@ -140,12 +140,12 @@ Peer = Annotated[tuple[str, int], parsed(parse_peer)]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a session needs to know. `switch` is None for a single host."""
+    """The settings of a session. `switch` is None for a single host."""
 
     switch: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] | None = None
-    """One, or several over which the job is spread: in the same order on all hosts."""
+    """The switch, or several that share the job's sums, in the same order on all hosts."""
     job: Annotated[str, parsed(_job)] | None = None
-    """Name that the hosts of one run share; None without a switch."""
+    """The name that the hosts of one run share; None without a switch."""
     rank: Annotated[int, integer(0, RANKS_MAX - 1)] = 0
     world_size: Annotated[int, integer(1, RANKS_MAX)] = 1
     deadline_s: Seconds = 60.0
@@ -155,22 +155,22 @@ class Settings:
     join_deadline_s: Seconds = 60.0
     """How long to wait for the switch and the other ranks to appear."""
     strategy: Annotated[str, one_of(STRATEGIES)] = "passing"
-    """How sums are carried out that don't say: one of STRATEGIES."""
+    """The strategy of sums that name none: one of STRATEGIES."""
     link_gbit: Gbit | None = None
-    """Rate of this host's link, for `auto`; None: as the network card says."""
+    """The rate of this host's link, for `auto`; None: as the network card says."""
     key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
-    """With the job's key, if the switch wants one (docs/operate/switches.md)."""
+    """The file with the job's key, if the switch wants one (docs/operate/switches.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
-    """Whether hosts check that what comes back is the sum of what all sent; None: where a key is set, and some switch
-    can't check packets' tags."""
+    """Whether hosts check that results are the sums of what all hosts sent; None: they do if a key is set, and some
+    switch can't check packets' tags."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
-    """Axes of local meshes, pmap or vmap that go on over the hosts."""
+    """The axes of local meshes, pmap or vmap that continue over the hosts."""
     world_size_min: Annotated[int, integer(1, RANKS_MAX)] | None = None
     """The fewest hosts that go on after a failure; None: the session isn't elastic."""
     rejoin_wait_s: Annotated[float, Meta(ge=0, le=86400, description="seconds, from 0 to 86400")] = 0.0
-    """How long an elastic session's hosts that meet again wait for others in the place of those that are lost."""
+    """How long an elastic session's hosts that meet again wait for others to replace those that are lost."""
     standby: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] = ()
-    """Switches that take the place of `switch`, each of all of it, where that is lost or has no slots left."""
+    """Switches, each of which replaces all of `switch` if that is lost or has no slots left."""
 
 
 _SOURCES = Sources(
@@ -185,8 +185,8 @@ def _no_process() -> tuple[int, int, str] | None:
 def settings_given(
     arguments: Mapping[str, Any], config: str | Path | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """The settings that are given somewhere, for those who open no session: what isn't given may still be found where
-    one is opened. Raises ConfigError."""
+    """Returns the settings that are given somewhere, for callers that open no session: other settings may still be
+    found when a session is opened. Raises ConfigError."""
     given = gather(Settings, _SOURCES, arguments, config, environment)
     resolved = convert(Settings, given)
     _check_against_each_other(resolved, {key: one.source for key, one in given.items()})
@@ -206,10 +206,10 @@ def resolve(
       arguments: settings by name; None means "not given".
       config: path of a TOML file; its keys are the settings' names.
       environment: variables.
-      process_in_cluster: asked when rank or world size are given nowhere; returns (rank, world size, who said so).
+      process_in_cluster: called if rank or world size aren't given; returns (rank, world size, source), or None.
 
     Raises:
-      ConfigError: naming the setting and its source.
+      ConfigError: a setting is wrong or missing; the message names the setting and its source.
     """
     given = gather(Settings, _SOURCES, arguments, config, environment)
     resolved = convert(Settings, given)
@@ -230,14 +230,15 @@ def resolve(
 
 
 def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
-    """What is missing beside what is there."""
+    """Raises ConfigError if a setting is missing that others need."""
     if settings.switch is not None:
         missing = [key for key in ("rank", "world_size") if key not in sources]
         if missing:
             names = " and ".join(PREFIX + key.upper() for key in missing)
             raise ConfigError(
-                f"A switch is configured ({sources['switch']}), but {' and '.join(missing)} given nowhere: no launcher "
-                f"that jax.distributed knows was found. Start the script with `jax-passing run`, or set {names}."
+                f"A switch is configured ({sources['switch']}), but {' and '.join(missing)} given nowhere, and no "
+                "launcher that jax.distributed knows was found. Start the script with `jax-passing run`, or set "
+                f"{names}."
             )
         if settings.job is None:
             raise ConfigError(
@@ -252,11 +253,11 @@ def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
             f"`jax-passing switch --listen HOST:PORT` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`."
         )
     if settings.standby and settings.switch is None:
-        raise ConfigError(f"A standby is given ({sources['standby']}), but no switch in whose place it could be.")
+        raise ConfigError(f"A standby is given ({sources['standby']}), but no switch that it could replace.")
 
 
 def _check_against_each_other(settings: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Settings that contradict each other. Those that `settings` lacks, or that are None, contradict nothing."""
+    """Raises ConfigError if settings contradict each other. Missing ones, and None, contradict nothing."""
     rank, world_size, world_size_min = (settings.get(key) for key in ("rank", "world_size", "world_size_min"))
     if world_size_min is not None and world_size is not None and world_size_min > world_size:
         raise ConfigError(
@@ -265,8 +266,8 @@ def _check_against_each_other(settings: Mapping[str, Any], sources: Mapping[str,
         )
     if twice := [address for address in settings.get("standby", ()) if address in (settings.get("switch") or ())]:
         raise ConfigError(
-            f"{address_text(*twice[0])} is a standby ({sources['standby']}), and in the list of switches "
-            f"({sources['switch']}): a standby is another one."
+            f"{address_text(*twice[0])} is a standby ({sources['standby']}), and also in the list of switches "
+            f"({sources['switch']}): give another switch as a standby."
         )
     if world_size is not None and world_size > RANKS_MAX:
         raise ConfigError(f"World size {world_size} ({sources['world_size']}): a job has at most {RANKS_MAX} ranks.")

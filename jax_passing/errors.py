@@ -1,4 +1,4 @@
-"""This package raises these exceptions, and one warning. docs/operate/troubleshooting.md has causes and remedies."""
+"""The exceptions that this package raises, and one warning; docs/operate/troubleshooting.md has their causes."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class PassingError(RuntimeError):
-    """Any error of this package."""
+    """The base class of all errors of this package."""
 
 
 class NotInitializedError(PassingError):
@@ -16,7 +16,7 @@ class NotInitializedError(PassingError):
 
 
 class AlreadyInitializedError(PassingError):
-    """A process holds one session at a time."""
+    """This process has a session already; it can have only one at a time."""
 
 
 class ConfigError(PassingError, ValueError):
@@ -32,11 +32,11 @@ class JoinError(PassingError):
 
 
 class AuthenticationError(JoinError):
-    """A host and a switch don't have the same key: one has none, or another job's."""
+    """A host and a switch don't have the same key: one of them has none, or that of another job."""
 
 
 class NoSlotsError(JoinError):
-    """The switch's slots are all taken. Where there is a standby, sums go there."""
+    """All slots of the switch are taken. If there is a standby, sums go there instead."""
 
 
 class SwitchLostError(PassingError):
@@ -52,11 +52,11 @@ class HostLostError(PassingError):
 
 
 class RankZeroError(PassingError):
-    """Rank 0's function of `on_rank_zero` raised an exception. The session goes on."""
+    """The function that rank 0 ran in `on_rank_zero` raised an exception. The session goes on."""
 
 
 class HostJoinedError(PassingError):
-    """A host wants to join an elastic session: all hosts meet again, by `session.rejoin`."""
+    """A host wants to join an elastic session: call `session.rejoin`, so that all hosts meet again."""
 
 
 class DeadlineExceededError(PassingError):
@@ -64,16 +64,16 @@ class DeadlineExceededError(PassingError):
 
 
 class WrongSumError(PassingError):
-    """What came back isn't the sum of what all hosts sent: a switch adds wrongly, or somebody forges packets."""
+    """A result isn't the sum of what all hosts sent: a switch adds wrongly, or somebody forges packets."""
 
 
 class ProgramMismatchError(PassingError):
-    """Hosts run programs whose sums differ, which all of them hear at once; or executions or devices of one host met at
-    a sum that don't belong together."""
+    """Hosts run programs whose sums differ, which all hosts hear at once; or executions or devices of one host meet in
+    a sum although they don't belong together."""
 
 
 class ProtocolError(PassingError):
-    """A host can't follow rank 0's order of sums: a defect of ours, or foreign data on the control connection."""
+    """A host can't follow rank 0's order of sums: a bug in this package, or foreign data on the control connection."""
 
 
 class ClosedError(PassingError):
@@ -85,7 +85,7 @@ class UnvaryingInputError(PassingError, ValueError):
 
 
 class GradientError(PassingError, ValueError):
-    """JAX would sum this gradient over the devices of one host only, or several times; or there is none."""
+    """JAX would sum this gradient over the devices of one host only, or several times; or it isn't defined."""
 
 
 class ThreadError(PassingError):
@@ -93,11 +93,11 @@ class ThreadError(PassingError):
 
 
 class AcceleratorError(PassingError):
-    """The driver of a GPU is missing or refused what a sum needs, or XLA moved the arrays of a sum under way."""
+    """The driver of a GPU is missing or refused what a sum needs, or XLA moved the arrays of a sum that was running."""
 
 
 class TooManyProgramsError(PassingError):
-    """A session ran so many different programs that it can't count the executions of another one."""
+    """A session ran so many different programs that it can't count the executions of one more."""
 
 
 class PartitionError(PassingError, ValueError):
@@ -105,7 +105,7 @@ class PartitionError(PassingError, ValueError):
 
 
 class PipelineError(PassingError, ValueError):
-    """A pipeline can't be made as asked, or is given what it wasn't made for."""
+    """A pipeline can't be made as asked, or is given arguments that it wasn't made for."""
 
 
 class UnsupportedDtypeError(PassingError, TypeError):
@@ -113,11 +113,12 @@ class UnsupportedDtypeError(PassingError, TypeError):
 
 
 class InsideHostWarning(UserWarning):
-    """A collective stays inside this host, but may be meant to go over all. It is no error, as it may be right."""
+    """A collective stays inside this host, but may be meant to go over all hosts. It isn't an error, as it may be
+    right."""
 
 
 def names(ranks: Sequence[int]) -> str:
-    """For people: "ranks 1, 4 to 9"; in ascending order."""
+    """Lists ranks, which are in ascending order, for an error message: "ranks 1, 4 to 9"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -136,27 +137,27 @@ def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:
 
 
 _BY_KIND = _family(PassingError)
-# Status codes of XLA may come before the kind, its own context after the message.
+# XLA's status code may come before the kind, and XLA's own context after the message.
 _KIND_IN_TEXT = re.compile(rf"\b({'|'.join(_BY_KIND)}): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure as it travels: from C++, over the control connection, or inside XLA's text."""
+    """A failure as it is passed on: from C++, over the control connection, or inside a text of XLA."""
 
     kind: str  # the name of an exception of this module
     message: str
     ranks: tuple[int, ...] = ()  # the lost ones, for HostLostError
 
     def exception(self) -> PassingError:
-        """A new exception object: one that is raised twice would collect both tracebacks."""
+        """Makes a new exception each time: an exception that is raised twice would collect both tracebacks."""
         if self.kind == HostLostError.__name__:
             return HostLostError(self.message, self.ranks)
         return _BY_KIND.get(self.kind, PassingError)(self.message)
 
 
 def failure_in(text: str) -> Failure | None:
-    """Finds "<Kind>: <message>" of one of our errors in the text of another."""
+    """Finds "<Kind>: <message>" of one of our errors in the text of another error."""
     found = _KIND_IN_TEXT.search(text)
     return Failure(found[1], found[2].strip()) if found else None
 
@@ -173,17 +174,17 @@ _failure_of_session: Callable[[], Failure | None] = _no_failure
 
 
 def ask_for_failure(failure_of_session: Callable[[], Failure | None]) -> None:
-    """`failure_of_session` says why the open session can't go on, if so; `typed` asks it. The session, which imports
-    this module, says so of itself."""
+    """Registers a function that says why the open session has failed, or None; `typed` calls it. The session's module
+    registers it, because this module can't import that one."""
     global _failure_of_session
     _failure_of_session = failure_of_session
 
 
 def typed(error: BaseException) -> PassingError | None:
-    """The error of ours that `error`, raised by JAX, stands for; None if it has another cause."""
-    # Without jax nothing can be one of its errors, and the switch process must not load it for this question.
+    """Returns the error of ours that `error`, raised by JAX, stands for; None if it has another cause."""
+    # If jax isn't imported, this isn't an error of jax, and the switch process must not import jax for this check.
     jax = sys.modules.get("jax")
-    # What fails while it is dispatched, on the caller's thread, comes as a ValueError with the same text.
+    # A program that fails while it is dispatched, on the caller's thread, raises a ValueError with the same text.
     if jax is None or isinstance(error, PassingError) or not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return None
     known = _failure_of_session()
@@ -191,13 +192,13 @@ def typed(error: BaseException) -> PassingError | None:
     if failure is None and not isinstance(error, jax.errors.JaxRuntimeError):
         return None
     if known is not None and (failure is None or failure.kind == known.kind):
-        return known.exception()  # it knows the ranks, and explains errors of JAX that follow from it
+        return known.exception()  # the session knows the ranks, and why errors of JAX follow
     return failure.exception() if failure else None
 
 
 @contextmanager
 def translate() -> Iterator[None]:
-    """Raises errors that passed through XLA as the exceptions they were: HostLostError instead of JaxRuntimeError."""
+    """Raises an error that passed through XLA as our exception, such as HostLostError instead of JaxRuntimeError."""
     try:
         yield
     except Exception as error:

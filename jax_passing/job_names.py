@@ -1,6 +1,7 @@
-"""A job's name. It comes from the launcher's own, where its makers document that all hosts of one run have the same.
+"""Finds a job's name: from the launcher's id, if its documentation says that all hosts of one run have the same.
 
-Three kinds of jobs have a name that is made of another job's, with a mark that users' names may not have."""
+Three kinds of jobs have a name made from another job's name, with a mark that users' names may not have.
+"""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -8,21 +9,21 @@ from pathlib import Path
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-DEVICES_SUFFIX = "/devices"  # of the job that devices join beside their hosts' one, with strategy "flat"
-SHARD_MARK = "/shard "  # in the names that switches give to the shards of a job
-DOCTOR_MARK = "/doctor "  # in those of the jobs in which `jax-passing doctor` tries a switch
+DEVICES_SUFFIX = "/devices"  # ends the name of the job in which devices are ranks, with strategy "flat"
+SHARD_MARK = "/shard "  # is in the names that switches give to the shards of a job
+DOCTOR_MARK = "/doctor "  # is in the names of the jobs in which `jax-passing doctor` tries a switch
 
 Environment = Mapping[str, str]
 
 
 def check(name: str) -> None:
-    """Raises ValueError if it has a mark."""
+    """Raises ValueError if a user's name has one of the marks."""
     if name.endswith(DEVICES_SUFFIX):
-        raise ValueError(f"expected another name: with {DEVICES_SUFFIX!r} at its end it is the devices' of a job")
+        raise ValueError(f"expected another name: {DEVICES_SUFFIX!r} at the end is reserved for the devices of a job")
     if SHARD_MARK in name:
-        raise ValueError(f"expected another name: with {SHARD_MARK!r} in it, it is a shard's of a job")
+        raise ValueError(f"expected another name: {SHARD_MARK!r} is reserved for the shards of a job")
     if DOCTOR_MARK in name:
-        raise ValueError(f"expected another name: with {DOCTOR_MARK!r} in it, it is a doctor's trial")
+        raise ValueError(f"expected another name: {DOCTOR_MARK!r} is reserved for the trials of jax-passing doctor")
 
 
 def of_devices(job: str) -> str:
@@ -30,25 +31,26 @@ def of_devices(job: str) -> str:
 
 
 def of_shard(job: str, shard: int) -> str:
-    """The first shard has the job's own name."""
+    """Returns the name of a shard; the first one has the job's own name."""
     return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
 def of_doctor(job: str, trial: str) -> str:
-    """A job of its own for each `trial`, with the key of `job`."""
+    """Returns the name of a doctor's job: another one for each `trial`, with the key of `job`."""
     return job + DOCTOR_MARK + trial
 
 
 def base(job: str) -> str:
-    """The users' name of a job, whoever made another one of it: all that belongs to it has one key."""
+    """Returns the user's name from which a job's name was made: all jobs made from one name have the same key."""
     return job.partition(DOCTOR_MARK)[0].partition(SHARD_MARK)[0].removesuffix(DEVICES_SUFFIX)
 
 
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:
-    """First of all: `mpirun` within another launcher's job starts some ranks itself, others over that launcher, and
-    only the latter know of a step. Two of them may run in one job at once, each under an id of its own."""
+    """Finds the id of an `mpirun`, which counts more than that of a launcher in whose job it runs: `mpirun` starts some
+    ranks itself and others by that launcher, and only the latter know a step. Two of them may run in one job at
+    once, each with an id of its own."""
     if "OMPI_COMM_WORLD_SIZE" not in environment or "JSM_NAMESPACE_SIZE" in environment:
-        return None  # jsrun, LSF's, sets the former as well, but numbers its runs 1, 2 ... in every job
+        return None  # LSF's jsrun sets the size, too, but numbers its runs 1, 2 ... in every job
     for variable in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):  # Open MPI 5; 2 to 4
         if identifier := environment.get(variable):
             return f"openmpi-{identifier}", f"variable {variable}"
@@ -56,8 +58,8 @@ def _open_mpi(environment: Environment) -> tuple[str, str] | None:
 
 
 def _slurm(environment: Environment) -> tuple[str, str] | None:
-    """Without a step nobody knows which processes of the allocation belong together; the parts of a heterogeneous job
-    have an id each."""
+    """Finds the id of a step. Without a step it isn't known which processes of the allocation belong together, and each
+    part of a heterogeneous job has an id of its own."""
     job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
     if not job or not step or "SLURM_HET_SIZE" in environment:
         return None
@@ -70,14 +72,15 @@ def _pbs(environment: Environment) -> tuple[str, str] | None:
 
 
 def _lsf(environment: Environment) -> tuple[str, str] | None:
-    """The elements of a job array share the id; the index is 0 outside of arrays."""
+    """Finds the id of a job, with the index in a job array, whose elements share the id. Outside of arrays the index
+    is 0."""
     job, index = environment.get("LSB_JOBID"), environment.get("LSB_JOBINDEX", "0")
     return (f"lsf-{job}" + (f"[{index}]" if index != "0" else ""), "variable LSB_JOBID") if job else None
 
 
 def _kubernetes(environment: Environment, rank: int, hostname: str, namespace: Callable[[], str]) -> str | None:
-    """A pod of an Indexed Job is called JOB-INDEX. A rank other than the index says that the run is made of several
-    Jobs (of a JobSet), which have a name each."""
+    """Finds the name of an Indexed Job, whose pods are called JOB-INDEX. If the rank isn't the index, the run consists
+    of several Jobs (of a JobSet), each with a name of its own."""
     index = environment.get("JOB_COMPLETION_INDEX", "")
     job, dash, suffix = hostname.partition(".")[0].rpartition("-")
     if "KUBERNETES_SERVICE_HOST" not in environment or not dash or suffix != index or index != str(rank):
@@ -87,7 +90,7 @@ def _kubernetes(environment: Environment, rank: int, hostname: str, namespace: C
 
 
 def _own_namespace() -> str:
-    """Of this pod; empty if nobody says."""
+    """Returns the namespace of this pod; empty if it isn't known."""
     try:
         return _NAMESPACE_FILE.read_text().strip()
     except (OSError, UnicodeError):
@@ -101,13 +104,13 @@ def found(
     hostname: Callable[[], str] = socket.gethostname,
     namespace: Callable[[], str] = _own_namespace,
 ) -> tuple[str, str] | None:
-    """(the job's name, who said so), or None: to guess might let two runs sum up each other's numbers.
+    """Returns (the job's name, its source), or None: with a guess, two runs might sum up each other's numbers.
 
     Args:
       environment: variables.
-      rank: of this host.
-      hostname: this machine's, or pod's.
-      namespace: this pod's.
+      rank: rank of this host.
+      hostname: returns the name of this machine or pod.
+      namespace: returns the namespace of this pod.
     """
     for launcher in (_open_mpi, _slurm, _pbs, _lsf):
         if (name := launcher(environment)) is not None:

@@ -1,8 +1,8 @@
-"""How hosts, the switch and device files read settings: each value from its strongest source, checked by its type.
+"""Reads settings of hosts, switches and device files: each value from its strongest source, checked by its type.
 
 A class (a dataclass, or msgspec's Struct) lists the settings of one reader. msgspec converts each value to the type of
-its field; the type's `Meta` says what messages call for instead ("expected an integer from 0 to 1023"), and how text is
-taken apart where msgspec doesn't know (an address).
+its field. The type's `Meta` has the words for error messages ("expected an integer from 0 to 1023"), and a parser for
+text that msgspec can't read (an address).
 """
 
 import difflib
@@ -21,11 +21,11 @@ from msgspec import Meta
 
 from jax_passing.errors import ConfigError
 
-# In the pods of a namespace with a Service called jax-passing-switch there are such variables, which nobody has set:
+# If a namespace has a Service called jax-passing-switch, Kubernetes sets such variables in all of its pods:
 # JAX_PASSING_SWITCH_SERVICE_HOST, JAX_PASSING_SWITCH_PORT_7171_TCP_ADDR and others.
 _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 
-SHOWN_CHARACTERS_MAX = 200  # of a bad value: a device may have many neighbours
+SHOWN_CHARACTERS_MAX = 200  # of a bad value, which may be a long list of a device's neighbours
 
 
 def integer(lowest: int, highest: int) -> Meta:
@@ -33,8 +33,8 @@ def integer(lowest: int, highest: int) -> Meta:
 
 
 def parsed(parse: Callable[[Any], Any], description: str | None = None) -> Meta:
-    """For what a type can't say. `parse` raises ValueError, whose text begins with "expected" or is replaced by that of
-    the description."""
+    """Returns the Meta of a value that `parse` reads. `parse` raises ValueError; a text that doesn't begin with
+    "expected" is replaced by the description."""
     return Meta(description=description, extra={"parse": parse})
 
 
@@ -49,7 +49,7 @@ def one_of(names: tuple[str, ...]) -> Meta:
 
 @dataclass(frozen=True)
 class Given:
-    """What was given for a setting, not yet checked. `source`: where it stands, for people."""
+    """A value that was given for a setting, not yet checked. `source`: where it was given, for error messages."""
 
     value: Any
     source: str
@@ -57,12 +57,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the settings of one reader may stand, beside its file.
+    """The sources of one reader's settings, besides its file.
 
     Attributes:
-      prefix: of its variables; the rest of their names are the settings' names in capitals.
-      argument: what people call the argument of a name.
-      others: variables that are another reader's.
+      prefix: begins the names of its variables, which end with the settings' names in capitals.
+      argument: returns what users call the argument for a setting.
+      others: variables with this prefix that belong to another reader.
     """
 
     prefix: str
@@ -74,7 +74,7 @@ def read_toml(path: str | Path, source: str) -> dict[str, Any]:
     """Reads a TOML file. Raises ConfigError that names `source`, where the path came from."""
     try:
         return tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError) as error:  # the last of arrays in arrays, a thousand of them
+    except (OSError, ValueError, RecursionError) as error:  # the last is raised by a thousand nested arrays
         raise ConfigError(f"Can't read the settings file {path} ({source}): {error}.") from error
 
 
@@ -88,7 +88,8 @@ def names_of(kind: type) -> list[str]:
 
 
 def from_file(kind: type, path: str | Path, source: str) -> dict[str, Given]:
-    """What stands in a TOML file whose keys are settings. Raises ConfigError; `source`: where the path came from."""
+    """Reads settings from a TOML file with their names as keys. Raises ConfigError. `source`: where the path came
+    from."""
     given = {key: Given(value, f"file {path}") for key, value in read_toml(path, source).items()}
     _check_names("setting", {key: f" ({one.source})" for key, one in given.items()}, names_of(kind))
     return given
@@ -101,7 +102,8 @@ def gather(
     config: str | Path | None,
     environment: Mapping[str, str],
 ) -> dict[str, Given]:
-    """Arguments (None: not given) over variables (empty: not given) over a file. Raises ConfigError."""
+    """Gathers the settings that are given: arguments (unless None) win over variables (unless empty), and these over a
+    file. Raises ConfigError."""
     given: dict[str, Given] = {}
     path, source = config, sources.argument("config")
     if path is None and environment.get(sources.prefix + "CONFIG"):
@@ -133,16 +135,16 @@ def _is_of_kubernetes(variable: str, environment: Mapping[str, str]) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environment and _KUBERNETES.search(variable) is not None
 
 
-def _check_names(what: str, places: Mapping[str, str], known: list[str]) -> None:
-    """`places`: by name, what to write behind it."""
-    for name, place in places.items():
+def _check_names(what: str, suffixes: Mapping[str, str], known: list[str]) -> None:
+    """Raises ConfigError if a name isn't known. `suffixes`: by name, the text to write behind it."""
+    for name, suffix in suffixes.items():
         if name not in known:
             shown = name if what == "variable" else repr(name)
-            raise ConfigError(f"Unknown {what} {shown}{place}. {did_you_mean(name, known)}")
+            raise ConfigError(f"Unknown {what} {shown}{suffix}. {did_you_mean(name, known)}")
 
 
 def convert(kind: type, given: Mapping[str, Given]) -> dict[str, Any]:
-    """Values of the types that `kind` says. Raises ConfigError that names the setting and where it stands."""
+    """Converts values to the types of `kind`. Raises ConfigError, which names the setting and its source."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: _convert(_without_none(hints[key]), key, one) for key, one in given.items()}
 
@@ -164,18 +166,18 @@ def _convert(hint: Any, name: str, given: Given) -> Any:
 
 
 def as_type(value: Any, hint: Any) -> Any:
-    """Text is read as what it says, because variables are nothing else. Raises ValueError."""
+    """Converts a value to a type. Text is parsed, because variables are always text. Raises ValueError."""
     if isinstance(value, str):
         return msgspec.convert(value.strip(), hint, strict=False)
     if isinstance(value, bool):
         return msgspec.convert(value, hint)
-    if isinstance(value, numbers.Integral):  # NumPy's, too
+    if isinstance(value, numbers.Integral):  # also one of NumPy
         return msgspec.convert(int(value), hint)
     return msgspec.convert(float(value) if isinstance(value, numbers.Real) else value, hint)
 
 
 def _without_none(hint: Any) -> Any:
-    """Of `X | None`, X: what isn't given has no value to be converted, and the text "null" is none either."""
+    """Returns X for `X | None`: settings that aren't given aren't converted, and the text "null" isn't None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     return hint

@@ -86,28 +86,11 @@ def switch(
     verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
+    arguments = {name: value for name, value in locals().items() if name not in ("config", "verbose")}
     from jax_passing.switch.server.serve import run
     from jax_passing.switch.server.settings import resolve
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-    settings = resolve(
-        {
-            "listen": listen,
-            "slot_total": slot_total,
-            "slots_per_job": slots_per_job,
-            "lanes_per_chunk": lanes_per_chunk,
-            "lease_s": lease_s,
-            "slots_per_address": slots_per_address,
-            "connections_per_address": connections_per_address,
-            "link_gbit": link_gbit,
-            "multicast": multicast,
-            "data_plane": data_plane,
-            "device": device,
-            "parent": parent,
-            "key_file": key_file,
-        },
-        config,
-    )
-    run(settings)
+    run(resolve(arguments, config))

@@ -76,23 +76,7 @@ def init(
       JoinError: the switch refused this host, or other hosts didn't join in time.
       PassingError: this process was forked after `init`.
     """
-    arguments = {
-        "switch": switch,
-        "job": job,
-        "rank": rank,
-        "world_size": world_size,
-        "deadline_s": deadline_s,
-        "warn_s": warn_s,
-        "join_deadline_s": join_deadline_s,
-        "strategy": strategy,
-        "link_gbit": link_gbit,
-        "key_file": key_file,
-        "check_sums": check_sums,
-        "axis_name": axis_name,
-        "world_size_min": world_size_min,
-        "rejoin_wait_s": rejoin_wait_s,
-        "standby": standby,
-    }
+    arguments = {name: value for name, value in locals().items() if name != "config"}  # by the settings' names
     scope.check_process()
     if tracers.tracing():
         raise ConfigError(

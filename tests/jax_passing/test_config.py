@@ -1,4 +1,4 @@
-"""Arguments over variables over a file; every mistake names its source."""
+"""A host's settings: arguments win over variables, and these over a file; errors name the source of a mistake."""
 
 import re
 from dataclasses import fields
@@ -53,18 +53,20 @@ def test_arguments_win_over_variables_over_the_file(toml):
     assert sources["join_deadline_s"] == "default"
 
 
-def test_numbers_may_be_text_or_numpys():
+def test_numbers_may_be_text_or_of_numpy():
     switch = {"switch": "s:1", "job": "a"}
     text = resolve({**switch, "rank": " 1", "world_size": "2", "warn_s": "1e1"})[0]
     assert text == resolve({**switch, "rank": np.int64(1), "world_size": np.uint8(2), "warn_s": np.float32(10)})[0]
     assert (text.rank, text.world_size, text.warn_s) == (1, 2, 10.0)
 
 
-def test_a_switchs_variables_and_kubernetes_ones_are_no_hosts():
+def test_a_host_ignores_variables_of_switches_and_of_kubernetes():
     switch = {"JAX_PASSING_SWITCH_LISTEN": "0.0.0.0:1", "JAX_PASSING_SWITCH_LINK_GBIT": "fast"}
     assert resolve(environment=switch)[0] == config.Settings()
     assert sorted([*(field.name for field in fields(SwitchSettings)), "config"]) == list(config.SWITCH_SETTINGS)
-    with pytest.raises(ConfigError, match="Unknown variable JAX_PASSING_SWITCH_ADDRESS"):  # of a host, mistyped
+    with pytest.raises(
+        ConfigError, match="Unknown variable JAX_PASSING_SWITCH_ADDRESS"
+    ):  # a mistyped variable of a host
         resolve(environment={"JAX_PASSING_SWITCH_ADDRESS": "10.0.0.1:7171"})
     service = {
         "JAX_PASSING_SERVICE_HOST": "10.0.0.1",
@@ -119,8 +121,8 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
             "'null' of world_size .variable .*1 to 1024",
         ),
         ({}, {"JAX_PASSING_LINK_GBIT": "null"}, "expected Gbit/s"),
-        ({"job": "run/shard 1"}, {}, "'/shard ' in it"),
-        ({"job": "run/doctor 17"}, {}, "'/doctor ' in it"),
+        ({"job": "run/shard 1"}, {}, "'/shard ' is reserved for the shards"),
+        ({"job": "run/doctor 17"}, {}, "'/doctor ' is reserved for the trials"),
         ({"job": "a" * 300}, {}, r"Bad value 'a{199}… of job"),
         ({"world_size": 1025}, {}, "1 to 1024"),
         ({"deadline_s": 0}, {}, "above 0"),
@@ -137,7 +139,7 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"job": ""}, {}, "1 to 128"),
         ({"job": {}}, {}, "1 to 128"),
         ({"job": "a\nb"}, {}, "printable"),
-        ({"job": "a/devices"}, {}, "expected another name: with '/devices' at its end"),
+        ({"job": "a/devices"}, {}, "expected another name: '/devices' at the end is reserved"),
         (
             {},
             {"JAX_PASSING_DEADLINE": "1"},

@@ -1,4 +1,4 @@
-"""Errors survive XLA, C++ and the control connection, and docs/operate/troubleshooting.md knows them all."""
+"""Errors pass through XLA, C++ and the control connection, and docs/operate/troubleshooting.md lists them all."""
 
 from pathlib import Path
 

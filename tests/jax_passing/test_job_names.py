@@ -1,4 +1,4 @@
-"""Names of jobs from launchers: one for each run, the same on all of its hosts, or none."""
+"""Names of jobs from launchers: a run has the same name on all of its hosts, or none."""
 
 import pytest
 
@@ -51,16 +51,16 @@ def test_pods_of_an_indexed_job():
 @pytest.mark.parametrize(
     ("environment", "rank", "hostname", "namespace"),
     [
-        (POD, 0, "train-0", "team"),  # no Indexed Job: the end of a name is anything
+        (POD, 0, "train-0", "team"),  # it isn't an Indexed Job, so the end of the name means nothing
         ({"JOB_COMPLETION_INDEX": "0"}, 0, "train-0", "team"),
-        ({**POD, "JOB_COMPLETION_INDEX": "1"}, 3, "set-workers-1-1", "team"),  # of the second Job of a JobSet
-        ({**POD, "JOB_COMPLETION_INDEX": "0"}, 0, "node", "team"),  # the machine's network, and name
+        ({**POD, "JOB_COMPLETION_INDEX": "1"}, 3, "set-workers-1-1", "team"),  # a pod of the second Job of a JobSet
+        ({**POD, "JOB_COMPLETION_INDEX": "0"}, 0, "node", "team"),  # the pod uses the machine's network and name
         ({**POD, "JOB_COMPLETION_INDEX": "0"}, 0, "0", "team"),
         ({**POD, "JOB_COMPLETION_INDEX": "0"}, 0, "node-7", "team"),
         ({**POD, "JOB_COMPLETION_INDEX": "0"}, 0, "train-0", ""),
     ],
 )
-def test_pods_that_dont_know_what_all_pods_of_the_run_know(environment, rank, hostname, namespace):
+def test_pods_whose_names_arent_sure_to_be_those_of_the_run(environment, rank, hostname, namespace):
     assert found(environment, rank, hostname, namespace) is None
 
 
@@ -69,7 +69,7 @@ def test_without_arguments_this_machine_is_asked():
     assert job_names.found({**POD, "JOB_COMPLETION_INDEX": "-"}, 0) is None
 
 
-def test_what_belongs_to_a_job_has_its_key():
+def test_names_made_from_a_jobs_name_have_its_base():
     name = job_names.of_doctor("train", "17")
     assert job_names.base(name) == "train"
     assert job_names.base(job_names.of_shard(job_names.of_devices(name), 1)) == "train"

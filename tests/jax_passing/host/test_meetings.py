@@ -119,9 +119,9 @@ def test_no_switch_anywhere(nobody):
 
 
 def test_a_standby_is_another_switch(running):
-    with pytest.raises(ConfigError, match="a standby is another one"):
+    with pytest.raises(ConfigError, match="give another switch as a standby"):
         jax_passing.init(running.address, standby=running.address, rank=0, world_size=1)
-    with pytest.raises(ConfigError, match="no switch in whose place"):
+    with pytest.raises(ConfigError, match="no switch that it could replace"):
         jax_passing.init(standby=running.address, rank=0, world_size=1)
 
 
