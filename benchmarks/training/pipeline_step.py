@@ -51,7 +51,7 @@ def other_cuts(plan: Plan, count: int, apart: float) -> list[int]:
 
 def cut_at(plan: Plan, place: int) -> Plan:
     """The same model, cut there."""
-    program, chain = plan.stages[0]._program, plan._chain
+    program, chain = plan.stages[0]._model, plan._chain
     shapes = plan.params_tree.unflatten(plan.params_shapes)
     slicer = Slicer(program, [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)])
     forward_share = sum(facts.forward_s for facts in plan.facts) / sum(facts.compute_s for facts in plan.facts)

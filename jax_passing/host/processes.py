@@ -1,8 +1,10 @@
 """The processes of `jax.distributed` tell each other, by its coordinator, what they are about to compute together."""
 
+import contextlib
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +51,35 @@ def told(
     if number:  # all have read what was said the last time
         client.key_value_delete(f"jax_passing/{meeting}/{number - 1}/{jax.process_index()}")
     return said
+
+
+def told_unless_refused(
+    what: str, aim: str, own: Any, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
+) -> dict[int, Any]:
+    """Does the same as `told` with values that JSON can write, where another process may be in `refusals_told`.
+
+    Raises `error` on all processes if one of them has refused. `aim`: the message says that it can't do this.
+    """
+    said = told(what, json.dumps([None, own]), processes, error, deadline_s)
+    everything = {process: json.loads(text) for process, text in said.items()}
+    for process, (refusal, _) in sorted(everything.items()):
+        if refusal is not None:
+            raise error(f"Process {process} can't {aim}, so no other does: {refusal}")
+    return {process: value for process, (_, value) in everything.items()}
+
+
+@contextlib.contextmanager
+def refusals_told(
+    what: str, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
+) -> Iterator[None]:
+    """Surrounds what precedes `told_unless_refused`: if it raises, the other processes, which wait there, learn why."""
+    try:
+        yield
+    except Exception as reason:
+        if len(processes) > 1 and jax.process_index() in processes:
+            with contextlib.suppress(error):  # the others may not come; `reason` is the error to be raised
+                told(what, json.dumps([f"{type(reason).__name__}: {reason}", None]), processes, error, deadline_s)
+        raise
 
 
 def differences(said: Mapping[int, Mapping[str, Sequence[str]]]) -> list[str]:

@@ -1,1 +1,1 @@
-"""A model cut into stages by itself."""
+"""Cuts a model into stages automatically."""

@@ -1,21 +1,21 @@
-"""Cuts by hand."""
+"""`cut`: marks where a model may be cut by hand."""
 
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_passing.partitioning.program import Operation
+from jax_passing.partitioning.operations import Operation
 
 MARK = "jax_passing.cut"
 
 
 def cut(x: Any) -> Any:
-    """Marks a place where the model may be cut: what comes before `x` may be one stage, what uses it the next.
+    """Marks where the model may be cut: the operations before `x` may be one stage, and those that use it the next.
 
-    With marks in it a model is cut at some of them only, at all of them if there is one less than stages. Outside of
-    `jax_passing.partition` nothing happens: `x`, a pytree of arrays, is returned as it is. Marks inside of a loop, or
-    of a block under `jax.checkpoint`, aren't seen.
+    A model with marks is cut at marks only, at all of them if there is one less than stages. Outside of
+    `jax_passing.partition` this does nothing: it returns `x`, a pytree of arrays, as it is. Marks inside of a loop, or
+    inside of a block under `jax.checkpoint`, aren't seen.
     """
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK), x)
 

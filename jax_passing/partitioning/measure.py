@@ -1,91 +1,131 @@
-"""How long the stages of a plan really take."""
+"""Times the stages of a plan, and cuts the model anew by these times."""
 
-import contextlib
-import json
+import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_passing.errors import PartitionError
-from jax_passing.host.processes import Fact, differences, told
-from jax_passing.partitioning.stages import Stage
+from jax_passing.host.processes import Fact, differences, refusals_told, told_unless_refused
+from jax_passing.partitioning.digest import digest_of
+from jax_passing.partitioning.search import Chain, Limits, best_cuts
+from jax_passing.partitioning.stages import Slicer, Stage
 
 WHAT = "jax_passing.partition(cost='measure')"
 REPEATS = 5
-MEASURING_S = 3600.0  # the others wait so long for process 0, which compiles all stages a few times
+MEASUREMENTS_MAX = 4
+MEASURING_S = 3600.0  # the other processes wait so long for process 0, which compiles all stages a few times
 
 Measured = tuple[list[float], tuple[int, ...]]
 """By operation of the chain how long it takes, and the cuts."""
 
 
-def measured_once(facts: Mapping[str, Fact], measure: Callable[[], Measured]) -> Measured:
-    """Returns what process 0 of `jax.distributed` measured, in all processes: by their own times they would cut apart.
+def _processes() -> list[int]:
+    return list(range(jax.process_count()))
 
-    `facts`: what they must agree on, by name. Raises PartitionError in all of them if they don't agree, if not all of
-    them call this, if one raises before (`refusals_told`), or if process 0 can't measure.
+
+def refusing_together() -> AbstractContextManager[None]:
+    """Surrounds all that precedes `measured_once`: if it raises, the other processes, which wait there, learn why."""
+    return refusals_told(WHAT, _processes(), PartitionError)
+
+
+def check_arrays(given: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise PartitionError(
+                f"{jax.tree_util.keystr(path)} of (params, batch) has parts in other processes. With cost='measure' "
+                "one process times the stages by itself, so give it arrays of its own, such as NumPy's."
+            )
+
+
+def facts_of(slicer: Slicer, chain: Chain, limits: Limits, stages: int) -> dict[str, Fact]:
+    """Lists what must be the same in all processes, if the times of one of them are to hold for all."""
+    model = slicer.model
+    loss = digest_of(model.operations, [*model.params, *model.batch], model.outputs, model.constants)
+    search = repr((limits, chain.may_cut.tolist(), chain.compute_s.tolist(), chain.stash_bytes.tolist(), chain.weights))
+    return {
+        "the loss": (loss, f"{len(model.operations)} operations"),
+        "stages": (str(stages), str(stages)),
+        "the other arguments": (hashlib.sha256(search.encode()).hexdigest(), "some"),
+    }
+
+
+def measured_once(
+    facts: Mapping[str, Fact], slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limits, given: Any
+) -> Measured:
+    """Returns, in all processes, what process 0 of `jax.distributed` measured: with times of their own they would cut
+    the model in different positions.
+
+    Args:
+      facts: what the processes must agree on, by name.
+      cuts: to begin with.
+      given: (params, batch).
+
+    Raises PartitionError in all of them if they don't agree, if not all of them call this, if one raises before, in
+    `refusing_together`, or if process 0 can't measure.
     """
-    processes = list(range(jax.process_count()))
+    processes = _processes()
     if len(processes) == 1:
-        return measure()
-    said = told(WHAT, json.dumps([None, facts]), processes, PartitionError)
-    everything = {process: json.loads(text) for process, text in said.items()}
-    for process, (refusal, _) in sorted(everything.items()):
-        if refusal is not None:
-            raise PartitionError(f"Process {process} can't cut this model, so no other does: {refusal}")
-    if differing := differences({process: facts for process, (_, facts) in everything.items()}):
+        return _measured(slicer, chain, cuts, limits, given)
+    if differing := differences(told_unless_refused(WHAT, "cut this model", facts, processes, PartitionError)):
         raise PartitionError(
-            f"The processes don't cut the same model, so the times of process 0 can't be those of all: they differ in "
-            f"{', '.join(differing)}. Call partition with the same loss and arguments in every process."
+            "The processes don't cut the same model, so the times of process 0 can't hold for all of them. They differ "
+            f"in {', '.join(differing)}. Call partition with the same loss and arguments in every process."
         )
-    own = ""
+    own = None
     if jax.process_index() == 0:
-        try:
-            own = json.dumps(["", measure()])
-        except Exception as error:
-            told(WHAT, json.dumps([f"{type(error).__name__}: {error}", None]), processes, PartitionError, MEASURING_S)
-            raise
-    refusal, measured = json.loads(told(WHAT, own, processes, PartitionError, MEASURING_S)[0])
-    if refusal:
-        raise PartitionError(f"Process 0 couldn't measure the stages for all processes: {refusal}")
-    times_s, cuts = measured
+        with refusals_told(WHAT, processes, PartitionError, MEASURING_S):
+            own = _measured(slicer, chain, cuts, limits, given)
+    said = told_unless_refused(WHAT, "measure the stages", own, processes, PartitionError, MEASURING_S)
+    times_s, cuts = said[0]
     return times_s, tuple(cuts)
 
 
-@contextlib.contextmanager
-def refusals_told() -> Iterator[None]:
-    """Goes around all that comes before `measured_once`: if this process raises, the others, which wait, learn why."""
-    processes = list(range(jax.process_count()))
-    try:
-        yield
-    except Exception as error:
-        if len(processes) > 1:
-            with contextlib.suppress(PartitionError):  # if they don't come; the first error is the one to be raised
-                told(WHAT, json.dumps([f"{type(error).__name__}: {error}", {}]), processes, PartitionError)
-        raise
+def _measured(slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limits, given: tuple[Any, Any]) -> Measured:
+    """Divides the stages' times among their operations, cuts anew, and repeats this until the cuts stay."""
+    leaves, batch = jax.tree.leaves(given[0]), given[1]
+    for _ in range(MEASUREMENTS_MAX):
+        stages = slicer.stages(cuts)
+        held = [stage.held(leaves) for stage in stages]
+        compute_s = chain.compute_s.copy()
+        for (first, last), time_s in zip(slicer.runs(cuts), stage_times_s(stages, held, batch), strict=True):
+            counted_s = compute_s[first:last].sum()
+            share = compute_s[first:last] / counted_s if counted_s else np.full(last - first, 1 / (last - first))
+            compute_s[first:last] = share * time_s
+        chain = replace(chain, compute_s=compute_s)
+        better = best_cuts(chain, len(stages), limits)
+        if better == cuts:
+            break
+        cuts = better
+    return chain.compute_s.tolist(), cuts
 
 
 def stage_times_s(stages: Sequence[Stage], held: Sequence[Any], batch: Any) -> list[float]:
-    """Forward and backward pass of each with one microbatch, on this process's first device: the fastest of a few."""
+    """Times the forward and backward pass of each stage with one microbatch, on this process's first device: the
+    fastest of a few runs."""
     times = []
     carried: list[Any] = []
     for stage, params in zip(stages, held, strict=True):
 
         def run(params: Any, carried: Any, batch: Any, stage: Stage = stage) -> Any:
-            on, left, back = stage.vjp(params, carried, batch)
-            ones = [jnp.ones_like(one) for one in compress(on, stage.needs_gradient_out)]
-            return on, left, back(ones)
+            carried_out, outputs, back = stage.vjp(params, carried, batch)
+            ones = [jnp.ones_like(one) for one in compress(carried_out, stage.needs_gradient_out)]
+            return carried_out, outputs, back(ones)
 
         compiled = jax.jit(run)
-        on, _, _ = jax.block_until_ready(compiled(params, carried, batch))
+        carried_out, _, _ = jax.block_until_ready(compiled(params, carried, batch))
         fastest = float("inf")
         for _ in range(REPEATS):
             began = time.perf_counter()
             jax.block_until_ready(compiled(params, carried, batch))
             fastest = min(fastest, time.perf_counter() - began)
         times.append(fastest)
-        carried = on
+        carried = carried_out
     return times

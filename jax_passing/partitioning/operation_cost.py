@@ -1,4 +1,4 @@
-"""What each operation of a chain costs: forwards, backwards, and what it keeps in between."""
+"""The cost of each operation of a chain: forwards, backwards, and what it keeps in between."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,17 +7,20 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jax_passing.partitioning.cost import Cost, bytes_of, of_jaxpr
-from jax_passing.partitioning.program import Operation, Program, is_inexact, reached_from
+from jax_passing.partitioning.arrays import bytes_of, is_inexact
+from jax_passing.partitioning.cost import Cost, cost_of_jaxpr
+from jax_passing.partitioning.operations import Operation
 from jax_passing.partitioning.stages import Slicer
+from jax_passing.partitioning.traced_model import TracedModel, reached_from
 
 
 @dataclass(frozen=True)
 class OperationCost:
-    """
+    """The cost of one operation.
+
     Attributes:
-      forward, backward: of its own result, and of its derivative without what nobody asks for.
-      stash_bytes: what is kept of a microbatch from its forward to its backward pass, as JAX's own derivative does.
+      forward, backward: of its result, and of its derivative, without gradients that nothing needs.
+      stash_bytes: what is kept of a microbatch from its forward to its backward pass, as JAX's derivative keeps it.
     """
 
     forward: Cost = field(default_factory=Cost)
@@ -31,37 +34,38 @@ class OperationCost:
 
 
 def costs_of_chain(slicer: Slicer) -> list[OperationCost]:
-    """By operation of the chain.
+    """Returns the cost of each operation of the chain.
 
-    What is copied for an operation counts with the first one that uses it. Likewise a value that several keep counts
-    once, with the operation that made it; parameters and the batch are there anyway.
+    An operation that is copied for others counts with the first one that uses it. Likewise a value that several
+    operations keep counts once, with the operation that made it. Parameters and the batch are there anyway.
     """
-    derivatives = _Derivatives(slicer.program)
-    place_of = {value: place for place, operation in enumerate(slicer.chain) for value in operation.outputs}
+    derivatives = _Derivatives(slicer.model)
+    maker_of = {value: number for number, operation in enumerate(slicer.chain) for value in operation.outputs}
     result = [OperationCost()] * len(slicer.chain)
     copies: set[int] = set()
     kept: set[int] = set()
-    for place, operation in enumerate(slicer.chain):
+    for number, operation in enumerate(slicer.chain):
         _, copied = slicer.needs([operation])
         derivative = derivatives.of(operation)
-        result[place] += derivative.cost
+        result[number] += derivative.cost
         for other in copied:
             if id(other) not in copies:
                 copies.add(id(other))
-                result[place] += derivatives.of(other).cost
+                result[number] += derivatives.of(other).cost
         for index in derivative.kept_inputs:
             value = operation.inputs[index]
-            if isinstance(value, int) and value in place_of and value not in kept:
+            if isinstance(value, int) and value in maker_of and value not in kept:
                 kept.add(value)
-                result[place_of[value]] += OperationCost(stash_bytes=bytes_of(slicer.program.shapes[value]))
+                result[maker_of[value]] += OperationCost(stash_bytes=bytes_of(slicer.model.shapes[value]))
     return result
 
 
 @dataclass(frozen=True)
 class _Derivative:
-    """
+    """What the derivative of an operation costs.
+
     Attributes:
-      cost: with what is kept of the operation's own making.
+      cost: its stash is what the operation itself makes and keeps.
       kept_inputs: indices of the inputs that are kept.
     """
 
@@ -70,17 +74,17 @@ class _Derivative:
 
 
 class _Derivatives:
-    """Those of a program's operations. Operations that are alike are traced once."""
+    """The derivatives of a model's operations. Operations with the same key are traced once."""
 
-    def __init__(self, program: Program):
-        self._program = program
-        self._varying = reached_from(program, [*program.params, *program.rows])
+    def __init__(self, model: TracedModel):
+        self._model = model
+        self._varying = reached_from(model, [*model.params, *model.rows])
         self._known: dict[Any, _Derivative] = {}
 
     def of(self, operation: Operation) -> _Derivative:
         wanted = tuple(self._needs_gradient(atom) for atom in operation.inputs)
         shapes = [
-            atom.aval if isinstance(atom, core.Literal) else self._program.shapes[atom] for atom in operation.inputs
+            atom.aval if isinstance(atom, core.Literal) else self._model.shapes[atom] for atom in operation.inputs
         ]
         key = (operation.key, tuple(map(str, shapes)), wanted)
         if key not in self._known:
@@ -89,13 +93,13 @@ class _Derivatives:
 
     def _needs_gradient(self, atom: Any) -> bool:
         is_varying = isinstance(atom, int) and atom in self._varying
-        return is_varying and is_inexact(self._program.shapes[atom])
+        return is_varying and is_inexact(self._model.shapes[atom])
 
 
 def _derivative_of(operation: Operation, shapes: Sequence[Any], wanted: Sequence[bool]) -> _Derivative:
-    """What runs is traced, so that one turn of a scan, or a row, counts for itself and not for the whole scan.
+    """Traces what the operation runs, so that one turn of a scan, or a row, counts alone and not as the whole scan.
 
-    `wanted`: by input, whether anybody needs its gradient.
+    `wanted`: by input, whether its gradient is needed.
     """
 
     def run(arrays: Sequence[Any]) -> list[Any]:
@@ -112,15 +116,16 @@ def _derivative_of(operation: Operation, shapes: Sequence[Any], wanted: Sequence
 
     inputs = [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
     traced = jax.make_jaxpr(run)(inputs)
-    forward = of_jaxpr(traced)
+    forward = cost_of_jaxpr(traced)
     if not any(wanted):
         return _Derivative(OperationCost(forward))
     try:
-        whole = of_jaxpr(jax.make_jaxpr(lambda arrays, gradients: vjp(arrays)(gradients))(inputs, traced.out_avals))
-    except (TypeError, ValueError):  # a loop without a derivative: either nobody asks for it, or JAX will say so then
+        whole = jax.make_jaxpr(lambda arrays, gradients: vjp(arrays)(gradients))(inputs, traced.out_avals)
+    except (TypeError, ValueError):  # a loop without a derivative: if one is needed, JAX says so when it is asked
         return _Derivative(OperationCost(forward))
-    backward = Cost(max(0.0, whole.flops - forward.flops), max(0.0, whole.bytes - forward.bytes))
-    # The leaves of a backward pass are what it closed over.
+    cost = cost_of_jaxpr(whole)
+    backward = Cost(max(0.0, cost.flops - forward.flops), max(0.0, cost.bytes - forward.bytes))
+    # The leaves of a backward pass are the arrays that it closed over.
     jaxpr = jax.make_jaxpr(lambda arrays: jax.tree.leaves(vjp(arrays)))(inputs).jaxpr
     residuals = {id(atom): atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     index_of = {id(var): index for index, var in enumerate(jaxpr.invars)}

@@ -1,8 +1,6 @@
 """`partition`: from a loss to the plan of its stages."""
 
 import contextlib
-import hashlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,29 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing.errors import PartitionError
-from jax_passing.host.processes import Fact
-from jax_passing.partitioning.cost import bytes_of
-from jax_passing.partitioning.cut import is_mark
-from jax_passing.partitioning.measure import Measured, measured_once, refusals_told, stage_times_s
+from jax_passing.partitioning import measure
+from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.program import CHECKPOINT, Program, Turn, holds_operations, trace
-from jax_passing.partitioning.program_text import digest_of
+from jax_passing.partitioning.positions import legal_positions, notes_on
 from jax_passing.partitioning.scans import unroll
-from jax_passing.partitioning.search import (
-    Chain,
-    Floats,
-    Limits,
-    Weight,
-    best_cuts,
-    slowest_share,
-    stage_bytes,
-    stage_s,
-)
+from jax_passing.partitioning.search import Chain, Floats, Limits, Weight, best_cuts, stage_bytes, stage_s
 from jax_passing.partitioning.stages import Slicer, Stage
-
-MEASUREMENTS_MAX = 4
-NOTABLE = 1.1  # times as long
+from jax_passing.partitioning.traced_model import trace
 
 
 def partition(
@@ -58,46 +42,45 @@ def partition(
     """Cuts a model into stages for a pipeline, so that the slowest one is as fast as possible.
 
     The loss is traced with the shapes of `params` and `batch`; nothing is computed. Its operations that depend on both
-    make up a chain, in the order of the program, and stages are runs of that. Everything else (casts of parameters,
-    masks, random keys, labels) is copied into each stage that uses it. Functions under `jax.jit` are looked into, scans
-    over layers are cut between their turns; blocks under `jax.checkpoint`, `cond` and functions with derivatives of
-    their own stay whole.
+    make up a chain, in the order in which the loss does them, and stages are runs of this chain. Everything else (casts
+    of parameters, masks, random keys, labels) is copied into each stage that uses it. Cuts may be inside of functions
+    under `jax.jit` and between the turns of scans over layers. Blocks under `jax.checkpoint`, `cond` and functions with
+    custom derivatives stay whole.
 
     Args:
       loss_fn: `loss_fn(params, batch)` returns a scalar, or `(scalar, aux)`; a pure function.
       params: pytree of arrays or of their shapes.
-      batch: pytree of what one microbatch has, random keys included; arrays or their shapes.
-      stages: how many.
-      has_aux: as of `jax.value_and_grad`.
-      max_live: how many arrays may cross a cut. What a later stage needs is handed on by those between.
+      batch: pytree of one microbatch, random keys included; arrays or their shapes.
+      stages: number of stages.
+      has_aux: whether the loss returns aux, as for `jax.value_and_grad`.
+      max_live: how many arrays may cross a cut. The stages in between hand on what a later stage needs.
       cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this
-        process's first device, with the arrays that are given, corrects the counts by that, and cuts anew until nothing
-        changes. Where there are several processes of `jax.distributed`, process 0 does so, and all of them, which call
-        this together, have its times.
-      flops_per_s: of a device, for times that aren't measured. The cuts depend on it only if the links or the memory
-        have a rate.
-      bytes_per_s: of a device's memory. An operation takes as long as what it computes, or as what it reads and writes,
-        whichever is longer. Without a rate only what is computed counts.
+        process's first device, with the arrays that are given, corrects the counts by these times, and cuts anew until
+        nothing changes. All processes of `jax.distributed` call this together; process 0 measures, and all use its
+        times.
+      flops_per_s: rate of a device, for times that aren't measured. The cuts depend on it only if the links or the
+        memory have a rate.
+      bytes_per_s: rate of a device's memory. An operation takes as long as its computing, or as its reading and
+        writing, whichever is longer. Without a rate only computing counts.
       link_gbit: rate of the links between neighbouring stages, in Gbit/s each way.
       overlap: whether devices send while they compute.
-      memory_bytes: of a device.
+      memory_bytes: memory of a device.
       optimizer_copies: bytes of optimiser state for each byte of parameters; Adam keeps two.
-      microbatches: how many are in the pipeline at once, at most; a stage keeps what those need whose backward pass is
-        still to come.
+      microbatches: how many are in the pipeline at once, at most. A stage keeps what their backward passes need.
 
-    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked; and with cost="measure"
-    in all processes if they don't call this with the same arguments, or not all of them do, or one of them fails.
+    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked. With cost="measure" all
+    processes raise it if their arguments differ, if not all of them call this, or if one of them fails.
     """
-    with refusals_told() if cost == "measure" else contextlib.nullcontext():
+    with measure.refusing_together() if cost == "measure" else contextlib.nullcontext():
         _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
-        # Without shardings: how arrays lie now says nothing of the stages' devices.
+        # The shapes are without shardings: how arrays lie now says nothing about the stages' devices.
         params_shapes, batch_shapes = jax.tree.map(
             lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type),
             jax.eval_shape(lambda *given: given, params, batch),
         )
         loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
-        program = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
-        slicer = Slicer(program, loss.names)
+        model = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
+        slicer = Slicer(model, loss.names)
         if not slicer.chain:
             raise PartitionError(
                 "The loss doesn't depend on both the parameters and the batch: there is nothing to cut."
@@ -108,22 +91,21 @@ def partition(
         chain = Chain(
             compute_s=forward_s + backward_s,
             stash_bytes=np.array([cost.stash_bytes for cost in costs]),
-            cut_bytes=np.array([sum(bytes_of(program.shapes[value]) for value in live) for live in slicer.crossing]),
-            may_cut=_legal_places(slicer, max_live, stages, forward_s + backward_s),
+            cut_bytes=np.array([sum(bytes_of(model.shapes[value]) for value in live) for live in slicer.crossing]),
+            may_cut=legal_positions(slicer, max_live, stages, forward_s + backward_s),
             weights=_weights(slicer, optimizer_copies),
         )
         limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
         cuts = best_cuts(chain, stages, limits)
-        made = _stages(slicer, cuts)
         if cost == "measure":
-            _check_arrays((params, batch))
-            facts = _compared(program, chain, limits, stages)
+            measure.check_arrays((params, batch))
+            facts = measure.facts_of(slicer, chain, limits, stages)
     if cost == "measure":
-        times_s, cuts = measured_once(facts, lambda: _measured(slicer, chain, cuts, limits, (params, batch)))
-        chain, made = replace(chain, compute_s=np.array(times_s)), _stages(slicer, cuts)
-    # Measured times don't say what part of them is the forward pass.
+        times_s, cuts = measure.measured_once(facts, slicer, chain, cuts, limits, (params, batch))
+        chain = replace(chain, compute_s=np.array(times_s))
+    # Measured times don't say which part of them is the forward pass, so the counted shares serve for them, too.
     shares = forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny)
-    notes = (_held_back(slicer, max_live, stages, chain.compute_s), _undivided(slicer, stages, chain.compute_s))
+    made = slicer.stages(cuts)
     return Plan(
         stages=made,
         facts=tuple(_facts(slicer, costs, shares, chain, limits, made, cuts, loss.params_shapes)),
@@ -135,7 +117,7 @@ def partition(
         _cuts=cuts,
         _outputs_tree=loss.outputs_tree,
         _has_aux=has_aux,
-        notes=tuple(filter(None, notes)),
+        notes=notes_on(slicer, max_live, stages, chain.compute_s),
     )
 
 
@@ -143,7 +125,7 @@ def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches
     if stages < 1:
         raise PartitionError(f"stages is {stages}; a model has at least one.")
     if min(rates) <= 0 or microbatches < 1:
-        raise PartitionError("flops_per_s, bytes_per_s and link_gbit are above 0, and microbatches is at least 1.")
+        raise PartitionError("flops_per_s, bytes_per_s and link_gbit must be above 0, and microbatches at least 1.")
     if cost not in ("flops", "measure"):
         raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
 
@@ -154,7 +136,7 @@ class _FlatLoss:
     Attributes:
       names: the paths of the parameters.
       params_tree, params_shapes, batch_tree, batch_shapes: structure and leaves of both arguments.
-      outputs_tree: of (loss, aux), once it was called.
+      outputs_tree: structure of (loss, aux), known after the first call.
     """
 
     outputs_tree: Any
@@ -184,18 +166,18 @@ class _FlatLoss:
 def _facts(
     slicer: Slicer,
     costs: Sequence[OperationCost],
-    forward_shares: np.ndarray[Any, np.dtype[np.float64]],
+    forward_shares: Floats,
     chain: Chain,
     limits: Limits,
     stages: Sequence[Stage],
     cuts: Sequence[int],
     params_shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> Iterator[StageFacts]:
-    """By stage. `forward_shares`: by operation, of its time."""
-    for number, (stage, (first, last)) in enumerate(zip(stages, _pairs(slicer, cuts), strict=True)):
+    """Yields the facts of each stage. `forward_shares`: the forward pass's share of each operation's time."""
+    for number, (stage, (first, last)) in enumerate(zip(stages, slicer.runs(cuts), strict=True)):
         compute_s = chain.compute_s[first:last]
         yield StageFacts(
-            place=slicer.chain[first].place,
+            location=slicer.chain[first].location,
             compute_s=float(compute_s.sum()),
             forward_s=float((compute_s * forward_shares[first:last]).sum()),
             busy_s=stage_s(chain, limits, first, last),
@@ -207,129 +189,15 @@ def _facts(
         )
 
 
-def _pairs(slicer: Slicer, cuts: Sequence[int]) -> list[tuple[int, int]]:
-    return list(itertools.pairwise((0, *cuts, len(slicer.chain))))
-
-
-def _stages(slicer: Slicer, cuts: Sequence[int]) -> tuple[Stage, ...]:
-    return tuple(slicer.stage(first, last) for first, last in _pairs(slicer, cuts))
-
-
-def _measured(slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limits, given: tuple[Any, Any]) -> Measured:
-    """The times that the stages take, as those of their operations, and the cuts that suit them."""
-    leaves, batch = jax.tree.leaves(given[0]), given[1]
-    for _ in range(MEASUREMENTS_MAX):
-        made = _stages(slicer, cuts)
-        held = [stage.held(leaves) for stage in made]
-        compute_s = chain.compute_s.copy()
-        for (first, last), time_s in zip(_pairs(slicer, cuts), stage_times_s(made, held, batch), strict=True):
-            counted_s = compute_s[first:last].sum()
-            share = compute_s[first:last] / counted_s if counted_s else np.full(last - first, 1 / (last - first))
-            compute_s[first:last] = share * time_s
-        chain = replace(chain, compute_s=compute_s)
-        better = best_cuts(chain, len(made), limits)
-        if better == cuts:
-            break
-        cuts = better
-    return chain.compute_s.tolist(), cuts
-
-
-def _compared(program: Program, chain: Chain, limits: Limits, stages: int) -> dict[str, Fact]:
-    """Lists what must be alike in all processes, if the times of one of them are to be those of all."""
-    loss = digest_of(program.operations, [*program.params, *program.batch], program.outputs, program.constants)
-    search = repr((limits, chain.may_cut.tolist(), chain.compute_s.tolist(), chain.stash_bytes.tolist(), chain.weights))
-    return {
-        "the loss": (loss, f"{len(program.operations)} operations"),
-        "stages": (str(stages), str(stages)),
-        "the other arguments": (hashlib.sha256(search.encode()).hexdigest(), "some"),
-    }
-
-
-def _check_arrays(given: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise PartitionError(
-                f"{jax.tree_util.keystr(path)} of (params, batch) has parts in other processes. With cost='measure' "
-                "one process times the stages by itself, so give it arrays of its own, such as NumPy's."
-            )
-
-
-def _legal_places(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    if not (marked := _marked(slicer)):
-        counts = [len(live) for live in slicer.crossing]
-        inner = sorted(counts[1:-1])
-        if len(inner) < stages - 1:
-            raise PartitionError(
-                f"Of operations that depend on both parameters and batch, the loss has {len(slicer.chain)}, too few "
-                f"for {stages} stages. {_undivided(slicer, stages, compute_s)}".rstrip()
-            )
-        if stages > 1 and (enough := inner[stages - 2]) > max_live:
-            raise PartitionError(
-                f"At most {max_live} values (max_live) cross a cut in {sum(count <= max_live for count in inner)} "
-                f"places, too few for {stages} stages: max_live={enough} allows enough; or ask for fewer stages."
-            )
-        return np.array(counts) <= max_live
-    if len(marked) < stages - 1:
-        raise PartitionError(
-            f"The model has {len(marked)} marks (jax_passing.cut), too few for {stages} stages: mark {stages - 1} "
-            "places, or none."
-        )
-    legal = np.zeros(len(slicer.crossing), bool)
-    legal[marked] = True
-    return legal
-
-
-def _marked(slicer: Slicer) -> list[int]:
-    """The places of marks."""
-    marks = [is_mark(operation) for operation in slicer.chain]
-    # A mark of a pytree is one place, behind the marks of all its leaves.
-    return [place for place, pair in enumerate(itertools.pairwise([*marks, False]), 1) if pair == (True, False)]
-
-
-def _undivided(slicer: Slicer, stages: int, compute_s: Floats) -> str:
-    """A sentence on the largest operation, if it is much more than a stage's share and has others inside of it."""
-    largest, total_s = int(np.argmax(compute_s)), compute_s.sum()
-    operation = slicer.chain[largest]
-    if compute_s[largest] * stages <= NOTABLE * total_s or not holds_operations(operation.eqn):
-        return ""
-    name, advice = operation.eqn.primitive.name, ""
-    if name in CHECKPOINT:
-        name, advice = "jax.checkpoint", ": put jax.checkpoint around each layer, instead of around all of them"
-    elif isinstance(operation, Turn):
-        name = "a turn of the scan"
-    share = f"{100 * compute_s[largest] / total_s:.0f} %"
-    return (
-        f"{name} {operation.line or 'of the loss'} is one operation, which isn't cut, with {share} of the work{advice}."
-    )
-
-
-def _held_back(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> str:
-    """A sentence on `max_live`, if with more the slowest stage would be notably faster."""
-    if _marked(slicer):
-        return ""
-    counts = np.array([len(live) for live in slicer.crossing])[1:-1]
-
-    def share(most: int) -> float:
-        return slowest_share(compute_s, np.flatnonzero(counts <= most) + 1, stages)
-
-    now, best = share(max_live), share(counts.max(initial=0))
-    if now < NOTABLE * best:
-        return ""
-    enough = next(most for most in np.unique(counts) if most > max_live and share(most) < 1.01 * best)
-    return (
-        f"With max_live={max_live} the slowest stage takes {now:.2f} of their mean, with max_live={enough} it would "
-        f"take {share(enough):.2f}: of computing alone."
-    )
-
-
 def _weights(slicer: Slicer, optimizer_copies: float) -> list[Weight]:
-    """With gradient and optimiser's state. Rows that turns of a scan use are weights of their own."""
-    program = slicer.program
+    """Lists the parameters, with their gradients and optimiser state. Rows that turns of a scan use are weights of
+    their own."""
+    model = slicer.model
     uses: dict[int, list[int]] = {}
-    for place, operation in enumerate(slicer.chain):
+    for number, operation in enumerate(slicer.chain):
         inputs, _ = slicer.needs([operation])
         for value in inputs:
-            uses.setdefault(value, []).append(place)
-    held = [*program.params, *program.rows]
-    copies = 2.0 + optimizer_copies
-    return [Weight(copies * bytes_of(program.shapes[value]), tuple(uses[value])) for value in held if value in uses]
+            uses.setdefault(value, []).append(number)
+    held = [*model.params, *model.rows]
+    copies = 2.0 + optimizer_copies  # the parameter, its gradient, and the optimiser's state
+    return [Weight(copies * bytes_of(model.shapes[value]), tuple(uses[value])) for value in held if value in uses]

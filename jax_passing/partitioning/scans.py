@@ -1,44 +1,35 @@
-"""Scans over layers, turn by turn: a loop that isn't cut too makes its stage the slowest by far."""
+"""Splits scans over layers into their turns: a scan that isn't cut makes the stage that has it the slowest by far."""
 
 from dataclasses import replace
 from typing import Any
 
-from jax_passing.partitioning.program import (
-    Operation,
-    Program,
-    Row,
-    StackRows,
-    TakeRow,
-    Turn,
-    reached_from,
-    scan_counts,
-    spine,
-)
+from jax_passing.partitioning.operations import Operation, StackRows, TakeRow, Turn, scan_counts
+from jax_passing.partitioning.traced_model import Row, TracedModel, in_chain, reached_from
 
 
-def unroll(program: Program) -> Program:
-    """The same program, in which each turn of a scan over layers is an operation.
+def unroll(model: TracedModel) -> TracedModel:
+    """Returns the same model, in which each turn of a scan over layers is an operation.
 
-    That is a scan that is part of the chain, and goes over parameters and over nothing of the chain. One that goes over
+    A scan over layers is in the chain, and goes over parameters and over no values of the chain. A scan over
     activations (over time, say) stays whole, as all of them would have to cross a cut inside of it. Neighbouring turns
-    in one stage become one scan again (`stages.py`). Rows of parameters that turns use are values of their own, so a
-    stage holds the rows of its own layers only.
+    in one stage become one scan again (`stages.py`). The rows of parameters that turns use are values of their own, so
+    a stage holds the rows of its own layers only.
     """
-    unrolled = _Unrolled(program)
+    unrolled = _Unrolled(model)
     of_chain = {
         value
-        for operation, is_on_spine in zip(program.operations, spine(program), strict=True)
+        for operation, is_in_chain in zip(model.operations, in_chain(model), strict=True)
         for value in operation.outputs
-        if is_on_spine
+        if is_in_chain
     }
-    of_params = reached_from(program, program.params)
-    for scan, operation in enumerate(program.operations):
+    of_params = reached_from(model, model.params)
+    for scan, operation in enumerate(model.operations):
         if of_chain.intersection(operation.outputs) and _goes_over_layers(operation, of_chain, of_params):
             unrolled.add_turns(scan, operation)
         else:
             unrolled.operations.append(operation)
     return replace(
-        program,
+        model,
         operations=tuple(unrolled.operations),
         shapes=tuple(unrolled.shapes),
         rows=unrolled.rows,
@@ -54,14 +45,14 @@ def _goes_over_layers(operation: Operation, of_chain: set[int], of_params: set[i
 
 
 class _Unrolled:
-    def __init__(self, program: Program):
+    def __init__(self, model: TracedModel):
         self.operations: list[Operation] = []
-        self.shapes = list(program.shapes)
-        self.rows = dict(program.rows)
-        self.stacked = dict(program.stacked)
-        used = {value for operation in program.operations for value in operation.values}
-        self._only_outputs = {value for value in program.outputs if isinstance(value, int) and value not in used}
-        self._params = set(program.params)
+        self.shapes = list(model.shapes)
+        self.rows: dict[int, Row] = {}
+        self.stacked: dict[int, tuple[int, ...]] = {}
+        used = {value for operation in model.operations for value in operation.values}
+        self._only_outputs = {value for value in model.outputs if isinstance(value, int) and value not in used}
+        self._params = set(model.params)
 
     def _new(self, shape: Any) -> int:
         self.shapes.append(shape)
@@ -74,26 +65,26 @@ class _Unrolled:
         carry_end = shared_count + carry_count
         shared, carry = operation.inputs[:shared_count], operation.inputs[shared_count:carry_end]
         carried, stacked = operation.outputs[:carry_count], operation.outputs[carry_count:]
-        left_by_row: list[list[int]] = [[] for _ in range(length)]
+        made_by_row: list[list[int]] = [[] for _ in range(length)]
         rows = [[self._row(operation, value, row) for value in operation.inputs[carry_end:]] for row in range(length)]
         for number in range(length):
             row = length - 1 - number if details["reverse"] else number
             is_last = number == length - 1
             results = carried if is_last else tuple(self._new(self.shapes[value]) for value in carried)
-            left_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
-            outputs = (*results, *left_by_row[row])
+            made_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
+            outputs = (*results, *made_by_row[row])
             inputs = (*shared, *carry, *rows[row])
             self.operations.append(Turn(operation.eqn, inputs, outputs, operation.scope, operation.calls, scan))
             carry = results
         for index, value in enumerate(stacked):
-            pieces = tuple(left[index] for left in left_by_row)
+            pieces = tuple(made[index] for made in made_by_row)
             if value in self._only_outputs:
                 self.stacked[value] = pieces
                 continue
             self.operations.append(StackRows(operation.eqn, pieces, (value,), operation.scope, operation.calls))
 
     def _row(self, operation: Operation, value: Any, row: int) -> int:
-        """The value that is this row."""
+        """Returns the value that is this row of a value that the scan goes over."""
         assert isinstance(value, int), "a scan goes over arrays, and literals are scalars"
         result = self._new(_one_row(self.shapes[value]))
         if value in self._params:

@@ -1,5 +1,6 @@
-"""A run of the chain's operations as a pure function: what it is given, what it hands on, what it leaves."""
+"""Runs of the chain's operations as pure functions: what they take, what they hand on, and what they return."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -10,25 +11,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from jax_passing.partitioning.program import (
-    Operation,
-    Program,
-    Turn,
-    is_inexact,
-    run_turns,
-    scan_counts,
-    shape_of,
-    spine,
-)
+from jax_passing.partitioning.arrays import is_inexact, shape_of
+from jax_passing.partitioning.operations import Operation, Turn, run_turns, scan_counts
+from jax_passing.partitioning.traced_model import TracedModel, in_chain
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a stage holds of a parameter's leaf: all of it, or some of its rows.
+    """The part of a parameter's leaf that a stage holds: all of it, or some of its rows.
 
     Attributes:
-      name: its path, with the rows.
-      leaf: which one, in the order of the leaves.
+      name: the leaf's path, with the rows.
+      leaf: its index among the leaves.
       rows: first and last + 1; None for all.
     """
 
@@ -41,7 +35,7 @@ class Piece:
         return self.rows[0] if self.rows else 0
 
     def of(self, leaf: Any) -> Any:
-        """The piece of the leaf; of a shape, its shape."""
+        """Cuts the piece out of the leaf, or out of its shape."""
         if self.rows is None:
             return leaf
         first, last = self.rows
@@ -52,32 +46,33 @@ class Piece:
 
 @dataclass(frozen=True)
 class Output:
-    """What a stage leaves of an output of the program.
+    """The part of an output of the model that a stage returns: all of it, or some of its rows.
 
     Attributes:
-      index: which one, in the order of the outputs.
-      row: the first of the rows that this stage leaves; None if it leaves all of it.
+      index: the output's index among all outputs.
+      row: the first of the rows that this stage returns; None if it returns all of them.
     """
 
     index: int
     row: int | None = None
 
 
-@dataclass(frozen=True, eq=False)  # so that JAX may remember it
+@dataclass(frozen=True, eq=False)  # compared by identity, so that JAX may cache what it traces
 class Stage:
     """A pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
 
-    `params` is a dictionary with its pieces by name, `carried` a list with what the stage before has handed on (of the
-    first one empty), and `batch` the whole batch, of which the stage looks at what it needs. Outputs are a list, in the
-    order of `outputs`.
+    `params` is a dictionary with its pieces by name, `carried` the list of arrays that the stage before has handed on
+    (empty for the first stage), and `batch` the whole batch, of which the stage uses the leaves that it needs. Outputs
+    are a list, in the order of `outputs`.
 
     Attributes:
-      pieces: of parameters that it holds.
-      batch: indices of the leaves of the batch that it looks at.
-      carried_in, carried_out: shapes of what comes from the stage before and goes to the next one.
-      needs_gradient_in, needs_gradient_out: by what is carried, whether its gradient is needed: it is of floating
-        point, and the loss depends on it. (Others have no gradient in JAX, and zeros instead might become NaN.)
-      outputs: of the program, that it leaves.
+      pieces: the pieces of parameters that it holds.
+      batch: indices of the leaves of the batch that it uses.
+      carried_in, carried_out: shapes of the arrays that come from the stage before, and that go to the next one.
+      needs_gradient_in, needs_gradient_out: by carried array, whether its gradient is needed: its elements are
+        floating-point numbers, and the loss depends on it. (Others have no gradient in JAX, and zeros instead might
+        become NaN.)
+      outputs: the outputs of the model that it returns.
     """
 
     pieces: tuple[Piece, ...]
@@ -87,25 +82,25 @@ class Stage:
     needs_gradient_in: tuple[bool, ...]
     needs_gradient_out: tuple[bool, ...]
     outputs: tuple[Output, ...]
-    _program: Program
+    _model: TracedModel
     _operations: tuple[Operation, ...]
     _values_in: tuple[int, ...]
     _values_out: tuple[int, ...]
 
     def held(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """Its `params`, given the leaves of the whole model's parameters, or their shapes."""
+        """Returns the stage's `params`, given the leaves of all parameters of the model, or their shapes."""
         return {piece.name: piece.of(leaves[piece.leaf]) for piece in self.pieces}
 
     def __call__(self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any) -> tuple[list[Any], list[Any]]:
-        program, leaves = self._program, jax.tree.leaves(batch)
-        known: dict[int, Any] = dict(program.constants)
+        model, leaves = self._model, jax.tree.leaves(batch)
+        known: dict[int, Any] = dict(model.constants)
         known.update(zip(self._values_in, carried, strict=True))
-        known.update({program.batch[leaf]: leaves[leaf] for leaf in self.batch})
-        held = {program.params[piece.leaf]: (piece, params[piece.name]) for piece in self.pieces}
+        known.update({model.batch[leaf]: leaves[leaf] for leaf in self.batch})
+        held = {model.params[piece.leaf]: (piece, params[piece.name]) for piece in self.pieces}
         known.update({value: array for value, (piece, array) in held.items() if piece.rows is None})
         needed = {value for operation in self._operations for value in operation.values}
-        for value in needed.intersection(program.rows):
-            row = program.rows[value]
+        for value in needed.intersection(model.rows):
+            row = model.rows[value]
             piece, array = held[row.param]
             known[value] = lax.slice_in_dim(array, row.row - piece.first, row.row - piece.first + 1)
 
@@ -118,37 +113,38 @@ class Stage:
                 known.update(zip(run[0].outputs, results, strict=True))
             else:
                 _run_together(run, known, read)
-        for value, rows in program.stacked.items():
+        for value, rows in model.stacked.items():
             if own := [known[row] for row in rows if row in known]:
                 known[value] = lax.concatenate(own, 0)
-        outputs = [read(program.outputs[output.index]) for output in self.outputs]
+        outputs = [read(model.outputs[output.index]) for output in self.outputs]
         return [known[value] for value in self._values_out], outputs
 
     def vjp(
         self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any
     ) -> tuple[list[Any], list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
-        """Carried on, outputs, and the backward pass, which takes the gradients of what is carried on and needs one.
+        """Returns (carried on, outputs, backward pass).
 
-        The backward pass returns the gradients of the parameters, and of what came and needs one. The gradient of the
-        loss is 1. It is a pytree of the arrays that it keeps, so a jitted function may return it.
+        The backward pass takes the gradients of those arrays carried on that need one. It returns the gradients of the
+        parameters, and of those arrays carried in that need one. The gradient of the loss is 1. The backward pass is a
+        pytree of the arrays that it keeps, so a jitted function may return it.
         """
 
         def run(params: Any, varying: Sequence[Any]) -> Any:
             given = iter(varying)
             came = [next(given) if wants else one for wants, one in zip(self.needs_gradient_in, carried, strict=True)]
-            on, left = self(params, came, batch)
-            loss = [value for output, value in zip(self.outputs, left, strict=True) if output.index == 0]
-            return (list(compress(on, self.needs_gradient_out)), loss), (on, left)
+            carried_on, outputs = self(params, came, batch)
+            loss = [value for output, value in zip(self.outputs, outputs, strict=True) if output.index == 0]
+            return (list(compress(carried_on, self.needs_gradient_out)), loss), (carried_on, outputs)
 
         varying = list(compress(carried, self.needs_gradient_in))
-        (_, loss), back, (on, left) = jax.vjp(run, params, varying, has_aux=True)
+        (_, loss), back, (carried_on, outputs) = jax.vjp(run, params, varying, has_aux=True)
         dtypes = [jnp.result_type(value) for value in loss]
         pull = lambda back, coming: back((coming, [jnp.ones((), dtype) for dtype in dtypes]))  # noqa: E731
-        return on, left, jax.tree_util.Partial(pull, back)
+        return carried_on, outputs, jax.tree_util.Partial(pull, back)
 
 
 def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Neighbouring turns of one scan together."""
+    """Groups the operations: neighbouring turns of one scan together, any other operation alone."""
     runs: list[list[Operation]] = []
     for operation in operations:
         last = runs[-1][-1] if runs else None
@@ -160,7 +156,7 @@ def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def _run_together(turns: Sequence[Operation], known: dict[int, Any], read: Any) -> None:
-    """As one scan, so that XLA compiles its body once."""
+    """Runs neighbouring turns as one scan, so that XLA compiles its body once."""
     eqn = turns[0].eqn
     shared_count, carry_count = scan_counts(eqn)
     whole = shared_count + carry_count
@@ -176,40 +172,40 @@ def _run_together(turns: Sequence[Operation], known: dict[int, Any], read: Any) 
 
 
 class Slicer:
-    """Makes stages of a program, and knows what crosses a cut.
+    """Cuts the chain of a model into stages, and knows which values cross a cut.
 
     Attributes:
       chain: the operations that are cut, in order.
-      crossing: by place in the chain, the values that a cut before that operation would be crossed by.
+      crossing: by position in the chain, the values that would cross a cut before the operation there.
     """
 
-    def __init__(self, program: Program, names: Sequence[str]):
-        """`names`: of the leaves of the parameters."""
-        self.program = program
+    def __init__(self, model: TracedModel, names: Sequence[str]):
+        """`names`: the paths of the leaves of the parameters."""
+        self.model = model
         self._names = names
-        marks = spine(program)
-        self.chain = [one for one, is_on_spine in zip(program.operations, marks, strict=True) if is_on_spine]
-        self._maker: dict[int, Operation] = {}  # of values that aren't the chain's
-        for operation, is_on_spine in zip(program.operations, marks, strict=True):
-            if not is_on_spine:
+        marks = in_chain(model)
+        self.chain = [one for one, is_in_chain in zip(model.operations, marks, strict=True) if is_in_chain]
+        self._maker: dict[int, Operation] = {}  # by value that no operation of the chain makes
+        for operation, is_in_chain in zip(model.operations, marks, strict=True):
+            if not is_in_chain:
                 self._maker.update(dict.fromkeys(operation.outputs, operation))
-        self._defined = {value: place for place, one in enumerate(self.chain) for value in one.outputs}
-        self._last_use: dict[int, int] = {}
-        for place, operation in enumerate(self.chain):
+        self._defined = {value: number for number, one in enumerate(self.chain) for value in one.outputs}
+        last_use: dict[int, int] = {}
+        for number, operation in enumerate(self.chain):
             for value in operation.values:
                 if value in self._defined:
-                    self._last_use[value] = place
+                    last_use[value] = number
 
-        self._leads_to_loss = _leading_to(program, program.outputs[0])
+        self._leads_to_loss = _leading_to(model, model.outputs[0])
         self.crossing: list[list[int]] = [[] for _ in range(len(self.chain) + 1)]
-        for value, use in sorted(self._last_use.items()):
-            for place in range(self._defined[value] + 1, use + 1):
-                self.crossing[place].append(value)
+        for value, use in sorted(last_use.items()):
+            for position in range(self._defined[value] + 1, use + 1):
+                self.crossing[position].append(value)
 
     def needs(self, operations: Sequence[Operation], values: Sequence[int] = ()) -> tuple[set[int], list[Operation]]:
-        """What these operations, and these values, are made of that isn't the chain's.
+        """Returns what is needed for these operations and these values, besides the chain's own operations.
 
-        Inputs of the program (also rows and constants), and operations that are to be copied.
+        That is a set of inputs of the model (also rows and constants), and a list of operations that are to be copied.
         """
         wanted = [value for operation in operations for value in operation.values] + list(values)
         inputs: set[int] = set()
@@ -228,37 +224,44 @@ class Slicer:
                 wanted.extend(maker.values)
         return inputs, list(copied.values())
 
+    def runs(self, cuts: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the first and the last + 1 operation of the chain's runs between the cuts."""
+        return list(itertools.pairwise((0, *cuts, len(self.chain))))
+
+    def stages(self, cuts: Sequence[int]) -> tuple[Stage, ...]:
+        return tuple(self.stage(first, last) for first, last in self.runs(cuts))
+
     def stage(self, first: int, last: int) -> Stage:
-        """Of the chain's operations first to last - 1."""
-        program = self.program
+        """Makes the stage of the chain's operations first to last - 1."""
+        model = self.model
         own = self.chain[first:last]
         made = {value for operation in own for value in operation.outputs}
         is_last = last == len(self.chain)
         outputs: list[Output] = []
         free_outputs: list[int] = []
-        for index, atom in enumerate(program.outputs):
+        for index, atom in enumerate(model.outputs):
             if isinstance(atom, core.Literal):
                 outputs += [Output(index)] if is_last else []
-            elif (rows := program.stacked.get(atom)) is not None:
+            elif (rows := model.stacked.get(atom)) is not None:
                 outputs += [Output(index, row) for row, value in enumerate(rows) if value in made][:1]
             elif atom in made:
                 outputs.append(Output(index))
-            elif is_last and atom not in self._defined:  # it depends on the batch only, say
+            elif is_last and atom not in self._defined:  # for example one that depends on the batch only
                 outputs.append(Output(index))
                 free_outputs.append(atom)
         inputs, copied = self.needs(own, free_outputs)
         wanted = {id(operation) for operation in (*own, *copied)}
-        operations = tuple(operation for operation in program.operations if id(operation) in wanted)
+        operations = tuple(operation for operation in model.operations if id(operation) in wanted)
         values_in, values_out = tuple(self.crossing[first]), tuple(self.crossing[last])
         return Stage(
             pieces=self._pieces(inputs),
-            batch=tuple(leaf for leaf, value in enumerate(program.batch) if value in inputs),
-            carried_in=tuple(shape_of(program.shapes[value]) for value in values_in),
-            carried_out=tuple(shape_of(program.shapes[value]) for value in values_out),
+            batch=tuple(leaf for leaf, value in enumerate(model.batch) if value in inputs),
+            carried_in=tuple(shape_of(model.shapes[value]) for value in values_in),
+            carried_out=tuple(shape_of(model.shapes[value]) for value in values_out),
             needs_gradient_in=tuple(value in self._leads_to_loss for value in values_in),
             needs_gradient_out=tuple(value in self._leads_to_loss for value in values_out),
             outputs=tuple(outputs),
-            _program=program,
+            _model=model,
             _operations=operations,
             _values_in=values_in,
             _values_out=values_out,
@@ -267,10 +270,10 @@ class Slicer:
     def _pieces(self, inputs: set[int]) -> tuple[Piece, ...]:
         rows: dict[int, list[int]] = {}
         for value in inputs:
-            if (row := self.program.rows.get(value)) is not None:
+            if (row := self.model.rows.get(value)) is not None:
                 rows.setdefault(row.param, []).append(row.row)
         pieces = []
-        for leaf, (value, name) in enumerate(zip(self.program.params, self._names, strict=True)):
+        for leaf, (value, name) in enumerate(zip(self.model.params, self._names, strict=True)):
             if value in inputs:
                 pieces.append(Piece(name, leaf))
             elif value in rows:
@@ -279,19 +282,19 @@ class Slicer:
         return tuple(pieces)
 
 
-def _leading_to(program: Program, output: Any) -> set[int]:
-    """The values of floating point on which an output depends in a way that JAX takes the gradient of."""
+def _leading_to(model: TracedModel, output: Any) -> set[int]:
+    """Returns the floating-point values on which the output depends in a way that JAX takes the gradient of."""
     leading = {output} if isinstance(output, int) else set()
-    for operation in reversed(program.operations):
+    for operation in reversed(model.operations):
         if leading.intersection(operation.outputs) and operation.eqn.primitive.name != "stop_gradient":
-            leading.update(value for value in operation.values if is_inexact(program.shapes[value]))
+            leading.update(value for value in operation.values if is_inexact(model.shapes[value]))
     return leading
 
 
-def put_together(left: Sequence[tuple[Output, Any]]) -> list[Any]:
-    """The program's outputs from what all stages have left of them."""
+def put_together(outputs: Sequence[tuple[Output, Any]]) -> list[Any]:
+    """Makes the model's outputs from the parts that all stages have returned."""
     parts: dict[int, list[tuple[int, Any]]] = {}
-    for output, array in left:
+    for output, array in outputs:
         parts.setdefault(output.index, []).append((output.row or 0, array))
     whole = []
     for index in range(len(parts)):

@@ -1,1 +1,1 @@
-"""Stages of a model at work at once, each on devices of its own."""
+"""Runs the stages of a model at the same time, each on devices of its own."""

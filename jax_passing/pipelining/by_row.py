@@ -1,9 +1,9 @@
-"""A function of arrays that lie on several rows of a mesh, as programs for each row that send each other numbers.
+"""Divides a function of arrays that lie on several rows of a mesh into programs for each row, which exchange numbers.
 
-Optimisers compute leaf by leaf, and with numbers about all leaves: a norm, a dot product, whether all is finite. So
-each operation is done on the row whose arrays it takes. What is made of the numbers of several rows is made on the
-first row alone, so that all rows go by the same bits, and a number that another row needs is sent there. An operation
-that takes arrays of several rows is refused.
+Optimisers compute leaf by leaf, and with numbers about all leaves, such as a norm, a dot product, or whether all is
+finite. So each operation runs on the row whose arrays it takes. Only the first row computes with the numbers of several
+rows, so that all rows use the same bits, and a number that another row needs is sent there. An operation that takes
+arrays of several rows is refused.
 """
 
 import math
@@ -18,28 +18,29 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.program import CHECKPOINT, Builder, Operation, line_of, shape_of
+from jax_passing.partitioning.arrays import shape_of
+from jax_passing.partitioning.operations import CHECKPOINT, Operation, source_line
+from jax_passing.partitioning.traced_model import Builder
 from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
 
-# Calls that are looked into if they take arrays of several rows; nobody differentiates what an optimiser does.
+# Calls that are replaced by their operations if they take arrays of several rows. Their custom derivatives are lost,
+# but nobody differentiates an optimiser.
 _CALLS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", **dict.fromkeys(CHECKPOINT, "jaxpr")}
 
-
 REMEDY = (
-    "Rows send each other numbers (a norm, whether all is finite), but no arrays. Use an optimiser that works leaf by "
-    "leaf; or leave out place and by_stage: parameters then stay on the devices where they are, and any optimiser "
-    "suits."
+    "Rows send each other numbers (such as a norm), but no arrays. Use an optimiser that works leaf by leaf; or leave "
+    "out place and by_stage: parameters then stay on the devices where they are, and any optimiser suits."
 )
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an argument or a result of the function lies.
+class Home:
+    """The rows where an argument or a result of the function lies.
 
     Attributes:
-      name: for people.
-      rows: indices of the rows; what lies on all of them is the same there.
+      name: a name for error messages.
+      rows: indices of the rows; an array that lies on all of them is the same there.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Place:
 
 
 class ByRow:
-    """The programs.
+    """A function as programs for each row.
 
     Attributes:
       sends: whether rows send each other numbers.
@@ -57,11 +58,17 @@ class ByRow:
         self,
         function: Callable[[list[Any]], list[Any]],
         shapes: Sequence[jax.ShapeDtypeStruct],
-        places: Sequence[Place],
-        wanted: Sequence[Place],
+        homes: Sequence[Home],
+        wanted: Sequence[Home],
         rows: Sequence[NamedSharding],
     ):
-        """`function` of a list of arrays, with these shapes at these places, returns a list, wanted at such places.
+        """Traces the function, which takes a list of arrays and returns one.
+
+        Args:
+          shapes: of the arguments.
+          homes: of the arguments.
+          wanted: homes of the results.
+          rows: by row, the sharding of arrays that are the same on all of its devices.
 
         Raises PipelineError if an operation would need arrays of several rows.
         """
@@ -69,7 +76,7 @@ class ByRow:
         closed = jax.make_jaxpr(function)(list(shapes))
         self._values = values = _Values()
         self._inputs = [
-            values.given(var.aval, place, len(rows)) for var, place in zip(closed.jaxpr.invars, places, strict=True)
+            values.given(var.aval, home, len(rows)) for var, home in zip(closed.jaxpr.invars, homes, strict=True)
         ]
         outputs = values.inline(closed.jaxpr, closed.consts, self._inputs)
         self._results = [
@@ -88,22 +95,20 @@ class ByRow:
                 sent |= values.from_elsewhere(row, [value for value in new if values.row_of[value] == row])
         self.sends = bool(sent)
         packs = _packed(values, sent)
-        self._turns = []  # each: by row, the packs that it makes, and the program that makes them
+        self._turns = []  # by turn and row, the packs that the row makes, and the program that makes them
         for turn in range(1 + max((pack.turn for pack in packs), default=-1)):
             before = [pack for pack in packs if pack.turn < turn]
             made = [[pack for pack in packs if (pack.turn, pack.row) == (turn, row)] for row in range(len(rows))]
-            self._turns.append(
-                [(own, _Program(values, own, before, home)) for own, home in zip(made, rows, strict=True)]
-            )
+            self._turns.append([(own, _Program(values, own, before, row)) for own, row in zip(made, rows, strict=True)])
         self._last = [
             _Program(values, list(results.values()), packs, row)
             for row, results in zip(rows, self._results, strict=True)
         ]
 
     def __call__(self, arguments: Sequence[Any]) -> list[dict[int, Any]]:
-        """By row, the results that are wanted there, by index; nothing of rows of other processes.
+        """Returns for each row its results by index; nothing for rows of other processes.
 
-        `arguments`: by row, the list of arrays; what isn't there is None.
+        `arguments`: for each row the list of arrays, with None for those that aren't there.
         """
         known: list[dict[Any, Any]] = [dict(zip(self._inputs, arrays, strict=True)) for arrays in arguments]
         for by_row in self._turns:
@@ -123,7 +128,7 @@ class ByRow:
 
 @dataclass(frozen=True)
 class _Pack:
-    """Numbers of a dtype that a row makes in a turn, and sends in one array."""
+    """The numbers of one dtype that a row makes in a turn, and sends in one array."""
 
     turn: int
     row: int
@@ -144,18 +149,18 @@ def _packed(values: "_Values", sent: Set[int]) -> list[_Pack]:
 
 
 class _Program:
-    """Makes values, or packs, of what a row has of both."""
+    """Makes values, or packs, from the values and packs that a row has."""
 
     def __init__(self, values: "_Values", outputs: Sequence[Any], packs: Sequence[_Pack], row: NamedSharding):
-        """`packs`: those that the row has been sent."""
-        place_of = {value: (pack, index) for pack in packs for index, value in enumerate(pack.values)}
+        """`packs`: those that have been sent to the row."""
+        packed_at = {value: (pack, index) for pack in packs for index, value in enumerate(pack.values)}
         wanted = [one for output in outputs for one in (output.values if isinstance(output, _Pack) else [output])]
-        part = part_of(needed(values.operations, wanted, place_of.keys()), wanted, values.constants)
-        self._takes = list(dict.fromkeys(place_of[one][0] if one in place_of else one for one in part.inputs))
+        part = part_of(needed(values.operations, wanted, packed_at.keys()), wanted, values.constants)
+        self._takes = list(dict.fromkeys(packed_at[one][0] if one in packed_at else one for one in part.inputs))
 
         def run(arrays: Sequence[Any]) -> list[Any]:
             known: dict[Any, Any] = dict(zip(self._takes, arrays, strict=True))
-            for value, (pack, index) in place_of.items():
+            for value, (pack, index) in packed_at.items():
                 if pack in known:
                     known[value] = known[pack][index].reshape(values.shapes[value].shape)
             made = iter(part([known[value] for value in part.inputs]))
@@ -164,7 +169,7 @@ class _Program:
                 for output in outputs
             ]
 
-        # Packs are the same on all devices of the row. What is made of nothing is to be made there, too.
+        # Packs are the same on all devices of the row, and so is a value that is made from no arguments.
         is_whole = not self._takes or any(isinstance(output, _Pack) for output in outputs)
         self._run = jax.jit(run, out_shardings=row if is_whole else None)
 
@@ -174,9 +179,10 @@ class _Program:
 
 
 class _Values(Builder):
-    """
+    """The operations of the function, with the row and the turn of each value.
+
     Attributes:
-      row_of: by value, the row that makes it. What isn't in here, each row has, or makes for itself.
+      row_of: by value, the row that makes it. Each row has, or makes for itself, the values that aren't in here.
       turn_of: by value, how often numbers are sent before it can be made; 0 if it isn't in here.
     """
 
@@ -184,15 +190,15 @@ class _Values(Builder):
         super().__init__()
         self.row_of: dict[int, int] = {}
         self.turn_of: dict[int, int] = {}
-        self._names: dict[int, str] = {}  # of arrays that only their row has: one of the arguments that they come from
+        self._names: dict[int, str] = {}  # by value that is an array of one row: an argument that it comes from
         self._maker: dict[int, Operation] = {}
 
-    def given(self, aval: Any, place: Place, rows: int) -> int:
+    def given(self, aval: Any, home: Home, rows: int) -> int:
         value = self.new(aval)
-        if len(place.rows) < rows or rows == 1:
-            self.row_of[value] = place.rows[0]
+        if len(home.rows) < rows or rows == 1:
+            self.row_of[value] = home.rows[0]
             if not self._is_number(value):
-                self._names[value] = place.name
+                self._names[value] = home.name
         return value
 
     def _is_number(self, value: int) -> bool:
@@ -205,8 +211,8 @@ class _Values(Builder):
             return self._apart(eqn, arguments, scope, calls, arrays)
         if eqn.effects:
             raise PipelineError(
-                f"{eqn.primitive.name} {line_of(eqn)} in the optimiser has a side effect, which would be had on each "
-                "row of the mesh, or on none: take it out."
+                f"{eqn.primitive.name} {source_line(eqn)} in the optimiser has a side effect, which would happen "
+                "on each row of the mesh, or on none: take it out."
             )
         results = super().add(eqn, arguments, scope, calls)
         rows = set(arrays) or {self.row_of[value] for value in values if value in self.row_of}
@@ -225,21 +231,21 @@ class _Values(Builder):
     def _apart(
         self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any, arrays: dict[int, int]
     ) -> list[Any]:
-        """Rewrites what takes arrays of several rows as operations that don't."""
+        """Adds an operation that takes arrays of several rows as operations that don't, or raises PipelineError."""
         name = eqn.primitive.name
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
             jaxpr, consts = (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, ())
             return self.inline(jaxpr, consts, arguments, scope, (eqn, *calls))
-        if name == "cond":  # all branches, and the chosen one's results, as under vmap
+        if name == "cond":  # computes all branches, and chooses among their results, as under vmap
             index, *given = arguments
             cases = [self.inline(one.jaxpr, one.consts, given, scope, (eqn, *calls)) for one in eqn.params["branches"]]
             return [self._chosen([index, *several]) for several in zip(*cases, strict=True)]
         (row, one), (other_row, other) = sorted(arrays.items())[:2]
-        place = Operation(eqn, tuple(arguments), (), scope, calls).place
+        location = Operation(eqn, tuple(arguments), (), scope, calls).location
         raise PipelineError(
             f"The optimiser computes with {self._names[one]}, which is on row {row} of the mesh, and with "
-            f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, {place}. {REMEDY}"
+            f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, {location}. {REMEDY}"
         )
 
     def _chosen(self, atoms: Sequence[Any]) -> Any:
@@ -248,7 +254,7 @@ class _Values(Builder):
         return self.inline(closed.jaxpr, closed.consts, atoms)[0]
 
     def from_elsewhere(self, row: int, outputs: Any) -> set[int]:
-        """The numbers of other rows that are needed to make these values on this row."""
+        """Returns the numbers of other rows that are needed to make these values on this row."""
         found: set[int] = set()
         waiting, seen = [value for value in outputs if isinstance(value, int)], set()
         while waiting:
@@ -266,6 +272,6 @@ class _Values(Builder):
         """Raises PipelineError if this is an array of another row."""
         if isinstance(output, int) and output in self._names and self.row_of[output] != row:
             raise PipelineError(
-                f"The optimiser makes {name}, which is on row {row} of the mesh, of {self._names[output]}, which is on "
-                f"row {self.row_of[output]}. {REMEDY}"
+                f"The optimiser makes {name}, which is on row {row} of the mesh, from {self._names[output]}, which is "
+                f"on row {self.row_of[output]}. {REMEDY}"
             )

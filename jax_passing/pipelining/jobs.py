@@ -1,4 +1,4 @@
-"""Whether the sessions of a mesh's processes sum what a pipeline wants summed: each stage's gradients by themselves."""
+"""Checks that the sessions of a mesh's processes sum each stage's gradients, and only these."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,11 +12,12 @@ from jax_passing.host import session
 
 
 class StageJob(NamedTuple):
-    """
+    """The job in which a process sums gradients.
+
     Attributes:
       stage: the first row of the mesh that has a device of this process. It may be part of the job's name.
-      rank: of this process among those that share the row.
-      world_size: their number.
+      rank: the rank of this process among those that share the row.
+      world_size: the number of processes that share the row.
     """
 
     stage: int
@@ -25,7 +26,7 @@ class StageJob(NamedTuple):
 
 
 def stage_job(mesh: Mesh, stage_axis: str = "stage") -> StageJob:
-    """The job in which this process sums gradients, if the mesh spans several processes: what `init` wants to know.
+    """Returns the job in which this process sums gradients, if the mesh spans several processes: arguments for `init`.
 
     The processes that share a stage are its ranks, in ascending order.
     """
@@ -36,12 +37,12 @@ def stage_job(mesh: Mesh, stage_axis: str = "stage") -> StageJob:
     raise PipelineError("The mesh has no device of this process: leave the process out, or give it a part.")
 
 
-class Member(NamedTuple):
-    """What a process says of its session.
+class SessionInfo(NamedTuple):
+    """The facts about a process's session that the other processes must know.
 
     Attributes:
-      job: its name.
-      rank: of the process.
+      job: name of the job.
+      rank: rank of the process.
       world_size: number of hosts.
       is_declared: whether the data axis continues over the hosts.
     """
@@ -52,25 +53,22 @@ class Member(NamedTuple):
     is_declared: bool
 
 
-def member(data_axis: str) -> Member | None:
-    """This process; None without a session."""
+def session_info(data_axis: str) -> SessionInfo | None:
+    """Returns the facts about this process's session; None without a session."""
     open_one = session.current()
     if open_one is None:
         return None
     settings = open_one.settings
-    return Member(settings.job, open_one.rank, open_one.world_size, data_axis in settings.axis_name)
+    return SessionInfo(settings.job, open_one.rank, open_one.world_size, data_axis in settings.axis_name)
 
 
 def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
-    """Checks what this process can say by itself.
-
-    Raises PipelineError if its session doesn't suit the mesh.
-    """
-    stage_job(mesh, stage_axis)  # this process has a part of the mesh
+    """Raises PipelineError if this process's session, without regard to those of others, doesn't suit the mesh."""
+    stage_job(mesh, stage_axis)  # raises if this process has no part of the mesh
     open_one = session.current()
     if open_one is not None and open_one.settings.world_size_min is not None:
         raise PipelineError("A pipeline's hosts can't come and go: leave out init(world_size_min=...).")
-    own = member(data_axis)
+    own = session_info(data_axis)
     is_alone = processes_of(mesh) == [jax.process_index()]
     if is_alone and own is not None and own.world_size > 1 and not own.is_declared:
         raise PipelineError(
@@ -80,50 +78,51 @@ def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
         )
 
 
-def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str, members: Mapping[int, Member | None]) -> None:
-    """By process of a mesh over several processes, what each says: so all of them raise the same.
+def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str, sessions: Mapping[int, SessionInfo | None]) -> None:
+    """Raises PipelineError if the sessions of the processes that the mesh spans don't suit it.
 
-    A sum that some of them never join would hang in the middle of a step, and one that joins two stages' processes
-    would add gradients of different parameters.
+    All processes raise the same. A sum that some of them never join would hang in the middle of a step, and a sum of
+    the processes of two stages would add gradients of different parameters.
 
-    Raises PipelineError if the sessions don't suit the mesh.
+    `sessions`: by process.
     """
     rows = _rows(mesh, stage_axis)
-    if not suit(rows, members):
+    if not suit(rows, sessions):
         lines = [
-            f"process {process}, with {_stages_text(process, rows)}, has "
+            f"process {process}, with {_rows_text(process, rows)}, has "
             + ("no session" if one is None else f"rank {one.rank} of {one.world_size} in job {one.job!r}")
             + (f", and declares {data_axis!r}" if one is not None and one.is_declared else "")
-            for process, one in sorted(members.items())
+            for process, one in sorted(sessions.items())
         ]
         raise PipelineError(
-            "The sessions of the mesh's processes don't suit its stages. The processes that share a stage are the "
-            "ranks of one job, in ascending order, as jax_passing.stage_job(mesh) says. A stage inside of one process "
-            "needs no session, or one of a single host; if there are more, it declares the data axis, and none of them "
-            f"has another part of this mesh. Here {'; '.join(lines)}."
+            "The sessions of the mesh's processes don't suit its stages. The processes that share a stage must be the "
+            "ranks of one job, in ascending order, as jax_passing.stage_job(mesh) says. A process that has a stage by "
+            "itself needs no session, or one of a single host. If its session has more hosts, it must declare the data "
+            f"axis, and none of these hosts may have another part of this mesh. Here {'; '.join(lines)}."
         )
 
 
-def suit(rows: Sequence[Sequence[int]], members: Mapping[int, Member | None]) -> bool:
-    """`rows`: by row of the mesh, the processes that have its devices, in ascending order."""
+def suit(rows: Sequence[Sequence[int]], sessions: Mapping[int, SessionInfo | None]) -> bool:
+    """Tells whether the sessions suit a mesh. `rows`: by row, the processes that have its devices, in ascending
+    order."""
     for row in rows:
-        hosts = [members[process] for process in row]
+        hosts = [sessions[process] for process in row]
         first = hosts[0]
         if len(row) == 1:
             if first is None or first.world_size == 1:
                 continue
-            others = [one for process, one in members.items() if process != row[0]]
+            others = [one for process, one in sessions.items() if process != row[0]]
             if not first.is_declared or any(one is not None and one.job == first.job for one in others):
                 return False
         elif any(hosts):
             job = None if first is None else first.job
-            if hosts != [Member(job, rank, len(row), is_declared=False) for rank in range(len(row))]:
+            if hosts != [SessionInfo(job, rank, len(row), is_declared=False) for rank in range(len(row))]:
                 return False
     return True
 
 
 def processes_of(mesh: Mesh) -> list[int]:
-    """Lists the processes that have any of its devices, in ascending order."""
+    """Lists the processes that have any of the mesh's devices, in ascending order."""
     return sorted({device.process_index for device in mesh.devices.flat})
 
 
@@ -137,6 +136,6 @@ def _declared() -> Sequence[str]:
     return () if open_one is None else open_one.settings.axis_name
 
 
-def _stages_text(process: int, rows: Sequence[Sequence[int]]) -> str:
+def _rows_text(process: int, rows: Sequence[Sequence[int]]) -> str:
     own = [str(number) for number, row in enumerate(rows) if process in row]
     return f"row{'s' if len(own) > 1 else ''} {', '.join(own)}"

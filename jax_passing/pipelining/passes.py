@@ -1,7 +1,8 @@
-"""The forward and the backward pass of a stage as functions of arrays alone, the backward pass also in two parts.
+"""Makes the forward and the backward pass of a stage functions of arrays alone, the backward pass also in two parts.
 
-Between the two nothing is kept that is there anyway, such as parameters. The parts are those of Qi et al., Zero Bubble
-Pipeline Parallelism (ICLR 2024): what the gradients of the stage's inputs need, and what only those of parameters do.
+A forward pass keeps nothing for the backward pass that is there anyway, such as parameters. The two parts are those of
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024): the first has the operations that the gradients of the stage's
+inputs need, the second those that only the gradients of parameters need.
 """
 
 import itertools
@@ -13,18 +14,20 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, reached_from, shape_of, trace
+from jax_passing.partitioning.arrays import shape_of
+from jax_passing.partitioning.operations import Operation
 from jax_passing.partitioning.stages import Stage
+from jax_passing.partitioning.traced_model import reached_from, trace
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some operations of a backward pass.
+    """Some operations of a pass, as a function.
 
     Attributes:
-      inputs: values of the backward pass, which it is called with, in this order.
-      outputs: values, or literals, that it returns.
-      operations: in order.
+      inputs: the values of the pass that it takes, in this order.
+      outputs: the values, or literals, that it returns.
+      operations: the operations, in order.
       constants: arrays that they use, by value.
     """
 
@@ -46,20 +49,22 @@ class Part:
 
 
 class Passes:
-    """
-    A backward pass is known by numbered values. The first of them are its inputs, in this order: what the stage holds
-    of the parameters, what was carried to it, the leaves of the batch that it looks at, what its forward pass has kept,
-    and the gradients of what it has carried on, as far as they are needed.
+    """The passes of a stage, on numbered values.
+
+    The first values of the backward pass are its inputs, in this order: *held*, the stage's pieces of parameters;
+    *carried*, the arrays that were carried to it; *batch*, the leaves of the batch that it uses; *kept*, the arrays
+    that its forward pass has kept; and *coming*, the gradients of the arrays that it has carried on, as far as they are
+    needed.
 
     Attributes:
-      stage: whose.
-      held, carried, batch, kept, coming: the values of each of these.
-      outputs: shapes of the outputs that the stage leaves.
-      forward_part: the forward pass; returns what is carried on, the outputs, and what is kept.
-      whole: the backward pass; returns the gradients of what is held, and then of what was carried.
-      to_inputs, to_weights: the same in two parts. The first returns the gradients of what was carried, and then
-        `handed_over`; the second those of what is held.
-      handed_over: values that the second part needs of the first.
+      stage: the stage.
+      held, carried, batch, kept, coming: the ranges of these values.
+      outputs: shapes of the outputs that the stage returns.
+      forward_part: the forward pass; returns the arrays carried on, the outputs, and the arrays kept.
+      whole: the backward pass; returns the gradients of held, and then of carried.
+      to_inputs, to_weights: the backward pass in two parts. The first returns the gradients of carried, and then
+        `handed_over`; the second returns the gradients of held.
+      handed_over: values that the first part makes and the second needs.
     """
 
     def __init__(self, stage: Stage, held: Sequence[Any], batch: Sequence[Any]):
@@ -69,12 +74,12 @@ class Passes:
         groups = [list(held), list(stage.carried_in), [batch[leaf] for leaf in stage.batch]]
         self.held, self.carried, self.batch = _numbers(groups)
         forward = trace(lambda given, _: self._traced_forward(given), [one for group in groups for one in group], [])
-        # The backward pass closes over literals, over inputs, over what is to be kept, and over what depends on neither
-        # the batch nor what was carried, such as transposed parameters and masks. That is made anew, or each microbatch
-        # would keep its own.
+        # The backward pass closes over literals, inputs, values that are to be kept, and values that depend on neither
+        # the batch nor carried arrays, such as transposed parameters and masks. The latter are made anew, or each
+        # microbatch would keep its own.
         first_closed = len(stage.carried_out) + len(stage.outputs)
-        left = forward.outputs[len(stage.carried_out) : first_closed]
-        self.outputs = [shape_of(forward.shapes[one] if isinstance(one, int) else one.aval) for one in left]
+        outputs = forward.outputs[len(stage.carried_out) : first_closed]
+        self.outputs = [shape_of(forward.shapes[one] if isinstance(one, int) else one.aval) for one in outputs]
         self._closed_over = forward.outputs[first_closed:]
         varying = reached_from(forward, [*self.carried, *self.batch])
         made = [value for value in dict.fromkeys(_values(self._closed_over)) if value >= self.batch.stop]
@@ -101,26 +106,27 @@ class Passes:
         self.to_weights = part_of(second, weights, backward.constants)
 
     def forward(self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any]) -> Any:
-        """What is carried on, the outputs that the stage leaves, and what its backward pass needs.
+        """Returns the arrays carried on, the outputs, and the arrays kept for the backward pass.
 
-        `batch` has the leaves that the stage looks at, in the order of `stage.batch`.
+        `batch` has the leaves that the stage uses, in the order of `stage.batch`.
         """
         given = [*held, *carried, *batch]
         results = self.forward_part([given[value] for value in self.forward_part.inputs])
-        on, left = len(self.stage.carried_out), len(self.stage.outputs)
-        return results[:on], results[on : on + left], results[on + left :]
+        first_output = len(self.stage.carried_out)
+        first_kept = first_output + len(self.stage.outputs)
+        return results[:first_output], results[first_output:first_kept], results[first_kept:]
 
     def _traced_forward(self, given: Sequence[Any]) -> list[Any]:
         batch: list[Any] = [0] * self._batch_size
         for leaf, value in zip(self.stage.batch, self.batch, strict=True):
             batch[leaf] = given[value]
         by_name = {piece.name: given[value] for piece, value in zip(self.stage.pieces, self.held, strict=True)}
-        on, left, back = self.stage.vjp(by_name, [given[value] for value in self.carried], batch)
+        carried_on, outputs, back = self.stage.vjp(by_name, [given[value] for value in self.carried], batch)
         leaves, self._back_tree = jax.tree.flatten(back)
-        return [*on, *left, *leaves]
+        return [*carried_on, *outputs, *leaves]
 
     def _traced_backward(self, given: Sequence[Any]) -> list[Any]:
-        """The gradients of what is held, and then of what was carried."""
+        """Returns the gradients of held, and then of carried."""
         known = dict(enumerate(given[: self.kept.start]))
         known.update(zip(self._kept_values, (given[value] for value in self.kept), strict=True))
         anew = self._anew([given[value] for value in self._anew.inputs])
@@ -131,7 +137,7 @@ class Passes:
 
 
 def _numbers(groups: Sequence[Sequence[Any]]) -> list[range]:
-    """Of groups of inputs, which a traced program numbers from 0 on."""
+    """Returns the range of values of each group of inputs, which a traced model numbers from 0 on."""
     return [range(*ends) for ends in itertools.pairwise(itertools.accumulate(map(len, groups), initial=0))]
 
 
@@ -140,7 +146,7 @@ def _values(atoms: Sequence[Any]) -> list[int]:
 
 
 def needed(operations: Sequence[Operation], outputs: Sequence[Any], given: Set[int] = frozenset()) -> list[Operation]:
-    """Selects those of the operations that make these values, if some are given."""
+    """Selects the operations that are needed to make the outputs from the given values."""
     wanted = set(_values(outputs)) - given
     found = []
     for operation in reversed(operations):

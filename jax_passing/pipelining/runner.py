@@ -1,4 +1,4 @@
-"""A stage on the devices that have it: its passes, compiled for them."""
+"""Runs a stage on its devices: its passes, compiled for them."""
 
 import functools
 import itertools
@@ -14,23 +14,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.psum import psum
 from jax_passing.host import scope
-from jax_passing.partitioning.program import is_inexact
+from jax_passing.partitioning.arrays import is_inexact
 from jax_passing.partitioning.stages import Stage
 from jax_passing.pipelining.passes import Part, Passes
 from jax_passing.pipelining.sending import elsewhere, is_here
 
 
 class Runner:
-    """Arrays that differ along the data axis have a leading dimension for that; those of the batch have a second one,
+    """A stage on its devices.
+
+    Arrays that differ along the data axis have a leading dimension for that axis; those of the batch have a second one,
     for the microbatch. Along the mesh's other axes JAX partitions by itself.
 
     Attributes:
-      passes: of the stage.
-      mesh: the stage's own devices.
-      differing: the sharding of what differs along the data axis.
-      same: of what is the same on all devices.
-      held: of what the stage holds of the parameters, by piece.
-      is_here: whether any of the stage's devices is this process's. If not, what methods return has no part here.
+      passes: the passes of the stage.
+      mesh: the stage's devices.
+      differing: the sharding of arrays that differ along the data axis.
+      same: the sharding of arrays that are the same on all devices.
+      held: by piece of parameters that the stage holds, its sharding.
+      is_here: whether this process has any of the stage's devices. If not, methods return arrays without a part here.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Runner:
         data_axis: str,
         microbatches: int,
     ):
-        """`held`, `batch`: as for `Passes`; `held_specs`: how the former lie on `mesh`."""
+        """`held`, `batch`: as for `Passes`; `held_specs`: by piece, how it lies on `mesh`."""
         self.passes = Passes(stage, held, batch)
         self._held = held
         self._held_specs = held_specs
@@ -58,7 +60,7 @@ class Runner:
         self._adding: dict[tuple[bool, bool], Any] = {}
 
     def zeros(self) -> list[jax.Array]:
-        """The sums of gradients before the first microbatch."""
+        """Returns the sums of gradients before the first microbatch."""
         if not self.is_here:
             return []
         width = self.mesh.shape[self._axis]
@@ -70,7 +72,7 @@ class Runner:
     def forward(
         self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """What is carried on, the outputs, and what is kept."""
+        """Returns the arrays carried on, the outputs, and the arrays kept, of microbatch `number`."""
         if not self.is_here:
             return self._elsewhere(self.passes.stage.carried_out), self._elsewhere(self.passes.outputs), []
         results: tuple[list[Any], list[Any], list[Any]] = self._forward(held, carried, batch, number)
@@ -99,7 +101,7 @@ class Runner:
         return jax.jit(mapped, out_shardings=(self.differing, None))
 
     def to_inputs(self, known: Mapping[int, Any], number: Any) -> tuple[list[Any], list[Any]]:
-        """The first part of the backward pass: the gradients of what was carried, and what is handed over."""
+        """Runs the first part of the backward pass: returns the gradients of carried, and the values handed over."""
         if not self.is_here:
             return self._elsewhere(self._gradients_back), []
         results: tuple[list[Any], list[Any]]
@@ -109,9 +111,9 @@ class Runner:
     def add_gradients(
         self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], is_last: bool
     ) -> tuple[list[Any], list[Any]]:
-        """The sums with the gradients of a whole backward pass, or of its second part, and what else that returns.
+        """Runs the whole backward pass, or its second part. Returns the sums with its gradients, and its other results.
 
-        After the last microbatch: the mean over all microbatches and all devices, on all hosts.
+        After the last microbatch the sums become means over all microbatches and all devices, on all hosts.
         """
         if not self.is_here:
             gradients = [elsewhere(shape, sharding) for shape, sharding in zip(self._held, self.held, strict=True)]
@@ -124,8 +126,8 @@ class Runner:
         return results
 
     def results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
-        """Of the outputs: the mean of what is of floating point, and of anything else what the last microbatch has left
-        on the last device."""
+        """Returns the means of floating-point outputs, and any other output of the last microbatch on the last
+        device."""
         if not self.is_here:
             return [elsewhere(shape, self.same) for shape in self.passes.outputs]
         last = [array[-1] for array in by_microbatch[-1]]
@@ -148,7 +150,7 @@ class Runner:
 
     @property
     def _gradients_back(self) -> list[Any]:
-        """Shapes of the gradients of what was carried, as far as they are needed."""
+        """The shapes of the gradients of carried arrays, as far as they are needed."""
         stage = self.passes.stage
         return list(itertools.compress(stage.carried_in, stage.needs_gradient_in))
 
@@ -176,7 +178,7 @@ class Runner:
         return jax.jit(body, out_shardings=(shardings, self.differing), donate_argnums=0)
 
     def _inputs(self, part: Part, given: Sequence[Any], number: Any) -> list[Any]:
-        """Of one device, for one microbatch."""
+        """Returns the inputs of a part on one device, for one microbatch."""
         arrays = []
         for value, array in zip(part.inputs, given, strict=True):
             if value in self.passes.held:
@@ -193,13 +195,15 @@ class Runner:
     def _mean_over_devices(
         self, sums: Sequence[Any], dtypes: Sequence[Any], specs: Sequence[PartitionSpec]
     ) -> list[Any]:
-        """Of sums over the microbatches, which have a leading dimension; `specs` are without it. They travel in the
-        dtypes that the means are to have."""
+        """Makes means of sums over the microbatches, which travel in `dtypes`, those of the means.
+
+        The sums have a leading dimension, which `specs` are without.
+        """
 
         def body(sums: Sequence[Any]) -> list[Any]:
             own = _without_dimension(sums)
             means = [(one / self._microbatches).astype(dtype) for one, dtype in zip(own, dtypes, strict=True)]
-            if scope.current() is None:  # no other hosts
+            if scope.current() is None:  # there are no other hosts
                 total, devices = lax.psum(means, self._axis), self.mesh.shape[self._axis]
             else:
                 total, devices = psum(means, self._axis), axis_size(self._axis)
@@ -212,14 +216,14 @@ class Runner:
         return results
 
     def _along_data(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
-        """Each device along the data axis by itself; XLA partitions what it does over the mesh's other axes."""
+        """Maps `body` over the data axis; XLA partitions it over the mesh's other axes."""
         return jax.shard_map(
             body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={self._axis}, check_vma=False
         )
 
 
 def _wide(dtype: Any) -> Any:
-    """To add many up in: of bfloat16's 8 bits nothing is left behind 256 equal numbers."""
+    """Returns the dtype of a sum over many microbatches: with 8 bits, bfloat16 stops growing at 256 equal addends."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
 
 

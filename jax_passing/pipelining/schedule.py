@@ -1,4 +1,4 @@
-"""Who does what when in a pipeline, as a table that can be printed, drawn and checked."""
+"""`Schedule`: the tasks of each device of a pipeline in their order, as a table to print, draw and check."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from jax_passing.errors import PipelineError
 
 
 class Kind(Enum):
-    """What a stage does with a microbatch.
+    """The kinds of work that a stage does with a microbatch.
 
-    A backward pass is done at once, or in two parts: first the gradients of what came from the stage before, which that
-    one waits for; and some time later those of the parameters, which nobody waits for (Qi et al., Zero Bubble Pipeline
-    Parallelism, ICLR 2024).
+    A backward pass is one task, or two: INPUTS makes the gradients of the arrays that came from the stage before, which
+    waits for them; WEIGHTS makes those of the parameters, for which no stage waits, some time later (Qi et al., Zero
+    Bubble Pipeline Parallelism, ICLR 2024).
     """
 
     FORWARD = "F"
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Durations:
-    """Of a stage with one microbatch; a backward pass that is done at once takes as long as both parts."""
+    """How long the tasks of a stage take for one microbatch; a whole backward pass takes as long as both parts."""
 
     forward_s: float = 1.0
     inputs_s: float = 1.0
@@ -55,7 +55,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Span:
-    """When a task runs."""
+    """The time in which a task runs."""
 
     task: Task
     begin_s: float
@@ -64,12 +64,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Schedule:
-    """
+    """The tasks of all devices in a step.
+
     Attributes:
-      name: of the schedule's kind.
-      stages: how many.
-      microbatches: how many.
-      tasks: by device, in order.
+      name: name of the kind of schedule.
+      stages: number of stages.
+      microbatches: number of microbatches.
+      tasks: by device, its tasks in order.
     """
 
     name: str
@@ -79,11 +80,12 @@ class Schedule:
 
     @property
     def device_of(self) -> dict[int, int]:
-        """By stage."""
+        """The device of each stage."""
         return {task.stage: device for device, tasks in enumerate(self.tasks) for task in tasks}
 
     def check(self) -> None:
-        """Raises PipelineError unless every stage meets every microbatch once each way, without a deadlock."""
+        """Raises PipelineError unless every stage has one forward and one backward pass of every microbatch, and no
+        device waits for ever."""
         counts = Counter(task for tasks in self.tasks for task in tasks)
         homes = {(task.stage, device) for device, tasks in enumerate(self.tasks) for task in tasks}
         if len(homes) != self.stages:
@@ -94,23 +96,27 @@ class Schedule:
                 if forward != 1 or (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                     raise PipelineError(
                         f"The schedule {self.name} has {forward} forward passes of stage {stage} with microbatch "
-                        f"{microbatch}, {whole} whole backward passes, and {inputs} and {weights} parts of one: there "
-                        "must be one forward pass, and one backward pass, whole or in both parts."
+                        f"{microbatch}, {whole} whole backward passes, and {inputs} first and {weights} second parts "
+                        "of one: there must be one forward pass, and one backward pass, whole or in both parts."
                     )
         if counts:
-            raise PipelineError(f"The schedule {self.name} has tasks of nobody: {', '.join(map(str, counts))}.")
+            raise PipelineError(
+                f"The schedule {self.name} has tasks of stages or microbatches that don't exist: "
+                f"{', '.join(map(str, counts))}."
+            )
         self.timeline()
 
     def timeline(
         self, durations: Sequence[Durations] | None = None, send_s: Sequence[float] | None = None
     ) -> list[list[Span]]:
-        """By device, when each task runs, if each begins as soon as its device and its inputs are there.
+        """Returns by device when each task runs, if each begins as soon as its device and its inputs are there.
 
-        `durations` are by stage; without them each part takes one second. `send_s`: how long what crosses to the next
-        stage is on its way, by stage, and its gradient on its way back; without it no time.
+        Args:
+          durations: by stage; by default each part takes one second.
+          send_s: by stage, how long sending to the next stage takes, and sending gradients back; by default no time.
         """
         durations = durations or [Durations()] * self.stages
-        ways_s = send_s or [0.0] * (self.stages - 1)
+        send_s = send_s or [0.0] * (self.stages - 1)
         ends: dict[Task, float] = {}
         spans: list[list[Span]] = [[] for _ in self.tasks]
         is_moving = True
@@ -123,7 +129,7 @@ class Schedule:
                     task = tasks[len(done)]
                     awaited = [one for either in self._awaited(task) for one in either if one in ends]
                     arrivals_s = [
-                        ends[one] + (ways_s[min(one.stage, task.stage)] if one.stage != task.stage else 0.0)
+                        ends[one] + (send_s[min(one.stage, task.stage)] if one.stage != task.stage else 0.0)
                         for one in awaited
                     ]
                     begin_s = max([*arrivals_s, done[-1].end_s if done else 0.0])
@@ -136,7 +142,7 @@ class Schedule:
         return spans
 
     def _awaited(self, task: Task) -> list[tuple[Task, ...]]:
-        """One of each of these has to be over before the task begins."""
+        """Returns groups of tasks: one task of each group has to be over before `task` begins."""
         stage, microbatch = task.stage, task.microbatch
         match task.kind:
             case Kind.FORWARD:
@@ -149,24 +155,13 @@ class Schedule:
                 return own + ([gradients] if stage + 1 < self.stages else [])
 
     def bubble(self, durations: Sequence[Durations] | None = None) -> float:
-        """The time until all is done over the work of the device that has most of it, less 1."""
+        """Returns the time until all is done, divided by the work of the device that has most, minus 1."""
         spans = self.timeline(durations)
         work_s = max(sum(span.end_s - span.begin_s for span in device) for device in spans)
         return max(device[-1].end_s for device in spans if device) / work_s - 1
 
-    def stash_depths(self) -> list[int]:
-        """By device, of how many forward passes at once it keeps what their backward passes need."""
-        depths = []
-        for tasks in self.tasks:
-            kept = deepest = 0
-            for task in tasks:
-                kept += (task.kind is Kind.FORWARD) - (task.kind in (Kind.BACKWARD, Kind.WEIGHTS))
-                deepest = max(deepest, kept)
-            depths.append(deepest)
-        return depths
-
     def __str__(self) -> str:
-        """Device by device, a column for each second of a timeline in which each part takes one."""
+        """Returns a line for each device, with a column for each second of a timeline in which each part takes one."""
         width = max(len(str(task)) for tasks in self.tasks for task in tasks) + 1
         lines = [f"{self.name}: {self.stages} stages, {self.microbatches} microbatches, bubble {self.bubble():.3f}"]
         for device, spans in enumerate(self.timeline()):
@@ -179,7 +174,7 @@ class Schedule:
         return "\n".join(lines)
 
     def plot(self, durations: Sequence[Durations] | None = None) -> Any:
-        """A Figure of matplotlib, which has to be installed: a row for each device, time from left to right."""
+        """Draws a Figure of matplotlib, which has to be installed: a row for each device, time from left to right."""
         from matplotlib.figure import Figure
 
         colours = {"F": "tab:blue", "B": "tab:green", "I": "tab:olive", "W": "tab:orange"}

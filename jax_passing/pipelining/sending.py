@@ -1,4 +1,4 @@
-"""Arrays from the devices of one stage to those of another, also in other processes."""
+"""Sends arrays from the devices of one stage to those of another, also to other processes."""
 
 import functools
 from collections.abc import Sequence
@@ -19,33 +19,33 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
 
 
 def is_here(sharding: NamedSharding) -> bool:
-    """Whether this process has any of its devices."""
+    """Tells whether this process has any of the sharding's devices."""
     return bool(sharding.addressable_devices)
 
 
 def elsewhere(shape: Any, sharding: Sharding) -> jax.Array:
-    """An array of which this process has no part: it only knows its shape and dtype, and where it is."""
+    """Returns an array of which this process has no part, but knows the shape, the dtype and the sharding."""
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
 
 
 def put(array: Any, sharding: Any) -> jax.Array:
-    """An array on the devices of a sharding; if these are several processes', each of them gives the same array."""
+    """Puts an array on the devices of a sharding. If several processes have these, each one gives the same array."""
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
     if is_global or sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and (kind := _key_kind(array)):
         keys: jax.Array = _wrapped(sharding, kind)(put(jax.random.key_data(array), sharding))
         return keys
-    own = np.asarray(array, jax.typeof(array).dtype)  # jax.device_put of a local jax.Array is broken here in JAX 0.12.0
+    own = np.asarray(array, jax.typeof(array).dtype)  # JAX 0.12.0 can't jax.device_put a local jax.Array here
     return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index], dtype=own.dtype)
 
 
 def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedSharding]) -> list[jax.Array]:
-    """The same arrays on the targets' devices, which are as many as the source's and stand in the same order.
+    """Copies arrays to the targets' devices, which are as many as the source's and in the same order.
 
     Inside of a process the devices go on computing meanwhile. Otherwise all processes that have any of the devices call
-    this, in the same order as everything else that they do together. Others may call it, and get arrays of which they
-    have no part.
+    this, in the same order as everything else that they do together. Other processes may call it, too, and get arrays
+    of which they have no part.
     """
     if not arrays:
         return []
@@ -71,8 +71,11 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
 
 
 class _Way:
-    """Between two meshes, for an array of some PartitionSpec. `jax.device_put` between processes needs settings that
-    nobody has, and hangs now and then with jaxlib 0.10; a permutation over both meshes is a collective as any other."""
+    """The way of an array with some PartitionSpec from one mesh to another.
+
+    It is a permutation over both meshes, a collective like any other: `jax.device_put` between processes needs settings
+    that are off by default, and hangs now and then with jaxlib 0.10.
+    """
 
     def __init__(self, source: Mesh, target: Mesh, spec: PartitionSpec):
         ends = Mesh(np.stack([source.devices, target.devices]), (_ENDS, *source.axis_names))
@@ -81,17 +84,17 @@ class _Way:
         self._far = NamedSharding(target, PartitionSpec(None, *spec))
 
     def with_blanks(self, array: jax.Array) -> jax.Array:
-        """The array, which has a leading dimension of 1, beside zeros at the far end."""
+        """Puts the array, which has a leading dimension of 1, together with zeros at the far end."""
         blanks = jnp.zeros(array.shape, array.dtype, device=self._far)
         return _assembled((2, *array.shape[1:]), self.both, [array, blanks])
 
     def far_end(self, both: jax.Array) -> jax.Array:
-        """What is at the far end, with a leading dimension of 1."""
+        """Returns the part at the far end, with a leading dimension of 1."""
         return _assembled((1, *both.shape[1:]), self._far, [both])
 
 
 def _assembled(shape: tuple[int, ...], sharding: NamedSharding, arrays: Sequence[jax.Array]) -> jax.Array:
-    """Of the pieces of these arrays that are on the sharding's devices."""
+    """Makes an array from the pieces of these arrays that are on the sharding's devices."""
     pieces = {piece.device: piece.data for array in arrays for piece in array.addressable_shards}
     own = [pieces[device] for device in sharding.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, own, dtype=arrays[0].dtype)
@@ -99,14 +102,14 @@ def _assembled(shape: tuple[int, ...], sharding: NamedSharding, arrays: Sequence
 
 @functools.cache
 def _lifted(here: tuple[NamedSharding, ...]) -> Any:
-    """A program that gives arrays a leading dimension; of random keys it takes the words."""
+    """Returns a program that gives arrays a leading dimension, and replaces random keys by their words."""
     lifted = [NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec)) for sharding in here]
     return jax.jit(lambda arrays: [_words(array)[np.newaxis] for array in arrays], out_shardings=lifted)
 
 
 @functools.cache
 def _lowered(targets: tuple[NamedSharding, ...], key_kinds: tuple[Any, ...]) -> Any:
-    """A program that does the opposite."""
+    """Returns a program that undoes what that of `_lifted` does."""
 
     def lower(arrays: Sequence[Any]) -> list[Any]:
         pairs = zip(arrays, key_kinds, strict=True)
@@ -117,7 +120,7 @@ def _lowered(targets: tuple[NamedSharding, ...], key_kinds: tuple[Any, ...]) -> 
 
 @functools.cache
 def _wrapped(sharding: NamedSharding, key_kind: Any) -> Any:
-    """A program that makes random keys of their words."""
+    """Returns a program that makes random keys from their words."""
     return jax.jit(lambda words: jax.random.wrap_key_data(words, impl=key_kind), out_shardings=sharding)
 
 
@@ -140,7 +143,7 @@ def _lifted_shape(array: Any) -> Any:
 
 
 def _key_kind(array: Any) -> Any:
-    """Of random keys, which generator they are for; otherwise None."""
+    """Returns the generator that random keys are for; None for other arrays."""
     return jax.random.key_impl(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else None
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes on machines and networks that aren't here, on a virtual clock."""
+"""`simulate`: predicts how long a step takes on machines and networks that aren't here, on a virtual clock."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.primitives.planner import Cluster, Strategy, predict
 from jax_passing.errors import PipelineError
-from jax_passing.partitioning.cost import bytes_of
+from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """
+    """The times of a simulated step.
+
     Attributes:
-      time_s: until all is computed and summed.
-      compute_s: until all is computed.
-      work_s: of the device that has most of it. What `compute_s` is longer is its bubble.
-      sums_s: of all gradients of a host.
+      time_s: time until all is computed and summed.
+      compute_s: time until all is computed.
+      work_s: time for which the device with most work computes. `compute_s` is longer by this device's bubble.
+      sums_s: time that the sums of all gradients of a host take.
     """
 
     time_s: float
@@ -29,7 +30,7 @@ class SimulatedStep:
 
     @property
     def hidden(self) -> float:
-        """The share of the sums that takes place while devices still compute."""
+        """The share of the sums' time in which devices still compute."""
         return 1 - (self.time_s - self.compute_s) / self.sums_s if self.sums_s else 1.0
 
 
@@ -43,25 +44,25 @@ def simulate(
     stage_link_gbit: float | None = None,
     overlap: bool = True,
 ) -> SimulatedStep:
-    """A training step without its optimiser: passes as the plan says, sums as `jax-passing plan` predicts.
+    """Simulates a training step without its optimiser: passes take as long as the plan says, and sums as long as
+    `jax-passing plan` predicts.
 
-    A gradient is final when the last backward pass of its stage is over; if a device has several stages that use the
-    parameter, of all of these. A bucket is summed when all of its gradients are final. Each host has all stages, so
-    that buckets share its link, one after the other in the order in which they are complete. Where hosts share the
-    cores that they compute on with their sums (`Cluster.shared_cores`), computation stands still for as long as the
-    sums beside it need these cores.
+    A gradient is final when the last backward pass of its stage is over, or of all stages of the device that use the
+    parameter. A bucket is summed when all of its gradients are final. Each host has all stages, so that buckets share
+    its link, one after the other in the order in which they are complete. Where sums use the cores that hosts compute
+    on (`Cluster.shared_cores`), computation stands still for as long as the sums beside it need these cores.
 
     Plain data parallelism is `interleaved(1, 1, stages)`: one device with all stages. The more stages the plan has, the
-    better is known when gradients are final.
+    more exactly the times are known at which gradients are final.
 
     Args:
-      plan: its stages' times are those of its facts, so it should be measured, or have the `flops_per_s` of a device.
-      schedule: for as many stages as the plan has.
-      cluster: of the hosts that gradients are summed over.
-      strategy: of the sums.
-      bucket_bytes: of the sums, as for `psum`.
+      plan: has the stages' times, so it should be measured, or made with the `flops_per_s` of a device.
+      schedule: a schedule for as many stages as the plan has.
+      cluster: the hosts that gradients are summed over.
+      strategy: strategy of the sums.
+      bucket_bytes: size of the sums' buckets, as for `psum`.
       stage_link_gbit: rate of the links between neighbouring stages, each way; None: sending costs nothing.
-      overlap: a bucket is summed when it is complete. If False, when all is computed.
+      overlap: whether a bucket is summed when it is complete, or when all is computed.
 
     Raises PipelineError if the schedule is for another number of stages.
     """
@@ -77,7 +78,7 @@ def simulate(
     for span in spans:
         ready_s[span.task.stage] = max(ready_s[span.task.stage], span.end_s)
         work_s[schedule.device_of[span.task.stage]] += span.end_s - span.begin_s
-    end_s = sums_s = taken_s = 0.0  # taken_s: from the computation, by sums beside it
+    end_s = sums_s = taken_s = 0.0  # taken_s: from the computation, by sums at the same time
     for bucket in sorted(_buckets(plan, schedule, ready_s, bucket_bytes), key=lambda bucket: bucket.ready_s):
         sum_ = predict(cluster, strategy, bucket.elements, bucket.dtype)
         begin_s = max(end_s, bucket.ready_s + taken_s if overlap else compute_s)
@@ -91,7 +92,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Gradients that are summed together, and when the last of them is final."""
+    """Gradients that are summed together. `ready_s`: when the last of them is final."""
 
     ready_s: float
     elements: int
@@ -99,7 +100,7 @@ class _Bucket:
 
 
 def _buckets(plan: Plan, schedule: Schedule, ready_s: Sequence[float], bucket_bytes: int) -> list[_Bucket]:
-    """Of a host. `ready_s`: by stage, when its last backward pass is over."""
+    """Returns the buckets of a host. `ready_s`: by stage, when its last backward pass is over."""
     buckets = []
     for device in range(len(schedule.tasks)):
         final_s: dict[int, float] = {}  # by leaf of the parameters
@@ -111,13 +112,13 @@ def _buckets(plan: Plan, schedule: Schedule, ready_s: Sequence[float], bucket_by
         leaves = [Leaf(shape.dtype.name, int(bytes_of(shape)), piece.name) for piece, shape in pieces.items()]
         elements = [math.prod(shape.shape) for shape in pieces.values()]
         ends_s = [final_s[piece.leaf] for piece in pieces]
-        for members in make_buckets(leaves, bucket_bytes):
-            total = sum(elements[index] for index in members)
-            buckets.append(_Bucket(max(ends_s[index] for index in members), total, str(leaves[members[0]].dtype)))
+        for indices in make_buckets(leaves, bucket_bytes):
+            total = sum(elements[index] for index in indices)
+            buckets.append(_Bucket(max(ends_s[index] for index in indices), total, str(leaves[indices[0]].dtype)))
     return buckets
 
 
 def _durations(facts: Sequence[StageFacts]) -> list[Durations]:
-    """A backward pass has two products for each product of the forward pass: one for inputs, one for weights."""
+    """Halves backward passes: they have two products for each of the forward pass, one for inputs, one for weights."""
     backward_s = [one.compute_s - one.forward_s for one in facts]
     return [Durations(one.forward_s, back / 2, back / 2) for one, back in zip(facts, backward_s, strict=True)]

@@ -1,1 +1,1 @@
-"""The kinds of schedules, a file each."""
+"""Holds the kinds of schedules, a file for each."""

@@ -1,7 +1,7 @@
-"""GPipe: all forward passes, then all backward passes (Huang et al., GPipe, NeurIPS 2019).
+"""GPipe does all forward passes, then all backward passes (Huang et al., GPipe, NeurIPS 2019).
 
-With equal stages the bubble is (p - 1) / m for p stages and m microbatches, and each device keeps what m forward passes
-have left.
+With p equal stages and m microbatches the bubble is (p - 1) / m, and each device keeps the activations of m forward
+passes.
 """
 
 from jax_passing.pipelining.schedule import Kind, Schedule, Task

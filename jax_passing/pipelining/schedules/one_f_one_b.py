@@ -1,7 +1,7 @@
-"""1F1B: a backward pass as soon as there is one (Narayanan et al., PipeDream, SOSP 2019, with a flush at the end).
+"""1F1B does each backward pass as soon as it can (Narayanan et al., PipeDream, SOSP 2019, with a flush at the end).
 
-The bubble is GPipe's, (p - 1) / m, but a device keeps at most as many forward passes as there are stages from its own
-to the end.
+The bubble is GPipe's, (p - 1) / m, but a device keeps the activations of at most as many forward passes as there are
+stages from its own to the last.
 """
 
 from jax_passing.pipelining.schedule import Kind, Schedule, Task

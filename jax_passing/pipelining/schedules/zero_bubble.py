@@ -1,8 +1,9 @@
-"""ZB-H1: 1F1B whose backward passes are in two parts (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, 3.1).
+"""ZB-H1 is 1F1B with backward passes in two parts (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, 3.1).
 
-The gradients of parameters wait, on device i for i further backward passes: so gradients of inputs, which other devices
-wait for, come a third earlier, and the work that was put off fills the end. With parts that take equally long, and at
-least p microbatches, the bubble is (p - 1) / 3m. No device keeps more forward passes than the first one under 1F1B: p.
+Device i puts the gradients of parameters off by i backward passes. So the gradients of inputs, which other devices wait
+for, come a third earlier, and the work that was put off fills the end. If all parts take equally long, and there are at
+least p microbatches, the bubble is (p - 1) / 3m. No device keeps the activations of more than p forward passes, as many
+as the first device under 1F1B.
 """
 
 from jax_passing.pipelining.schedule import Kind, Schedule, Task

@@ -1,4 +1,4 @@
-"""Floating-point operations counted from shapes: by hand for single equations, by XLA for whole models."""
+"""Floating-point operations counted from shapes, against counts by hand (single equations) and XLA's (models)."""
 
 import time
 from dataclasses import replace
@@ -10,11 +10,11 @@ from jax import lax
 from models import gpt2
 from support.jax import model_cases
 
-from jax_passing.partitioning.cost import Cost, of_jaxpr
+from jax_passing.partitioning.cost import Cost, cost_of_jaxpr
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
-from jax_passing.partitioning.program import trace
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.stages import Slicer
+from jax_passing.partitioning.traced_model import trace
 
 
 def f32(*shape):
@@ -22,7 +22,7 @@ def f32(*shape):
 
 
 def cost_of(function, *shapes):
-    return of_jaxpr(jax.make_jaxpr(function)(*shapes))
+    return cost_of_jaxpr(jax.make_jaxpr(function)(*shapes))
 
 
 def convolution(**details):
@@ -68,7 +68,7 @@ def test_equations_cost_what_is_derived_by_hand(function, shapes, flops):
 
 
 def test_gradients_of_convolutions_cost_what_the_convolutions_do():
-    """Whatever dilation and padding JAX derives them with: they multiply the same pairs."""
+    """Both multiply the same pairs, whatever dilation and padding JAX's gradients have."""
     for details in ({}, {"padding": "SAME"}, {"padding": "SAME", "window_strides": (2, 2)}, {"rhs_dilation": (2, 2)}):
         forward = convolution(**details)
         flops = cost_of(forward, IMAGE, KERNEL).flops
@@ -115,7 +115,7 @@ def test_a_scan_over_layers_costs_what_the_layers_do():
 
 
 def costs_of_operations(model, has_key=False):
-    """Their sum over the chain, and the processor time that it takes to know them, in seconds."""
+    """Returns the sum of the chain's costs, and the processor time that it takes to count them, in seconds."""
     params, batch = model_cases.shapes_of(model, 2, has_key)
     (params, params_tree), (batch, batch_tree) = jax.tree.flatten(params), jax.tree.flatten(batch)
     loss = model_cases.loss_of(model)

@@ -15,11 +15,11 @@ from jax_passing import partition
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("gpt2-small", 124_439_808),  # those of OpenAI's checkpoints
+        ("gpt2-small", 124_439_808),  # as many as in OpenAI's checkpoints
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
-        ("alexnet", 61_100_840),  # these of torchvision's
+        ("alexnet", 61_100_840),  # as many as in torchvision's models
         ("vgg16", 138_357_544),
         ("resnet50", 25_557_032),
     ],
@@ -41,7 +41,7 @@ def test_parameters_are_as_many_as_published(name, count):
     ],
 )
 def test_stages_are_as_equal_as_operations_allow(name, stages, slowest):
-    """The slowest one's time over the mean; of shapes only."""
+    """Compares the slowest stage's time over the mean, from shapes only."""
     model = model_cases.FULL[name]
     plan = partition(
         model_cases.loss_of(model), *model_cases.shapes_of(model, 2, name != "resnet50"), stages=stages, has_aux=True
@@ -50,7 +50,7 @@ def test_stages_are_as_equal_as_operations_allow(name, stages, slowest):
 
 
 def train(model, rate, steps, size=32, has_key=False):
-    """The trained variables, and the losses of all steps."""
+    """Returns the trained variables, and the losses of all steps."""
     loss, optimizer = model_cases.loss_of(model), optax.adam(rate)
 
     @jax.jit
@@ -77,7 +77,8 @@ def train(model, rate, steps, size=32, has_key=False):
 
 @pytest.mark.slow
 def test_gpt2_learns_how_python_is_written():
-    """With a scan over its layers, and dropout; tests/end_to_end/launch/test_gpt2.py trains the one without."""
+    """Trains a GPT-2 with a scan over its layers and dropout; tests/end_to_end/launch/test_gpt2.py trains one
+    without."""
     _, losses = train(model_cases.SMALL["gpt2-scan"], 3e-3, 100, size=16, has_key=True)
     shares = np.bincount(model_cases.text()) / len(model_cases.text())
     knows_frequencies = -np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros(len(shares))))
@@ -92,7 +93,7 @@ def test_image_models_learn_digits(name, rate, steps):
     variables, _ = train(model, rate, steps)
     variables = variables if "batch_stats" in variables else {"params": variables}
     (others,) = model_cases.batches_of(model, 200, 1, seed=1)
-    # Who guesses finds one in ten. Three trainings of each model found 77 to 97 %: rounding decides.
+    # Guessing finds one in ten. Three trainings of each model found 77 to 97 %, depending on rounding.
     found = jnp.argmax(jax.jit(model.apply)(variables, others["images"]), axis=-1)  # not training: with batch_stats
     assert np.mean(found == others["labels"]) > 0.6
 

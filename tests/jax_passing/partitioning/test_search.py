@@ -1,4 +1,4 @@
-"""The search against trying all cuts."""
+"""The search for the best cuts, against trying all cuts."""
 
 import itertools
 import math
@@ -19,23 +19,23 @@ def random_chain(random, n):
         stash_bytes=np.array([float(random.randint(0, 3)) for _ in range(n)]),
         cut_bytes=np.array([0.0, *(float(random.randint(0, 4)) for _ in range(n - 1)), 0.0]),
         may_cut=np.array([random.random() < 0.8 for _ in range(n + 1)]),
-        weights=[Weight(float(random.randint(1, 5)), tuple(places)) for places in uses],
+        weights=[Weight(float(random.randint(1, 5)), tuple(numbers)) for numbers in uses],
     )
 
 
 def all_cuts(chain, stages):
     n = len(chain.compute_s)
-    return itertools.combinations([place for place in range(1, n) if chain.may_cut[place]], stages - 1)
+    return itertools.combinations([position for position in range(1, n) if chain.may_cut[position]], stages - 1)
 
 
 def judged(chain, limits, stages, cuts):
-    """(the slowest stage, bytes that cross); infinite if one doesn't fit."""
+    """Returns (time of the slowest stage, bytes that cross cuts); infinite if a stage doesn't fit."""
     ends = (0, *cuts, len(chain.compute_s))
     pairs = list(itertools.pairwise(ends))
     for number, (first, last) in enumerate(pairs):
         if stage_bytes(chain, limits, first, last, stages - 1 - number) > limits.memory_bytes:
             return math.inf, math.inf
-    return max(stage_s(chain, limits, *pair) for pair in pairs), sum(chain.cut_bytes[place] for place in cuts)
+    return max(stage_s(chain, limits, *pair) for pair in pairs), sum(chain.cut_bytes[position] for position in cuts)
 
 
 @settings(max_examples=300, deadline=None)
@@ -62,7 +62,7 @@ def test_no_other_cuts_are_better(random, n, stages):
 
 
 def by_hand(chain, first, last, in_flight):
-    """Bytes, from the definition: each weight that is used, and each stash, in so many copies."""
+    """Adds up bytes by the definition: each weight that is used once, and each stash `in_flight` times."""
     weights = sum(weight.bytes for weight in chain.weights if any(first <= use < last for use in weight.uses))
     return weights + in_flight * sum(chain.stash_bytes[first:last])
 
@@ -85,9 +85,9 @@ def test_what_is_sent_counts_beside_or_after_what_is_computed():
     assert stage_s(chain, Limits(), 0, 2) == 8.0
 
 
-def test_too_few_places():
+def test_too_few_positions():
     chain = Chain(np.ones(3), np.zeros(3), np.zeros(4), np.zeros(4, bool))
-    with pytest.raises(PartitionError, match="0 places, too few for 2 stages"):
+    with pytest.raises(PartitionError, match="0 positions, too few for 2 stages"):
         best_cuts(chain, 2)
 
 

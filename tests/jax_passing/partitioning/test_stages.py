@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_passing.partitioning.program import trace
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.stages import Slicer, put_together
+from jax_passing.partitioning.traced_model import trace
 
 N = 3  # all values are N x N
 
@@ -80,9 +80,9 @@ def run(stages, names, params, batch):
     for stage in stages:
         held = {piece.name: piece.of(params[piece.leaf]) for piece in stage.pieces}
         assert {piece.name.partition("[")[0] for piece in stage.pieces} <= set(names)
-        carried, left = stage(held, carried, batch)
+        carried, outputs = stage(held, carried, batch)
         assert [one.shape for one in carried] == [shape.shape for shape in stage.carried_out]
-        everything += zip(stage.outputs, left, strict=True)
+        everything += zip(stage.outputs, outputs, strict=True)
     assert carried == []
     return put_together(everything)
 
@@ -101,8 +101,8 @@ def test_stages_of_random_programs_compute_what_the_whole_does(first):
         n = len(slicer.chain)
         if n == 0:
             continue
-        places = sorted(random.sample(range(1, n), min(n - 1, random.randint(1, 4)))) if n > 1 else []
-        ends = [0, *places, n]
+        cuts = sorted(random.sample(range(1, n), min(n - 1, random.randint(1, 4)))) if n > 1 else []
+        ends = [0, *cuts, n]
         stages = [slicer.stage(*pair) for pair in itertools.pairwise(ends)]
         several += len(stages) > 1
 
@@ -122,7 +122,7 @@ def test_stages_of_random_programs_compute_what_the_whole_does(first):
         largest = max(float(jnp.abs(gradient).max()) for gradient in expected_gradients)
         for one, other in zip(gradients, expected_gradients, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(largest, 1e-3), err_msg=str(seed))
-    assert several > 8  # else the seeds show little
+    assert several > 8  # otherwise the seeds would show little
 
 
 def test_a_stage_holds_the_rows_of_its_own_layers_only():
@@ -140,7 +140,7 @@ def test_a_stage_holds_the_rows_of_its_own_layers_only():
 
 
 def test_what_depends_on_the_batch_only_isnt_carried():
-    """Labels are looked at by the last stage, and a key is split in the stage that draws."""
+    """The last stage uses the labels, and the stage that draws splits the key."""
 
     def loss(params, batch):
         x, labels, key = batch
@@ -152,7 +152,7 @@ def test_what_depends_on_the_batch_only_isnt_carried():
     params = [jnp.ones((N, N))] * 3
     batch = [jnp.ones((N, N)), jnp.arange(N), jax.random.key(1)]
     slicer = Slicer(unroll(trace(loss, params, batch)), list("abc"))
-    muls = [place for place, operation in enumerate(slicer.chain) if operation.eqn.primitive.name == "dot_general"]
+    muls = [number for number, operation in enumerate(slicer.chain) if operation.eqn.primitive.name == "dot_general"]
     ends = [0, *muls[1:], len(slicer.chain)]
     stages = [slicer.stage(*pair) for pair in itertools.pairwise(ends)]
     assert [stage.batch for stage in stages] == [(0, 2), (2,), (1, 2)]

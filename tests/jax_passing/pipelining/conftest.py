@@ -1,4 +1,4 @@
-"""What all tests of pipelines share."""
+"""A fixture for all tests of pipelines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which sessions suit a mesh over several processes."""
+"""The sessions that suit a mesh over several processes."""
 
 from types import SimpleNamespace
 
@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from jax_passing.errors import PipelineError
-from jax_passing.pipelining.jobs import Member, check_job, stage_job, suit
+from jax_passing.pipelining.jobs import SessionInfo, check_job, stage_job, suit
 
 
 def ranks(*jobs, is_declared=False):
-    """By process: in which job it is. Ranks are in the order of the processes."""
+    """Returns the session of each process, given its job. Ranks are in the order of the processes."""
     return {
-        process: None if job is None else Member(job, jobs[:process].count(job), jobs.count(job), is_declared)
+        process: None if job is None else SessionInfo(job, jobs[:process].count(job), jobs.count(job), is_declared)
         for process, job in enumerate(jobs)
     }
 
 
 @pytest.mark.parametrize(
-    ("rows", "members", "expected"),
+    ("rows", "sessions", "expected"),
     [
         ([[0], [1]], ranks(None, None), True),
         ([[0], [1]], ranks("a", "b"), True),
         ([[0], [1]], ranks("a", "a"), False),  # a sum of both would never come to an end
         ([[0], [1]], ranks("a", "a", is_declared=True), False),  # gradients of different stages
-        ([[0], [1]], {0: Member("a", 1, 3, True), 1: Member("b", 1, 3, True)}, True),  # with other meshes
-        ([[0], [1]], {0: Member("a", 1, 3, False), 1: None}, False),
+        ([[0], [1]], {0: SessionInfo("a", 1, 3, True), 1: SessionInfo("b", 1, 3, True)}, True),  # with other meshes
+        ([[0], [1]], {0: SessionInfo("a", 1, 3, False), 1: None}, False),
         ([[0, 1], [0, 1]], ranks("a", "a"), True),
         ([[0, 1], [0, 1]], ranks("a", "b"), False),
         ([[0, 1], [0, 1]], ranks(None, None), True),
@@ -35,12 +35,12 @@ def ranks(*jobs, is_declared=False):
         ([[0, 1], [2, 3]], ranks("a", "a", "a", "a"), False),
         ([[0, 2], [1, 3]], ranks("a", "b", "a", "b"), True),
         ([[0, 2], [1, 3]], ranks("a", "a", "b", "b"), False),
-        ([[0, 1], [0, 1]], {0: Member("a", 1, 2, False), 1: Member("a", 0, 2, False)}, False),
+        ([[0, 1], [0, 1]], {0: SessionInfo("a", 1, 2, False), 1: SessionInfo("a", 0, 2, False)}, False),
         ([[0], [0, 1]], ranks("a", "a"), False),  # process 0 would have its own stage summed with process 1
     ],
 )
-def test_a_stages_processes_are_the_ranks_of_one_job(rows, members, expected):
-    assert suit(rows, members) is expected
+def test_a_stages_processes_are_the_ranks_of_one_job(rows, sessions, expected):
+    assert suit(rows, sessions) is expected
 
 
 def test_the_job_of_a_process_is_read_from_the_mesh(monkeypatch):

@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def train(value_and_grad, params, batches):
-    """Of each step: the parameters it began with, its batch, and its loss, aux and gradients."""
+    """Yields for each step the parameters it began with, its batch, its loss and aux, and its gradients."""
     optimizer = optax.sgd(5e-3, momentum=0.9)
 
     @jax.jit

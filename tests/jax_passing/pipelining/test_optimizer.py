@@ -1,4 +1,4 @@
-"""Optimisers by stage against the same ones for all parameters on one device."""
+"""Optimisers made by `by_stage`, against the same optimisers for all parameters on one device."""
 
 import functools
 
@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing import partition, pipeline
 from jax_passing.errors import PipelineError
-from jax_passing.pipelining.by_row import ByRow, Place
+from jax_passing.pipelining.by_row import ByRow, Home
 
 NAMES = ("first", "second", "last")
 
@@ -24,7 +24,7 @@ def loss(params, batch):
 
 @pytest.fixture(autouse=True)
 def _standard_promotion():
-    """Optax needs it."""
+    """Turns on the dtype promotion that optax needs."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -38,7 +38,7 @@ def step():
 
 
 def trees():
-    """Parameters, and gradients of several steps."""
+    """Returns parameters, and the gradients of several steps."""
     random = np.random.default_rng(3)
     return [
         {name: jnp.asarray(random.normal(size=(4, 4)), jnp.float32) for name in (*NAMES, "unused")} for _ in range(4)
@@ -50,7 +50,7 @@ def decays(params):
 
 
 def drawn_at_first():
-    """An optimiser whose init draws other numbers for each leaf, by how many there are."""
+    """Returns an optimiser whose init draws random numbers that depend on the number of leaves."""
     return optax.GradientTransformation(
         lambda params: optax.tree.random_like(jax.random.key(1), params),
         lambda updates, state, params=None: (jax.tree.map(jnp.add, updates, state), state),
@@ -101,7 +101,7 @@ def test_updates_are_those_of_one_device(optimizer):
     ids=["only finite ones, clipped", "skip what isn't finite", "a norm in the state at first", "noise by leaf"],
 )
 def test_optimisers_that_look_at_all_parameters(optimizer):
-    """A value that isn't finite is in one stage, and counts in all; state as well."""
+    """A value that isn't finite is in one stage, and affects all stages, and their state."""
     run, (params, *several) = step(), trees()
     several[1]["second"] = several[1]["second"].at[0, 0].set(jnp.nan)
     placed = run.place(params)
@@ -121,17 +121,17 @@ def test_optimisers_that_look_at_all_parameters(optimizer):
 
 
 def test_a_stage_makes_no_updates_of_others():
-    """Its program has nothing of the shape of their parameters."""
+    """A stage's program has no array of the shape of another stage's parameters."""
     shapes = {"first": (4, 4), "second": (5, 4), "last": (6, 4)}
     given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes.values()]
-    places = [Place(name, (row,)) for row, name in enumerate(shapes)]
+    homes = [Home(name, (row,)) for row, name in enumerate(shapes)]
     rows = [NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec())] * 3
 
     def clipped(leaves):
         clip = optax.clip_by_global_norm(1.0)
         return clip.update(leaves, clip.init(leaves))[0]
 
-    made = ByRow(clipped, given, places, places, rows)
+    made = ByRow(clipped, given, homes, homes, rows)
     for number, program in enumerate(made._last):
         takes = [given[one] if isinstance(one, int) else one.shape for one in program._takes]
         text = str(jax.make_jaxpr(program._run)(takes))
@@ -154,7 +154,7 @@ def mixing(change):
         ),
         (
             mixing(lambda tree: {**tree, "first": tree["last"]}),
-            r"makes \['first'\], which is on row 0 of the mesh, of \['last'\], which is on row 1",
+            r"makes \['first'\], which is on row 0 of the mesh, from \['last'\], which is on row 1",
         ),
         (
             mixing(lambda tree: {"first": tree["first"]}),
@@ -164,7 +164,7 @@ def mixing(change):
         (optax.flatten(optax.adam(0.1)), r"init fails for the parameters of row 2 of the mesh alone.*ValueError"),
         (
             optax.GradientTransformation(jax.tree.leaves, lambda updates, state, _: (updates, state)),
-            "isn't the same tree",
+            "isn't a part of its state for all",
         ),
         (mixing(lambda tree: (jax.debug.print("step"), tree)[1]), r"debug_print .*in the optimiser has a side effect"),
     ],

@@ -1,4 +1,4 @@
-"""Simulated steps against times worked out by hand."""
+"""Simulated steps, against times worked out by hand."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,12 +19,12 @@ from jax_passing.pipelining.schedules.zero_bubble import zb_h1
 from jax_passing.pipelining.simulation import simulate
 
 FACTS = StageFacts(
-    place="",
+    location="",
     compute_s=3.0,
     forward_s=1.0,
     busy_s=3.0,
     flops=0.0,
-    params=0,  # the simulation looks at the pieces
+    params=0,  # the simulation uses the pieces
     memory_bytes=0.0,
     sent_bytes=0.0,
     sent_count=1,
@@ -34,10 +34,10 @@ CLUSTER = Cluster(hosts=4, link_gbit=1.0)
 
 @dataclass
 class Planned:
-    """What a simulation looks at of a plan whose parameters all have so many elements.
+    """The attributes of a plan that a simulation uses. All parameters have the same number of elements.
 
     Attributes:
-      leaves: by stage, which parameters it uses; if there are none, there is nothing to sum.
+      leaves: by stage, the parameters that it uses; if there are none, there is nothing to sum.
     """
 
     facts: list[StageFacts]
@@ -58,14 +58,14 @@ def sum_s(elements):
     return predict(CLUSTER, "passing", elements).time_s
 
 
-def test_without_sums_it_is_the_schedules_bubble():
+def test_without_sums_a_step_takes_the_schedules_time():
     plan = Planned([FACTS] * 3)
     step = simulate(plan, one_f_one_b(3, 6), CLUSTER)
     assert (step.time_s, step.work_s, step.sums_s) == (pytest.approx(18 + 6), 18, 0)
     assert simulate(plan, zb_h1(3, 6), CLUSTER).time_s == pytest.approx(18 + 2)
 
 
-def test_what_is_on_its_way_between_stages_delays_those_that_wait():
+def test_sending_between_stages_delays_those_that_wait():
     plan = Planned([replace(FACTS, sent_bytes=125e6)] * 2)  # a second at 1 Gbit/s
     step = simulate(plan, one_f_one_b(2, 1), CLUSTER, stage_link_gbit=1.0)
     assert step.compute_s == pytest.approx(1 + 1 + 3 + 1 + 2)

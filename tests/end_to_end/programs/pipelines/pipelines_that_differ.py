@@ -12,7 +12,7 @@ import numpy as np
 import jax_passing
 from jax_passing.errors import PassingError
 from jax_passing.host import processes
-from jax_passing.partitioning import partition as partitioning
+from jax_passing.partitioning import measure as partitioning
 
 N, MICROBATCHES = 8, 2
 PARAMS = [np.eye(N, dtype=np.float32) / 2] * 4

@@ -1,12 +1,10 @@
-"""All processes of a mesh must have the same pipeline: they compare what they are about to do before they begin.
+"""Makes the processes of a mesh agree on a pipeline: they compare what they are about to do before they begin.
 
-Processes that cut a model in different places would send each other arrays that are something else, and if these have
-the same shapes, the loss is wrong without a word.
+Processes that cut a model in different positions would send each other the wrong arrays. If these had the right shapes,
+the loss would be wrong without an error.
 """
 
-import contextlib
 import hashlib
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -14,15 +12,15 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_passing.errors import PipelineError
-from jax_passing.host.processes import Fact, differences, told
+from jax_passing.host.processes import Fact, differences, told_unless_refused
+from jax_passing.partitioning.digest import ADDRESS, digest_of
 from jax_passing.partitioning.plan import Plan
-from jax_passing.partitioning.program_text import ADDRESS, digest_of
-from jax_passing.pipelining.jobs import Member, processes_of
+from jax_passing.pipelining.jobs import SessionInfo, processes_of
 from jax_passing.pipelining.passes import Passes
 from jax_passing.pipelining.schedule import Schedule
 
 WHAT = "jax_passing.pipeline"
-SHOWN_MAX = 4  # differences; one cut that is elsewhere changes all stages behind it
+SHOWN_MAX = 4  # differences are shown; one cut in another position changes all stages behind it
 
 
 def facts_of(
@@ -33,7 +31,7 @@ def facts_of(
     schedule: Schedule,
     specs: Sequence[PartitionSpec],
 ) -> dict[str, Fact]:
-    """By name, what the processes must agree on. `axes`: those of stages and data."""
+    """Returns by name the facts that the processes must agree on. `axes`: those of stages and data."""
     tasks = _digest([list(map(str, own)) for own in schedule.tasks])
     devices = [device.id for device in mesh.devices.flat]
     along = ", ".join(f"{axis}: {size}" for axis, size in mesh.shape.items())
@@ -54,40 +52,28 @@ def facts_of(
     }
     for number, (one, stage_facts) in enumerate(zip(passes, plan.facts, strict=True)):
         names = textwrap.shorten(" ".join(piece.name for piece in one.stage.pieces), 120)
-        shown = f"parameters {names} from {stage_facts.place} on"
+        shown = f"parameters {names} from {stage_facts.location} on"
         facts[f"stage {number}"] = (_digest_of_passes(one), shown)
     return facts
 
 
-def agree(mesh: Mesh, facts: Mapping[str, Fact], member: Member | None) -> dict[int, Member | None]:
-    """Every process that has a part of the mesh calls this, or `refuse`. What each says of its session, by process.
+def agree(mesh: Mesh, facts: Mapping[str, Fact], own: SessionInfo | None) -> dict[int, SessionInfo | None]:
+    """Compares the facts of all processes that have a part of the mesh, and returns the session of each of them.
 
-    Raises PipelineError on all of them if they don't have the same pipeline, if one of them has refused it, or if one
-    doesn't come in time.
+    Each process calls this, or raises before, in `refusals_told(WHAT, ...)`. Raises PipelineError on all of them if
+    they don't have the same pipeline, if one of them has refused it, or if one doesn't come in time.
     """
-    said = told(WHAT, json.dumps([None, facts, member]), processes_of(mesh), PipelineError)
-    everything = {process: json.loads(text) for process, text in said.items()}
-    for process, (refusal, _, _) in sorted(everything.items()):
-        if refusal is not None:
-            raise PipelineError(f"Process {process} can't make this pipeline, so no other does: {refusal}")
-    differing = differences({process: facts for process, (_, facts, _) in everything.items()})
+    said = told_unless_refused(WHAT, "make this pipeline", [facts, own], processes_of(mesh), PipelineError)
+    differing = differences({process: facts for process, (facts, _) in said.items()})
     if differing:
         more = f", and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""
         raise PipelineError(
             "The processes of the mesh don't have the same pipeline. They differ in "
-            f"{', '.join(differing[:SHOWN_MAX])}{more}. Make the "
-            "plan of the same model with the same arguments in every process (parameters that are initialized, and "
-            "arrays that the loss closes over, too), and call pipeline with the same arguments."
+            f"{', '.join(differing[:SHOWN_MAX])}{more}. Make the plan from the same model with the same arguments in "
+            "every process, including the parameters that are initialized and arrays that the loss closes over, and "
+            "call pipeline with the same arguments."
         )
-    members = {process: member for process, (_, _, member) in everything.items()}
-    return {process: None if member is None else Member(*member) for process, member in members.items()}
-
-
-def refuse(mesh: Mesh, error: Exception) -> None:
-    """Tells the others, which wait for this process, why it raises this error."""
-    if jax.process_index() in processes_of(mesh):
-        with contextlib.suppress(PipelineError):  # if they don't come; the first error is the one to be raised
-            told(WHAT, json.dumps([f"{type(error).__name__}: {error}", {}, None]), processes_of(mesh), PipelineError)
+    return {process: None if info is None else SessionInfo(*info) for process, (_, info) in said.items()}
 
 
 def _digest_of_passes(passes: Passes) -> str:

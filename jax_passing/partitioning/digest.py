@@ -1,6 +1,6 @@
-"""A text says what operations compute, in words that are alike in all processes that have traced the same program.
+"""A digest of what operations compute, which is the same in all processes that have traced the same model.
 
-Neither what JAX or Python count, nor where something is in memory, is in them: values are numbered as they come.
+It depends neither on numbers that JAX or Python count up nor on addresses in memory: values are numbered as they come.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jax_passing.partitioning.program import Operation, TakeRow
+from jax_passing.partitioning.operations import Operation, TakeRow
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -24,10 +24,10 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 def digest_of(
     operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[Any], constants: Mapping[int, Any]
 ) -> str:
-    """Hexadecimal, of what comes of the inputs, with the bits of the constants that are used.
+    """Returns a hexadecimal digest of how the outputs follow from the inputs, and of the bits of the constants used.
 
-    Functions that an equation only refers to (a derivative of its own, say) count by their names; in the passes of a
-    pipeline's stages, JAX has put what they do in their place.
+    Functions that an equation only refers to (as to a custom derivative) count by their names. In the passes of a
+    pipeline's stages JAX has replaced them by their operations.
     """
     words, hashed = _Words(), hashlib.sha256()
     names = _Names()
@@ -47,15 +47,17 @@ def digest_of(
 
 
 class _Names(dict[Any, int]):
-    """Numbers of values or variables, in the order in which they come."""
+    """Numbers values or variables in the order in which they come."""
 
     def of(self, value: Any) -> str:
         return f"%{self.setdefault(value, len(self))}"
 
 
 class _Words:
+    """Writes equations and their parameters as text."""
+
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str]] = {}  # programs by their ids, which are those of no other meanwhile
+        self._known: dict[int, tuple[Any, str]] = {}  # by id; holding the object keeps its id its own
 
     def of(self, value: Any) -> str:
         match value:
@@ -89,7 +91,7 @@ class _Words:
         return self._known[id(eqn)][1]
 
     def _of_jaxpr(self, jaxpr: Any) -> str:
-        """A digest, as programs are in many places."""
+        """Returns a digest instead of the text, since the same jaxpr may be in many equations."""
         if id(jaxpr) not in self._known:
             names = _Names()
 
@@ -105,7 +107,7 @@ class _Words:
 
 
 def _of_array(array: Any) -> str:
-    """Dtype, shape and bits; of an array that has parts in other processes, how it lies there instead."""
+    """Returns dtype, shape and bits; for an array with parts in other processes, its sharding instead of the bits."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return f"{jax.random.key_impl(array)} {_of_array(jax.random.key_data(array))}"
     if isinstance(array, jax.Array) and not array.is_fully_addressable:

@@ -1,4 +1,4 @@
-"""Processes compare this before a pipeline's first step, between pipelines of one process."""
+"""The facts that processes compare before a pipeline's first step, here of pipelines of one process."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_passing import cut, partition
 from jax_passing.host.processes import differences
-from jax_passing.pipelining.alike import facts_of
+from jax_passing.pipelining.agreement import facts_of
 from jax_passing.pipelining.passes import Passes
 from jax_passing.pipelining.schedules.gpipe import gpipe
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
@@ -17,7 +17,7 @@ N = 4
 
 
 def loss_of(factor=1.0, backward=1.0, cut_behind=None, activation=jax.nn.relu):
-    """Made anew each time: a constant that it closes over, derivatives of its own, a checkpoint, a scan."""
+    """Returns a new loss with a constant that it closes over, custom derivatives, a checkpoint and a scan."""
     table = factor * np.ones((1, N), np.float32)
 
     @jax.custom_vjp
@@ -50,7 +50,7 @@ def usual():
     return facts()
 
 
-def test_what_is_traced_anew_is_alike(usual):
+def test_the_facts_of_a_loss_that_is_traced_again_are_the_same(usual):
     assert differences({0: usual, 1: facts()}) == []
 
 
@@ -69,11 +69,11 @@ def test_what_is_traced_anew_is_alike(usual):
         ({"axes": ("stage", "batch")}, ["mesh", "stage_axis and data_axis"]),
     ],
 )
-def test_what_differs_is_named(usual, change, names):
+def test_differing_facts_are_named(usual, change, names):
     assert [one.partition(" (")[0] for one in differences({0: usual, 1: facts(**change)})] == names
 
 
-def test_those_who_have_the_same_are_named_together():
+def test_processes_with_the_same_facts_are_named_together():
     two, three = {"stages": ("2", "2")}, {"stages": ("3", "3"), "stage 2": ("abcdefghij", "x")}
     assert differences({2: two, 0: two, 1: three}) == [
         "stages (processes 0, 2: 2; process 1: 3)",

@@ -1,0 +1,149 @@
+"""The homes of a pipeline's parameters: the rows of the mesh where each of them lies."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_passing.errors import PipelineError
+from jax_passing.partitioning.arrays import weak_shape_of
+from jax_passing.partitioning.plan import Plan, sum_of
+from jax_passing.partitioning.stages import Piece
+from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
+from jax_passing.pipelining.runner import Runner
+from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, put, send
+
+
+class Homes:
+    """Moves parameters and gradients between their homes and the stages.
+
+    A parameter's home is the row of the first stage that uses it. Parameters that no stage uses are with the first
+    stage.
+
+    Attributes:
+      rows: for each row of the mesh, the sharding of arrays that are the same on all of its devices.
+      of_params: by parameter, its home.
+      everywhere: the home of what all rows have.
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, runners: Sequence[Runner], specs: Sequence[PartitionSpec]):
+        """`specs`: by leaf of the parameters."""
+        self._plan = plan
+        self._runners = runners
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self._spans_processes = not self._everywhere.is_fully_addressable
+        first_users = [runners[0]] * len(specs)
+        for runner in reversed(runners):
+            for piece in runner.passes.stage.pieces:
+                first_users[piece.leaf] = runner
+        self._shardings = [NamedSharding(runner.mesh, spec) for runner, spec in zip(first_users, specs, strict=True)]
+        self.rows = list(dict.fromkeys(runner.same for runner in runners))
+        row_of_mesh = {row.mesh: number for number, row in enumerate(self.rows)}
+        paths = jax.tree_util.tree_leaves_with_path(plan.params_tree.unflatten(self._shardings))
+        self.of_params = [
+            Home(jax.tree_util.keystr(path) or "params", (row_of_mesh[home.mesh],)) for path, home in paths
+        ]
+        self.everywhere = Home("a value that all stages have", tuple(range(len(self.rows))))
+        self._norms: dict[Any, ByRow] = {}
+
+    def place(self, params: Any) -> Any:
+        leaves = self._plan.leaves_of_params(params)
+        return self.whole([put(leaf, home) for leaf, home in zip(leaves, self._shardings, strict=True)])
+
+    def check_placed(self, params: Sequence[Any]) -> None:
+        """Raises PipelineError if the mesh spans several processes and the parameters aren't at home."""
+        if not self._spans_processes:
+            return
+        for leaf, home in zip(params, self._shardings, strict=True):
+            if not isinstance(leaf, jax.Array) or leaf.sharding.device_set != home.device_set:
+                raise PipelineError(
+                    "The mesh spans several processes, and the parameters aren't on their stages' devices: call "
+                    "params = step.place(params) before the first step, in every process."
+                )
+
+    def held_by(self, runner: Runner, params: Sequence[Any]) -> list[jax.Array]:
+        """Returns the pieces of parameters that a stage holds, on its devices."""
+        pieces = zip(runner.passes.stage.pieces, runner.held, strict=True)
+        if not self._spans_processes:
+            return [jax.device_put(piece.of(params[piece.leaf]), sharding) for piece, sharding in pieces]
+        held = []
+        for piece, sharding in pieces:
+            leaf, home = params[piece.leaf], self._shardings[piece.leaf]
+            # JAX must not compute with an array that has no part in this process: it may end the process.
+            own = piece.of(leaf) if is_here(home) else elsewhere(piece.of(self._plan.params_shapes[piece.leaf]), home)
+            held += send([own], mesh_of(home), [sharding])
+        return held
+
+    def gradients(self, sums: Sequence[Sequence[jax.Array]], params: Sequence[Any]) -> Any:
+        """Returns each gradient where its parameter lies. Stages that share a parameter send their parts there, where
+        the parts are added up.
+
+        `sums`: by stage, the gradients of the pieces that it holds.
+        """
+        parts: list[list[tuple[Piece, jax.Array]]] = [[] for _ in params]
+        for runner, own in zip(self._runners, sums, strict=True):
+            for piece, gradient in zip(runner.passes.stage.pieces, own, strict=True):
+                home = self._shardings[piece.leaf]
+                parts[piece.leaf] += [(piece, one) for one in send([gradient], runner.mesh, [home])]
+        gradients = []
+        for leaf, of_leaf, shape, home in zip(params, parts, self._plan.params_shapes, self._shardings, strict=True):
+            wanted = leaf.sharding if isinstance(leaf, jax.Array) else self._everywhere
+            # An array that has no part in this process mustn't meet one that has: JAX would end the process.
+            gradients.append(put(sum_of(of_leaf, shape), wanted) if is_here(home) else elsewhere(shape, wanted))
+        return self.whole(gradients)
+
+    def leaves(self, tree: Any, remedy: str = REMEDY) -> list[Any]:
+        """Lists the leaves of a tree that an optimiser made. Raises PipelineError if it isn't like the parameters'."""
+        try:
+            leaves: list[Any] = self._plan.params_tree.flatten_up_to(tree)
+        except ValueError as error:
+            raise PipelineError(
+                f"This tree isn't like that of the parameters: it is {_text(jax.tree.structure(tree))}, theirs is "
+                f"{_text(self._plan.params_tree)}. {remedy}"
+            ) from error
+        return leaves
+
+    def arrays(self, tree: Any) -> list[Any]:
+        """Lists the leaves of a tree of arrays that a user gives. Raises PipelineError if JAX traces them."""
+        leaves = self.leaves(tree, "Give gradients and parameters as the step takes and returns them.")
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise PipelineError(
+                "The parameters lie on several stages' devices, and one program can't be on all of them: call the "
+                "optimiser that by_stage made outside of jax.jit. It has a jitted program for each stage."
+            )
+        return leaves
+
+    def whole(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self._plan.params_tree, leaves)
+
+    def by_row(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """Returns the leaves once for each row, with None for those that lie on other rows."""
+        return [
+            [leaf if row in home.rows else None for leaf, home in zip(leaves, self.of_params, strict=True)]
+            for row in range(len(self.rows))
+        ]
+
+    def global_norm(self, gradients: Any) -> jax.Array:
+        """Returns float32[], the norm of all gradients, computed on each row."""
+        leaves = self.arrays(gradients)
+        shapes = [weak_shape_of(leaf) for leaf in leaves]
+        if (key := tuple(shapes)) not in self._norms:
+            self._norms[key] = ByRow(
+                lambda leaves: [norm_of(leaves)], shapes, self.of_params, [self.everywhere], self.rows
+            )
+        results: Sequence[Mapping[int, Any]] = self._norms[key](self.by_row(leaves))
+        return next(own[0] for own in results if own)
+
+
+def _text(tree: Any) -> str:
+    return textwrap.shorten(str(tree), 200)
+
+
+def norm_of(leaves: Sequence[Any]) -> Any:
+    """Returns float32[], the square root of the sum of all elements' squares."""
+    wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
+    squares = [jnp.sum(jnp.square(jnp.abs(leaf))).astype(jnp.float32) for leaf in wide]
+    return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))

@@ -1,0 +1,88 @@
+"""One step of a pipeline: the tasks of all stages."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_passing.pipelining.runner import Runner
+from jax_passing.pipelining.schedule import Kind, Schedule, Task
+from jax_passing.pipelining.sending import send
+
+
+class Step:
+    """Does the tasks of one step, and keeps what they hand to each other.
+
+    Attributes:
+      sums: by stage, the sums of the gradients of what it holds.
+      outputs: by stage and microbatch, the outputs that the stage has returned.
+    """
+
+    def __init__(
+        self, runners: Sequence[Runner], held: Sequence[Any], batches: Sequence[Any], schedule: Schedule
+    ) -> None:
+        """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch."""
+        self._runners = runners
+        self._held = held
+        self._batches = batches
+        self.sums = [runner.zeros() for runner in runners]
+        self.outputs: list[list[Any]] = [[None] * schedule.microbatches for _ in runners]
+        self._carried: dict[tuple[int, int], Any] = {}  # by stage that takes the arrays, and microbatch
+        self._known: dict[tuple[int, int], dict[int, Any]] = {}  # by stage and microbatch, values of its backward pass
+        self._missing = [schedule.microbatches] * len(
+            runners
+        )  # by stage, microbatches whose gradients aren't added yet
+
+    def do(self, task: Task) -> None:
+        match task.kind:
+            case Kind.FORWARD:
+                self._forward(task)
+            case Kind.INPUTS:
+                self._to_inputs(task)
+            case Kind.WEIGHTS | Kind.BACKWARD:
+                self._add_gradients(task)
+
+    def _forward(self, task: Task) -> None:
+        stage, runner, key = task.stage, self._runners[task.stage], (task.stage, task.microbatch)
+        held, batch = self._held[stage], self._batches[stage]
+        carried = self._carried.pop(key, [])
+        carried_on, outputs, kept = runner.forward(held, carried, batch, np.int32(task.microbatch))
+        self.outputs[stage][task.microbatch] = outputs
+        passes = runner.passes
+        known = dict(zip((*passes.held, *passes.carried, *passes.batch), (*held, *carried, *batch), strict=True))
+        known.update(zip(passes.kept, kept, strict=runner.is_here))
+        needed = set(passes.whole.inputs)
+        self._known[key] = {value: array for value, array in known.items() if value in needed}
+        if stage + 1 < len(self._runners):
+            self._carried[stage + 1, task.microbatch] = _sent(carried_on, runner, self._runners[stage + 1])
+
+    def _to_inputs(self, task: Task) -> None:
+        runner, key = self._runners[task.stage], (task.stage, task.microbatch)
+        passes, known = runner.passes, self._known[key]
+        gradients, handed_over = runner.to_inputs(known, np.int32(task.microbatch))
+        self._send_back(task, gradients)
+        known.update(zip(passes.handed_over, handed_over, strict=runner.is_here))
+        # Values that only this part of the backward pass needed are dropped.
+        self._known[key] = {value: known[value] for value in passes.to_weights.inputs if value in known}
+
+    def _add_gradients(self, task: Task) -> None:
+        stage, runner, key = task.stage, self._runners[task.stage], (task.stage, task.microbatch)
+        is_whole = task.kind is Kind.BACKWARD
+        self._missing[stage] -= 1
+        self.sums[stage], rest = runner.add_gradients(
+            is_whole, self._known.pop(key), np.int32(task.microbatch), self.sums[stage], self._missing[stage] == 0
+        )
+        if is_whole:
+            self._send_back(task, rest)
+
+    def _send_back(self, task: Task, gradients: Sequence[Any]) -> None:
+        if task.stage == 0:
+            return
+        before = self._runners[task.stage - 1]
+        sent = _sent(gradients, self._runners[task.stage], before)
+        self._known[task.stage - 1, task.microbatch].update(zip(before.passes.coming, sent, strict=True))
+
+
+def _sent(arrays: Sequence[Any], runner: Runner, to: Runner) -> list[jax.Array]:
+    return send(arrays, runner.mesh, [to.differing] * len(arrays))
