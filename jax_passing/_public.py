@@ -1,4 +1,4 @@
-"""The public names of the package, which `jax_passing` imports when the first of them is used."""
+"""Lists the public names of the package, which `jax_passing` imports when the first of them is used."""
 
 from jax_passing.collective.all_gather import all_gather as all_gather
 from jax_passing.collective.all_gather import psum_scatter as psum_scatter

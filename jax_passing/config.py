@@ -1,4 +1,4 @@
-"""A host's settings, and the kinds of values that a switch's settings have too: addresses and rates."""
+"""Reads a host's settings, and the kinds of values that a switch's settings have too: addresses and rates."""
 
 import ipaddress
 import os
@@ -140,7 +140,7 @@ Peer = Annotated[tuple[str, int], parsed(parse_peer)]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a session. `switch` is None for a single host."""
+    """Holds the settings of a session. `switch` is None for a single host."""
 
     switch: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] | None = None
     """The switch, or several that share the job's sums, in the same order on all hosts."""

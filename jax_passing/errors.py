@@ -1,4 +1,4 @@
-"""The exceptions that this package raises, and one warning; docs/operate/troubleshooting.md has their causes."""
+"""Defines the exceptions that this package raises; docs/operate/troubleshooting.md has causes and remedies."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class PassingError(RuntimeError):
-    """The base class of all errors of this package."""
+    """All errors of this package derive from this class."""
 
 
 class NotInitializedError(PassingError):
@@ -143,7 +143,7 @@ _KIND_IN_TEXT = re.compile(rf"\b({'|'.join(_BY_KIND)}): (.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure as it is passed on: from C++, over the control connection, or inside a text of XLA."""
+    """Describes a failure that is passed on: from C++, over the control connection, or inside a text of XLA."""
 
     kind: str  # the name of an exception of this module
     message: str

@@ -49,7 +49,7 @@ def one_of(names: tuple[str, ...]) -> Meta:
 
 @dataclass(frozen=True)
 class Given:
-    """A value that was given for a setting, not yet checked. `source`: where it was given, for error messages."""
+    """Holds a value that was given for a setting, not yet checked. `source`: where it was given, for messages."""
 
     value: Any
     source: str
@@ -57,7 +57,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of one reader's settings, besides its file.
+    """Describes the sources of one reader's settings, besides its file.
 
     Attributes:
       prefix: begins the names of its variables, which end with the settings' names in capitals.

@@ -1,4 +1,4 @@
-"""Shapes, dtypes and sizes of JAX arrays, and a context without a mesh."""
+"""Asks JAX arrays for their shapes, dtypes and sizes, and makes a context without a mesh."""
 
 import math
 from typing import Any

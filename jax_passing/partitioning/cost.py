@@ -1,4 +1,4 @@
-"""What an equation of a jaxpr costs, from shapes alone: floating-point operations, and bytes read and written."""
+"""Counts the cost of equations of a jaxpr from shapes alone: floating-point operations, bytes read and written."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from jax_passing.partitioning.arrays import bytes_of
 
 @dataclass(frozen=True)
 class Cost:
-    """A count of what computing something takes.
+    """Counts operations and bytes.
 
     Attributes:
       flops: additions, multiplications and comparisons of elements; a multiply-add counts as 2.

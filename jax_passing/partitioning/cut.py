@@ -1,4 +1,4 @@
-"""`cut`: marks where a model may be cut by hand."""
+"""`cut` marks where a model may be cut."""
 
 from typing import Any
 

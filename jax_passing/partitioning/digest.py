@@ -1,4 +1,4 @@
-"""A digest of what operations compute, which is the same in all processes that have traced the same model.
+"""Digests what operations compute. The digest is the same in all processes that have traced the same model.
 
 It depends neither on numbers that JAX or Python count up nor on addresses in memory: values are numbered as they come.
 """

@@ -1,4 +1,4 @@
-"""The cost of each operation of a chain: forwards, backwards, and what it keeps in between."""
+"""Counts the cost of each operation of a chain: forwards, backwards, and what it keeps in between."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from jax_passing.partitioning.traced_model import TracedModel, reached_from
 
 @dataclass(frozen=True)
 class OperationCost:
-    """The cost of one operation.
+    """Holds the cost of one operation.
 
     Attributes:
       forward, backward: of its result, and of its derivative, without gradients that nothing needs.
@@ -62,7 +62,7 @@ def costs_of_chain(slicer: Slicer) -> list[OperationCost]:
 
 @dataclass(frozen=True)
 class _Derivative:
-    """What the derivative of an operation costs.
+    """Holds the cost of an operation's derivative.
 
     Attributes:
       cost: its stash is what the operation itself makes and keeps.
@@ -74,7 +74,7 @@ class _Derivative:
 
 
 class _Derivatives:
-    """The derivatives of a model's operations. Operations with the same key are traced once."""
+    """Traces the derivatives of a model's operations, once for operations with the same key."""
 
     def __init__(self, model: TracedModel):
         self._model = model

@@ -1,4 +1,4 @@
-"""Operations of a traced model: equations of a jaxpr, and the turns of scans, on numbered values."""
+"""Defines the operations of a traced model: equations of a jaxpr, and turns of scans, on numbered values."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _DEBUG_INFO = debug_info("jax_passing.partition", lambda: None, (), {}).with_unk
 
 @dataclass(frozen=True)
 class Operation:
-    """One equation of a jaxpr, applied to numbered values.
+    """Applies one equation of a jaxpr to numbered values.
 
     Attributes:
       eqn: the equation.
@@ -40,19 +40,19 @@ class Operation:
 
     @property
     def location(self) -> str:
-        """The module path and the source line in the user's code; the primitive's name if neither is known."""
+        """Returns the module path and the source line in the user's code; the primitive's name if neither is known."""
         return " ".join(filter(None, (self.scope, self.source_line))) or self.eqn.primitive.name
 
     @property
     def source_line(self) -> str:
-        """The source line in the user's code, as "(model.py:41)"; empty if it isn't known."""
+        """Returns the source line in the user's code, as "(model.py:41)"; empty if it isn't known."""
         # JAX doesn't record where users called its own functions for the equations inside of these functions.
         line = next(filter(None, map(source_line, (self.eqn, *self.calls))), "")
         return line and f"({line})"
 
     @property
     def values(self) -> list[int]:
-        """The inputs that aren't literals."""
+        """Lists the inputs that aren't literals."""
         return [value for value in self.inputs if isinstance(value, int)]
 
     @property
@@ -74,7 +74,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Turn(Operation):
-    """One turn of a scan; `eqn` is the whole scan. Its rows of the stacked inputs come as arrays of one row.
+    """Runs one turn of a scan; `eqn` is the whole scan. Its rows of the stacked inputs come as arrays of one row.
 
     Attributes:
       scan: the number of the scan.
@@ -92,8 +92,7 @@ class Turn(Operation):
 
 def run_turns(eqn: core.JaxprEqn, arrays: Sequence[Any], count: int) -> Sequence[Any]:
     """Runs `count` turns of a scan."""
-    results: Sequence[Any] = eqn.primitive.bind(*arrays, **{**eqn.params, "length": count, "unroll": 1})
-    return results
+    return eqn.primitive.bind(*arrays, **{**eqn.params, "length": count, "unroll": 1})
 
 
 def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`partition`: from a loss to the plan of its stages."""
+"""`partition` makes the plan of a loss's stages."""
 
 import contextlib
 import math
@@ -131,7 +131,7 @@ def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches
 
 
 class _FlatLoss:
-    """The loss as a function of lists of leaves, which returns one: the loss, and then the leaves of aux.
+    """Makes the loss a function of lists of leaves, which returns one: the loss, and then the leaves of aux.
 
     Attributes:
       names: the paths of the parameters.

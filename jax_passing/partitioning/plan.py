@@ -1,4 +1,4 @@
-"""`Plan`: a model as stages, and what they cost."""
+"""A `Plan` describes a model as stages, and what they cost."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from jax_passing.partitioning.stages import Output, Piece, Stage, put_together
 
 @dataclass(frozen=True)
 class StageFacts:
-    """The cost of a stage.
+    """Says what a stage costs.
 
     Attributes:
       location: the module path and source line where it begins.
@@ -43,7 +43,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model as stages, each a function; see `jax_passing.partitioning.stages.Stage` for how to call one.
+    """Describes a model as stages, each a function; see `jax_passing.partitioning.stages.Stage` for how to call one.
 
     Attributes:
       stages: pure functions.
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def bottleneck(self) -> float:
-        """The slowest stage's time, divided by the mean of all stages' times."""
+        """Returns the slowest stage's time, divided by the mean of all stages' times."""
         times = [facts.busy_s for facts in self.facts]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 

@@ -1,4 +1,4 @@
-"""The positions where a model may be cut, and what keeps its slowest stage from being faster."""
+"""Finds the positions where a model may be cut, and what keeps its slowest stage from being faster."""
 
 import itertools
 

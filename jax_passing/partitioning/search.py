@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter. Each stage that uses it holds it once."""
+    """Describes a parameter, which each stage that uses it holds once."""
 
     bytes: float  # with its gradient and the optimiser's state
     uses: tuple[int, ...]  # the operations, in order
@@ -29,7 +29,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of n operations, with n + 1 positions: before the first, between them, and after the last.
+    """Describes n operations, with n + 1 positions: before the first, between them, and after the last.
 
     Attributes:
       compute_s: by operation, the time of its forward and backward pass.
@@ -53,7 +53,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the devices and of the links between them.
+    """Describes the devices and the links between them.
 
     Attributes:
       link_bytes_per_s: rate of the link between neighbouring stages, each way; infinite if sending costs nothing.

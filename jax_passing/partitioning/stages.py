@@ -18,7 +18,7 @@ from jax_passing.partitioning.traced_model import TracedModel, in_chain
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a parameter's leaf that a stage holds: all of it, or some of its rows.
+    """Names the part of a parameter's leaf that a stage holds: all of it, or some of its rows.
 
     Attributes:
       name: the leaf's path, with the rows.
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Output:
-    """The part of an output of the model that a stage returns: all of it, or some of its rows.
+    """Names the part of an output of the model that a stage returns: all of it, or some of its rows.
 
     Attributes:
       index: the output's index among all outputs.
@@ -59,7 +59,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that JAX may cache what it traces
 class Stage:
-    """A pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
+    """Is a pure function, which JAX may transform: `stage(params, carried, batch)` returns (carried on, outputs).
 
     `params` is a dictionary with its pieces by name, `carried` the list of arrays that the stage before has handed on
     (empty for the first stage), and `batch` the whole batch, of which the stage uses the leaves that it needs. Outputs

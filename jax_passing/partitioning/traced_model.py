@@ -1,4 +1,4 @@
-"""A loss traced to a flat list of operations on numbered values. Jitted functions are replaced by their operations."""
+"""Traces a loss to a flat list of operations on numbered values, also those inside of jitted functions."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_
 
 @dataclass(frozen=True)
 class Row:
-    """A value that is a row of a parameter: one turn of a scan over stacked layers uses it."""
+    """Says of which parameter a value is a row: one turn of a scan over stacked layers uses it."""
 
     param: int
     row: int
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A loss, as operations.
+    """Holds a loss as operations.
 
     Attributes:
       operations: each comes after those whose outputs it uses.

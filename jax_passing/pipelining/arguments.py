@@ -1,4 +1,4 @@
-"""Checks of the arguments of `pipeline`."""
+"""Checks the arguments of `pipeline`."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -36,7 +36,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Home:
-    """The rows where an argument or a result of the function lies.
+    """Says on which rows an argument or a result of the function lies.
 
     Attributes:
       name: a name for error messages.
@@ -48,7 +48,7 @@ class Home:
 
 
 class ByRow:
-    """A function as programs for each row.
+    """Runs a function as programs for each row.
 
     Attributes:
       sends: whether rows send each other numbers.
@@ -128,7 +128,7 @@ class ByRow:
 
 @dataclass(frozen=True)
 class _Pack:
-    """The numbers of one dtype that a row makes in a turn, and sends in one array."""
+    """Names the numbers of one dtype that a row makes in a turn, and sends in one array."""
 
     turn: int
     row: int
@@ -174,12 +174,11 @@ class _Program:
         self._run = jax.jit(run, out_shardings=row if is_whole else None)
 
     def __call__(self, known: Mapping[Any, Any]) -> list[Any]:
-        results: list[Any] = self._run([known[one] for one in self._takes])
-        return results
+        return self._run([known[one] for one in self._takes])
 
 
 class _Values(Builder):
-    """The operations of the function, with the row and the turn of each value.
+    """Finds the row and the turn of each value of the function.
 
     Attributes:
       row_of: by value, the row that makes it. Each row has, or makes for itself, the values that aren't in here.

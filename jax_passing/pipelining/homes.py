@@ -1,7 +1,7 @@
-"""The homes of a pipeline's parameters: the rows of the mesh where each of them lies."""
+"""Knows the homes of a pipeline's parameters: the rows of the mesh where each of them lies."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -98,13 +98,12 @@ class Homes:
     def leaves(self, tree: Any, remedy: str = REMEDY) -> list[Any]:
         """Lists the leaves of a tree that an optimiser made. Raises PipelineError if it isn't like the parameters'."""
         try:
-            leaves: list[Any] = self._plan.params_tree.flatten_up_to(tree)
+            return self._plan.params_tree.flatten_up_to(tree)
         except ValueError as error:
             raise PipelineError(
                 f"This tree isn't like that of the parameters: it is {_text(jax.tree.structure(tree))}, theirs is "
                 f"{_text(self._plan.params_tree)}. {remedy}"
             ) from error
-        return leaves
 
     def arrays(self, tree: Any) -> list[Any]:
         """Lists the leaves of a tree of arrays that a user gives. Raises PipelineError if JAX traces them."""
@@ -134,8 +133,7 @@ class Homes:
             self._norms[key] = ByRow(
                 lambda leaves: [norm_of(leaves)], shapes, self.of_params, [self.everywhere], self.rows
             )
-        results: Sequence[Mapping[int, Any]] = self._norms[key](self.by_row(leaves))
-        return next(own[0] for own in results if own)
+        return next(results[0] for results in self._norms[key](self.by_row(leaves)) if results)
 
 
 def _text(tree: Any) -> str:

@@ -12,7 +12,7 @@ from jax_passing.host import session
 
 
 class StageJob(NamedTuple):
-    """The job in which a process sums gradients.
+    """Names the job in which a process sums gradients.
 
     Attributes:
       stage: the first row of the mesh that has a device of this process. It may be part of the job's name.
@@ -38,7 +38,7 @@ def stage_job(mesh: Mesh, stage_axis: str = "stage") -> StageJob:
 
 
 class SessionInfo(NamedTuple):
-    """The facts about a process's session that the other processes must know.
+    """Says what the other processes must know about a process's session.
 
     Attributes:
       job: name of the job.

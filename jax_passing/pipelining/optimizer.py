@@ -29,7 +29,7 @@ def _clipped(leaves: Sequence[Any], max_norm: float) -> list[Any]:
 
 
 class _State:
-    """The state of an optimiser, divided among the rows: a row's state has the leaves that `init` makes for the row's
+    """Divides the state of an optimiser among the rows: a row's state has the leaves that `init` makes for the row's
     parameters alone.
 
     Attributes:
@@ -85,8 +85,7 @@ class _State:
 
     def leaves(self, state: Any) -> list[Any]:
         """Lists the leaves of the whole state."""
-        leaves: list[Any] = self._tree.flatten_up_to(state)
-        return leaves
+        return self._tree.flatten_up_to(state)
 
     def states(self, results: Sequence[Mapping[int, Any]], first: int = 0) -> list[Any]:
         """Returns the state of each row; None for rows of other processes.
@@ -111,8 +110,8 @@ def _of_row(init: Any, params: Any, row: int) -> Any:
 
 
 class _StagewiseOptimizer:
-    """An optimiser as `Pipeline.by_stage` makes it. Its state is a list with the state of each row, and None for rows
-    of other processes."""
+    """Is the optimiser that `Pipeline.by_stage` makes. Its state is a list with the state of each row, and None for
+    rows of other processes."""
 
     def __init__(self, optimizer: Any, homes: Homes, max_norm: float | None):
         self._optimizer = optimizer

@@ -22,7 +22,7 @@ from jax_passing.partitioning.traced_model import reached_from, trace
 
 @dataclass(frozen=True)
 class Part:
-    """Some operations of a pass, as a function.
+    """Makes some operations of a pass a function.
 
     Attributes:
       inputs: the values of the pass that it takes, in this order.
@@ -49,7 +49,7 @@ class Part:
 
 
 class Passes:
-    """The passes of a stage, on numbered values.
+    """Traces the passes of a stage, on numbered values.
 
     The first values of the backward pass are its inputs, in this order: *held*, the stage's pieces of parameters;
     *carried*, the arrays that were carried to it; *batch*, the leaves of the batch that it uses; *kept*, the arrays

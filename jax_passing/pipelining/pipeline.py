@@ -1,4 +1,4 @@
-"""`pipeline`: runs the stages of a plan at the same time, on a mesh of devices."""
+"""`pipeline` runs the stages of a plan at the same time, on a mesh of devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ from jax_passing.pipelining.step import Step
 
 
 class Pipeline:
-    """The result of `pipeline`. `pipeline(params, batch)` returns what `jax.value_and_grad` of the loss returns.
+    """Computes what `jax.value_and_grad` of a plan's loss does, on all devices of a mesh: `pipeline` makes it.
 
     Attributes:
       plan: the plan of the model.

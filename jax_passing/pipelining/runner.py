@@ -21,7 +21,7 @@ from jax_passing.pipelining.sending import elsewhere, is_here
 
 
 class Runner:
-    """A stage on its devices.
+    """Runs a stage on its devices.
 
     Arrays that differ along the data axis have a leading dimension for that axis; those of the batch have a second one,
     for the microbatch. Along the mesh's other axes JAX partitions by itself.
@@ -75,8 +75,7 @@ class Runner:
         """Returns the arrays carried on, the outputs, and the arrays kept, of microbatch `number`."""
         if not self.is_here:
             return self._elsewhere(self.passes.stage.carried_out), self._elsewhere(self.passes.outputs), []
-        results: tuple[list[Any], list[Any], list[Any]] = self._forward(held, carried, batch, number)
-        return results
+        return self._forward(held, carried, batch, number)
 
     @functools.cached_property
     def _forward(self) -> Any:
@@ -104,9 +103,7 @@ class Runner:
         """Runs the first part of the backward pass: returns the gradients of carried, and the values handed over."""
         if not self.is_here:
             return self._elsewhere(self._gradients_back), []
-        results: tuple[list[Any], list[Any]]
-        results = self._to_inputs([known[value] for value in self.passes.to_inputs.inputs], number)
-        return results
+        return self._to_inputs([known[value] for value in self.passes.to_inputs.inputs], number)
 
     def add_gradients(
         self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], is_last: bool
@@ -122,8 +119,7 @@ class Runner:
         if (is_whole, is_last) not in self._adding:
             self._adding[is_whole, is_last] = self._add_gradients(part, is_last)
         run = self._adding[is_whole, is_last]
-        results: tuple[list[Any], list[Any]] = run(list(sums), [known[value] for value in part.inputs], number)
-        return results
+        return run(list(sums), [known[value] for value in part.inputs], number)
 
     def results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns the means of floating-point outputs, and any other output of the last microbatch on the last
@@ -150,7 +146,7 @@ class Runner:
 
     @property
     def _gradients_back(self) -> list[Any]:
-        """The shapes of the gradients of carried arrays, as far as they are needed."""
+        """Returns the shapes of the gradients of carried arrays, as far as they are needed."""
         stage = self.passes.stage
         return list(itertools.compress(stage.carried_in, stage.needs_gradient_in))
 
@@ -210,10 +206,8 @@ class Runner:
             return [one / devices for one in total]
 
         leading = [PartitionSpec(self._axis, *spec) for spec in specs]
-        results: list[Any] = jax.shard_map(
-            body, mesh=self.mesh, in_specs=(leading,), out_specs=list(specs), check_vma=False
-        )(list(sums))
-        return results
+        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(leading,), out_specs=list(specs), check_vma=False)
+        return mapped(list(sums))
 
     def _along_data(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
         """Maps `body` over the data axis; XLA partitions it over the mesh's other axes."""

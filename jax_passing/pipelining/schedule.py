@@ -1,4 +1,4 @@
-"""`Schedule`: the tasks of each device of a pipeline in their order, as a table to print, draw and check."""
+"""A `Schedule` lists the tasks of each device of a pipeline in their order, as a table to print, draw and check."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jax_passing.errors import PipelineError
 
 
 class Kind(Enum):
-    """The kinds of work that a stage does with a microbatch.
+    """Lists the kinds of work that a stage does with a microbatch.
 
     A backward pass is one task, or two: INPUTS makes the gradients of the arrays that came from the stage before, which
     waits for them; WEIGHTS makes those of the parameters, for which no stage waits, some time later (Qi et al., Zero
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Durations:
-    """How long the tasks of a stage take for one microbatch; a whole backward pass takes as long as both parts."""
+    """Says how long a stage's tasks take for a microbatch; a whole backward pass takes as long as both parts."""
 
     forward_s: float = 1.0
     inputs_s: float = 1.0
@@ -55,7 +55,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Span:
-    """The time in which a task runs."""
+    """Says when a task runs."""
 
     task: Task
     begin_s: float
@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The tasks of all devices in a step.
+    """Lists the tasks of all devices in a step.
 
     Attributes:
       name: name of the kind of schedule.
@@ -80,7 +80,7 @@ class Schedule:
 
     @property
     def device_of(self) -> dict[int, int]:
-        """The device of each stage."""
+        """Returns the device of each stage."""
         return {task.stage: device for device, tasks in enumerate(self.tasks) for task in tasks}
 
     def check(self) -> None:

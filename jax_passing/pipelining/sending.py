@@ -34,8 +34,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
     if is_global or sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and (kind := _key_kind(array)):
-        keys: jax.Array = _wrapped(sharding, kind)(put(jax.random.key_data(array), sharding))
-        return keys
+        return _wrapped(sharding, kind)(put(jax.random.key_data(array), sharding))
     own = np.asarray(array, jax.typeof(array).dtype)  # JAX 0.12.0 can't jax.device_put a local jax.Array here
     return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index], dtype=own.dtype)
 
@@ -51,8 +50,7 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
         return []
     is_inside = NamedSharding(source, PartitionSpec()).is_fully_addressable and targets[0].is_fully_addressable
     if is_inside or source == targets[0].mesh:
-        moved: list[jax.Array] = jax.device_put(list(arrays), list(targets))
-        return moved
+        return jax.device_put(list(arrays), list(targets))
     here = [NamedSharding(source, target.spec) for target in targets]
     ways = [_Way(source, mesh_of(target), target.spec) for target in targets]
     if is_here(here[0]):
@@ -66,15 +64,14 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
     if not is_here(targets[0]):
         return [elsewhere(array, target) for array, target in zip(arrays, targets, strict=True)]
     arrived = [way.far_end(array) for way, array in zip(ways, both, strict=True)]
-    landed: list[jax.Array] = _lowered(tuple(targets), tuple(map(_key_kind, arrays)))(arrived)
-    return landed
+    return _lowered(tuple(targets), tuple(map(_key_kind, arrays)))(arrived)
 
 
 class _Way:
-    """The way of an array with some PartitionSpec from one mesh to another.
+    """Sends an array with some PartitionSpec from one mesh to another.
 
-    It is a permutation over both meshes, a collective like any other: `jax.device_put` between processes needs settings
-    that are off by default, and hangs now and then with jaxlib 0.10.
+    This is a permutation over both meshes, a collective like any other: `jax.device_put` between processes needs
+    settings that are off by default, and hangs now and then with jaxlib 0.10.
     """
 
     def __init__(self, source: Mesh, target: Mesh, spec: PartitionSpec):

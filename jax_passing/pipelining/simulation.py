@@ -1,4 +1,4 @@
-"""`simulate`: predicts how long a step takes on machines and networks that aren't here, on a virtual clock."""
+"""`simulate` predicts how long a step takes on machines and networks that aren't here, on a virtual clock."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from jax_passing.pipelining.schedule import Durations, Schedule
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """The times of a simulated step.
+    """Holds the times of a simulated step.
 
     Attributes:
       time_s: time until all is computed and summed.
@@ -30,7 +30,7 @@ class SimulatedStep:
 
     @property
     def hidden(self) -> float:
-        """The share of the sums' time in which devices still compute."""
+        """Returns the share of the sums' time in which devices still compute."""
         return 1 - (self.time_s - self.compute_s) / self.sums_s if self.sums_s else 1.0
 
 
@@ -92,7 +92,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Gradients that are summed together. `ready_s`: when the last of them is final."""
+    """Describes gradients that are summed together. `ready_s`: when the last of them is final."""
 
     ready_s: float
     elements: int

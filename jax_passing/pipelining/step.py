@@ -1,4 +1,4 @@
-"""One step of a pipeline: the tasks of all stages."""
+"""Does one step of a pipeline: the tasks of all stages."""
 
 from collections.abc import Sequence
 from typing import Any
