@@ -1,47 +1,50 @@
-"""JAX's own collectives, and how others take their place for everybody else."""
+"""JAX's own collectives, also where patches.py gives others to who calls `jax.lax`; and how to lower one that is wrong
+over gloo."""
 
-import inspect
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import source_info_util
-from jax._src.lax import parallel
+import jax
+from jax import lax
+from jax._src import config, distributed
 from jax._src.lax.parallel import all_gather, all_to_all, axis_index, pmax, pmin, psum, psum_scatter
+from jax.interpreters import mlir
 
-__all__ = ["all_gather", "all_to_all", "axis_index", "pmax", "pmin", "psum", "psum_scatter", "take_place", "unlisted"]
+from jax_passing._compat import named_axes
 
-Collective = Callable[..., Any]
+__all__ = ["all_gather", "all_to_all", "axis_index", "pmax", "pmin", "psum", "psum_scatter"]
 
 
-def take_place(name: str, other_than: Callable[[Collective], Collective]) -> None:
-    """From now on, who calls the function `jax.lax.<name>` calls what `other_than` makes of it, also where it was taken
-    from jax.lax before, by whatever name. JAX itself and this module call JAX's own, as do those whom that is given to.
+def lower_reduce_scatter(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a rule that lowers a reduce-scatter over gloo to an all-to-all, of which each device adds up what it has
+    received: as many bytes. `rule`, JAX's own, lowers others.
 
-    Nothing happens in a JAX without such a function.
+    XLA makes no use of gloo's by itself: it partitions by sums and slices. And over TCP small ones are right, as the
+    kernel takes up to some MiB of what is sent at once.
     """
-    theirs: Any = getattr(parallel, name, None)
-    if theirs is None:
-        return
-    own = types.FunctionType(theirs.__code__, theirs.__globals__, name, theirs.__defaults__, theirs.__closure__)
-    own.__kwdefaults__ = theirs.__kwdefaults__
-    for module_name, module in list(sys.modules.items()):
-        if (module_name == __name__ or module_name.startswith("jax._src.")) and vars(module).get(name) is theirs:
-            setattr(module, name, own)
-    theirs.__signature__ = inspect.signature(own)
-    theirs.__module__ = "jax.lax"  # where pickle finds it
-    # Everybody who holds the function holds this object, so it stays, with other code. That finds the other function
-    # among its defaults. Threads that call it meanwhile find these with either code.
-    theirs.__kwdefaults__ = {**(theirs.__kwdefaults__ or {}), "_other": other_than(own)}
-    theirs.__code__ = _call_other.__code__
+
+    def lower(ctx: mlir.LoweringRuleContext, x: Any, **params: Any) -> Any:
+        if not over_gloo():
+            return rule(ctx, x, **params)
+        with named_axes.unchecked():  # the types of what is lowered were checked when it was traced
+            made = mlir.lower_fun(lambda x: _reduce_scatter(x, **params), multiple_results=False)
+            return made(ctx.replace(primitive=None), x)
+
+    return lower
 
 
-def _call_other(*args: Any, _other: Collective, **kwargs: Any) -> Any:
-    return _other(*args, **kwargs)
+def over_gloo() -> bool:
+    """Tells whether collectives on CPU go over gloo: with jax.distributed also those of one process do."""
+    return distributed.global_state.client is not None and config.cpu_collectives_implementation.value == "gloo"
 
 
-def unlisted(path: str) -> None:
-    """JAX looks for the user's line that makes an operation neither in this file nor among the functions above."""
-    for each in (path, __file__):
-        source_info_util.register_exclusion(each)
+def _reduce_scatter(
+    x: jax.Array, *, scatter_dimension: int, axis_name: Any, axis_size: int, tiled: bool, axis_index_groups: Any = None
+) -> jax.Array:
+    before, size, behind = x.shape[:scatter_dimension], x.shape[scatter_dimension], x.shape[scatter_dimension + 1 :]
+    parts = all_to_all(
+        x, axis_name, scatter_dimension, scatter_dimension, axis_index_groups=axis_index_groups, tiled=True
+    )
+    by_device = lax.reshape(parts, (*before, axis_size, size // axis_size, *behind))
+    total = lax.reduce(by_device, lax.full((), 0, x.dtype), lax.add, (scatter_dimension,))
+    return total if tiled else lax.squeeze(total, (scatter_dimension,))

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from numpy.lib.array_utils import normalize_axis_index
 
-from jax_passing._compat import gloo, jax_collectives
+from jax_passing._compat import jax_collectives
 from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.naming.sites import Site, paths_of
 from jax_passing.collective.primitives import composed
@@ -25,22 +25,23 @@ _T = TypeVar("_T")
 
 
 def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> _T:
-    """The arrays of all devices along `axis_name`, on all hosts, in the order of `axis_index`. Moves bits as they are.
+    """Puts together the arrays of all devices along `axis_name`, on all hosts, in the order of `axis_index`.
 
-    An axis goes where that of `psum` goes.
+    An axis goes where that of `psum` goes. Bits stay as they are. The gradient is `psum_scatter` of the cotangents.
 
     Args:
       tree: arrays of any shape and dtype. Paths, shapes and dtypes must be the same on all hosts.
       axis_name: as for `psum`.
       axis: dimension of each result along which the devices are.
-      tiled: joins the arrays along a dimension they have; else they are stacked along a new one.
+      tiled: the arrays are concatenated along a dimension that they have; else they are stacked along a new one.
 
-    Returns: a tree of the same structure and dtypes. Under `shard_map(check_vma=True)` it varies along the axes, as of
-    `jax.lax.all_gather`. Its gradient is `psum_scatter` of the cotangents.
+    Returns:
+      A tree of the same structure and dtypes. Of n devices, shape [a, b] becomes [n, a, b] with `axis=0`, or
+      [n * a, b] if `tiled`. Under `shard_map(check_vma=True)` it varies along the axes, as with `jax.lax.all_gather`.
 
     Raises:
       ValueError: there is no such dimension.
-      UnsupportedDtypeError: of random keys.
+      UnsupportedDtypeError: a leaf is a random key.
       NotInitializedError, ConfigError, ThreadError, NameError: as `psum`; the first one when it is traced.
     """
     along = extent(axis_name)
@@ -62,10 +63,10 @@ def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) 
 
 
 def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled: bool = False) -> _T:
-    """Each device's part of the sum over the devices along `axis_name`, on all hosts, in the order of `axis_index`.
+    """Sums over the devices along `axis_name`, on all hosts, and gives each its part, in the order of `axis_index`.
 
-    Equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included, and costs as much. An axis goes where that of
-    `psum` goes.
+    An axis goes where that of `psum` goes. It is equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included,
+    and costs as much. The gradient is `all_gather` of the cotangents.
 
     Args:
       tree: arrays of the dtypes of `psum` but bool. Paths, shapes and dtypes must be the same on all hosts.
@@ -74,12 +75,13 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
       tiled: its size is a multiple of the number of devices, and the dimension stays; else it is that number, and the
         dimension goes.
 
-    Returns: a tree of the same structure and dtypes. Under `shard_map(check_vma=True)` it varies along the axes, as of
-    `jax.lax.psum_scatter`. Its gradient is `all_gather` of the cotangents.
+    Returns:
+      A tree of the same structure and dtypes. Of n devices, shape [n, a] becomes [a], or [n * a] becomes [a] if
+      `tiled`. Under `shard_map(check_vma=True)` it varies along the axes, as with `jax.lax.psum_scatter`.
 
     Raises:
       ConfigError: a dimension has another size; and as `psum` does.
-      NotInitializedError: without `jax_passing.init`, when it is traced.
+      NotInitializedError: there is no session, when it is traced.
       UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: as `psum`.
     """
     along = extent(axis_name)
@@ -114,13 +116,13 @@ def _summand(leaf: Any, axes: Sequence[Any], path: str) -> jax.Array:
 
 
 def _join(array: jax.Array, dimension: int) -> jax.Array:
-    """[..., n, m, ...] to [..., n * m, ...]."""
+    """Reshapes [..., n, m, ...] to [..., n * m, ...]."""
     shape = array.shape
     return array.reshape(*shape[:dimension], shape[dimension] * shape[dimension + 1], *shape[dimension + 2 :])
 
 
 def _split(array: jax.Array, dimension: int, parts: int, tiled: bool) -> jax.Array:
-    """[..., parts * m, ...] to [..., parts, m, ...]; not tiled: [..., parts, ...] as it is."""
+    """Reshapes [..., parts * m, ...] to [..., parts, m, ...]; what isn't tiled, [..., parts, ...], stays as it is."""
     shape, size = array.shape, array.shape[dimension]
     if size != parts and not (tiled and size % parts == 0):
         raise ConfigError(
@@ -143,15 +145,15 @@ def _scattered(aval: Any, **_: Any) -> Any:
 
 
 def _gather(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
-    """A sum to which each device gives its words in its place, and zeros elsewhere."""
+    """Sums rows of words: each device gives its own row, and zeros for the others'."""
     zero = np.int32(0)
     index = span.axis_index()
     words = [to_words(leaf) for leaf in leaves]
-    places = [
+    mine = [
         jax.lax.dynamic_update_slice(jnp.zeros((span.size, own.size), np.int32), own[None], (index, zero))
         for own in words
     ]
-    rows = bucketed_sum(places, span.along, site)
+    rows = bucketed_sum(mine, span.along, site)
     return [from_words(row, leaf.shape, leaf.dtype) for row, leaf in zip(rows, leaves, strict=True)]
 
 
@@ -211,5 +213,3 @@ passing_psum_scatter_p: Primitive = composed.define(
     batch=_batch_scatter,
     transpose=lambda cotangents, **params: passing_all_gather_p.bind(*cotangents, **params),
 )
-
-gloo.mend_reduce_scatter()

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jax_passing._compat import jax_collectives, named_axes
+from jax_passing._compat import jax_collectives, named_axes, patches
 from jax_passing.collective.naming.source_location import here
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.handlers import register_ffi
@@ -75,6 +75,7 @@ def extent(axis_name: Any) -> Extent:
       ConfigError: nothing says whether the axes go on over the hosts, or two of them do.
       ThreadError: the session is another thread's.
     """
+    patches.install()
     axes = as_axes(axis_name)
     for axis in axes:
         named_axes.axis_size(axis)

@@ -1,7 +1,8 @@
-"""Collectives of jax.lax over an axis that continues over the hosts: `lax_over_hosts` is for libraries that call them.
-Elsewhere they stay inside this host, and a warning says so."""
+"""`lax_over_hosts` and `per_host_gradients`: what JAX's own collectives do over an axis that continues over the hosts.
 
-import functools
+Elsewhere they stay inside this host, and a warning says so.
+"""
+
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jax_passing._compat import jax_collectives, named_axes
+from jax_passing._compat import named_axes, patches
 from jax_passing.collective.all_gather import all_gather, psum_scatter
 from jax_passing.collective.axes import as_axes, axis_index, axis_size, declared
 from jax_passing.collective.naming.source_location import here
@@ -19,7 +20,6 @@ from jax_passing.collective.psum import pmean, psum
 from jax_passing.errors import ConfigError
 from jax_passing.host import inside
 from jax_passing.host import scope as scopes
-from jax_passing.host import session as sessions
 
 _OURS: dict[str, Callable[..., Any]] = {
     "all_gather": all_gather,
@@ -32,16 +32,11 @@ _OURS: dict[str, Callable[..., Any]] = {
     "psum_scatter": psum_scatter,
 }
 _OF_VARYING = ("pmean", "psum", "psum_scatter")  # which JAX casts to, and ours asks for
-_NOT_OURS = (
-    "all_gather_start", "all_to_all", "all_to_all_start", "pbroadcast", "pbroadcast_start", "ppermute",
-    "ppermute_start", "precv", "psend", "pshuffle", "psum_scatter_start", "psum_start", "pswapaxes",
-    "ragged_all_to_all",
-)  # fmt: skip
 
 
 @contextmanager
 def lax_over_hosts() -> Iterator[None]:
-    """In this block, and on this thread, collectives of jax.lax over an axis that `init` declares go over all hosts.
+    """Lets the collectives of jax.lax over an axis that `init` declares go over all hosts, in a block, on this thread.
 
     For libraries that know only JAX:
 
@@ -66,17 +61,23 @@ def lax_over_hosts() -> Iterator[None]:
         yield
 
 
-@functools.cache
-def _install() -> None:
-    """Once, and for good: without a session they do as before."""
-    jax_collectives.unlisted(__file__)
-    for name in (*_OURS, *_NOT_OURS):
-        jax_collectives.take_place(name, functools.partial(_in_place_of, name))
+@contextmanager
+def per_host_gradients() -> Iterator[None]:
+    """Lets JAX's own casts and sums over an axis that continues over the hosts be differentiated, in a block.
+
+    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
+    GradientError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
+    such an axis stay inside the host.
+
+    Raises:
+      ThreadError: another thread called `init`.
+    """
+    scope = scopes.current() or scopes.Scope()
+    with scopes.within(scope._replace(per_host_gradients=True)):
+        yield
 
 
-sessions.when_beginning(_install)
-
-
+@patches.LAX.uses
 def _in_place_of(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     # That of "psum_start" is (*args, **kwargs).
     signature = inspect.signature(getattr(jax.lax, name.removesuffix("_start")) if name.endswith("_start") else theirs)

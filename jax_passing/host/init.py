@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_passing import config
-from jax_passing._compat import process, tracers
+from jax_passing._compat import patches, process, tracers
 from jax_passing.config import address_text
 from jax_passing.errors import AlreadyInitializedError, ConfigError
 from jax_passing.host import scope
@@ -97,6 +97,7 @@ def init(
         settings, sources = _resolve(arguments, config)
         given = [f"{name}={_text(getattr(settings, name))} ({s})" for name, s in sources.items() if s != "default"]
         log.info("settings that aren't the default: %s", ", ".join(given) or "none")
+        patches.install()
         return Session(settings)
     finally:
         _lock.release()

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_passing._compat import inlined_calls, jaxprs, lowered_modules, meshes
+from jax_passing._compat import jaxprs, lowered_modules, meshes, patches
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.handlers import register_ffi
@@ -152,6 +152,7 @@ def exchange_held(ctx: mlir.LoweringRuleContext, held: list[tuple[Any, Any]]) ->
     return before
 
 
+@patches.LOOPS_AND_BRANCHES.uses
 def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Of a loop or a branch with sums inside: it starts when the sums before it are done, and those after it wait."""
 
@@ -186,8 +187,6 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     return lower
 
-
-inlined_calls.wrap_lowering_of_control_flow(_in_order_as_a_whole)
 
 _depth = threading.local()  # .of_thread: loops and branches around what is being lowered
 

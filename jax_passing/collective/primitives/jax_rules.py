@@ -5,17 +5,15 @@ transpose: over this host's devices only, as it doesn't know the others. Where s
 `init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, GradientError says what to write.
 """
 
-import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.interpreters import ad
 
-from jax_passing._compat import stacks, transposes
+from jax_passing._compat import patches, stacks
 from jax_passing.collective.axes import Extent, declared
 from jax_passing.collective.naming.sites import new_site
 from jax_passing.collective.naming.source_location import place_of
@@ -23,35 +21,10 @@ from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import GradientError
 from jax_passing.host import scope as scopes
-from jax_passing.host import session as sessions
 
 Rule = Callable[..., Any]
 
 _inside = threading.local()  # .shard_map: how many transposes of shard_map(check_vma=False) are under way
-
-
-@functools.cache
-def install() -> None:
-    """Once is enough; the rules do as before where no axis is declared."""
-    transposes.wrap_transpose_of_cast(_cast)
-    transposes.wrap_transpose_of_psum(_psum)
-    transposes.wrap_transpose_of_shard_map(_shard_map)
-
-
-sessions.when_beginning(install)
-
-
-@contextmanager
-def per_host_gradients() -> Iterator[None]:
-    """In this block JAX's own casts and sums may be differentiated over an axis that continues over the hosts.
-
-    Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
-    GradientError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
-    such an axis stay inside the host.
-    """
-    scope = scopes.current() or scopes.Scope()
-    with scopes.within(scope._replace(per_host_gradients=True)):
-        yield
 
 
 def transposed_by_shard_map() -> bool:
@@ -68,6 +41,7 @@ def _over_hosts(axes: Sequence[Any]) -> scopes.Scope | None:
     return None if scope is None or scope.per_host_gradients else scope
 
 
+@patches.CAST.uses
 def _cast(rule: Rule) -> Rule:
     def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
         scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
@@ -81,6 +55,7 @@ def _cast(rule: Rule) -> Rule:
     return transpose
 
 
+@patches.TRANSPOSE_OF_PSUM.uses
 def _psum(rule: Rule) -> Rule:
     def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
         if type(cotangent) is not ad.Zero and _over_hosts(axes) is not None:
@@ -96,6 +71,7 @@ def _psum(rule: Rule) -> Rule:
     return transpose
 
 
+@patches.TRANSPOSE_OF_SHARD_MAP.uses
 def _shard_map(rule: Rule) -> Rule:
     def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         if params["check_vma"]:

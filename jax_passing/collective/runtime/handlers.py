@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from jax_passing import _native
-from jax_passing._compat import lowered_modules, process
-from jax_passing.collective.runtime.ahead_of_time import check_calls
+from jax_passing._compat import lowered_modules, patches, process
 from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
 from jax_passing.host import session
 
@@ -26,8 +25,6 @@ def register_ffi() -> None:
             [(device.local_hardware_id, device.id) for device in cuda_devices],
             first_device_id=min(device.id for device in cpu_devices),
         )
-    check_calls()
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
 def _register(platform: str, state: tuple[str, Any, Any], targets: Mapping[str, Any]) -> None:
@@ -37,6 +34,7 @@ def _register(platform: str, state: tuple[str, Any, Any], targets: Mapping[str, 
         jax.ffi.register_ffi_target(target, handlers, platform=platform)
 
 
+@patches.END_OF_COMPILATION.uses
 def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     # Comes on the thread that lowered and compiled, which may not be the one on which XLA made the handlers' instances.
     # JAX may compile one module several times, once for each device: so all that this thread ever lowered may be over.

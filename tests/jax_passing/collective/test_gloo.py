@@ -8,7 +8,7 @@ from jax._src.lib import version as jaxlib_version
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing._compat import gloo
+from jax_passing._compat import jax_collectives
 
 GROUPS = [[0, 3], [2, 1]]
 
@@ -38,7 +38,7 @@ def test_no_reduce_scatter_goes_over_gloo(session, monkeypatch, compiled_fast, c
         def step(x):
             return in_groups(x) if of is None else scatter_and_gather(of, x)
 
-        monkeypatch.setattr(gloo, "over_gloo", lambda: over_gloo)
+        monkeypatch.setattr(jax_collectives, "over_gloo", lambda: over_gloo)
         f = jax.jit(
             jax.shard_map(step, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=check_vma and of is not None)
         )
