@@ -20,9 +20,10 @@ _T = TypeVar("_T")
 
 
 def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
-    """The arrays of the device whose `axis_index(axis_name)` is `root`, on all devices of all hosts. Bits as they are.
+    """Gives all devices along `axis_name`, on all hosts, the arrays of the one whose `axis_index` is `root`.
 
-    An axis goes where that of `psum` goes.
+    An axis goes where that of `psum` goes. Bits stay as they are. The gradient arrives at the root, as the sum of the
+    cotangents of all devices; others get zeros.
 
     Args:
       tree: arrays of any shape and dtype; those of the other devices don't matter. Paths, shapes and dtypes must be the
@@ -30,12 +31,12 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
       axis_name: as for `psum`.
       root: an index below `axis_size(axis_name)`, the same on all hosts; 0 in an elastic session.
 
-    Returns: a tree of the same structure, shapes and dtypes; under `shard_map(check_vma=True)`, equal along the axes.
-    The gradient arrives at the root, as the sum of the cotangents of all devices; others get zeros.
+    Returns:
+      A tree of the same structure, shapes and dtypes. Under `shard_map(check_vma=True)` it is equal along the axes.
 
     Raises:
       ConfigError: there is no such index; and as `psum` does.
-      UnsupportedDtypeError: of random keys.
+      UnsupportedDtypeError: a leaf is a random key.
       NotInitializedError, ThreadError, NameError: as `psum`; the first one when it is traced.
     """
     along = extent(axis_name)
@@ -60,12 +61,15 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
     return jax.tree.unflatten(treedef, results)
 
 
+# The primitive: arrays to arrays of the same shapes and dtypes.
+
+
 def _at_root(array: jax.Array, span: Span, root: int) -> jax.Array:
     return jnp.where(span.axis_index() == root, array, jnp.zeros_like(array))
 
 
 def _evaluate(*leaves: Any, span: Span, root: int, invariant: bool, vmapped: bool, site: Site) -> list[Any]:
-    """A sum to which the others give zeros."""
+    """Sums what the root gives and the zeros of the others."""
     words = [_at_root(to_words(leaf), span, root) for leaf in leaves]
     sums = bucketed_sum(words, span.along, site)
     return [from_words(each, leaf.shape, leaf.dtype) for each, leaf in zip(sums, leaves, strict=True)]

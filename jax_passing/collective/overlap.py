@@ -24,7 +24,7 @@ def overlap(
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> Callable[Concatenate[_Params, _Rest], tuple[_Loss, _Params]]:
-    """`jax.value_and_grad` of a loss that each device computes from its own part of the batch.
+    """Does what `jax.value_and_grad` does for a loss that each device computes from its own part of the batch.
 
         def step(params, x, y):                                  # under shard_map or pmap with the axis "d"
             loss, gradients = jax_passing.overlap(loss_fn, "d")(params, x, y)
@@ -37,8 +37,8 @@ def overlap(
         a pytree. Parameters are the same on all devices of all hosts: a pytree, or a module of `flax.nnx`.
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
-      strategy: of the sums, as for `psum`.
-      bucket_bytes: of the sums, as for `psum`.
+      strategy: how the gradients are summed, as for `psum`.
+      bucket_bytes: how many of them are summed together, as for `psum`.
 
     Returns:
       A function of the arguments of `loss_fn`. It returns the mean of the loss over all devices of all hosts, and its
@@ -46,7 +46,7 @@ def overlap(
       it returns what `nnx.value_and_grad` does: gradients with respect to its `nnx.Param`s, as an `nnx.State`; and what
       the loss changes in the module (statistics, counts of random numbers) is changed in it, each device's own.
 
-    Raises as `psum` and `pvary` do, where it is called.
+    Raises as `psum` and `pvary` do, where that function is called.
     """
 
     def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -20,19 +20,20 @@ _T = TypeVar("_T")
 
 
 def pmax(tree: _T, axis_name: Any) -> _T:
-    """The largest of each element of the arrays of `tree` over the devices along `axis_name`, on all hosts. Exact.
+    """Takes the largest of each element of the arrays of `tree` over the devices along `axis_name`, on all hosts.
 
-    An axis goes where that of `psum` goes. NaN is larger than any number, and +0.0 larger than -0.0. There is no
-    gradient.
+    An axis goes where that of `psum` goes. The result is exact. NaN is larger than any number, and +0.0 larger than
+    -0.0. There is no gradient.
 
     Args:
       tree: arrays of any shape, of any dtype but complex ones. Paths, shapes and dtypes must be the same on all hosts.
       axis_name: as for `psum`.
 
-    Returns: a tree of the same structure, shapes and dtypes; under `shard_map(check_vma=True)`, equal along the axes.
+    Returns:
+      A tree of the same structure, shapes and dtypes. Under `shard_map(check_vma=True)` it is equal along the axes.
 
     Raises:
-      UnsupportedDtypeError: of a complex number.
+      UnsupportedDtypeError: a leaf is complex.
       GradientError: it is differentiated.
       NotInitializedError, ConfigError, ThreadError, NameError: as `psum`.
     """
@@ -40,7 +41,20 @@ def pmax(tree: _T, axis_name: Any) -> _T:
 
 
 def pmin(tree: _T, axis_name: Any) -> _T:
-    """The smallest of each element: as `pmax`, except that NaN is less than any number. -0.0 is less than +0.0."""
+    """Takes the smallest of each element of the arrays of `tree` over the devices along `axis_name`, on all hosts.
+
+    An axis goes where that of `psum` goes. The result is exact. NaN is less than any number, and -0.0 less than +0.0.
+    There is no gradient.
+
+    Args:
+      tree: as for `pmax`.
+      axis_name: as for `psum`.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes. Under `shard_map(check_vma=True)` it is equal along the axes.
+
+    Raises as `pmax` does.
+    """
     return _extreme(tree, axis_name, largest=False)
 
 
@@ -56,6 +70,9 @@ def _extreme(tree: _T, axis_name: Any, largest: bool) -> _T:
     site = composed.site("pmax" if largest else "pmin", along, tree, arrays)
     primitive = passing_pmax_p if largest else passing_pmin_p
     return jax.tree.unflatten(treedef, primitive.bind(*arrays, span=span(along), vmapped=False, site=site))
+
+
+# The primitives: arrays to arrays of the same shapes and dtypes.
 
 
 def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool) -> list[Any]:

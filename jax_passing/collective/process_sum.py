@@ -33,8 +33,9 @@ def process_sum(tree: Any) -> Any:
       tree: numpy arrays of the dtypes of `psum`, or Python numbers, which count as numpy's 64-bit types. Paths, shapes
         and dtypes must be the same on all hosts. jax.Arrays are fetched first.
 
-    Returns: a tree of the same structure of numpy arrays (numbers for numbers), the same on all hosts; of the same
-    shapes and dtypes (int32 for bool). Integers are exact modulo their size, floats as of `psum`.
+    Returns:
+      A tree of the same structure of numpy arrays (numbers for numbers), the same on all hosts; of the same shapes and
+      dtypes (int32 for bool). Integers are exact modulo their size, floats are added up as by `psum`.
 
     Raises:
       ConfigError: called where JAX traces; `psum` is for that.
@@ -64,7 +65,7 @@ def process_sum(tree: Any) -> Any:
 def barrier() -> None:
     """Returns once all hosts have called it. What they dispatched before may still run: JAX runs ahead of Python.
 
-    Raises: as `process_sum`.
+    Raises as `process_sum` does.
     """
     _check_outside("barrier", [])
     scope = scopes.required("barrier")
@@ -130,7 +131,7 @@ def _as_array(leaf: Any, path: str) -> np.ndarray:
 
 
 def _over_hosts(arrays: list[np.ndarray], scope: scopes.Scope, site: Site) -> list[np.ndarray]:
-    """By a program on one device, so that each host has one part in it."""
+    """Sums by a program on one device, so that each host has one part in it."""
     device = min(jax.local_devices(backend="cpu"), key=lambda device: device.id)
     with jax.enable_x64(True), jax.set_mesh(None), translate():
         operands = [jax.device_put(array, device) for array in arrays]

@@ -27,21 +27,23 @@ def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes:
     An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
     declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on the other hosts. Any
     other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the same on every device
-    and host, and depend only on the inputs.
+    and host, and depend only on the inputs. The gradient is that of `jax.lax.psum`.
 
     Args:
       tree: arrays of any shape, of the dtypes in SUPPORTED_DTYPES; bool is summed as int32. A Python number is
         multiplied by the number of devices that are summed, so `psum(1, axis_name)` counts them. Paths, shapes and
         dtypes must be the same on all hosts.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
-      strategy: how to carry it out: "passing" (add up inside each host, then in the switch), "flat" (each device
+      strategy: how the sum is carried out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
         None: as the session says. See docs/train/collectives.md.
       bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
         as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
         result depends on it; it must be the same on all hosts.
 
-    Returns: a tree of the same structure, shapes and dtypes (int32 for bool).
+    Returns:
+      A tree of the same structure, shapes and dtypes (int32 for bool). Under `shard_map(check_vma=True)` it is equal
+      along the axes.
 
     Raises:
       NotInitializedError: without `jax_passing.init`, when a program is compiled (or a Python number is summed).
@@ -56,16 +58,30 @@ def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes:
 
 
 def pmean(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
-    """The mean over the devices along `axis_name` on all hosts: `psum` divided by their number.
+    """Takes the mean of each array of `tree` over the devices along `axis_name`, on all hosts.
 
-    Integers and bool become floating point, as with `jax.lax.pmean`. Arguments and errors as for `psum`.
+    It is `psum`, divided by the number of these devices; so is its gradient.
+
+    Args:
+      tree: as for `psum`.
+      axis_name: as for `psum`.
+      strategy: as for `psum`.
+      bucket_bytes: as for `psum`.
+
+    Returns:
+      A tree of the same structure and shapes. Integers and bool become floating point, as with `jax.lax.pmean`; other
+      dtypes stay. Under `shard_map(check_vma=True)` it is equal along the axes.
+
+    Raises:
+      NotInitializedError: there is no session, when it is traced.
+      UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
     """
     count = axis_size(axis_name)
     return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, bucket_bytes, "pmean"))
 
 
 def sum_of(tree: _T, axis_name: Any, strategy: str | None, bucket_bytes: int, function: str) -> _T:
-    """`psum`, as part of `function`, which errors name."""
+    """Does what `psum` does, as part of `function`, which errors name."""
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     if not along.axes:
@@ -101,16 +117,16 @@ def _as_operand(leaf: Any, axes: Axes, function: str, path: str) -> jax.Array:
 
 
 def at(path: str) -> str:
-    """For errors, where in the tree a leaf is: " at ['layer']['w']"; nothing of a tree that is one leaf."""
+    """Says for errors where in the tree a leaf is: " at ['layer']['w']"; nothing if the tree is one leaf."""
     return f" at {path}" if path else ""
 
 
 def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str, path: str) -> jax.Array:
-    """Under `check_vma=True`: `array`, made from `leaf`, as one that differs from device to device.
+    """Casts `array`, made from `leaf`, to one that differs from device to device, under `check_vma=True`.
 
     Args:
       function: what the user called.
-      path: of the leaf in what the user gave.
+      path: the leaf's path in what the user gave.
 
     Raises:
       UnvaryingInputError: it was computed, and is equal on all devices.

@@ -33,7 +33,8 @@ _T = TypeVar("_T")
 def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
     """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
 
-    The gradient with respect to what was cast is summed over all devices of all hosts:
+    An axis goes where that of `psum` goes. The gradient with respect to what was cast is summed over all devices of
+    all hosts:
 
         def loss(params, batch): return model(jax_passing.pvary(params, "d"), batch)
         grads = jax.grad(loss)(params, batch)     # the sum, on every host; don't sum it again
@@ -43,13 +44,16 @@ def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
         Under `check_vma=False` nothing that comes from a `psum` which is differentiated as well: the gradient of either
         would add up all devices.
       axis_name: as for `psum`.
-      strategy: of the sums, as for `psum`.
-      bucket_bytes: of the sums, as for `psum`.
+      strategy: how the gradients are summed, as for `psum`.
+      bucket_bytes: how many of them are summed together, as for `psum`.
 
-    Returns: the same values. Under `shard_map(check_vma=True)` their types vary over the axes.
+    Returns:
+      A tree of the same structure, values, shapes and dtypes. Under `shard_map(check_vma=True)` it varies along the
+      axes.
 
     Raises:
       ConfigError: a leaf varies already; and as `psum` does.
+      NotInitializedError, ThreadError, NameError: as `psum`.
       GradientError: when the gradient is taken where JAX would sum it once more (outside of
         `shard_map(check_vma=False)`, pmap or vmap).
     """
@@ -83,6 +87,9 @@ def _check_equal(arrays: Sequence[Any], axes: Axes) -> None:
                 f"pvary over {axes} of {jax.typeof(array)}, which differs from device to device along "
                 f"{', '.join(map(repr, sorted(common)))} already: cast the parameters before anything else is done."
             )
+
+
+# The primitive: arrays to the same arrays.
 
 
 def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
