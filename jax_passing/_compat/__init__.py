@@ -1,4 +1,4 @@
-"""What of JAX isn't public (0.10.0 to 0.12.0): there is no public hook for a primitive with named axes.
+"""Only this package uses what isn't public of JAX (0.10.0 to 0.12.0): primitives with named axes have no public hook.
 
-Each module adapts one part of JAX. Names of `jax._src`, and files in it, stand nowhere else.
+Each module adapts one part of JAX. patches.py says what is changed of it, and when.
 """

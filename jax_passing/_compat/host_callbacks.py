@@ -1,4 +1,4 @@
-"""Calls of this process's Python from programs on devices."""
+"""Programs on devices call this process's Python by these functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Callback = Callable[..., Sequence[np.ndarray]]
 
 
 class _Elsewhere:
-    """In place of the backend of a platform that this process doesn't have. The program can be looked at, not run."""
+    """Stands for the backend of a platform that this process doesn't have. The program can be looked at, not run."""
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
@@ -29,15 +29,15 @@ def call(
     avals_out: Sequence[Any],
     has_side_effect: bool,
 ) -> Sequence[Any]:
-    """The values that `callback` returns for these operands.
+    """Lowers a call of `callback` with these operands, and returns the values that it will return.
 
     Args:
-      ctx: of the equation that is being lowered.
+      ctx: the context of the equation that is being lowered.
       callback: takes and returns numpy arrays of these types; returns 64-bit numbers only where JAX has them on all
         threads. It may run on any thread, and on several at once.
       operands: values in the module.
       avals_in: their types.
-      avals_out: those of the results: one or more, none empty.
+      avals_out: types of the results: one or more, none empty.
       has_side_effect: XLA neither moves nor removes the call.
     """
     module = ctx.module_context
@@ -67,5 +67,5 @@ def _has_backend(module: Any) -> bool:
 
 
 def require_devices(primitive: Any) -> None:
-    """From now on, JAX lowers a program with this primitive for each set of devices by itself, and says for which."""
+    """Has JAX lower each program with this primitive for one set of devices at a time, and say for which."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)

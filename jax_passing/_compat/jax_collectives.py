@@ -1,5 +1,5 @@
-"""JAX's own collectives, also where patches.py gives others to who calls `jax.lax`; and how to lower one that is wrong
-over gloo."""
+"""This package calls JAX's own collectives by this file, which patches.py leaves alone. One that is wrong over gloo is
+lowered in another way here."""
 
 from collections.abc import Callable
 from typing import Any

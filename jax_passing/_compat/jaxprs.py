@@ -1,19 +1,27 @@
-"""Traced programs: which of them sum."""
+"""These functions tell which traced programs sum, and what a value is computed from in one that is being traced.
 
-from collections.abc import Mapping
+Another version of JAX may tell less of a program that is being traced: then values are no constants, and come from
+nothing.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import jax
 from jax._src import core
+from jax._src.lax import parallel
 
 summing: set[Any] = set()
-"""The primitives that are sums, or are made of them when they are lowered."""
+"""These primitives are sums, or are made of them when they are lowered."""
+
+_LOOKED_AT_MAX = 100  # equations
 
 _with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def holds_sums(jaxpr: Any) -> bool:
-    """Whether this program, or any inside of it, calls one of those primitives."""
+    """Tells whether this program, or any inside of it, calls one of those primitives."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found = _with_sums.get(jaxpr)
     if found is None:
@@ -25,5 +33,76 @@ def holds_sums(jaxpr: Any) -> bool:
 
 
 def bodies(params: Mapping[str, Any]) -> list[Any]:
-    """The programs inside of an equation."""
+    """Returns the programs inside of an equation."""
     return list(core.jaxprs_in_params(dict(params)))
+
+
+# Programs that are being traced.
+
+
+def tracing() -> bool:
+    """Tells whether the calling code is being traced or transformed, so that no values are known."""
+    return not core.trace_state_clean()
+
+
+def current_trace() -> Any:
+    """Returns what stands for the program that is being traced, from line to line; None outside of jit and such."""
+    trace = core.trace_ctx.trace
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
+def is_constant(tracer: Any) -> bool:
+    """Tells whether the program makes this of nothing but constants; False if that takes long."""
+    tracer = _without_vmap(tracer)
+    if not isinstance(tracer, jax.core.Tracer):
+        return True
+    waiting: list[Any] = [tracer]
+    seen = 0
+    while waiting:
+        one = waiting.pop()
+        seen += 1
+        equation = getattr(one, "parent", None)
+        if equation is not None:
+            waiting += getattr(equation, "in_tracers", (None,))
+        elif not isinstance(getattr(one, "val", None), core.Literal) and not _is_closed_over(one):
+            return False
+        if seen > _LOOKED_AT_MAX:
+            return False
+    return True
+
+
+def derivative_has_sums(tracer: Any) -> bool:
+    """Tells whether the derivative of this is computed from a sum, ours or JAX's; False outside of derivatives."""
+    sums = {*summing, parallel.psum_p}
+    return comes_from(
+        getattr(tracer, "tangent", None),
+        lambda equation: equation.primitive in sums or any(map(holds_sums, bodies(equation.params))),
+    )
+
+
+def comes_from(tracer: Any, is_meant: Callable[[Any], bool]) -> bool:
+    """Tells whether such an equation is among those that the program being traced makes this from."""
+    waiting, seen = [_without_vmap(tracer)], set()
+    while waiting:
+        equation = getattr(waiting.pop(), "parent", None)
+        if equation is None or id(equation) in seen or not hasattr(equation, "params"):
+            continue
+        seen.add(id(equation))
+        if is_meant(equation):
+            return True
+        waiting += getattr(equation, "in_tracers", ())
+    return False
+
+
+def _without_vmap(tracer: Any) -> Any:
+    """Returns what a tracer of vmap stands for."""
+    while hasattr(tracer, "batch_dim"):
+        tracer = tracer.val
+    return tracer
+
+
+def _is_closed_over(tracer: Any) -> bool:
+    frame = getattr(getattr(tracer, "_trace", None), "frame", None)
+    return getattr(tracer, "val", None) in getattr(frame, "constvar_to_val", ())

@@ -1,4 +1,4 @@
-"""What is known, counted and kept of a module while JAX lowers it.
+"""While JAX lowers a module, this file tells, counts and keeps what belongs to it.
 
 All contexts of one module share `shape_poly_state`, which goes when the lowering is over: so it is the key.
 """
@@ -32,35 +32,35 @@ _module_counts: dict[str, int] = {}
 
 
 def platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
-    """For which it is lowered: several, if JAX lowers one program for all of them."""
+    """Returns the platforms that it is lowered for: several, if JAX lowers one program for all of them."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
 def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether it is lowered for other processes."""
+    """Tells whether it is lowered for other processes."""
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 def program_name(ctx: mlir.LoweringRuleContext) -> str:
-    """`jit_step on 4 devices` for a jitted function `step`."""
+    """Returns the name of the program: `jit_step on 4 devices` for a jitted function `step`."""
     module_name = str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
     return f"{module_name} on {lowering_mesh(ctx).device_count} devices"
 
 
 def modules_of_thread() -> list[tuple[str, int]]:
-    """(program, ordinal) of all modules with sums that the calling thread has lowered."""
+    """Returns (program, ordinal) of all modules with sums that the calling thread has lowered."""
     return list(getattr(_of_thread, "modules", ()))
 
 
 def module_ordinal(ctx: mlir.LoweringRuleContext, program: str) -> int:
-    """How many modules of that program this process lowered before this one."""
+    """Tells how many modules of that program this process lowered before this one."""
     with _counters_lock:
         return _counter(ctx, program).ordinal
 
 
 def next_site(ctx: mlir.LoweringRuleContext, program: str, alike: object) -> tuple[int, int, int]:
-    """(how many modules of that program this process lowered before this one, how many sites this module has so far,
-    how many of them are `alike`)."""
+    """Counts a site. Returns (how many modules of that program this process lowered before this one, how many sites
+    this module had, how many of them were `alike`)."""
     with _counters_lock:
         counter = _counter(ctx, program)
         site = counter.next_site
@@ -84,7 +84,7 @@ _of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary() 
 
 
 def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
-    """What `make` made when it was first asked for, in the block of operations that is being lowered now."""
+    """Returns what `make` made when it was first asked for, in the block of operations that is being lowered now."""
     block = ir.InsertionPoint.current.block
     known: _T | None = _known_of(ctx, block)
     if known is not None:
@@ -95,7 +95,7 @@ def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
 
 
 def of_blocks_around(ctx: mlir.LoweringRuleContext) -> Iterator[Any]:
-    """What `of_block` made for this block and those around it, whose values can be used in this one; the innermost
+    """Yields what `of_block` made for this block and those around it whose values can be used in it, the innermost
     first."""
     block = ir.InsertionPoint.current.block
     while True:
@@ -122,7 +122,7 @@ _of_modules: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
-    """What `make` made when it was first asked for, in the module that is being lowered now."""
+    """Returns what `make` made when it was first asked for, in the module that is being lowered now."""
     key = ctx.module_context.shape_poly_state
     if key not in _of_modules:
         _of_modules[key] = make()

@@ -1,4 +1,4 @@
-"""The devices that a module is lowered for."""
+"""JAX lowers a module for a mesh, which this file reads."""
 
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from jax_passing._compat.named_axes import Axis
 
 
 class LoweringMesh(NamedTuple):
-    """What a module is lowered for. Outside of any mesh: no axes, and devices that all run the same.
+    """The mesh that a module is lowered for has no axes outside of any mesh, and its devices all run the same.
 
     Attributes:
-      axis_sizes: the mesh's axes, in order.
+      axis_sizes: sizes of the mesh's axes, in order.
       manual_axes: those along which each device runs for itself.
       device_count: number of devices.
       devices: the devices in row-major order, if JAX tells them.
@@ -27,12 +27,12 @@ class LoweringMesh(NamedTuple):
 
     @property
     def all_manual(self) -> bool:
-        """Whether XLA has nothing left to partition."""
+        """Tells whether XLA has nothing left to partition."""
         return self.device_count == 1 or (self.manual_axes.issuperset(self.axis_sizes) and bool(self.axis_sizes))
 
 
 def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
-    """The mesh around the equation that is being lowered."""
+    """Returns the mesh around the equation that is being lowered."""
     context: Any = ctx.module_context.axis_context
     devices: Any
     if isinstance(context, sharding_impls.SPMDAxisContext):
@@ -50,6 +50,6 @@ def lowering_mesh(ctx: mlir.LoweringRuleContext) -> LoweringMesh:
 
 
 def _context_mesh() -> Any:
-    """The mesh of `jax.set_mesh`, with its devices; None if there is none."""
+    """Returns the mesh of `jax.set_mesh`, with its devices; None if there is none."""
     mesh = private_mesh.get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh

@@ -1,4 +1,4 @@
-"""The named axes around the code that is being traced, and over which of them the types of values vary."""
+"""JAX knows the named axes around the code that is being traced, and over which of them the types of values vary."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +17,11 @@ NamedAxisEffect = core.NamedAxisEffect
 
 
 def axis_size(name: Axis) -> int:
-    """Size of a mesh or vmap axis; NameError if it isn't bound here."""
+    """Returns the size of a mesh or vmap axis.
+
+    Raises:
+      NameError: no axis of this name is bound here.
+    """
     env = core.get_axis_env()
     if not env.axis_exists(name):
         bound = ", ".join(map(repr, env.axis_sizes)) or "none"
@@ -29,17 +33,17 @@ def axis_size(name: Axis) -> int:
 
 
 def axis_exists(name: Axis) -> bool:
-    """Whether an axis of this name is bound here."""
+    """Tells whether an axis of this name is bound here."""
     return bool(core.get_axis_env().axis_exists(name))
 
 
 def manual_axes() -> frozenset[Axis]:
-    """Mesh axes over which the code being traced is per-device."""
+    """Returns the mesh axes along which the code being traced runs on each device by itself."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def vmapped(axes: Sequence[Axis]) -> bool:
-    """Whether one of `axes` is no mesh's."""
+    """Tells whether one of `axes` is no mesh's."""
     return not set(axes) <= manual_axes()
 
 
@@ -47,18 +51,18 @@ def vmapped(axes: Sequence[Axis]) -> bool:
 
 
 def check_vma() -> bool:
-    """Whether the code being traced is under `shard_map(check_vma=True)`."""
+    """Tells whether the code being traced is under `shard_map(check_vma=True)`."""
     return bool(config._check_vma.value)
 
 
 def unchecked() -> AbstractContextManager[None]:
-    """What is traced in it has no such types, as under `shard_map(check_vma=False)`."""
+    """Lets code be traced without such types, as under `shard_map(check_vma=False)`."""
     context: AbstractContextManager[None] = config._check_vma(False)
     return context
 
 
 def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
-    """Those of `axes` over which the types of `check_vma=True` say whether a value varies."""
+    """Returns those of `axes` over which the types of `check_vma=True` say whether a value varies."""
     names = manual_axes().intersection(axes)
     if config.remove_size_one_mesh_axis_from_type.value:
         names = frozenset(name for name in names if axis_size(name) != 1)
@@ -66,17 +70,17 @@ def must_vary(axes: Sequence[Axis]) -> frozenset[Axis]:
 
 
 def varying(aval: Aval) -> frozenset[Axis]:
-    """Mesh axes over which a value of this type differs from device to device."""
+    """Returns the mesh axes over which a value of this type differs from device to device."""
     return frozenset(aval.mat.varying)
 
 
 def without_varying(aval: Aval, axes: Sequence[Axis]) -> Aval:
-    """The same type, invariant over `axes`."""
+    """Returns the same type, invariant over `axes`."""
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying.difference(axes)))
 
 
 def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
-    """The same type, varying over `axes` too, in the mesh around: what is closed over has none."""
+    """Returns the same type, varying over `axes` too, in the mesh around: what is closed over has none."""
     if not axes:
         return aval
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())

@@ -1,9 +1,9 @@
-"""All that this package changes of JAX: one table, and `install`, which makes the changes.
+"""This file lists all that the package changes of JAX in one table, and makes the changes.
 
 `install` runs when a session begins or when one of our functions is first traced, whichever comes first; importing the
 package changes nothing. No change is ever taken back: each leaves JAX as it was for programs without our sums. The
-table says how JAX is changed; what comes in JAX's place stands in the rooms above, which name their part with
-`Patch.uses`. docs/internals/patches.md is made of this table.
+table says how JAX is changed; what comes in JAX's place stands in the rooms above, which name it with `Patch.uses`.
+docs/internals/patches.md is made of the table (tests/jax_passing/collective/test_patches.py).
 """
 
 import inspect
@@ -109,13 +109,12 @@ COLLECTIVES = (
     "pbroadcast_start", "pmax", "pmean", "pmin", "ppermute", "ppermute_start", "precv", "psend", "pshuffle", "psum",
     "psum_scatter", "psum_scatter_start", "psum_start", "pswapaxes", "ragged_all_to_all",
 )  # fmt: skip
-"""The functions of `jax.lax` that take the name of an axis and move data along it, of all versions of JAX."""
+"""These functions of `jax.lax` take the name of an axis. No version of JAX has all of them."""
 
 
 def _replace_collectives(other_than: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """From now on, who calls one of the functions calls what `other_than(name, function)` returns, also where it was
-    taken from jax.lax before, by whatever name. JAX itself and this package call JAX's own, as do those whom that is
-    given to."""
+    """Has callers of each function call what `other_than(name, function)` returns, also where they took the function
+    from jax.lax before, by whatever name. JAX itself and this package call JAX's own, and so does `other_than`."""
     for name in COLLECTIVES:
         theirs: Any = getattr(parallel, name, None)
         if theirs is None:
@@ -277,4 +276,4 @@ NOT_USED = (
         "host XLA's all-reduce adds up, and between hosts the switch does. Wheels are built on the headers of 0.10.0.",
     ),
 )
-"""What newer versions of JAX and XLA offer for the same ends, and why it isn't used."""
+"""Newer versions of JAX and XLA offer this for the same ends, and it isn't used for these reasons."""

@@ -1,4 +1,4 @@
-"""Where this process runs, as far as JAX knows."""
+"""JAX knows where this process runs: in which cluster, and on which devices."""
 
 import os
 from typing import Any
@@ -9,19 +9,19 @@ from jax._src.clusters import ClusterEnv
 
 
 def backend_exists() -> bool:
-    """Whether JAX has devices already; asking it for them would create them."""
+    """Tells whether JAX has devices already; asking it for them would create them."""
     return bool(xla_bridge.backends_are_initialized())
 
 
 def cuda_devices() -> list[jax.Device]:
-    """This process's GPUs that JAX uses by way of CUDA, by id. Makes JAX's backends exist."""
+    """Returns this process's GPUs that JAX uses by way of CUDA, by id. Makes JAX's backends exist."""
     if "cuda" not in xla_bridge.backends():
         return []
     return sorted(jax.local_devices(backend="cuda"), key=lambda device: device.id)
 
 
 def in_cluster() -> tuple[int, int, str] | None:
-    """(index of this process, number of processes, who says so), as `jax.distributed` knows or would detect it."""
+    """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect."""
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
@@ -38,8 +38,8 @@ def in_cluster() -> tuple[int, int, str] | None:
 
 
 def _in_open_mpi() -> tuple[int, int, str] | None:
-    """By the variables that all versions of Open MPI document. JAX asks for another one, which Open MPI 5 doesn't set;
-    and then it takes the processes by which `mpirun` reaches the other machines of a Slurm job for the job's."""
+    """Reads the variables that all versions of Open MPI document. JAX asks for another one, which Open MPI 5 doesn't
+    set; and then it takes the processes by which `mpirun` reaches the other machines of a Slurm job for the job's."""
     rank, count = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE"))
     if not rank.isdecimal() or not count.isdecimal():
         return None
@@ -47,5 +47,5 @@ def _in_open_mpi() -> tuple[int, int, str] | None:
 
 
 def coordinator() -> Any:
-    """This process's connection to the coordinator of `jax.distributed`; None if that isn't initialized."""
+    """Returns this process's connection to the coordinator of `jax.distributed`; None if that isn't initialized."""
     return distributed.global_state.client

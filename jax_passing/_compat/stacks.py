@@ -1,4 +1,4 @@
-"""Stacks of calls as JAX keeps them, and which of their frames are JAX's own, or this package's."""
+"""JAX keeps stacks of calls. These functions read them, and tell which frames are JAX's own, or this package's."""
 
 import os
 from types import CodeType
@@ -16,17 +16,17 @@ _AD = os.path.join(_JAX, "_src", "interpreters", "ad.py")
 
 
 def traced_frames() -> list[Frame]:
-    """The stack of the line that JAX works on, the innermost frame first: while it transposes, that of the line that
-    is transposed."""
+    """Returns the stack of the line that JAX traces, or whose operation it transposes, the innermost frame first."""
     return frames_of(source_info_util.current().traceback)
 
 
 def frames_of(traceback: Any) -> list[Frame]:
-    """Of JAX's own record of a stack, the innermost first."""
+    """Returns the frames of JAX's own record of a stack, the innermost first."""
     return list(zip(*traceback.raw_frames(), strict=True)) if traceback else []
 
 
 def is_of_jax(code: CodeType) -> bool:
+    """Tells whether this code is JAX's."""
     return code.co_filename.startswith(_JAX)
 
 
@@ -36,10 +36,10 @@ def is_of_package(code: CodeType) -> bool:
 
 
 def is_of_jit(code: CodeType) -> bool:
-    """Whether this is part of what traces and calls jitted functions."""
+    """Tells whether this is part of what traces and calls jitted functions."""
     return code.co_filename == _JIT
 
 
 def is_transposing(code: CodeType) -> bool:
-    """Whether this goes through a program backwards."""
+    """Tells whether this goes through a program backwards."""
     return code.co_filename == _AD and code.co_name.startswith("backward_pass")

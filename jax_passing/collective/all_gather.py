@@ -1,4 +1,4 @@
-"""`all_gather` and `psum_scatter` over the devices of an axis, on all hosts: each is the other's transpose.
+"""`all_gather` and `psum_scatter` go over the devices of an axis, on all hosts. Each is the other's transpose.
 
 Their primitives have the devices as their first dimension; where it comes from and goes to is ordinary JAX.
 """

@@ -1,4 +1,4 @@
-"""`broadcast`: the value of one device, on all devices of all hosts."""
+"""`broadcast` puts the value of one device on all devices of all hosts."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""`lax_over_hosts` and `per_host_gradients`: what JAX's own collectives do over an axis that continues over the hosts.
+"""`lax_over_hosts` and `per_host_gradients` say what JAX's own collectives do over an axis that goes on over the hosts.
 
 Elsewhere they stay inside this host, and a warning says so.
 """

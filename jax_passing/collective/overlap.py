@@ -1,4 +1,4 @@
-"""`overlap`: a loss and its gradients over all devices of all hosts, summed beside the backward pass."""
+"""`overlap` sums a loss and its gradients over all devices of all hosts, during the backward pass."""
 
 import sys
 from collections.abc import Callable

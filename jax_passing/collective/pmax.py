@@ -1,4 +1,4 @@
-"""`pmax` and `pmin` over the devices of an axis, on all hosts."""
+"""`pmax` and `pmin` compare over the devices of an axis, on all hosts."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`process_sum`, `barrier` and `on_rank_zero`: between hosts, outside of jitted programs."""
+"""`process_sum`, `barrier` and `on_rank_zero` work between hosts, outside of jitted programs."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
-from jax_passing._compat import tracers
+from jax_passing._compat import jaxprs
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, buckets_of
@@ -112,7 +112,7 @@ def _text_of(error: Exception) -> bytes:
 
 
 def _check_outside(function: str, leaves: list[Any]) -> None:
-    if tracers.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if jaxprs.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise ConfigError(
             f"jax_passing.{function} is for values that are known, and here JAX traces (jit, shard_map, vmap, grad): "
             "it would run once, while tracing. Call it outside; inside use jax_passing.psum, which is a barrier, too, "

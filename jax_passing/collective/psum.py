@@ -1,4 +1,4 @@
-"""`psum` and `pmean` over the devices of an axis, on all hosts."""
+"""`psum` and `pmean` sum over the devices of an axis, on all hosts."""
 
 from typing import Any, TypeVar
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing._compat import jax_collectives, named_axes, tracers
+from jax_passing._compat import jax_collectives, jaxprs, named_axes
 from jax_passing.collective.axes import Axes, axis_size, extent
 from jax_passing.collective.naming.sites import new_site, paths_of
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
@@ -137,7 +137,7 @@ def require_varying(array: jax.Array, leaf: Any, axes: Axes, function: str, path
     if missing and isinstance(leaf, jax.core.Tracer):
         names = ", ".join(repr(axis) for axis in sorted(missing))
         what = f"{function} over {axes} of {jax.typeof(array)}{at(path)}"
-        if tracers.is_constant(leaf):
+        if jaxprs.is_constant(leaf):
             raise UnvaryingInputError(
                 f"{what}, a constant that is equal on all devices along {names}: its sum is "
                 f"jax_passing.axis_size({axes}) times the constant, its mean the constant itself. If each device's own "

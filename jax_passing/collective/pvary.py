@@ -1,7 +1,7 @@
-"""`pvary`: the cast from equal to varying, whose transpose is the sum over all devices and hosts.
+"""`pvary` casts from equal to varying, and its transpose sums over all devices and hosts.
 
-The dual of `psum`, as `jax.lax.pcast(..., to="varying")` is that of `jax.lax.psum`. The forward pass does nothing; the
-backward pass sums the cotangents of all leaves, in buckets, each as soon as it is complete.
+It is the dual of `psum`, as `jax.lax.pcast(..., to="varying")` is that of `jax.lax.psum`. The forward pass does
+nothing; the backward pass sums the cotangents of all leaves, in buckets, each as soon as it is complete.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing._compat import named_axes, tracers
+from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Axes, Extent, extent
 from jax_passing.collective.naming.sites import Site, new_site, paths_of
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
@@ -71,7 +71,7 @@ def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     else:
         paths = paths_of(tree)
         site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
-        of_sums = not named_axes.check_vma() and any(tracers.derivative_has_sums(leaves[i]) for i in indices)
+        of_sums = not named_axes.check_vma() and any(jaxprs.derivative_has_sums(leaves[i]) for i in indices)
         cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
     for index, array in zip(indices, cast, strict=True):
         leaves[index] = array
@@ -111,7 +111,7 @@ def _transpose(
             "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
             "several times: leave out the cast, or use check_vma=True."
         )
-    if not named_axes.check_vma() and any(tracers.comes_from(ct, _is_loss) for ct in cotangents):
+    if not named_axes.check_vma() and any(jaxprs.comes_from(ct, _is_loss) for ct in cotangents):
         raise GradientError(
             f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
             "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_passing import config
-from jax_passing._compat import patches, process, tracers
+from jax_passing._compat import jaxprs, patches, process
 from jax_passing.config import address_text
 from jax_passing.errors import AlreadyInitializedError, ConfigError
 from jax_passing.host import scope
@@ -78,7 +78,7 @@ def init(
     """
     arguments = {name: value for name, value in locals().items() if name != "config"}  # by the settings' names
     scope.check_process()
-    if tracers.tracing():
+    if jaxprs.tracing():
         raise ConfigError(
             "jax_passing.init is called where JAX traces (jit, shard_map, vmap, grad): it would run once, while "
             "tracing. Call it outside, before the function that is traced is called."

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jax_passing._compat import tracers
+from jax_passing._compat import jaxprs
 from jax_passing.collective.naming.source_location import Place, here
 from jax_passing.host import scope as scopes
 
@@ -118,7 +118,7 @@ def new_site(
     """
     place = here() if place is None else place
     call = 0
-    trace = None if place.transposing or not _same_loops() else tracers.current_trace()
+    trace = None if place.transposing or not _same_loops() else jaxprs.current_trace()
     if trace is not None:  # else there may be no program: each line is one of its own
         with _counts_lock:
             counts = _counts.setdefault(trace, {})

@@ -1,4 +1,4 @@
-"""JAX's own rules of differentiation over an axis that continues over the hosts.
+"""JAX's own rules of differentiation sum over the hosts, too, where an axis continues over them.
 
 JAX casts values that are equal on all devices (`check_vma=True`) where they meet others, and sums over the mesh in the
 transpose: over this host's devices only, as it doesn't know the others. Where such a rule meets an axis that
@@ -28,12 +28,12 @@ _inside = threading.local()  # .shard_map: how many transposes of shard_map(chec
 
 
 def transposed_by_shard_map() -> bool:
-    """Whether JAX transposes a shard_map(check_vma=False): it sums the gradients of its operands P() itself."""
+    """Tells whether JAX transposes a shard_map(check_vma=False): it sums the gradients of its operands P() itself."""
     return getattr(_inside, "shard_map", 0) > 0
 
 
 def _over_hosts(axes: Sequence[Any]) -> scopes.Scope | None:
-    """The scope, if one of `axes` continues over other hosts and their gradients are asked for."""
+    """Returns the scope, if one of `axes` continues over other hosts and their gradients are asked for."""
     session = scopes.of_session()
     if session is None or session.alone or not declared(axes, session):
         return None  # nothing of ours: other threads may do so as well
@@ -87,7 +87,11 @@ def _shard_map(rule: Rule) -> Rule:
 
 
 def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]) -> None:
-    """JAX divides cotangents of results P() by the devices, and sums those of operands P() over them: this host's."""
+    """Checks the cotangents that JAX divides by the number of this host's devices, or sums over these: those P().
+
+    Raises:
+      GradientError: a result or operand P() is equal along an axis that continues over the hosts.
+    """
     manual = params.get("newly_manual_axes", params.get("manual_axes", params["mesh"].axis_names))
     scope = _over_hosts(tuple(manual))
     if scope is None:

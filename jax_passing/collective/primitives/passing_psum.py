@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from jax_passing._compat import jaxprs, named_axes, tracers
+from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Axes, Extent
 from jax_passing.collective.lowering.by_host_calls import lower_by_host_calls
 from jax_passing.collective.lowering.cpu import lower, lower_on_gpu
@@ -113,7 +113,7 @@ def _transpose(
         given = _cast(given, axes, site.only(moving, "t"), params)
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
-        step = LOSS if all(map(tracers.is_constant, given)) else "t"
+        step = LOSS if all(map(jaxprs.is_constant, given)) else "t"
         given = primitive.bind(*given, axes=axes, site=site.only(moving, step), **params)
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
