@@ -101,33 +101,36 @@ def test_jax_is_changed_by_a_session_or_the_first_trace_and_not_by_the_import(be
         assert changed - {f"uncacheable {core.call_p}"} == CHANGED  # newer versions cache no calls by themselves
 
 
+HEAD = """# What we change of JAX
+
+JAX has no hook for most of what sums over hosts need, so these parts of it are changed. Importing `jax_passing` changes
+nothing: `jax_passing._compat.patches.install` does, when a session begins or when one of our functions is first traced,
+whichever comes first. Programs without our sums stay as they were. Our own primitives and handlers are registered by
+JAX's public functions; on TPU these primitives are also added to JAX's set
+`dispatch.prim_requires_devices_during_lowering` when a session begins.
+
+This page is made of the table in `jax_passing/_compat/patches.py`.
+
+| What is changed | Why | Since JAX | When it can go | What comes in its place |
+|---|---|---|---|---|
+"""
+
+OFFERED = """
+## What newer versions of JAX and XLA offer, and why we don't use it
+
+| What | Why not |
+|---|---|
+"""
+
+
 def page():
     assert jax_passing.psum  # so all rooms have said what they put in JAX's place
-    rows = [
-        f"| {patch.what} | {patch.why} | {patch.since} | {patch.until} | {home(patch)} |" for patch in patches.TABLE
-    ]
-    offered = [f"| {what} | {why} |" for what, why in patches.NOT_USED]
-    return "\n".join(
-        [
-            "# What we change of JAX",
-            "",
-            "JAX has no hook for most of what sums over hosts need, so these parts of it are changed. Importing",
-            "`jax_passing` changes nothing: `jax_passing._compat.patches.install` does, when a session begins or when",
-            "one of our functions is first traced, whichever comes first. Programs without our sums stay as they were.",
-            "This page is made of the table in `jax_passing/_compat/patches.py`.",
-            "",
-            "| What is changed | Why | Since JAX | When it can go | What comes in its place |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-            "## What newer versions of JAX and XLA offer, and why we don't use it",
-            "",
-            "| What | Why not |",
-            "|---|---|",
-            *offered,
-            "",
-        ]
-    )
+    rows = [row(patch.what, patch.why, patch.since, patch.until, home(patch)) for patch in patches.TABLE]
+    return HEAD + "".join(rows) + OFFERED + "".join(row(*each) for each in patches.NOT_USED)
+
+
+def row(*cells):
+    return f"| {' | '.join(cells)} |\n"
 
 
 def home(patch):
