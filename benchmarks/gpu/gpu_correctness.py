@@ -15,7 +15,7 @@ from gpu_program import Host, summing
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES
 
 # Around the limits of packets, blocks (1440 elements) and segments; the last one is cut for copies, too.
 COUNTS = (1, 255, 1440, 1441, 65_537, 2**20 + 7)

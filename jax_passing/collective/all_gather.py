@@ -17,9 +17,11 @@ from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.naming.sites import Site, paths_of
 from jax_passing.collective.primitives import composed
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, summand
 from jax_passing.collective.primitives.words import from_words, to_words
-from jax_passing.collective.psum import SUPPORTED_DTYPES, at, require_varying
-from jax_passing.errors import ConfigError, UnsupportedDtypeError
+from jax_passing.errors import ConfigError
+
+_SCATTERED_DTYPES = SUPPORTED_DTYPES[1:]  # all but bool
 
 _T = TypeVar("_T")
 
@@ -92,7 +94,10 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
         return jax_collectives.psum_scatter(tree, along.axes, scatter_dimension=scatter_dimension, tiled=tiled)
     require_session(along, "psum_scatter")
     leaves, treedef = jax.tree.flatten(tree)
-    arrays = [_summand(leaf, along.axes, path) for leaf, path in zip(leaves, paths_of(tree), strict=True)]
+    arrays = [
+        summand(leaf, along.axes, "psum_scatter", path, _SCATTERED_DTYPES)
+        for leaf, path in zip(leaves, paths_of(tree), strict=True)
+    ]
     dimensions = [normalize_axis_index(scatter_dimension, array.ndim) for array in arrays]
     if not arrays:
         return tree
@@ -104,15 +109,6 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
     ]
     sums = passing_psum_scatter_p.bind(*rows, span=all_devices, vmapped=False, site=site)
     return jax.tree.unflatten(treedef, sums)
-
-
-def _summand(leaf: Any, axes: Sequence[Any], path: str) -> jax.Array:
-    array = jnp.asarray(leaf)
-    if array.dtype.name not in SUPPORTED_DTYPES or array.dtype == np.bool_:
-        raise UnsupportedDtypeError(
-            f"psum_scatter of {array.dtype.name}{at(path)}; supported are {', '.join(SUPPORTED_DTYPES[1:])}"
-        )
-    return require_varying(array, leaf, tuple(axes), "psum_scatter", path)
 
 
 def _join(array: jax.Array, dimension: int) -> jax.Array:

@@ -12,8 +12,8 @@ from jax_passing.collective.axes import Extent
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, buckets_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import SUPPORTED_DTYPES, at
-from jax_passing.errors import ConfigError, RankZeroError, UnsupportedDtypeError, translate
+from jax_passing.collective.primitives.operands import check_dtype
+from jax_passing.errors import ConfigError, RankZeroError, translate
 from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes
 
@@ -122,11 +122,7 @@ def _check_outside(function: str, leaves: list[Any]) -> None:
 
 def _as_array(leaf: Any, path: str) -> np.ndarray:
     array = np.asarray(leaf)
-    if array.dtype.name not in SUPPORTED_DTYPES:
-        raise UnsupportedDtypeError(
-            f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}{at(path)}; supported are "
-            f"{', '.join(SUPPORTED_DTYPES)}"
-        )
+    check_dtype(f"process_sum of {type(leaf).__name__} of dtype {array.dtype.name}", array.dtype, path)
     return array.astype(np.int32) if array.dtype == np.bool_ else array
 
 

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import json
 import math
 
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from jax_passing.collective.primitives import planner
+from jax_passing.collective.primitives import operands, planner
 from jax_passing.collective.primitives.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
 from jax_passing.commands import cli, plan_table
 
@@ -168,11 +167,7 @@ def test_what_makes_no_sense_is_refused(wrong):
 
 
 def test_every_dtype_has_its_lanes():
-    assert (
-        set(planner.LANE_BYTES)
-        == set(planner.NATIVE_BYTES)
-        == set(importlib.import_module("jax_passing.collective.psum").SUPPORTED_DTYPES)
-    )
+    assert set(planner.LANE_BYTES) == set(planner.NATIVE_BYTES) == set(operands.SUPPORTED_DTYPES)
 
 
 @pytest.mark.parametrize(

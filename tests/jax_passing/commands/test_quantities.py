@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from jax_passing.collective.psum import SUPPORTED_DTYPES
+from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES
 from jax_passing.commands.quantities import parse_bytes, parse_dtype
 
 
