@@ -25,7 +25,7 @@ def in_shared_function() -> bool:
 
 
 def lower_jit(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a rule that lowers a jitted function with sums in place; `rule`, JAX's own, lowers others."""
+    """Returns a rule that lowers a jitted function with sums where it is called; `rule`, JAX's own, lowers others."""
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, jaxpr: Any, **params: Any) -> Any:
         if not holds_sums(jaxpr):
@@ -34,7 +34,7 @@ def lower_jit(rule: Callable[..., Any]) -> Callable[..., Any]:
         calls.append(frames_of(ctx.traceback))
         try:
             if all(isinstance(each, named_sharding.UnspecifiedValue) for each in _shardings(params)):
-                return _lower_in_place(ctx, operands, jaxpr)
+                return _lower_body(ctx, operands, jaxpr)
             # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
             _of_thread.shared = getattr(_of_thread, "shared", 0) + 1
             try:
@@ -56,13 +56,13 @@ def lower_call(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, **params: Any) -> Any:
         if holds_sums(call_jaxpr):
-            return _lower_in_place(ctx, operands, call_jaxpr)
+            return _lower_body(ctx, operands, call_jaxpr)
         return rule(ctx, *operands, call_jaxpr=call_jaxpr, **params)
 
     return lower
 
 
-def _lower_in_place(ctx: mlir.LoweringRuleContext, operands: Sequence[Any], jaxpr: Any) -> Any:
+def _lower_body(ctx: mlir.LoweringRuleContext, operands: Sequence[Any], jaxpr: Any) -> Any:
     body = getattr(jaxpr, "jaxpr", jaxpr)
     results, tokens = private_mlir.jaxpr_subcomp(
         ctx.module_context,

@@ -1,6 +1,6 @@
-"""These functions tell which traced programs sum, and what a value is computed from in one that is being traced.
+"""These functions tell which jaxprs sum, and what a value is computed from in one that is being traced.
 
-Another version of JAX may tell less of a program that is being traced: then values are no constants, and come from
+Another version of JAX may tell less of a jaxpr that is being traced: then values are no constants, and come from
 nothing.
 """
 
@@ -21,7 +21,7 @@ _with_sums: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def holds_sums(jaxpr: Any) -> bool:
-    """Tells whether this program, or any inside of it, calls one of those primitives."""
+    """Tells whether this jaxpr, or any inside of it, calls one of those primitives."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found = _with_sums.get(jaxpr)
     if found is None:
@@ -33,11 +33,11 @@ def holds_sums(jaxpr: Any) -> bool:
 
 
 def bodies(params: Mapping[str, Any]) -> list[Any]:
-    """Returns the programs inside of an equation."""
+    """Returns the jaxprs inside of an equation."""
     return list(core.jaxprs_in_params(dict(params)))
 
 
-# Programs that are being traced.
+# Jaxprs that are being traced.
 
 
 def tracing() -> bool:
@@ -46,7 +46,7 @@ def tracing() -> bool:
 
 
 def current_trace() -> Any:
-    """Returns what stands for the program that is being traced, from line to line; None outside of jit and such."""
+    """Returns what stands for the jaxpr that is being traced, from line to line; None outside of jit and such."""
     trace = core.trace_ctx.trace
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
@@ -54,7 +54,7 @@ def current_trace() -> Any:
 
 
 def is_constant(tracer: Any) -> bool:
-    """Tells whether the program makes this of nothing but constants; False if that takes long."""
+    """Tells whether the jaxpr makes this of nothing but constants; False if that takes long."""
     tracer = _without_vmap(tracer)
     if not isinstance(tracer, jax.core.Tracer):
         return True
@@ -83,7 +83,7 @@ def derivative_has_sums(tracer: Any) -> bool:
 
 
 def comes_from(tracer: Any, is_meant: Callable[[Any], bool]) -> bool:
-    """Tells whether such an equation is among those that the program being traced makes this from."""
+    """Tells whether such an equation is among those that the jaxpr being traced makes this from."""
     waiting, seen = [_without_vmap(tracer)], set()
     while waiting:
         equation = getattr(waiting.pop(), "parent", None)

@@ -2,7 +2,7 @@
 
 `install` runs when a session begins or when one of our functions is first traced, whichever comes first; importing the
 package changes nothing. No change is ever taken back: each leaves JAX as it was for programs without our sums. The
-table says how JAX is changed; what comes in JAX's place stands in the rooms above, which name it with `Patch.uses`.
+table says how JAX is changed; what replaces JAX's own stands in the rooms above, which name it with `Patch.uses`.
 docs/internals/patches.md is made of the table (tests/jax_passing/collective/test_patches.py).
 """
 
@@ -52,7 +52,7 @@ class Patch:
     ours: Any = None
 
     def uses(self, ours: _Ours) -> _Ours:
-        """Decorates the function that comes in JAX's place. If the other changes are made already, so is this one."""
+        """Decorates the function that replaces JAX's own. If the other changes are made already, so is this one."""
         with _lock:
             self.ours = ours
             if _installed:

@@ -101,7 +101,7 @@ def test_jax_is_changed_by_a_session_or_the_first_trace_and_not_by_the_import(be
         assert changed - {f"uncacheable {core.call_p}"} == CHANGED  # newer versions cache no calls by themselves
 
 
-HEAD = """# What we change of JAX
+HEAD = """# What of JAX is changed
 
 JAX has no hook for most of what sums over hosts need, so these parts of it are changed. Importing `jax_passing` changes
 nothing: `jax_passing._compat.patches.install` does, when a session begins or when one of our functions is first traced,
@@ -111,7 +111,7 @@ JAX's public functions; on TPU these primitives are also added to JAX's set
 
 This page is made of the table in `jax_passing/_compat/patches.py`.
 
-| What is changed | Why | Since JAX | When it can go | What comes in its place |
+| What is changed | Why | Since JAX | When it can go | What replaces it |
 |---|---|---|---|---|
 """
 
@@ -124,7 +124,7 @@ OFFERED = """
 
 
 def page():
-    assert jax_passing.psum  # so all rooms have said what they put in JAX's place
+    assert jax_passing.psum  # so all rooms have said what replaces JAX's own
     rows = [row(patch.what, patch.why, patch.since, patch.until, home(patch)) for patch in patches.TABLE]
     return HEAD + "".join(rows) + OFFERED + "".join(row(*each) for each in patches.NOT_USED)
 
@@ -134,8 +134,8 @@ def row(*cells):
 
 
 def home(patch):
-    """Names the file whose function comes in JAX's place."""
-    assert patch.ours is not None, f"no room says what comes in the place of {patch.what}"
+    """Names the file whose function replaces JAX's own."""
+    assert patch.ours is not None, f"no room says what replaces {patch.what}"
     module = getattr(patch.ours, "__module__", patches.__name__)
     return f"`{module.removeprefix('jax_passing.').replace('.', '/')}.py`"
 
