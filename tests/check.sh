@@ -1,7 +1,10 @@
 #!/bin/bash
-# Checks the project: bash tests/check.sh takes about ten minutes on two cores, from a bare Debian 12 on. With --thorough
-# it runs everything; with names of stages only these, as --thorough does, on what an earlier run built: so a stage that
-# failed is tried again, and several machines can share the work.
+# Checks the project: bash tests/check.sh takes about ten minutes on two cores, from a bare Debian 12 on.
+#
+#   bash tests/check.sh --quick     for the inner loop, 90 s once it has run: lint, and tests of the rooms that changed
+#   bash tests/check.sh --thorough  runs everything
+#   bash tests/check.sh STAGE...    only these, as --thorough does, on what an earlier run built: so a stage that failed
+#                                   is tried again, and several machines can share the work
 #
 # Everything it makes lies in build/check; nothing outside the repository changes but missing Debian packages, which
 # it installs, and the caches of pip and ccache. All stages run even if one fails; the last line counts them. What a
@@ -10,23 +13,25 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Each is a function below.
-stages=(debian_packages wheel lint cpp_tests python_tests simulation end_to_end)
-thorough=true
+stages=(debian_packages wheel cpp_tests lint python_tests simulation end_to_end)
+tier=thorough budget_s=
 case "${1:-}" in
-  "") thorough=false ;;
+  "") tier=default budget_s=600 ;;
+  --quick) tier=quick budget_s=90 stages=(debian_packages editable lint changed_cpp changed_python) ;;
   --thorough)
     stages+=(
       slot_protocol p4 documentation randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jax
       quickstart
     )
     ;;
-  -*) echo "usage: bash tests/check.sh [--thorough | STAGE...]" >&2 && exit 2 ;;
+  -*) echo "usage: bash tests/check.sh [--quick | --thorough | STAGE...]" >&2 && exit 2 ;;
   *) stages=("$@") ;;
 esac
-budget_s=600  # of a run without arguments
+thorough() { [ $tier = thorough ]; }
 
 work=$PWD/build/check
 oldest=$work/oldest  # the virtual environment with the oldest supported jaxlib, and all tools
+quick=$work/quick    # the same with an editable install in place of the wheel: the other tiers never use it
 logs=$work/logs
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2}
 # The installed package is tested: the current folder must not come before it.
@@ -41,7 +46,7 @@ export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDI
 debian_packages() {
   local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev iproute2)
   local missing=() package
-  if $thorough; then
+  if thorough; then
     wanted+=(spin libclang-rt-14-dev openmpi-bin tshark)
     wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   fi
@@ -81,10 +86,15 @@ install_wheel() {
   "$venv/bin/python" -c 'import jaxlib, platform; print("Python", platform.python_version(), "jaxlib", jaxlib.__version__)'
 }
 
+# What the wheel needs is installed while it is compiled. Only what is imported is worth compiling, and Python does that.
 wheel() {
-  build_wheel python3 "$work/wheel"
   make_venv "$oldest" python3
-  install_wheel "$oldest" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "$(echo "$work"/wheel/*.whl)[lint,examples]"
+  "$oldest/bin/pip" install --quiet --no-compile jax==0.10.0 jaxlib==0.10.0 $(requirements "['project']['dependencies']") \
+    $(for extra in test lint examples; do requirements "['project']['optional-dependencies']['$extra']"; done) &
+  build_wheel python3 "$work/wheel"
+  wait $!
+  install_wheel "$oldest" "$work/wheel"
+  touch "$oldest/installed"
 }
 
 lint() {
@@ -102,18 +112,21 @@ documentation() {
   PATH=$oldest/bin:$PATH NO_MKDOCS_2_WARNING=1 mkdocs build  # with --quiet it wouldn't count the warnings
 }
 
-# Builds the targets $2 in the folder $1, with what else is said to CMake, and runs the C++ tests.
-ctest_in() {
+# Builds the targets $2 in the folder $1, with what else is said to CMake.
+build_in() {
   cmake -S xla_ffi -B "$work/$1" -G Ninja -DPASSING_BUILD_TESTS=ON \
     -DPython_EXECUTABLE="$work/wheel-environment/bin/python" "${@:3}" >/dev/null
   cmake --build "$work/$1" --target $2
+}
+ctest_in() {
+  build_in "$@"
   timeout 1800 ctest --test-dir "$work/$1" --output-on-failure --no-tests=error -j2 | grep -v ' Passed \| Start '
 }
 
 # With the benchmarks and every planted bug; else with those whose code is the riskiest to lose.
 cpp_tests() {
   local targets=(all)
-  $thorough || targets=(passing_tests _simulation plant_{one_bit_instead_of_the_sequence,a_window_one_too_wide})
+  thorough || targets=(passing_tests _simulation plant_{one_bit_instead_of_the_sequence,a_window_one_too_wide})
   ctest_in cmake "${targets[*]}"
 }
 
@@ -162,7 +175,7 @@ slot_protocol() {
 pytest_in() { timeout 3000 "$1/bin/pytest" --quiet --numprocesses=2 --dist=worksteal "${@:2}"; }
 
 # For pytest's -m: the tests that are marked as $1 says, and with --thorough all.
-marked() { $thorough || echo "$1"; }
+marked() { thorough || echo "$1"; }
 
 # jaxlib 0.10 compiles in nearly half the time by what it did before its fusion emitters, though then it makes quiet NaN
 # of signalling ones. Newer ones can't do without these: newest_jax tests with them.
@@ -181,7 +194,7 @@ p4() { pytest_in "$oldest" tests/p4; }
 # Whole clusters from seeds, with what cpp_tests has built, and the planted bugs that they must find.
 simulation() {
   local seeds=10000
-  $thorough || seeds=300
+  thorough || seeds=300
   timeout 600 "$oldest/bin/python" tests/simulate.py --seeds $seeds --plants 150 --processes 2
 }
 
@@ -228,17 +241,32 @@ newest_jax() {
 
 quickstart() { timeout 600 bash examples/quickstart.sh; }
 
+source tests/quick.sh
+
 # --- running them
+
+# Begins a stage beside another one, which leaves a processor now and then; its output is shown when it is its turn.
+early=""
+begin_early() {
+  (set -euo pipefail && "$1") </dev/null >"$work/$1.log" 2>&1 &
+  early=$1 early_process=$!
+}
 
 results=() failures=()
 stage() {
   local name=$1 number=$2 title=${1//_/ } began=$SECONDS status
   local log=$logs/$number-$name.log
-  echo "=== $number of ${#stages[@]}: $title, after $SECONDS s$($thorough || echo " of $budget_s")"
+  echo "=== $number of ${#stages[@]}: $title, after $SECONDS s${budget_s:+ of $budget_s, $((100 * SECONDS / budget_s)) %}"
   # A subshell of its own, not a condition: otherwise `set -e` would be off inside.
   set +e
-  (set -euo pipefail && "$name") </dev/null 2>&1 | tee "$log"
-  status=${PIPESTATUS[0]}
+  if [ "$name" = "$early" ]; then
+    wait $early_process
+    status=$?
+    tee "$log" <"$work/$name.log"
+  else
+    (set -euo pipefail && "$name") </dev/null 2>&1 | tee "$log"
+    status=${PIPESTATUS[0]}
+  fi
   set -e
   if [ "$status" = 0 ]; then status=passed; else status=FAILED && failures+=("$log"); fi
   results+=("$(printf '%2d  %-40s %s in %4d s' "$number" "$title" "$status" $((SECONDS - began)))")
@@ -252,7 +280,7 @@ finish() {
     echo "--- the end of ${log#"$PWD/"}:"
     tail -n 50 "$log"
   done
-  echo "total: $SECONDS s"
+  echo "total: $SECONDS s${budget_s:+ of $budget_s}"
   echo "$((${#results[@]} - ${#failures[@]})) passed, ${#failures[@]} failed"
   [ ${#failures[@]} = 0 ]
 }
@@ -262,6 +290,7 @@ mkdir -p "$logs"
 number=0
 for name in "${stages[@]}"; do
   number=$((number + 1))
+  if [ "$name" = cpp_tests ] && [[ " ${stages[*]} " = *" lint "* ]]; then begin_early lint; fi
   stage "$name" "$number"
   # Everything else needs the wheel.
   if [ "$name" = wheel ] && [ ${#failures[@]} -gt 0 ]; then break; fi

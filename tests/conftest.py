@@ -1,6 +1,17 @@
 """Tests that a run without the slow ones should leave out are listed at its end."""
 
+import os
+import time
+
+import pytest
+
 LONG_S = 5.0
+UNTIL = time.monotonic() + float(os.environ.get("PASSING_TESTS_S", "inf"))  # `check.sh --quick` begins no test later
+
+
+def pytest_runtest_setup(item):
+    if time.monotonic() > UNTIL:
+        pytest.skip("no time is left")
 
 
 def pytest_terminal_summary(terminalreporter):

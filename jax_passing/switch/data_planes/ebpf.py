@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 
 from jax_passing import _native
@@ -21,7 +22,7 @@ from jax_passing.switch.data_planes.results_sender import ResultsSender
 
 log = logging.getLogger("jax_passing.switch")
 
-OBJECT = Path(__file__).with_name("switch.bpf.o")
+OBJECT = Path(str(resources.files(__package__) / "switch.bpf.o"))  # not beside the sources in an editable install
 
 # As in xla_ffi/ebpf: struct job with its workers, struct slot_version, struct counters.
 _JOB = struct.Struct("=IIIII4sH6x")
