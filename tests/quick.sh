@@ -29,16 +29,12 @@ changed_files() {
 
 # The C++ tests of the rooms that changed, with few random clusters.
 changed_cpp() {
-  local rooms room tests=() test
-  rooms=$(changed_files | sed -nE 's#^(tests/)?xla_ffi/([a-z]+)/.*#\2#p' | sort -u)
-  for room in $rooms; do
-    for test in tests/xla_ffi/"$room"/*_test.cc; do
-      [ ! -e "$test" ] || tests+=("$(basename "$test" .cc)")
-    done
-  done
-  [ ${#tests[@]} -gt 0 ] || { echo "nothing has changed that has C++ tests" && return; }
-  build_in cmake "${tests[*]}"
-  printf '%s\n' "${tests[@]}" | PASSING_SEED_COUNT=20 xargs -P2 -I{} timeout 60 "$work/cmake/{}" --gtest_brief=1
+  local tests
+  tests=$(changed_files | sed -nE 's#^(tests/)?xla_ffi/(host/transport|wire|net|host|switch|cuda|ffi)/.*#\2_test#p' | sort -u)
+  [ -n "$tests" ] || { echo "nothing has changed that has C++ tests" && return; }
+  tests=${tests//\//_}
+  build_in cmake "$tests"
+  echo "$tests" | PASSING_SEED_COUNT=20 xargs -I{} -P2 timeout 80 "$work/cmake/{}" --gtest_brief=1
 }
 
 # The Python tests of what changed: first those that changed themselves or are named like a module that did, then those

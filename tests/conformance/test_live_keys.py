@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from rich.console import Console
-from support.jax.in_process import SwitchThread
+from support.switch.in_process import SwitchThread
 from support.switch.live_suite import KEY, failures, few_cases
 from support.switch.model_switch import ModelSwitch
 from typer.testing import CliRunner

@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 
 import pytest
-from support.jax.in_process import SwitchThread
+from support.switch.in_process import SwitchThread
 from support.switch.live_suite import KEY, failures
 from support.switch.model_switch import ModelSwitch
 from typer.testing import CliRunner

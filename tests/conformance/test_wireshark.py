@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jax.in_process import SwitchThread
+from support.switch.in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance.exchanges import golden

@@ -1,18 +1,18 @@
+"""What all tests of the package share. Nothing here imports JAX but fixtures that need it."""
+
 import os
 
-# Before JAX is imported: eight devices to cut meshes from.
+# Before JAX is imported, if it is: eight devices to cut meshes from, and no conversions that a test doesn't mean.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import hypothesis
-import jax
 import pytest
-from support.jax.in_process import JOB
+from support.switch.in_process import JOB
 
 import jax_passing
-
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The same examples in every run, so that what fails fails again. No test is about speed: drawing an example and trying
 # it may take as long as a busy machine needs.
@@ -42,6 +42,8 @@ def session():
 @pytest.fixture
 def compiled_fast():
     """What runs so rarely takes longer to optimise than to run."""
+    import jax
+
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.jax.in_process import SwitchThread
+from support.switch.in_process import SwitchThread
 from typer.testing import CliRunner
 
 import jax_passing

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support.jax.in_process import until
 from support.jobs.launching import NO_SWITCH, RUN, alive, launch, screen, start_forever
+from support.switch.in_process import until
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli

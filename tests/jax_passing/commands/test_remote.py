@@ -5,8 +5,8 @@ import signal
 import subprocess
 
 import pytest
-from support.jax.in_process import until
 from support.jobs.launching import NO_SWITCH, RUN, alive, launch
+from support.switch.in_process import until
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
-from support.jax.in_process import SwitchThread
+from support.switch.in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance.live import joining

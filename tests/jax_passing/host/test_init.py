@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from support.jax.in_process import SwitchThread, settings_of, total, until
+from support.jax.sessions import total
+from support.switch.in_process import SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError

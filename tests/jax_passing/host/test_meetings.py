@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.jax.in_process import SwitchThread, settings_of, total, until
+from support.jax.sessions import total
+from support.switch.in_process import SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.config import parse_switches

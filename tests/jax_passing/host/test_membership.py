@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from support.jax.in_process import SwitchThread, settings_of, until
 from support.jax.program_infos import identity, program
+from support.switch.in_process import SwitchThread, settings_of, until
 
 from jax_passing import _native
 from jax_passing.errors import Failure

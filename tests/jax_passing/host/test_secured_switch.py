@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import msgspec
 import pytest
-from support.jax.in_process import JOB, SwitchThread, members, settings_of, until
+from support.switch.in_process import JOB, SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.config import parse_address, parse_switches

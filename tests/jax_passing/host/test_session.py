@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from support.jax.in_process import SwitchThread, init_beside, members, settings_of, total, until
+from support.jax.sessions import init_beside, total
+from support.switch.in_process import SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.errors import (

@@ -11,11 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.jax.in_process import until
 from support.net.bridge_network import SWITCH_MAC, BridgeNetwork
 from support.net.ebpf_here import missing
 from support.net.frames import checksum
 from support.net.namespaces import inside
+from support.switch.in_process import until
 
 from jax_passing import _native
 from jax_passing.errors import ConfigError

@@ -1,11 +1,8 @@
-"""Switches and hosts in the process of the tests."""
+"""Switches and hosts in the process of the tests, without JAX."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
-
-import jax_passing
 from jax_passing.config import Settings, parse_switches
 from jax_passing.host.membership import Membership
 from jax_passing.switch.server.serve import serve
@@ -45,26 +42,8 @@ def members(running, world_size=2, key=None, **changes):
     return several
 
 
-def init_beside(running, other_rank=1, **changes):
-    """This process as one rank of two, and a bare membership without any sums as the other."""
-    with ThreadPoolExecutor(1) as pool:
-        settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, len(jax.local_devices()))
-        arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
-        session = jax_passing.init(running.address, **arguments)
-        other.result().start()
-        return session, other.result()
-
-
 def until(condition):
     end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()
-
-
-def total(x):
-    mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
-    spec = jax.sharding.PartitionSpec
-    summed = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=spec("d"), out_specs=spec())
-    return jax.jit(summed)(x)
