@@ -6,12 +6,14 @@ time. They begin with the inputs that are kept in tests/fuzz/corpus, and with th
     python tests/fuzz/run.py BUILD                  as many inputs as the check tries, the same ones in each run
     python tests/fuzz/run.py BUILD --minutes 120    so long for each target, and others in each run
     python tests/fuzz/run.py BUILD --minutes 1 --keep   then keeps what reached new code in tests/fuzz/corpus
+    python tests/fuzz/run.py BUILD TARGET --add FILE…   runs nothing, and keeps these inputs, too
 
 An input that fails is kept in BUILD/failures, and the command that tries it again is printed. Mend what it found, write
-a test that says what was wrong, and move the input to tests/fuzz/corpus: the ordinary tests try all that is there.
+a test that says what was wrong, and add the input: the ordinary tests try all that is kept, one zip for each target.
 """
 
 import argparse
+import hashlib
 import re
 import secrets
 import shlex
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +56,24 @@ class Target:
 
     @property
     def kept(self) -> Path:
-        return HERE / "corpus" / self.name
+        return HERE / "corpus" / f"{self.name}.zip"
+
+
+def unpack(packed: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if packed.exists():
+        zipfile.ZipFile(packed).extractall(folder)
+
+
+def pack(folder: Path, packed: Path) -> None:
+    """The same inputs make the same file. They aren't compressed, as replay.cc reads them, too."""
+    inputs = {path.read_bytes() for path in folder.iterdir()}
+    names = {hashlib.sha256(each).hexdigest()[:16]: each for each in inputs}
+    assert len(names) == len(inputs)
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as file:
+        for name in sorted(names):
+            file.writestr(zipfile.ZipInfo(name), names[name])
 
 
 def all_targets(build: Path) -> dict[str, Target]:
@@ -80,16 +100,18 @@ class Run:
         self._failures = build / "failures" / target.name
         self._found = build / "found" / target.name
         self._golden = build / "golden"
+        self._kept = build / "kept" / target.name
+        unpack(target.kept, self._kept)
         if minutes is None:
             shutil.rmtree(self._found, ignore_errors=True)  # so that all runs are alike
-        for folder in (self._failures, self._found, self.target.kept):
+        for folder in (self._failures, self._found):
             folder.mkdir(parents=True, exist_ok=True)
         much = f"-runs={INPUTS[target.name]}" if minutes is None else f"-max_total_time={round(60 * minutes)}"
         self._limits = (f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={MEMORY_MIB_MAX}", f"-max_len={INPUT_BYTES_MAX}")
         self._arguments = (much, f"-seed={seed}", f"-artifact_prefix={self._failures}/")
 
     def __call__(self) -> bool:
-        folders = [str(self._found), str(self.target.kept)]
+        folders = [str(self._found), str(self._kept)]
         if self.target.name == "header_fuzz":
             folders.append(str(self._golden))
         began = time.monotonic()
@@ -110,11 +132,15 @@ class Run:
         smaller.mkdir()
         # How often a place is reached doesn't count: there would be ten times as many.
         merge = (str(self.target.command), *self._limits, "-merge=1", "-use_counters=0", str(smaller))
-        folders = (str(self.target.kept), str(self._found))
+        folders = (str(self._kept), str(self._found))
         subprocess.run([*merge, *folders], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         assert any(smaller.iterdir())
-        shutil.rmtree(self.target.kept)
-        shutil.copytree(smaller, self.target.kept)
+        pack(smaller, self.target.kept)
+
+    def add(self, inputs: list[Path]) -> None:
+        for path in inputs:
+            shutil.copy(path, self._kept)
+        pack(self._kept, self.target.kept)
 
     def failure(self) -> str:
         inputs = sorted(self._failures.iterdir(), key=lambda path: path.stat().st_mtime)
@@ -140,6 +166,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="for each target, in place of a number of inputs")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--keep", action="store_true", help="adds to the corpus what reached new code")
+    parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="adds these inputs to the target's corpus")
     given = parser.parse_args()
     build = given.build.resolve()
     known = all_targets(build)
@@ -147,6 +174,10 @@ def main() -> int:
     seed = given.seed if given.seed is not None else 1 if given.minutes is None else 1 + secrets.randbelow(1 << 31)
     print(f"seed {seed}")
     runs = [Run(known[name], build, given.minutes, seed) for name in given.targets or known]
+    if given.add:
+        (run,) = runs  # those of one target
+        run.add(given.add)
+        return 0
     total, failed = 0, []
     print(f"{'target':24}{'inputs':>12}{'seconds':>10}{'places reached':>16}", flush=True)
     with ThreadPoolExecutor(JOBS) as pool:

@@ -1,6 +1,7 @@
 """The fuzz targets in Python try the inputs that are kept, without a fuzzer. Those in C++ are tests of CMake's."""
 
 import importlib.util
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ def test_kept_inputs(source):
     spec = importlib.util.spec_from_file_location(source.stem, source)
     target = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(target)
-    inputs = list((HERE / "corpus" / source.stem).iterdir())
-    assert inputs
-    for path in inputs:
-        print(path)  # the last one is the one that failed
-        target.test_one_input(path.read_bytes())
+    with zipfile.ZipFile(HERE / "corpus" / f"{source.stem}.zip") as kept:
+        assert kept.namelist()
+        for name in kept.namelist():
+            print(name)  # the last one is the one that failed
+            target.test_one_input(kept.read(name))
