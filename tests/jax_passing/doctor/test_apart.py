@@ -47,8 +47,8 @@ def test_a_process_that_crashes(then, says):
 
 
 def test_a_process_that_hangs(monkeypatch):
-    monkeypatch.setattr(apart, "TIMEOUT_S", 10.0)
-    assert findings(TELLS.format(then="time.sleep(600)")) == [*TOLD, trouble("didn't end within 10 s")]
+    monkeypatch.setattr(apart, "TIMEOUT_S", 5.0)
+    assert findings(TELLS.format(then="time.sleep(600)")) == [*TOLD, trouble("didn't end within 5 s")]
 
 
 def test_a_process_that_tells_of_nothing():
@@ -57,11 +57,11 @@ def test_a_process_that_tells_of_nothing():
 
 def test_a_process_that_nobody_can_end(monkeypatch):
     """A process that hangs inside the kernel can't be killed, and isn't waited for."""
-    monkeypatch.setattr(apart, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(apart, "TIMEOUT_S", 0.5)
     left = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda self: left.append(self))
     try:
-        assert findings("import time; time.sleep(600)") == [trouble("didn't end within 2 s")]
+        assert findings("import time; time.sleep(600)") == [trouble("didn't end within 0.5 s")]
         assert left[0].poll() is None
     finally:
         for child in left:

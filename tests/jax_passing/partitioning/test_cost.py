@@ -94,7 +94,8 @@ def test_time_is_that_of_computing_or_of_moving():
 
 
 @pytest.mark.parametrize(
-    ("name", "within"), [("gpt2-small", 0.05), ("alexnet", 0.1), ("vgg16", 0.1), ("resnet50", 0.05)]
+    ("name", "within"),
+    [("gpt2-small", 0.05), ("alexnet", 0.1), ("vgg16", 0.1), pytest.param("resnet50", 0.05, marks=pytest.mark.slow)],
 )
 def test_models_cost_what_xla_counts(name, within):
     model = model_cases.FULL[name]
@@ -147,7 +148,7 @@ def test_operations_cost_together_what_the_model_does(model, has_key):
     assert (operations.forward + operations.backward).flops == pytest.approx(whole.flops, rel=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"scan": True, "remat": True}])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), {"scan": True, "remat": True}])
 def test_large_models_are_costed_fast(options):
     """Layers differ in names and dropout's numbers only, so they are looked at once."""
     _, time_s = costs_of_operations(gpt2.GPT2(replace(gpt2.XL, **options)), has_key=True)

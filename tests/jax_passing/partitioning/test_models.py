@@ -17,8 +17,8 @@ from jax_passing import partition
     [
         ("gpt2-small", 124_439_808),  # as many as in OpenAI's checkpoints
         ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
+        pytest.param("gpt2-large", 774_030_080, marks=pytest.mark.slow),
+        pytest.param("gpt2-xl", 1_557_611_200, marks=pytest.mark.slow),
         ("alexnet", 61_100_840),  # as many as in torchvision's models
         ("vgg16", 138_357_544),
         ("resnet50", 25_557_032),
@@ -33,7 +33,7 @@ def test_parameters_are_as_many_as_published(name, count):
 @pytest.mark.parametrize(
     ("name", "stages", "slowest"),
     [
-        ("gpt2-xl", 6, 1.02),
+        pytest.param("gpt2-xl", 6, 1.02, marks=pytest.mark.slow),
         ("gpt2-small", 4, 1.055),  # the product with the vocabulary is one operation of 26.3 % of the work
         ("resnet50", 4, 1.03),
         ("vgg16", 4, 1.22),  # it has few and large convolutions

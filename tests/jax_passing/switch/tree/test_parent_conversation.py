@@ -125,7 +125,7 @@ def test_nothing_that_a_parent_says_stops_a_rack(several):
     async def run(tree, root, rack):
         server = await asyncio.start_server(parent, "127.0.0.1", 0)
         rack.plane._parent = server.sockets[0].getsockname()
-        first = await rack.join(0, 1, job="b", join_deadline_s=0.2)
+        first = await rack.join(0, 1, job="b", join_deadline_s=0.02)
         await first.receive()
         server.close()
         rack.plane._parent = root.address
