@@ -20,8 +20,8 @@ case "${1:-}" in
   --quick) tier=quick budget_s=90 stages=(debian_packages editable lint changed_cpp changed_python) ;;
   --thorough)
     stages+=(
-      slot_protocol p4 documentation randomised_search fuzzing address_sanitizer thread_sanitizer bazel newest_jax
-      quickstart
+      slow_tests more_end_to_end slot_protocol p4 documentation randomised_search fuzzing address_sanitizer
+      thread_sanitizer bazel newest_jax quickstart
     )
     ;;
   -*) echo "usage: bash tests/check.sh [--quick | --thorough | STAGE...]" >&2 && exit 2 ;;
@@ -174,9 +174,6 @@ slot_protocol() {
 # work to the end.
 pytest_in() { timeout 3000 "$1/bin/pytest" --quiet --numprocesses=2 --dist=worksteal "${@:2}"; }
 
-# For pytest's -m: the tests that are marked as $1 says, and with --thorough all.
-marked() { thorough || echo "$1"; }
-
 # jaxlib 0.10 compiles in nearly half the time by what it did before its fusion emitters, though then it makes quiet NaN
 # of signalling ones. Newer ones can't do without these: newest_jax tests with them.
 compiling_fast() { XLA_FLAGS=--xla_cpu_use_fusion_emitters=false "$@"; }
@@ -184,10 +181,11 @@ compiling_fast() { XLA_FLAGS=--xla_cpu_use_fusion_emitters=false "$@"; }
 # By a third worker, too, as many of these tests wait.
 python_tests() {
   local by_default=tests/jax_passing/collective/test_collectives.py  # it compares bits
-  compiling_fast pytest_in "$oldest" --numprocesses=3 -m "$(marked "not slow")" --ignore=$by_default \
+  compiling_fast pytest_in "$oldest" --numprocesses=3 -m "not slow" --ignore=$by_default \
     tests/{test_*.py,jax_passing,conformance,fuzz}
-  pytest_in "$oldest" -m "$(marked "not slow")" $by_default
+  pytest_in "$oldest" -m "not slow" $by_default
 }
+slow_tests() { compiling_fast pytest_in "$oldest" -m slow tests/{test_*.py,jax_passing,conformance,fuzz}; }
 
 p4() { pytest_in "$oldest" tests/p4; }
 
@@ -198,8 +196,9 @@ simulation() {
   timeout 600 "$oldest/bin/python" tests/simulate.py --seeds $seeds --plants 150 --processes 2
 }
 
-# A real job of each kind; else all that there are.
-end_to_end() { compiling_fast pytest_in "$oldest" -m "$(marked smoke)" tests/end_to_end; }
+# A real job of each kind, and the others.
+end_to_end() { compiling_fast pytest_in "$oldest" -m smoke tests/end_to_end; }
+more_end_to_end() { compiling_fast pytest_in "$oldest" -m "not smoke" tests/end_to_end; }
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
 randomised_search() { compiling_fast timeout 900 "$oldest/bin/python" tests/search.py --programs 80 --seed 1; }
@@ -292,7 +291,7 @@ for name in "${stages[@]}"; do
   number=$((number + 1))
   if [ "$name" = cpp_tests ] && [[ " ${stages[*]} " = *" lint "* ]]; then begin_early lint; fi
   stage "$name" "$number"
-  # Everything else needs the wheel.
-  if [ "$name" = wheel ] && [ ${#failures[@]} -gt 0 ]; then break; fi
+  # Everything else needs the package.
+  if [[ $name = wheel || $name = editable ]] && [ ${#failures[@]} -gt 0 ]; then break; fi
 done
 finish
