@@ -40,7 +40,7 @@ changed_cpp() {
 # The Python tests of what changed: first those that changed themselves or are named like a module that did, then those
 # of its room. Those for which the time doesn't suffice are left out, and counted.
 changed_python() {
-  local files rooms=() first=(tests/test_directions.py) file folder left fast=
+  local files rooms=() first=(tests/test_{directions,words}.py) file folder left fast=
   files=$(changed_files)
   for file in $files; do
     case $file in
