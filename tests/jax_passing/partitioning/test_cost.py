@@ -137,7 +137,7 @@ def costs_of_operations(model, has_key=False):
         (gpt2.GPT2(replace(gpt2.SMALL, scan=True, remat=True)), True),
         (model_cases.FULL["alexnet"], True),
         (model_cases.FULL["vgg16"], True),
-        (model_cases.FULL["resnet50"], False),
+        pytest.param(model_cases.FULL["resnet50"], False, marks=pytest.mark.slow),
     ],
 )
 def test_operations_cost_together_what_the_model_does(model, has_key):
