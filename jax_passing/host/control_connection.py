@@ -14,9 +14,10 @@ from jax_passing.config import address_text
 from jax_passing.errors import AuthenticationError, JoinError, SwitchUnreachableError
 from jax_passing.host.tls_socket import TlsSocket
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol import secure_channel
 from jax_passing.protocol.alike import protocol_difference
+from jax_passing.protocol.framing import Lines
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
+from jax_passing.protocol.secure_channel import Channel
 
 log = logging.getLogger("jax_passing")
 
@@ -30,27 +31,21 @@ class ControlConnection:
     def __init__(self, connected: socket.socket):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket: socket.socket | TlsSocket = connected
-        self._received = bytearray()
+        self._lines = Lines()
         self._send_lock = threading.Lock()
         self.switch_host: str = connected.getpeername()[0]
         self.own_host: str = connected.getsockname()[0]
 
-    def secure(self, key: bytes, job: str, until: float) -> messages.FromSwitch:
-        """Returns what the switch says first when the connection is encrypted, and both have proved that they know the
-        job's key. Raises ssl.SSLError if one doesn't."""
+    def secure(self, key: bytes, job: str, until: float) -> bool:
+        """Encrypts the connection if both know the job's key. Raises ssl.SSLError if the switch doesn't know it.
+        Returns False if the switch answers in plain text, which is then received."""
         assert isinstance(self._socket, socket.socket)
-        self.send(messages.Secure(job))
-        answer = self.receive(until)
-        if isinstance(answer, messages.Refused):
-            # Who says so hasn't proved anything, and a switch has room again soon: the caller tries again.
-            raise ConnectionRefusedError(f"it says: {answer.message}")
-        if not isinstance(answer, messages.Secured):
-            raise msgspec.DecodeError(f"{type(answer).__name__} instead of Secured")
-        if self._received:
-            raise msgspec.DecodeError("the switch speaks before the connection is secure")
-        context = secure_channel.context(key, server_side=False)
-        self._socket = TlsSocket(self._socket, context, until - time.monotonic())
-        return self.receive(until)
+        secured = TlsSocket(self._socket, Channel.caller(job, key), until - time.monotonic())
+        if secured.in_clear:
+            self._lines.add(secured.in_clear)
+            return False
+        self._socket = secured
+        return True
 
     def set_timeout(self, timeout_s: float) -> None:
         """Limits how long a send or receive takes. The switch echoes heartbeats, so a live one is never silent long."""
@@ -65,16 +60,12 @@ class ControlConnection:
         """The next message. Raises TimeoutError at `until` (monotonic), even if messages or pieces of one come all the
         time. The time that is left then becomes the timeout."""
         self._expect_until(until)
-        while (end := self._received.find(b"\n")) < 0:
-            if len(self._received) > messages.RELAY_LINE_BYTES_MAX:
-                raise ConnectionError("a message is too long")
+        while (line := self._lines.next(messages.RELAY_LINE_BYTES_MAX)) is None:
             piece = self._socket.recv(65536)
             if not piece:
                 raise ConnectionError("the connection was closed")
-            self._received += piece
+            self._lines.add(piece)
             self._expect_until(until)
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
         return messages.decode_from_switch(line)
 
     def _expect_until(self, until: float | None) -> None:
@@ -89,7 +80,7 @@ class ControlConnection:
 
         Raises TimeoutError after the timeout of a receive.
         """
-        if b"\n" in self._received or (isinstance(self._socket, TlsSocket) and self._socket.has_more):
+        if self._lines.has_line or (isinstance(self._socket, TlsSocket) and self._socket.has_more):
             return False
         timeout_s = self._socket.gettimeout()
         poll = select.poll()
@@ -120,25 +111,31 @@ def _connect_once(
         raise OSError(f"the name {address[0]!r} can't be resolved: {error.strerror}") from error
     try:
         connection = ControlConnection(connected)
-        hello: messages.FromSwitch = connection.receive(until)
+        is_secured = key is not None and _is_secured(connection, key, address_text(*address), job, until)
+        hello = connection.receive(until)
+        if isinstance(hello, messages.Refused):
+            # Who says so hasn't proved anything, and a switch has room again soon: the caller tries again.
+            raise ConnectionRefusedError(f"it says: {hello.message}")
         if not isinstance(hello, messages.Hello):
             raise msgspec.DecodeError("no greeting")
-        if key is not None and hello.protocol_version != messages.PROTOCOL_VERSION:
-            # It may be somebody in between who says so, and a host with a key says nothing in the clear but the job.
-            raise messages.ForeignVersionError(hello.protocol_version)
-        if hello.protocol_version == messages.PROTOCOL_VERSION:  # else a join tells both sides what is wrong
-            _check_wanted(hello, key, address_text(*address), job)
-        if key is not None:
-            hello = _secured(connection, key, address_text(*address), job, until)
+        if not is_secured:
+            _check_plain(connection, hello, key, address_text(*address), job, until)
     except BaseException:
         connected.close()
         raise
     return connection, hello
 
 
-def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: str) -> None:
-    """A host with a key doesn't join without it: somebody in between may have said that the switch wants none."""
-    if hello.secured and key is None:
+def _check_plain(
+    connection: ControlConnection, hello: messages.Hello, key: bytes | None, switch: str, job: str, until: float
+) -> None:
+    """Looks at a greeting in plain text. A host with a key doesn't join without it: somebody in between may have said
+    that the switch wants none, or is of another version."""
+    if hello.protocol_version != messages.PROTOCOL_VERSION:
+        if key is None:
+            return  # a join tells both sides what is wrong
+        raise messages.ForeignVersionError(hello.protocol_version)
+    if key is None and hello.secured:
         raise AuthenticationError(f"The switch at {switch} wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
     if key is not None and not hello.secured:
         raise AuthenticationError(
@@ -146,19 +143,22 @@ def _check_wanted(hello: messages.Hello, key: bytes | None, switch: str, job: st
             "without --key-file, or somebody in between says so. Start it with its key, or run this job without "
             "JAX_PASSING_KEY_FILE if you trust the network."
         )
+    if key is not None:
+        # It hadn't heard our handshake yet, and hangs up; or it is full, and says so next.
+        refused = connection.receive(until)
+        if not isinstance(refused, messages.Refused):
+            raise msgspec.DecodeError(f"{type(refused).__name__} instead of a handshake")
+        raise ConnectionRefusedError(f"it says: {refused.message}")
 
 
-def _secured(connection: ControlConnection, key: bytes, switch: str, job: str, until: float) -> messages.Hello:
+def _is_secured(connection: ControlConnection, key: bytes, switch: str, job: str, until: float) -> bool:
     try:
-        hello = connection.secure(key, job, until)
+        return connection.secure(key, job, until)
     except ssl.SSLCertVerificationError as error:  # other errors of TLS may pass, as when the switch was stopped
         raise AuthenticationError(
             f"The switch at {switch} doesn't have the key of job {job!r} that this host has, or isn't that switch "
             f"({error.reason or error}). {HOW_TO_GET_A_KEY}"
         ) from error
-    if not isinstance(hello, messages.Hello):
-        raise msgspec.DecodeError("no greeting")
-    return hello
 
 
 def connect_now(

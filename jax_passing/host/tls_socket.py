@@ -6,9 +6,10 @@ receives is in it until something comes. Here the threads wait in the plain sock
 
 import select
 import socket
-import ssl
 import threading
 import time
+
+from jax_passing.protocol.secure_channel import Channel, is_record
 
 _READ_BYTES = 1 << 16
 
@@ -16,23 +17,32 @@ _READ_BYTES = 1 << 16
 class TlsSocket:
     """Offers what a control connection needs of a socket. Raises OSError, as which ssl.SSLError counts, too."""
 
-    def __init__(self, connected: socket.socket, context: ssl.SSLContext, timeout_s: float):
-        """Does the handshake, as the client, within this time."""
+    def __init__(self, connected: socket.socket, channel: Channel, timeout_s: float):
+        """Does the handshake, as the caller, within this time.
+
+        Attributes:
+          in_clear: what the other says instead, in plain text; empty after a handshake.
+        """
         self._socket = connected
         self.settimeout(timeout_s)
         until = self._until()
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=False)
-        self._turn = threading.Lock()  # to use the three above
+        self._channel = channel
+        self._turn = threading.Lock()  # to use it
         self._sending = threading.Lock()  # so that what several threads encrypt leaves in that order
-        while True:
-            try:
-                self._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                self._socket.sendall(self._outgoing.read())
-                self._take(self._receive(until))
-        self._socket.sendall(self._outgoing.read())
+        self._heard = bytearray()
+        self.in_clear = b""
+        received = b""
+        while not channel.is_open:
+            self._socket.sendall(channel.take_outgoing())
+            piece = self._receive(until)
+            if not piece:
+                raise ConnectionResetError("the other end hung up in the handshake")
+            if not received and not is_record(piece[0]):
+                self.in_clear = piece
+                return
+            received = piece
+            self._heard += channel.receive(received)
+        self._socket.sendall(channel.take_outgoing())
 
     def _until(self) -> float | None:
         """The time at which a call that begins now has lasted too long; None if it may last."""
@@ -47,39 +57,30 @@ class TlsSocket:
             raise TimeoutError("timed out")
         return self._socket.recv(_READ_BYTES)
 
-    def _take(self, encrypted: bytes) -> None:
-        if encrypted:
-            self._incoming.write(encrypted)
-        else:
-            self._incoming.write_eof()
-
     def recv(self, bytes_max: int) -> bytes:
         """Returns nothing if the other has closed the connection. Raises TimeoutError if nothing comes in time."""
         until = self._until()
-        while True:
-            with self._turn:
-                try:
-                    return self._tls.read(bytes_max)
-                except ssl.SSLWantReadError:
-                    pass
-                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return b""
+        while not self._heard:
             encrypted = self._receive(until)
+            if not encrypted:
+                return b""
             with self._turn:
-                self._take(encrypted)
+                self._heard += self._channel.receive(encrypted)
+        heard = bytes(self._heard[:bytes_max])
+        del self._heard[:bytes_max]
+        return heard
 
     def sendall(self, data: bytes) -> None:
         with self._sending:
             with self._turn:
-                self._tls.write(data)
-                encrypted = self._outgoing.read()
+                self._channel.send(data)
+                encrypted = self._channel.take_outgoing()
             self._socket.sendall(encrypted)
 
     @property
     def has_more(self) -> bool:
         """Whether something that was received is left, so that `fileno` doesn't tell of it."""
-        with self._turn:
-            return self._tls.pending() > 0 or self._incoming.pending > 0
+        return bool(self._heard)
 
     def settimeout(self, timeout_s: float | None) -> None:
         """Each call may take so long, whatever comes meanwhile."""

@@ -1,7 +1,7 @@
 """What a host and the control plane say to each other: newline-delimited JSON over TCP, one message a line.
 
 The switch greets with Hello; the host answers with Join and waits for Welcome or Refused. From then on both may speak
-at any time.
+at any time. With a key, all of that goes by TLS (`secure_channel.py`).
 
 A *rack's switch* speaks to its parent as a host does, for all of its ranks, one connection for each epoch of a job:
 RackJoin first, then a RankJoin for each rank. When all ranks are there, the root says Prepare, down through all levels;
@@ -18,7 +18,7 @@ from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.packet import WORKERS_MAX
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -70,24 +70,14 @@ class _Versioned(Struct, frozen=True):
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """Switch, first: who it is, and where packets go. `secured`: whoever joins must have a key and say Secure; then
-    Hello comes again, and what it says now is the switch's own word. Another version's may say more."""
+    """A switch says first who it is, and where packets go. `secured`: whoever joins must have a key, and speak TLS from
+    the first byte on. By TLS it is the switch's own word. Another version's may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
     data_port: Port
     instance: Name  # tells this switch from any other, whatever its addresses
     secured: bool = False
-
-
-class Secure(Message, frozen=True):
-    """Host or rack's switch, first, where the switch has a key: for this job, by TLS 1.3 from Secured on."""
-
-    job: Name
-
-
-class Secured(Message, frozen=True):
-    """Switch: the next byte is TLS's."""
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
@@ -423,25 +413,10 @@ class Failed(Message, frozen=True):
     ranks: RankSet = ()
 
 
-FromHost = (
-    Secure
-    | Join
-    | Meet
-    | GroupReady
-    | GroupHeard
-    | GroupLost
-    | Relay
-    | Query
-    | CountersQuery
-    | Heartbeat
-    | Leave
-    | Fail
-)
+FromHost = Join | Meet | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
 FromRack = RackJoin | RackMeet | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
-FromSwitch = (
-    Hello | Secured | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
-)
+FromSwitch = Hello | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
 FromParent = FromSwitch | RackMet | Prepare | Left | Ask | Answer
 
 _encoder = msgspec.json.Encoder()

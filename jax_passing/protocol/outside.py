@@ -41,12 +41,8 @@ class Connection(Protocol):
         """Rate of our network card; None if it isn't known."""
 
     def send(self, message: messages.Message) -> bool:
-        """Never waits. False if the other has stopped reading: then the connection is given up. Nothing is sent between
-        `secure` and `secured`: it would go in the clear, and nobody could know whose word it is."""
-
-    def secure(self, key: bytes) -> None:
-        """From the next line that is heard on, what goes either way is encrypted, and both have proved that they know
-        the key: the conversation then hears `secured`, or it is closed with an ssl.SSLError."""
+        """Never waits. False if the other has stopped reading: then the connection is given up. Nothing is sent amid a
+        handshake: it would go in the clear, and nobody could know whose word it is."""
 
     def give_up(self) -> None:
         """Closes at once: what wasn't sent yet is lost."""
@@ -69,7 +65,8 @@ class Conversation(Protocol):
         """The other said this. Lines may still come after we have closed the connection."""
 
     def secured(self) -> None:
-        """What was asked of the connection's `secure` is done."""
+        """Both have proved that they know the job's key, and what goes either way is encrypted. What was heard before
+        came in the clear."""
 
     def closed(self, error: Exception | None) -> None:
         """Called once and last, whoever closed the connection.
@@ -78,6 +75,17 @@ class Conversation(Protocol):
         among them) if the connection broke or was never there, UnreadError if too much of what we sent was unread,
         and a ValueError if there can't be such an address.
         """
+
+
+class Callee(Conversation, Protocol):
+    """The part of whoever was called, who finds out by the first byte that comes whether the caller speaks TLS."""
+
+    def handshake_begins(self) -> bool:
+        """The caller speaks TLS. Says whether it may; if not, the connection is over."""
+
+    def key_of(self, job: str) -> bytes | None:
+        """The caller wants to prove that it knows the key of this job, which is returned. The connection is closed with
+        an ssl.SSLError if it doesn't, or if there is none."""
 
 
 class Timer(Protocol):
@@ -94,5 +102,12 @@ class Outside(Protocol):
     def random_bits(self, count: int) -> int:
         """That nobody can guess."""
 
-    def connect(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
-        """Tells the conversation how it went, later."""
+    def connect(
+        self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None
+    ) -> None:
+        """Tells the conversation how it went, later. With the key of the job the connection is by TLS. If the other
+        answers in the clear all the same, the conversation hears it, and nothing more is sent.
+
+        Raises:
+          ConfigError: the job's name is too long to have a key.
+        """

@@ -52,7 +52,9 @@ class Shard:
         self._silence = None
 
     def connect(self):
-        self._session.process.world.connect(self._session.process, self.address, CONNECT_TIMEOUT_S, self)
+        session = self._session
+        key = None if session.plan.does == "joins without the key" else session.key
+        session.process.world.connect(session.process, self.address, CONNECT_TIMEOUT_S, self, session.job.name, key)
 
     def opened(self, stream):
         self._stream = stream
@@ -81,8 +83,6 @@ class Shard:
         match message:
             case messages.Hello() if self.hello is None and not self._may_go_on(message):
                 pass
-            case messages.Secured() if self.hello is None:
-                self._stream.secure(self._session.key)
             case messages.Hello() if self.hello is None:
                 self.hello = message
                 self.socket = SimulatedSocket(self._session.process, (self.address[0], message.data_port))
@@ -109,17 +109,13 @@ class Shard:
                 self._session.heard(self, self._number, message)
 
     def _may_go_on(self, hello):
-        """Else it is over, or the connection is to be secured first."""
+        """Else it is over."""
         session = self._session
         if session.plan.does == "joins without the key" or self._is_secured:
             return True
         if hello.secured != (session.key is not None):
             session.fail("AuthenticationError", "only one of us has a key", tell=False)
-        elif session.key is not None:
-            self.send(messages.Secure(session.job.name))
-        else:
-            return True
-        return False
+        return session.key is None and not hello.secured
 
     def _on_event(self, kind, *_):
         if kind == "heard" and self.welcome is None:

@@ -184,8 +184,8 @@ class SimulatedSwitch(Process):
     def random_bits(self, count):
         return self.world.random.getrandbits(count)
 
-    def connect(self, address, timeout_s, conversation):
-        self.world.connect(self, address, timeout_s, conversation)
+    def connect(self, address, timeout_s, conversation, job, key):
+        self.world.connect(self, address, timeout_s, conversation, job, key)
 
     def end(self, *, is_noticed=True):
         del self.world.listeners[self.address]

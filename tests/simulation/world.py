@@ -96,7 +96,9 @@ class World:
     def note(self, *what):
         self.trace.append((self.now(), *what))
 
-    def connect(self, caller: "Process", address: tuple[str, int], timeout_s: float, conversation) -> None:
+    def connect(
+        self, caller: "Process", address: tuple[str, int], timeout_s: float, conversation, job="", key=None
+    ) -> None:
         switch = self.listeners.get(address)
         callee = None if switch is None else switch.machine
         delay_s = self.random.uniform(0, self.line_delay_s)
@@ -120,6 +122,8 @@ class World:
             own.listener, other.listener = conversation, switch.plane.accept()
             other.listener.opened(other)
             conversation.opened(own)
+            if key is not None:
+                own.secure(job, key)
 
         self.call_later(delay_s, call, caller)
 
@@ -223,6 +227,9 @@ class Deaf:
 
     def heard(self, line): ...
 
+    def handshake_begins(self):
+        return False
+
     def secured(self): ...
 
     def closed(self, error): ...
@@ -240,7 +247,7 @@ class Stream:
         self.own_name = f"{address[0]}:{address[1]}"
         self._arrival_us = 0  # of what was sent last
         self._is_closed = self.has_ended = False
-        self._key = self._key_of_other = None  # once it wants to be secured
+        self._is_halfway = False  # in a handshake
         process.streams[self] = None
 
     @property
@@ -263,32 +270,33 @@ class Stream:
         world.call_later((self._arrival_us - world.now_us) / 1e6, callback, self.other.process)
 
     def send(self, message):
-        is_halfway = self._key is not None and self._key_of_other is None
-        if not self._is_closed and not is_halfway:
+        if not self._is_closed and not self._is_halfway:
             line = message if isinstance(message, bytes) else messages.encode(message)
             self._deliver(lambda: self.other.hear(line))
         return True
 
-    def secure(self, key):
-        self._key = key
-        self._deliver(lambda: self.other.shake_hands(key))
-        self._prove()
+    def secure(self, job, key):
+        """What comes instead of the other's proof is in plain text, and is heard."""
+        self._is_halfway = True
+        self._deliver(lambda: self.other.shake_hands(job, key))
 
-    def shake_hands(self, key):
-        self._key_of_other = key
-        self._prove()
-
-    def _prove(self):
-        if None in (self._key, self._key_of_other) or self.has_ended:
+    def shake_hands(self, job, key):
+        if self.has_ended or not self.listener.handshake_begins():
             return
-        if self._key == self._key_of_other:
+        if self.listener.key_of(job) == key:
+            self._deliver(self.other.prove)
             self.listener.secured()
         else:
-            self.end(ssl.SSLError("the other has another key"))
+            error = ssl.SSLError("the other has another key")
+            self._deliver(lambda: self.other.end(error))
+            self.end(error)
+
+    def prove(self):
+        if not self.has_ended:
+            self._is_halfway = False
+            self.listener.secured()
 
     def hear(self, line):
-        if self._key is not None and self._key_of_other is None:
-            self.end(ssl.SSLError("this is no handshake"))
         if not self.has_ended:
             self._world.lines += 1
             if self._world.is_traced:

@@ -149,11 +149,8 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
         for context in (secure_channel.context(keys.new_key(), server_side=False), stranger):
             context.verify_mode = ssl.CERT_NONE  # else it would end at our side
             with socket.create_connection(address, JOIN_S) as connection:
-                control = ControlConnection(connection)
-                receive(control, time.monotonic() + JOIN_S)
-                control.send(messages.Secure(name))
-                receive(control, time.monotonic() + JOIN_S)
-                with suppress(OSError), context.wrap_socket(connection) as channel:
+                server_name = secure_channel.server_name(name)
+                with suppress(OSError), context.wrap_socket(connection, server_hostname=server_name) as channel:
                     channel.sendall(messages.encode(_join(name, "")))
                     if said := channel.recv(1024):
                         return f"to somebody who doesn't know the job's key it says {said[:80]!r}"

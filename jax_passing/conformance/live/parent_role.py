@@ -17,7 +17,9 @@ from jax_passing.conformance.live.data_socket import DataSocket
 from jax_passing.conformance.live.tags import PacketKey
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol import keys, secure_channel
+from jax_passing.protocol import keys
+from jax_passing.protocol.framing import Lines
+from jax_passing.protocol.secure_channel import Channel
 
 log = logging.getLogger("jax_passing.conformance")
 
@@ -75,12 +77,9 @@ class ParentRole:
 
     def _converse(self, line: "_Line", udp: DataSocket) -> None:
         hello = messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=self._key is not None)
-        line.send(hello)
         if self._key is not None:
-            job = line.expect(messages.Secure).job
-            line.send(messages.Secured())
-            line.secure(keys.job_key(self._key, job))
-            line.send(hello)
+            line.secure(self._key)
+        line.send(hello)
         rack = line.expect(messages.RackJoin)
         udp.set_switch(rack.data_host or line.peer, rack.udp_port)
         joins = [line.expect(messages.RankJoin)]
@@ -136,21 +135,34 @@ class _Line:
     def __init__(self, connection: socket.socket, peer: str):
         self.own, self.peer = connection.getsockname()[0], peer
         self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._channel: Channel | None = None  # by TLS
+        self._lines = Lines()
 
-    def secure(self, key: bytes) -> None:
-        """Goes on by TLS. The switch waits for this, so nothing that it says lies in `_lines`."""
-        context = secure_channel.context(key, server_side=True)
-        self._connection = context.wrap_socket(self._connection, server_side=True)
-        self._lines = self._connection.makefile("rb")
+    def secure(self, switch_key: bytes) -> None:
+        """Goes on by TLS. The switch begins with its handshake."""
+        self._channel = Channel.callee(lambda job: keys.job_key(switch_key, job))
+        while not self._channel.is_open:
+            self._take()
+
+    def _take(self) -> None:
+        received = self._connection.recv(1 << 16)
+        if not received:
+            raise ConnectionError("it was closed")
+        if self._channel is not None:
+            received = self._channel.receive(received)
+            self._connection.sendall(self._channel.take_outgoing())
+        self._lines.add(received)
 
     def send(self, message: messages.Message) -> None:
-        self._connection.sendall(messages.encode(message))
+        line = messages.encode(message)
+        if self._channel is not None:
+            self._channel.send(line)
+            line = self._channel.take_outgoing()
+        self._connection.sendall(line)
 
     def receive(self) -> messages.FromMember:
-        line = self._lines.readline(messages.RELAY_LINE_BYTES_MAX)
-        if not line:
-            raise ConnectionError("it was closed")
+        while (line := self._lines.next(messages.RELAY_LINE_BYTES_MAX)) is None:
+            self._take()
         return messages.decode_from_member(line)
 
     def expect(self, kind: type[M]) -> M:
@@ -165,5 +177,4 @@ class _Line:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._lines.close()
         self._connection.close()

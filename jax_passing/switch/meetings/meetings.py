@@ -63,15 +63,11 @@ class Meetings:
         check_path(path, self._instance)
         if self._parent is not None:
             if job not in self._at_parent:
+                key, parent = self._key_of(job), address_text(*self._parent)
                 self._at_parent[job] = SeatsAtParent(
-                    address_text(*self._parent),
-                    host.own_name,
-                    job,
-                    self._key_of(job),
-                    self._outside,
-                    self._at_parent.pop,
+                    parent, host.own_name, job, key, self._outside, self._at_parent.pop
                 )
-                self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job])
+                self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job], job, key)
             return self._at_parent[job].seat(host, (*path, self._instance))
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)

@@ -77,8 +77,12 @@ class ControlPlane:
             self._data_plane.host,
             self._data_plane.port,
             self.instance,
-            secured=self._switch_key is not None,
+            secured=self.has_key,
         )
+
+    @property
+    def has_key(self) -> bool:
+        return self._switch_key is not None
 
     def key_of(self, job: str) -> bytes | None:
         """None: this switch has no key."""
@@ -128,7 +132,7 @@ class ControlPlane:
             self._slots_per_job,
             data_plane.lanes_per_chunk,
             data_plane.whole_chunks,
-            self._switch_key is not None and data_plane.can_tag,
+            self.has_key and data_plane.can_tag,
             self._link_gbit,
         )
 

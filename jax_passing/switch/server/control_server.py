@@ -1,4 +1,4 @@
-"""The control plane in an event loop, with real streams and timers (see `outside.py`). One thread, no locks."""
+"""The control plane runs here in an event loop, with real connections and timers (`outside.py`), in one thread."""
 
 import asyncio
 import errno
@@ -6,18 +6,18 @@ import ipaddress
 import logging
 import secrets
 import socket
-import ssl
-from asyncio import sslproto
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from jax_passing.config import address_text
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import secure_channel
+from jax_passing.protocol.framing import Lines
 from jax_passing.protocol.link_rate import link_gbit
-from jax_passing.protocol.outside import Conversation, Timer, UnreadError
+from jax_passing.protocol.outside import Callee, Conversation, Timer, UnreadError
+from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
 from jax_passing.switch.server.control_plane import ControlPlane
@@ -26,21 +26,14 @@ from jax_passing.switch.server.settings import SwitchSettings
 log = logging.getLogger("jax_passing.switch")
 
 FAREWELL_S = 1.0
-HANDSHAKE_S = 5.0
 FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
 # To a peer that doesn't read: they pile up in our memory. All together: of the longest messages three for each of the
 # 63 others of a job, though the network were to stand still; then whoever has most of it unread is given up.
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
 UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-TLS_BUFFER_BYTES = 16 * 1024  # one record
+READ_BYTES = 64 * 1024  # at once
 STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
-
-
-def _keep_tls_buffers_small() -> None:
-    """Asyncio sets a buffer of 256 KB aside for each connection by TLS, also for strangers who have proved nothing yet.
-    It takes no argument for that size, only this attribute of its class."""
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 def _plain(host: str) -> str:
@@ -50,134 +43,173 @@ def _plain(host: str) -> str:
     return str(mapped or host)
 
 
-class Stream:
-    """A Connection of the control plane's.
+class Stream(asyncio.BufferedProtocol):
+    """A Connection of the control plane's (`outside.py`), as asyncio's protocol: it is called, and never waits."""
 
-    Attributes:
-      problem: why we gave it up, for the conversation.
-    """
+    def __init__(
+        self, server: "ControlServer", conversation: Conversation, channel: Channel | None, *, is_caller: bool
+    ):
+        """`channel`: if we are the caller, and have a key. As the callee we see what the caller speaks."""
+        self._server = server
+        self._conversation: Conversation | None = conversation  # None once it is closed
+        self._channel = channel
+        self._is_caller = is_caller
+        self._is_by_tls = self._is_secured = False
+        self._has_begun = False  # to hear from the other
+        self._lines = Lines()
+        self._problem: UnreadError | None = None  # why we gave it up
+        self._flush: Timer | None = None
+        self._is_connected = False
 
-    def __init__(self, writer: asyncio.StreamWriter, on_stalled: Callable[[], None]):
-        """`on_stalled`: called when much of what was sent is unread."""
-        self.writer = writer
-        self._on_stalled = on_stalled
-        self.problem: UnreadError | None = None
-        # No name: gone before we looked.
-        peer = writer.get_extra_info("peername") or ("0.0.0.0", 0)
-        own = writer.get_extra_info("sockname") or ("0.0.0.0", 0)
-        self.host, self.own_host = _plain(peer[0]), _plain(own[0])
-        self.name, self.own_name = address_text(self.host, peer[1]), address_text(self.own_host, own[1])
-        self._key: bytes | None = None  # by which the connection is to be secured
-        self._is_halfway = False  # in a handshake, or after one that failed
+    # What the conversation uses.
 
     @property
     def link_gbit(self) -> float | None:
         return link_gbit(self.own_host)
 
     def send(self, message: messages.Message) -> bool:
-        if self.writer.is_closing() or self._is_halfway:
+        if self._transport.is_closing() or (self._channel is not None and not self._is_secured):
             return True
-        self.writer.write(messages.encode(message))
+        self._write(messages.encode(message))
         if self.unsent_bytes > UNSENT_BYTES_MAX:
             self.give_up_unread()
         elif self.unsent_bytes > STALLED_BYTES:
-            self._on_stalled()
-        return self.problem is None
+            self._server.on_stalled()
+        return self._problem is None
 
     @property
     def unsent_bytes(self) -> int:
-        return self.writer.transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
 
     def give_up_unread(self) -> None:
-        self.problem = UnreadError()
+        self._problem = UnreadError()
         self.give_up()
 
-    def secure(self, key: bytes) -> None:
-        self._key = key
-        self.writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes now is TLS's
-
-    async def secure_as_asked(self, reader: asyncio.StreamReader, server_side: bool) -> bool:
-        """Whether it was asked, and is done. Raises OSError, an ssl.SSLError among them."""
-        key, self._key = self._key, None
-        if key is None:
-            return False
-        # What lies in the reader came in the clear, from anybody, and would be read as if it had come by TLS.
-        if vars(reader)["_buffer"]:
-            raise ssl.SSLError("something came before the handshake")
-        context = secure_channel.context(key, server_side=server_side)
-        self._is_halfway = True
-        transport = self.writer.transport
-        try:
-            await self.writer.start_tls(context, ssl_handshake_timeout=HANDSHAKE_S)
-        except ConnectionResetError as error:  # how the other ends the handshake if our certificate isn't its own
-            raise ConnectionResetError("the other end hung up in the handshake") from error
-        except AttributeError:  # so asyncio fails if the other hangs up right after it: the writer has no transport
-            vars(self.writer)["_transport"] = transport
-            raise ConnectionResetError("the other end hung up after the handshake") from None
-        self._is_halfway = False
-        return True
-
-    async def wait_closed(self) -> None:
-        """Raises OSError. Asyncio never says so of a connection whose handshake failed, or was broken off."""
-        if not self._is_halfway:
-            await self.writer.wait_closed()
-
     def give_up(self) -> None:
-        self.writer.transport.abort()
+        self._transport.abort()
 
     def close(self) -> None:
-        if not self.writer.is_closing():
-            self.writer.close()
-            asyncio.get_running_loop().call_later(FLUSH_S, self.give_up)
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.give_up)
 
+    # What asyncio calls.
 
-async def _read_line(reader: asyncio.StreamReader, conversation: Conversation) -> bytes | None:
-    """None at the end. Raises msgspec.DecodeError.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._is_connected = transport, True
+        # No name: gone before we looked.
+        peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        own = transport.get_extra_info("sockname") or ("0.0.0.0", 0)
+        self.host, self.own_host = _plain(peer[0]), _plain(own[0])
+        self.name, self.own_name = address_text(self.host, peer[1]), address_text(self.own_host, own[1])
+        self._server.add(self)
+        self._try(self._open)
 
-    The reader has room for the lines that strangers may send. A longer one is taken from it in pieces.
-    """
-    pieces = bytearray()
-    while True:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._server.buffer  # of all connections: what comes is copied from it at once
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._try(self._take, bytes(memoryview(self._server.buffer)[:nbytes]))
+
+    def eof_received(self) -> None:
+        if self._lines:
+            self._end(msgspec.DecodeError("the connection ended inside a line"))
+        elif self._channel is not None and not self._is_secured:
+            self._end(ConnectionResetError("the other end hung up in the handshake"))
+        else:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        if self._flush is not None:
+            self._flush.cancel()
+        self._server.remove(self)
+
+    # The way of what comes.
+
+    def _try(self, step: Callable[..., None], *arguments: bytes) -> None:
+        """Ends the connection, and nothing else, if what came makes no sense."""
         try:
-            line = await reader.readuntil(b"\n")
-            return bytes(pieces + line) if pieces else line
-        except asyncio.IncompleteReadError as error:
-            if not error.partial and not pieces:
-                return None
-            problem = "the connection ended inside a line"
-            break
-        except asyncio.LimitOverrunError as error:
-            room_bytes = conversation.line_bytes_max - len(pieces)
-            piece_bytes = error.consumed
-        if piece_bytes > room_bytes:
-            problem = "a line is too long"
-            break
-        pieces += await reader.readexactly(piece_bytes)
-    raise msgspec.DecodeError(problem)  # without the other error as its context, which holds what was read
+            step(*arguments)
+        except (OSError, msgspec.DecodeError) as error:
+            self._end(error.with_traceback(None))  # which leads to our variables, and so to the error itself
+        except BaseException:  # a fault of ours
+            self._end(None)
+            raise
 
+    def _open(self) -> None:
+        assert self._conversation is not None
+        self._conversation.opened(self)
+        if self._channel is not None:
+            self._transport.write(self._channel.take_outgoing())
 
-async def _converse(
-    stream: Stream, reader: asyncio.StreamReader, conversation: Conversation, server_side: bool
-) -> None:
-    """Until the connection is closed. Errors lose their tracebacks here: these lead to this function's variables, and
-    so to the errors themselves, and only the garbage collector would free what the reader still holds."""
-    error: Exception | None = None
-    try:
-        conversation.opened(stream)
-        while not stream.writer.is_closing() and (line := await _read_line(reader, conversation)) is not None:
-            conversation.heard(line)
-            if await stream.secure_as_asked(reader, server_side):
-                conversation.secured()
-            await asyncio.sleep(0)  # _read_line doesn't wait for lines that are here: others have their turn
-    except (OSError, msgspec.DecodeError) as caught:
-        error = caught.with_traceback(None)
-    finally:
-        stream.close()
-        conversation.closed(stream.problem or error)
-    try:
-        await stream.wait_closed()
-    except OSError as caught:
-        caught.with_traceback(None)
+    def _take(self, received: bytes) -> None:
+        if self._conversation is None:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._is_by_tls = self._begins_tls(received[0])
+            if self._transport.is_closing():
+                return
+        self._lines.add(self._decrypted(received) if self._is_by_tls else received)
+        self._hear()
+
+    def _begins_tls(self, first: int) -> bool:
+        """Says whether the other speaks TLS. If it may not, the connection is over."""
+        if self._is_caller:
+            return self._channel is not None and secure_channel.is_record(first)
+        callee = cast(Callee, self._conversation)
+        if not secure_channel.begins_handshake(first) or not callee.handshake_begins():
+            return False
+        self._channel = Channel.callee(callee.key_of)
+        return True
+
+    def _decrypted(self, received: bytes) -> bytes:
+        channel = self._channel
+        assert channel is not None
+        assert self._conversation is not None
+        try:
+            plain = channel.receive(received)
+        finally:
+            self._transport.write(channel.take_outgoing())  # an alert says why, if it failed
+        if channel.is_open and not self._is_secured:
+            self._is_secured = True
+            self._conversation.secured()
+        return plain
+
+    def _write(self, plain: bytes) -> None:
+        if self._channel is None:
+            self._transport.write(plain)
+        else:
+            self._channel.send(plain)
+            self._transport.write(self._channel.take_outgoing())
+
+    def _hear(self) -> None:
+        """Lets the conversation hear one line; others have their turn before it hears the next."""
+        if self._conversation is None or self._transport.is_closing():
+            return
+        line = self._lines.next(self._conversation.line_bytes_max)
+        if line is not None:
+            self._conversation.heard(line)
+        if self._lines.has_line:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._try, self._hear)
+        else:
+            self._transport.resume_reading()
+
+    def fail(self, error: Exception) -> None:
+        """There is no connection, or it came too late."""
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        """Closes the connection, if there is one, and tells the conversation once."""
+        conversation, self._conversation = self._conversation, None
+        self._channel = None
+        if conversation is not None:
+            if self._is_connected:
+                self.close()
+            conversation.closed(self._problem or error)
 
 
 class ControlServer:
@@ -196,31 +228,32 @@ class ControlServer:
         """Made in the event loop that it is to run in."""
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
+        self.buffer = bytearray(READ_BYTES)
         self._streams: set[Stream] = set()
+        self._gone = asyncio.Event()  # all of them
+        self._gone.set()
         self._accepts_failed = 0
         self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
         self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max)
 
     async def listen(self, listener: socket.socket) -> None:
         """From now on hosts may come."""
-        _keep_tls_buffers_small()
         self._loop.set_exception_handler(self._on_loop_error)
-        self._server = await asyncio.start_server(self._accept, sock=listener, limit=messages.LINE_BYTES_MAX)
+        self._server = await self._loop.create_server(self._accept, sock=listener)
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""
         if self._server is not None:
             self._server.close()
         self.plane.shut_down()
-        streams = list(self._streams)
-        for stream in streams:
+        for stream in list(self._streams):
             stream.close()
-        if streams:
-            waits = [asyncio.ensure_future(stream.wait_closed()) for stream in streams]
-            _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
-            for stream in streams if late else []:
+        try:
+            await asyncio.wait_for(self._gone.wait(), FAREWELL_S)
+        except TimeoutError:
+            for stream in list(self._streams):
                 stream.give_up()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await self._gone.wait()
         for call in self._calls:
             call.cancel()
 
@@ -229,23 +262,24 @@ class ControlServer:
         failed = {"accepts_failed": self._accepts_failed} if self._accepts_failed else {}
         return {**self.plane.stats(), **failed}
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._hold(reader, writer, self.plane.accept(), server_side=True)
+    def _accept(self) -> Stream:
+        return Stream(self, self.plane.accept(), None, is_caller=False)
 
-    async def _hold(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        conversation: Conversation,
-        *,
-        server_side: bool,
-    ) -> None:
-        stream = Stream(writer, self._on_stalled)
+    # What streams use.
+
+    def add(self, stream: Stream) -> None:
         self._streams.add(stream)
-        try:
-            await _converse(stream, reader, conversation, server_side)
-        finally:
-            self._streams.discard(stream)
+        self._gone.clear()
+
+    def remove(self, stream: Stream) -> None:
+        self._streams.discard(stream)
+        if not self._streams:
+            self._gone.set()
+
+    def on_stalled(self) -> None:
+        """Is called when much of what was sent to one of them is unread."""
+        if sum(stream.unsent_bytes for stream in self._streams) > UNSENT_TOTAL_BYTES_MAX:
+            max(self._streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -254,10 +288,6 @@ class ControlServer:
             log.error("no connection can be accepted: %s", error)  # it is tried again after a second
         else:
             loop.default_exception_handler(context)
-
-    def _on_stalled(self) -> None:
-        if sum(stream.unsent_bytes for stream in self._streams) > UNSENT_TOTAL_BYTES_MAX:
-            max(self._streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
 
     # What the control plane needs of the world (`outside.Outside`).
 
@@ -270,16 +300,17 @@ class ControlServer:
     def random_bits(self, count: int) -> int:
         return secrets.randbits(count)
 
-    def connect(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
-        call = self._loop.create_task(self._call(address, timeout_s, conversation))
+    def connect(
+        self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None
+    ) -> None:
+        channel = None if key is None else Channel.caller(job, key)
+        stream = Stream(self, conversation, channel, is_caller=True)
+        call = self._loop.create_task(self._call(address, timeout_s, stream))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _call(self, address: tuple[str, int], timeout_s: float, conversation: Conversation) -> None:
-        opening = asyncio.open_connection(*address, limit=messages.LINE_BYTES_MAX)
+    async def _call(self, address: tuple[str, int], timeout_s: float, stream: Stream) -> None:
         try:
-            reader, writer = await asyncio.wait_for(opening, timeout_s)
+            await asyncio.wait_for(self._loop.create_connection(lambda: stream, *address), timeout_s)
         except (OSError, ValueError) as error:
-            conversation.closed(error)
-        else:
-            await self._hold(reader, writer, conversation, server_side=False)
+            stream.fail(error)

@@ -24,6 +24,8 @@ from jax_passing.switch.server.dispatch import Dispatcher
 log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
+# Whoever speaks TLS says so at once. From others we would hear nothing: they wait for our greeting.
+PLAIN_GREETING_S = 0.5
 
 
 class Greeter(Protocol):
@@ -39,6 +41,9 @@ class Greeter(Protocol):
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Its name at this switch."""
+
+    @property
+    def has_key(self) -> bool: ...
 
     def key_of(self, job: str) -> bytes | None:
         """None: this switch has no key."""
@@ -63,10 +68,11 @@ class MemberConversation:
         self._connection: Connection | None = None
         self._job = ""  # as the member calls it
         self._member: Member | None = None  # once admitted
-        self._secured_job: str | None = None  # whose key the other knows, or is about to prove
-        self._is_secured = False
+        self._secured_job = ""  # whose key the other knows, or is about to prove
+        self._is_greeted = self._is_secured = False
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
+        self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
         self._is_over = False
 
@@ -79,12 +85,21 @@ class MemberConversation:
 
     def opened(self, connection: Connection) -> None:
         self._connection = connection
-        connection.send(self._greeter.hello())
         if problem := self._quota.enter(self, connection.host):
             self._turn_away(problem)
             return
         self._has_entered = True
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
+        if self._greeter.has_key:
+            self._greeting = self._outside.call_later(PLAIN_GREETING_S, self._greet)
+        else:
+            self._greet()
+
+    def _greet(self) -> None:
+        assert self._connection is not None
+        if not self._is_greeted:
+            self._is_greeted = True
+            self._connection.send(self._greeter.hello())
 
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
@@ -92,11 +107,13 @@ class MemberConversation:
     def _turn_away(self, why: str, job: str = "") -> None:
         assert self._connection is not None
         name = self._connection.name
+        self._greet()
         log.warning("refused %s: %s", f"{name} for job {job!r}" if job else f"the connection of {name}", why)
         self._connection.send(messages.Refused(JoinError.__name__, why))
         self._end("was refused")
 
     def heard(self, line: bytes) -> None:
+        self._greet()
         member = self._member
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
@@ -119,12 +136,8 @@ class MemberConversation:
             return
         if isinstance(error, ssl.SSLError) and not self._is_secured:
             self._counts["connections_without_key"] += 1
-            log.warning(
-                "closing the connection of %s: it doesn't know the key of job %r (%s)",
-                self._connection.name,
-                self._secured_job,
-                error,
-            )
+            whose = f"the key of job {self._secured_job!r}" if self._secured_job else "a job's key"
+            log.warning("closing the connection of %s: it doesn't know %s (%s)", self._connection.name, whose, error)
         elif error is not None:
             log.info("connection of %s: %s", self._connection.name, error)
         if self._member is not None and self._member.gave_up:
@@ -135,34 +148,44 @@ class MemberConversation:
             reason = "closed its connection"
         self._end(reason)
 
+    def handshake_begins(self) -> bool:
+        assert self._connection is not None
+        if self._is_over:
+            return False
+        if not self._greeter.has_key:
+            problem = "it has a key, and this switch has none: start both with a key (--key-file), or neither"
+        elif self._is_greeted:
+            problem = f"it began a handshake only after {PLAIN_GREETING_S:g} s, and has to try again"
+        elif problem := self._quota.begin_handshake(self._connection.host, self._outside.now()):
+            self._turn_away(problem)
+            return False
+        else:
+            self._is_greeted = True  # by TLS it will be, and until then nothing is said
+            return True
+        log.warning("closing the connection of %s: %s", self._connection.name, problem)
+        self._end("began a handshake")
+        return False
+
+    def key_of(self, job: str) -> bytes | None:
+        self._secured_job = job
+        return self._greeter.key_of(job)
+
     def secured(self) -> None:
         assert self._connection is not None
         self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
         self._connection.send(self._greeter.hello())
 
-    def _on_secure(self, job: str) -> None:
-        assert self._connection is not None
-        key = self._greeter.key_of(job)
-        if key is None or self._secured_job is not None:
-            raise msgspec.DecodeError("Secure where there is nothing to secure")
-        if problem := self._quota.begin_handshake(self._connection.host, self._outside.now()):
-            self._turn_away(problem, job)
-            return
-        self._secured_job = job
-        self._connection.send(messages.Secured())
-        self._connection.secure(key)
-
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
         assert self._connection is not None
         job = join.job
-        if self._greeter.key_of(job) is None:
+        if not self._greeter.has_key:
             return
         if join.protocol_version != messages.PROTOCOL_VERSION:
             versions = messages.PROTOCOL_VERSION, "what joins there", join.protocol_version
             raise RefusalError(protocol_difference(self._connection.own_name, *versions, "it"))
-        if self._secured_job is None:
+        if not self._is_secured:
             raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
         if job_names.base(self._secured_job) != job_names.base(job):
             raise RefusalError(f"The key of job {self._secured_job!r} doesn't open job {job!r}.")
@@ -178,9 +201,6 @@ class MemberConversation:
             self._counts["joins_refused"] += 1
             versions = messages.PROTOCOL_VERSION, "what joins there", error.version
             self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
-            return
-        if isinstance(join, messages.Secure):
-            self._on_secure(join.job)
             return
         if isinstance(join, messages.Meet | messages.RackMeet):
             self._on_meet(join)
@@ -242,8 +262,9 @@ class MemberConversation:
         self._is_over = True
         if self._has_entered:
             self._quota.leave(self, self._connection.host)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._greeting):
+            if timer is not None:
+                timer.cancel()
         if self._seat is not None:
             self._seat.leave()
         member = self._member

@@ -72,18 +72,16 @@ class ParentGreeting:
         match message:
             case messages.Hello(version) if version != messages.PROTOCOL_VERSION:
                 raise self._other_version(version)
-            case messages.Hello(secured=secured) if secured != (self._key is not None):
+            case messages.Hello() if self.is_secured or (self._key is None and not message.secured):
+                self.end()
+                return message
+            case messages.Hello(secured=True) if self._key is not None:
+                pass  # it hadn't heard our handshake yet, and closes the connection; or it says first that it is full
+            case messages.Hello(secured=secured):
                 one, other = (self._parent, f"the one at {self._own_name}")[:: 1 if secured else -1]
                 raise RefusalError(
                     f"Of the switches, {one} has a key, and {other} has none: start both with the same --key-file."
                 )
-            case messages.Hello() if self._key is None or self.is_secured:
-                self.end()
-                return message
-            case messages.Hello():
-                self._connection.send(messages.Secure(self._job))
-            case messages.Secured() if self._key is not None and not self.is_secured:
-                self._connection.secure(self._key)
             case messages.Refused(_, text):
                 raise ConnectionRefusedError(f"it says: {text}")
             case _:

@@ -44,6 +44,7 @@ class Uplink:
         self._parent = parent
         self._epoch = epoch
         self._listener = listener
+        self._key = key
         self._outside = outside
         self.name = address_text(*parent)
         self._new_conversation = partial(
@@ -54,7 +55,7 @@ class Uplink:
         self._problem = "it hasn't answered yet"
 
     def start(self) -> None:
-        self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._conversation)
+        self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._conversation, self._epoch.job.name, self._key)
 
     def _on_lost(self, problem: str) -> None:
         self._problem = problem

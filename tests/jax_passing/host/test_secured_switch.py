@@ -2,6 +2,8 @@
 
 import os
 import socket
+import ssl
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from support.switch.in_process import JOB, SwitchThread, members, settings_of, u
 
 import jax_passing
 from jax_passing.config import parse_address, parse_switches
-from jax_passing.errors import AuthenticationError, JoinError, PassingError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, ConfigError, JoinError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection, connect
 from jax_passing.host.meetings import Meetings
 from jax_passing.host.membership import Membership
@@ -129,8 +131,10 @@ def test_a_session_reads_its_key_once(secured, keyring):
 class Stranger:
     """Speaks to the switch without a key, or with one that it shouldn't have."""
 
-    def __init__(self, running):
+    def __init__(self, running, key=None, job=JOB):
         self.connection = ControlConnection(socket.create_connection(parse_address(running.address), timeout=20))
+        if key is not None:
+            assert self.connection.secure(key, job, time.monotonic() + 20)
         self.hello = self.connection.receive()
 
     def join(self, job=JOB):
@@ -148,9 +152,17 @@ def test_a_join_without_a_key_is_refused(secured):
     stranger.connection.close()
 
 
+def test_who_joins_in_plain_text_without_waiting_for_the_greeting_hears_both(secured):
+    connection = ControlConnection(socket.create_connection(parse_address(secured.address), timeout=20))
+    connection.send(messages.Join(messages.PROTOCOL_VERSION, JOB, 0, 2, ("x",), 1000, "stranger", 5.0))
+    greeting, answer = connection.receive(), connection.receive()
+    assert greeting.secured
+    assert "This switch wants the key of job 'test'" in answer.message
+    connection.close()
+
+
 def test_the_key_of_one_job_opens_no_other(secured, keyring):
-    stranger = Stranger(secured)
-    stranger.connection.secure(keyring.job("mine"), "mine", time.monotonic() + 20)
+    stranger = Stranger(secured, keyring.job("mine"), "mine")
     stranger.connection.send(stranger.join("yours"))
     answer = stranger.connection.receive()
     assert isinstance(answer, messages.Refused)
@@ -158,26 +170,46 @@ def test_the_key_of_one_job_opens_no_other(secured, keyring):
     stranger.connection.close()
 
 
-@pytest.mark.parametrize("words", [b"garbage" * 100, b"\x16\x03\x01\xff\xff"], ids=["text", "a long record"])
-def test_garbage_instead_of_a_handshake(secured, keyring, words):
-    stranger = Stranger(secured)
-    stranger.connection.send(messages.Secure(JOB))
-    assert isinstance(stranger.connection.receive(), messages.Secured)
-    stranger.connection._socket.sendall(words)
-    stranger.connection.hang_up()
+@pytest.mark.parametrize("job", ["x" * 128, "\N{SNOWMAN}" * 52, "a.b c/d:é"])
+def test_any_name_of_a_job_that_is_short_enough(secured, keyring, job):
+    stranger = Stranger(secured, keyring.job(job), job)
+    assert stranger.hello.secured
     stranger.connection.close()
+
+
+def test_a_name_that_is_too_long_for_a_key(secured, keyring):
+    with pytest.raises(ConfigError, match="takes 159 bytes in UTF-8. That of a job with a key may take 156"):
+        connect(parse_address(secured.address), 5.0, key=keys.new_key(), job="\N{SNOWMAN}" * 53)
+
+
+@pytest.mark.parametrize("words", [b"\x16\x03\x01\xff\xff", b"\x16" + b"garbage" * 100], ids=["a long record", "text"])
+def test_garbage_instead_of_a_handshake(secured, keyring, words):
+    with socket.create_connection(parse_address(secured.address), timeout=20) as stranger:
+        stranger.sendall(words)
+        while stranger.recv(4096):  # an alert, then the end
+            pass
     leave(members(secured, key=keyring.job()))  # the switch serves others
     secured.stop()
     assert secured.counters["connections_without_key"] == 1
 
 
-def test_secure_twice(secured, keyring):
-    stranger = Stranger(secured)
-    stranger.connection.secure(keyring.job(), JOB, time.monotonic() + 20)
-    stranger.connection.send(messages.Secure(JOB))
-    with pytest.raises(ConnectionError):
-        stranger.connection.receive()
-    stranger.connection.close()
+def test_a_handshake_that_names_no_job(secured, keyring):
+    context = secure_channel.context(keyring.job(), server_side=False)
+    for name in (None, "example.org", "a1"):
+        plain = socket.create_connection(parse_address(secured.address), timeout=20)
+        with plain, pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
+            context.wrap_socket(plain, server_hostname=name)
+    secured.stop()
+    assert secured.counters["connections_without_key"] == 3
+
+
+def test_a_handshake_that_begins_late_is_tried_again(secured, keyring):
+    """The switch has taken the caller for one without a key by then, and has greeted it in plain text."""
+    late = ControlConnection(socket.create_connection(parse_address(secured.address), timeout=20))
+    assert late.receive().secured
+    with pytest.raises(OSError, match="hung up|reset"):
+        late.secure(keyring.job(), JOB, time.monotonic() + 20)
+    late.close()
 
 
 def test_a_tree_of_switches_with_one_key(keyring):
@@ -209,16 +241,20 @@ def test_a_tree_whose_switches_have_different_keys(keyring, tmp_path, of_spine):
         spine.stop()
 
 
-def test_tls_for_one_that_receives_and_several_that_send():
-    """Every line arrives whole, both ways at once."""
+def tls_pair():
+    """Two ends of a connection: a host's, and a server's."""
     key = keys.new_key()
     one, other = socket.socketpair()
     for end in (one, other):
         end.settimeout(30)
     with ThreadPoolExecutor(1) as pool:
         server = pool.submit(secure_channel.context(key, server_side=True).wrap_socket, other, server_side=True)
-        mine = TlsSocket(one, secure_channel.context(key, server_side=False), 30)
-        theirs = server.result()
+        return TlsSocket(one, secure_channel.Channel.caller(JOB, key), 30), server.result()
+
+
+def test_tls_for_one_that_receives_and_several_that_send():
+    """Every line arrives whole, both ways at once."""
+    mine, theirs = tls_pair()
     lines = 200
     expected = {f"{sender} {line}" for sender in range(3) for line in range(lines)}
 
@@ -282,7 +318,7 @@ def test_nobody_meets_without_the_jobs_key(secured, keyring):
 
 
 class Impostor:
-    """Says these lines to whoever connects, each when the other has said one; then what `then` does with the socket."""
+    """Says this to whoever connects, once the other has begun; then does what `then` does with the socket."""
 
     def __init__(self, *lines, then=lambda connected: None):
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -294,9 +330,8 @@ class Impostor:
     def _serve(self, lines, then):
         with self._listener, self._listener.accept()[0] as connected:
             connected.settimeout(20)
-            for number, line in enumerate(lines):
-                if number:
-                    self.heard += connected.recv(65536)
+            self.heard += connected.recv(65536)
+            for line in lines:
                 connected.sendall(messages.encode(line))
             then(connected)
             with suppress(OSError):
@@ -310,12 +345,14 @@ class Impostor:
 HELLO = messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s", secured=True)
 
 
-def test_a_host_with_a_key_says_nothing_to_a_switch_of_another_version():
+def test_a_host_with_a_key_says_nothing_but_its_job_to_a_switch_of_another_version():
     impostor = Impostor(msgspec.structs.replace(HELLO, protocol_version=messages.PROTOCOL_VERSION + 1))
     with pytest.raises(JoinError, match="protocol version"):
         connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
     impostor.end()
-    assert impostor.heard == b""
+    assert impostor.heard[0] == 0x16
+    (length,) = struct.unpack(">H", impostor.heard[3:5])
+    assert len(impostor.heard) == 5 + length  # one record of TLS
 
 
 def drip(connected):
@@ -327,7 +364,7 @@ def drip(connected):
 
 
 def test_a_handshake_that_drips_ends_at_the_deadline():
-    impostor = Impostor(HELLO, messages.Secured(), then=drip)
+    impostor = Impostor(then=drip)
     began = time.monotonic()
     with pytest.raises(SwitchUnreachableError):
         connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
@@ -335,42 +372,35 @@ def test_a_handshake_that_drips_ends_at_the_deadline():
 
 
 def test_a_switch_that_hangs_up_in_the_handshake_is_tried_again():
-    impostor = Impostor(HELLO, messages.Secured(), then=lambda connected: connected.shutdown(socket.SHUT_RDWR))
+    impostor = Impostor(then=lambda connected: connected.shutdown(socket.SHUT_RDWR))
     with pytest.raises(SwitchUnreachableError):
         connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
 
 
-def test_a_refusal_before_the_handshake_is_told():
-    impostor = Impostor(HELLO, messages.Refused("JoinError", "as many as one address may"))
+@pytest.mark.parametrize("lines", [(), (HELLO,)], ids=["refused", "greeted and refused"])
+def test_a_refusal_instead_of_the_handshake_is_told(lines):
+    impostor = Impostor(*lines, messages.Refused("JoinError", "as many as one address may"))
     with pytest.raises(SwitchUnreachableError, match=r"\(it says: as many as one address may\)"):
         connect(impostor.address, 0.2, key=keys.new_key(), job=JOB)
 
 
-def test_what_comes_in_the_clear_behind_secure_closes_the_connection(secured):
-    """It would be read as if it had come by TLS."""
-    stranger = Stranger(secured)
-    stranger.connection._socket.sendall(messages.encode(messages.Secure(JOB)) + messages.encode(stranger.join()))
-    with pytest.raises(OSError, match="closed|reset"):
-        while isinstance(stranger.connection.receive(), messages.Secured):
-            pass
-    stranger.connection.close()
+def test_something_else_instead_of_the_handshake():
+    impostor = Impostor(then=lambda connected: connected.sendall(b"HTTP/1.1 400\r\n\r\n"))
+    with pytest.raises(SwitchUnreachableError, match="it is no jax_passing switch"):
+        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
 
 
 def test_what_tls_holds_is_heard():
     """Two lines in one segment, of which the first is read alone."""
-    key = keys.new_key()
-    one, other = socket.socketpair()
-    other.settimeout(20)
-    with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(secure_channel.context(key, server_side=True).wrap_socket, other, server_side=True)
-        mine = TlsSocket(one, secure_channel.context(key, server_side=False), 20)
-        theirs = server.result()
+    mine, theirs = tls_pair()
     theirs.sendall(b"first")
     theirs.sendall(b"second")
     assert mine.recv(1) == b"f"
     assert mine.has_more
-    assert mine.recv(100) == b"irst"
-    assert mine.recv(100) == b"second"
+    rest = b""
+    while len(rest) < len("irstsecond"):
+        rest += mine.recv(100)
+    assert rest == b"irstsecond"
     assert not mine.has_more
     mine.settimeout(0.1)
     with pytest.raises(TimeoutError):

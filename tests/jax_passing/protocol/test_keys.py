@@ -92,3 +92,31 @@ def test_a_client_without_a_certificate():
             secured.recv(1)
         with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
             server.result()
+
+
+@pytest.mark.parametrize("job", ["a", "x" * 128, "\N{SNOWMAN}" * 52, "\N{GRINNING FACE}" * 39, "a.b c/d"])
+def test_every_job_has_a_name_that_dns_allows(job):
+    name = secure_channel.server_name(job)
+    assert len(name) <= 253
+    assert all(1 <= len(label) <= 63 and label.isalnum() for label in name.split("."))
+    assert secure_channel.job_of(name) == job
+    assert secure_channel.server_name(f"{job}/devices") == name  # it has the same key
+
+
+@pytest.mark.parametrize("name", ["", "a", "a1", "example.org", "74", "a b", "."])
+def test_other_names_are_no_jobs(name):
+    with pytest.raises(ValueError, match="name"):
+        secure_channel.job_of(name)
+
+
+def test_a_channel_takes_bytes_one_by_one():
+    key, asked = keys.new_key(), []
+    caller = secure_channel.Channel.caller("a", key)
+    callee = secure_channel.Channel.callee(lambda job: asked.append(job) or key)
+    while not (caller.is_open and callee.is_open):
+        for one, other in ((caller, callee), (callee, caller)):
+            for byte in one.take_outgoing():
+                assert other.receive(bytes([byte])) == b""
+    callee.send(b"x" * 100_000)
+    assert caller.receive(callee.take_outgoing()) == b"x" * 100_000
+    assert asked == ["a"]

@@ -29,8 +29,6 @@ EXAMPLES = (
     messages.GroupHeard(5),
     messages.GroupLost(),
     messages.Welcome(1, 1, 0, 256, 0, 360, 30.0, contribution_secret=bytes(32), result_secret=bytes(32), link_gbit=1.0),
-    messages.Secure("job"),
-    messages.Secured(),
     messages.Refused("JoinError", "a text", 1),
     messages.Relay(b"\0order"),
     messages.Query(3, 1),

@@ -137,7 +137,6 @@ SAYINGS = (
     _meet,
     _meet,
     _rack_meet,
-    lambda input, peer: messages.Secure("a"),
     lambda input, peer: messages.RankGone(input.below(4)),
     lambda input, peer: messages.Prepared(input.below(4)),
     lambda input, peer: messages.GroupReady(input.below(4), input.one_of(["", "no device"])),

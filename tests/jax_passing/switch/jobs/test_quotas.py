@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.switch.control import Host, scenario, until
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.quotas import ConnectionQuota
 from jax_passing.switch.server import member_conversation
@@ -181,23 +182,25 @@ def test_who_begins_handshakes_and_hangs_up_is_refused_by_name_and_nobody_else(c
 
     @scenario(connections_per_address=3, switch_key=b"k" * 32)
     async def run(switch):
-        async def secure(address):
+        async def begin(address):
+            """Begins a handshake with another key than the job's, and returns what the switch says first."""
             reader, writer = await asyncio.open_connection(*switch.address, local_addr=(address, 0))
             switch.hosts.append(Host(reader, writer))
-            await switch.hosts[-1].receive()
-            switch.hosts[-1].send(messages.Secure("a"))
-            return await switch.hosts[-1].receive()
+            writer.write(Channel.caller("a", b"?" * 32).take_outgoing())
+            return await reader.read(1)
 
         for _ in range(3):
-            assert await secure("127.0.0.1") == messages.Secured()
+            assert await begin("127.0.0.1") == b"\x16"
             switch.hosts[-1].writer.close()
             await until(lambda: not switch.server._streams)
-        refused = await secure("127.0.0.1")
+        assert await begin("127.0.0.1") == b"{"
+        await switch.hosts[-1].reader.readline()
+        refused = await switch.hosts[-1].receive()
         assert "3 connections of 127.0.0.1 haven't shown that they know a job's key" in refused.message
         assert refused.message in caplog.text
         assert await switch.hosts[-1].receive() is None
         assert switch.plane.stats()["handshakes_refused"] == 1
-        assert await secure("127.0.0.2") == messages.Secured()
+        assert await begin("127.0.0.2") == b"\x16"
 
     run()
 

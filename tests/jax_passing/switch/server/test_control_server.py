@@ -11,7 +11,9 @@ import pytest
 from support.switch.control import Switch, scenario, until
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.server import control_server
+from jax_passing.protocol.keys import job_key
+from jax_passing.protocol.secure_channel import Channel
+from jax_passing.switch.server import control_server, member_conversation
 
 
 @scenario()
@@ -41,19 +43,13 @@ async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
 @pytest.mark.parametrize("end", ["inside a line", "too long a line", "reset"])
 def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
     """At once, not when the garbage collector comes."""
-    readers = []
-    converse = control_server._converse
-
-    async def remember(stream, reader, conversation, server_side):
-        readers.append(weakref.ref(reader))
-        await converse(stream, reader, conversation, server_side)
-
-    monkeypatch.setattr(control_server, "_converse", remember)
     monkeypatch.setattr(control_server, "FLUSH_S", 0.01)
 
     @scenario()
     async def run(switch):
         stranger = await switch.connect()
+        (stream,) = map(weakref.ref, switch.server._streams)
+        lines = weakref.ref(stream()._lines)
         stranger.send(b"x" * (messages.RELAY_LINE_BYTES_MAX + 1 if end == "too long a line" else 1000))
         if end == "reset":
             nothing_waits = struct.pack("ii", 1, 0)
@@ -62,7 +58,7 @@ def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
             stranger.writer.close()
         await until(lambda: not switch.server._streams)
         await asyncio.sleep(0.05)  # its timers refer to it
-        assert [reader() for reader in readers] == [None]
+        assert (stream(), lines()) == (None, None)
 
     gc.disable()
     try:
@@ -104,16 +100,21 @@ async def test_a_host_that_doesnt_read_is_lost_not_waited_for(switch):
     assert "stopped reading" in relayed.message
 
 
+async def begin_handshake(switch, address="127.0.0.1"):
+    """Sends half of what begins a handshake."""
+    reader, writer = await asyncio.open_connection(*switch.address, local_addr=(address, 0))
+    writer.write(Channel.caller("a", b"?" * 32).take_outgoing()[:100])
+    await until(lambda: any(stream._channel for stream in switch.server._streams))
+    return reader, writer
+
+
 @pytest.mark.parametrize("end", ["silence", "hanging up", "no TLS"])
 def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
-    monkeypatch.setattr(control_server, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.1 if end == "silence" else 30.0)
 
     @scenario(switch_key=b"k" * 32)
     async def run(switch):
-        reader, writer = await asyncio.open_connection(*switch.address)
-        await reader.readline()
-        writer.write(messages.encode(messages.Secure("a")))
-        await reader.readline()
+        _, writer = await begin_handshake(switch)
         if end == "no TLS":
             writer.write(b"x" * 1000)
         elif end == "hanging up":
@@ -128,10 +129,7 @@ def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
 @scenario(switch_key=b"k" * 32, connections_per_address=1)
 async def test_nothing_is_said_in_the_clear_amid_a_handshake(switch):
     """Whoever reads it there can't know whose word it is."""
-    reader, writer = await asyncio.open_connection(*switch.address)
-    await reader.readline()
-    writer.write(messages.encode(messages.Secure("a")))
-    await reader.readline()
+    reader, writer = await begin_handshake(switch)
     other, its_writer = await asyncio.open_connection(*switch.address)
     await other.readline()
     assert await reader.read() == b""
@@ -140,14 +138,28 @@ async def test_nothing_is_said_in_the_clear_amid_a_handshake(switch):
         one.close()
 
 
+@scenario(switch_key=b"k" * 32)
+async def test_with_a_key_nothing_is_said_to_whoever_may_begin_a_handshake(switch):
+    reader, writer = await asyncio.open_connection(*switch.address)
+    await asyncio.sleep(member_conversation.PLAIN_GREETING_S / 5)
+    writer.write(Channel.caller("a", job_key(b"k" * 32, "a")).take_outgoing())
+    assert (await reader.read(1))[0] == 0x16
+    writer.close()
+
+
+@scenario()
+async def test_a_switch_without_a_key_greets_whoever_speaks_tls_and_hangs_up(switch):
+    reader, writer = await asyncio.open_connection(*switch.address)
+    writer.write(Channel.caller("a", b"?" * 32).take_outgoing())
+    greeting, end = (await reader.read()).split(b"\n")
+    assert (messages.decode_from_switch(greeting).secured, end) == (False, b"")
+    writer.close()
+
+
 def test_shutting_down_doesnt_wait_for_a_handshake():
     async def run():
         async with Switch(switch_key=b"k" * 32) as switch:
-            reader, writer = await asyncio.open_connection(*switch.address)
-            await reader.readline()
-            writer.write(messages.encode(messages.Secure("a")))
-            await reader.readline()
-            await asyncio.sleep(0.05)
+            _, writer = await begin_handshake(switch)
         writer.close()
 
     asyncio.run(asyncio.wait_for(run(), 4))
