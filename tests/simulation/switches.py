@@ -196,15 +196,15 @@ class SimulatedSwitch(Process):
         """What it still holds; nothing once all jobs are over."""
         plane = self.plane
         left = {
-            "epochs": len(plane._jobs.epochs()),
+            "epochs": len(plane.jobs.epochs()),
             "jobs of the data plane": len(self.data_plane.running),
-            "reserved slots": len(plane._jobs.starts._partition._ranges),
+            "reserved slots": len(plane.jobs.starts._partition._ranges),
             "meetings": len(plane._meetings._meetings),
             "jobs whose hosts meet at the parent": len(plane._meetings._at_parent),
             "seats of racks": plane._meetings._seats_of_racks.total(),
             "questions": len(plane._questions.pending),
             "connections": len(self.streams),
-            "connections in the quota": plane._quota._count.total(),
+            "connections in the quota": plane.quota._count.total(),
             "timers beside the watch": len(self.timers) - 1,
         }
         return [f"{self.machine.host}: {count} {what}" for what, count in left.items() if count]

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address
 from random import Random
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server.member_conversation import MemberConversation
 
 LINE_DELAY_S = 0.002
 STUCK_S = 5.0
@@ -119,7 +120,7 @@ class World:
             own = Stream(self, caller, (caller.machine.host, CONNECTIONS_FROM + next(self._numbers) % 10_000))
             other = Stream(self, switch, address)
             own.other, other.other = other, own
-            own.listener, other.listener = conversation, switch.plane.accept()
+            own.listener, other.listener = conversation, MemberConversation(switch.plane)
             other.listener.opened(other)
             conversation.opened(own)
             if key is not None:

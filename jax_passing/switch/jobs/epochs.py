@@ -1,6 +1,5 @@
 """What a switch knows of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from jax_passing.switch.jobs.group_probe import GroupProbe
 
 
 class ParentConnection(Protocol):
-    """To the parent, for one epoch."""
+    """The way to the parent, for one epoch: `tree/uplink.py`, which this room can't import, as it is made of jobs."""
 
     @property
     def name(self) -> str:
@@ -48,30 +47,6 @@ class ParentConnection(Protocol):
 
     def close(self) -> None:
         """The epoch is over."""
-
-
-class ParentListener(Protocol):
-    """Whom a ParentConnection tells what the parent says."""
-
-    def prepare(self, epoch: "Epoch", prepare: messages.Prepare) -> None: ...
-
-    def welcome(self, epoch: "Epoch", welcome: messages.Welcome) -> None: ...
-
-    def refuse(self, epoch: "Epoch", refused: messages.Refused) -> None:
-        """The one rank that it names."""
-
-    def refuse_all(self, epoch: "Epoch", message: str, kind: str = ...) -> None: ...
-
-    def relay(self, epoch: "Epoch", relay: messages.Relay, source: ParentConnection) -> None: ...
-
-    def leave(self, epoch: "Epoch", ranks: Collection[int], source: ParentConnection) -> None: ...
-
-    def fail(self, epoch: "Epoch", failed: messages.Failed, *, reporter: ParentConnection) -> None: ...
-
-    def finish(self, epoch: "Epoch") -> None: ...
-
-    def parent_lost(self, epoch: "Epoch", reason: str) -> None:
-        """The connection is lost."""
 
 
 class Inquiry(Protocol):

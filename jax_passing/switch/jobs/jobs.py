@@ -189,26 +189,35 @@ class JobTable:
         message = message[: messages.TEXT_MAX]
         log.warning("refused %s: %s", epoch, message)
         self.counts["joins_refused"] += len(epoch.joined())
-        for member in epoch.members:
-            member.connection.send(messages.Refused(kind, message))
-            member.connection.close()
         if epoch.uplink is not None:
             epoch.uplink.send(messages.Fail(kind, message))
-        self._end(epoch, Event.REFUSED)
+        self._end(epoch, Event.REFUSED, messages.Refused(kind, message))
 
     # How a member, or an epoch, ends.
 
-    def _end(self, epoch: Epoch, event: Event) -> None:
-        """Frees the slots, hangs up on the parent."""
+    def _end(
+        self, epoch: Epoch, event: Event, farewell: messages.Message | None = None, reporter: object = None
+    ) -> None:
+        """Frees the slots, hangs up on the parent and on all members, and tells these why, but not the reporter.
+
+        From then on the epoch holds nobody. Its members lead to it until their connections are closed: a circle would
+        stay until Python looks for garbage.
+        """
         was, epoch.probe = epoch.state, None
+        members, epoch.members = epoch.members, []
+        uplink, epoch.uplink = epoch.uplink, None
         epoch.on(event)
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is State.RUNNING and epoch.slot_first is not None:
             self._remove_from_data_plane(epoch)
         self.starts.release(epoch)
-        if epoch.uplink is not None:
-            epoch.uplink.close()
+        if uplink is not None:
+            uplink.close()
+        for member in members:
+            if farewell is not None and member is not reporter:
+                member.connection.send(farewell)
+            member.connection.close()  # sends what is buffered first
 
     def _remove_from_data_plane(self, epoch: Epoch) -> None:
         try:
@@ -234,11 +243,7 @@ class JobTable:
         self.counts["epochs_failed"] += 1
         if epoch.uplink is not None and reporter is not epoch.uplink:
             epoch.uplink.send(messages.Fail(failed.kind, failed.message, failed.ranks))
-        self._end(epoch, Event.FAILED)
-        for member in epoch.members:
-            if member is not reporter:
-                member.connection.send(failed)
-            member.connection.close()  # sends what is buffered first
+        self._end(epoch, Event.FAILED, failed, reporter)
 
     def _drop(self, epoch: Epoch, member: Member, rank: int) -> None:
         """The rank's place is free again."""
@@ -298,10 +303,7 @@ class JobTable:
             epoch.uplink.send(left)
 
     def finish(self, epoch: Epoch) -> None:
-        self._end(epoch, Event.ALL_LEFT)
-        for member in epoch.members:
-            member.connection.send(messages.Bye())
-            member.connection.close()
+        self._end(epoch, Event.ALL_LEFT, messages.Bye())
 
     # What the parent says.
 

@@ -184,6 +184,7 @@ class SeatsAtParent:
         self._forget(self._job)
         if self._greeting is not None:
             self._greeting.end()
+            self._greeting = None  # it leads back here
         if self._beat_timer is not None:
             self._beat_timer.cancel()
         for seat in self._seats.values():

@@ -20,7 +20,6 @@ from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
 from jax_passing.switch.meetings.seats import Seat
 from jax_passing.switch.server.dispatch import Dispatcher
-from jax_passing.switch.server.member_conversation import MemberConversation
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
@@ -30,6 +29,7 @@ class ControlPlane:
     """
     Attributes:
       instance: tells this start of this switch from any other.
+      jobs, quota, dispatcher, outside, counts: what conversations with members need (`member_conversation.py`).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ControlPlane:
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
-        self._outside = outside
+        self.outside = outside
         self._parent = settings.parent
         self._switch_key = switch_key
         self._slots_per_job = settings.slots_per_job
@@ -54,22 +54,18 @@ class ControlPlane:
         slots_per_address = settings.slots_per_address
         if slots_per_address is None:
             slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * settings.slots_per_job)
-        self._jobs = JobTable(
+        self.jobs = JobTable(
             data_plane,
             outside,
             lease_s=settings.lease_s,
             slots_per_address=slots_per_address,
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
-        self._quota = ConnectionQuota(connections_max, settings.connections_per_address)
-        self._dispatcher = Dispatcher(data_plane, self._jobs, self._questions, outside, self._abilities)
-        self._meetings = Meetings(self._jobs, outside, settings.parent, self.instance, self.key_of)
-        self._watch = Watch(data_plane, self._jobs, outside, settings.lease_s)
-        self._counts: Counter[str] = Counter()
-
-    def accept(self) -> MemberConversation:
-        """With whoever connects."""
-        return MemberConversation(self, self._jobs, self._dispatcher, self._quota, self._outside, self._counts)
+        self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
+        self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, outside, self._abilities)
+        self._meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
+        self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s)
+        self.counts: Counter[str] = Counter()
 
     def hello(self) -> messages.Hello:
         return messages.Hello(
@@ -90,13 +86,13 @@ class ControlPlane:
 
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
         """Raises RefusalError."""
-        now = self._outside.now()
+        now = self.outside.now()
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
             check_version(join, connection.own_name)
             return Member(connection, join.instance, address, heard=now, alone_since=now, rack=join.name)
         member = Member(connection, join.instance, address, heard=now, alone_since=now, switches=join.switches)
-        self._jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
+        self.jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 
     def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
@@ -114,16 +110,16 @@ class ControlPlane:
         """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
         self._watch.stop()
         self._meetings.stop()
-        for epoch in self._jobs.epochs():
+        for epoch in self.jobs.epochs():
             text = (
                 f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "
                 "every host."
             )
-            self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
+            self.jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
 
     def stats(self) -> dict[str, int]:
         """Counters since the start."""
-        return dict(self._counts + self._jobs.counts + self._quota.counts + self._watch.counts)
+        return dict(self.counts + self.jobs.counts + self.quota.counts + self._watch.counts)
 
     def _abilities(self) -> Abilities:
         data_plane = self._data_plane
@@ -141,10 +137,10 @@ class ControlPlane:
         return Uplink(
             self._parent,
             epoch,
-            self._jobs,
+            self.jobs,
             self._questions,
             self._data_plane,
-            self._outside,
+            self.outside,
             self._secret,
             self.key_of(epoch.job.name),
         )

@@ -21,6 +21,7 @@ from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
 from jax_passing.switch.server.control_plane import ControlPlane
+from jax_passing.switch.server.member_conversation import MemberConversation
 from jax_passing.switch.server.settings import SwitchSettings
 
 log = logging.getLogger("jax_passing.switch")
@@ -263,7 +264,7 @@ class ControlServer:
         return {**self.plane.stats(), **failed}
 
     def _accept(self) -> Stream:
-        return Stream(self, self.plane.accept(), None, is_caller=False)
+        return Stream(self, MemberConversation(self.plane), None, is_caller=False)
 
     # What streams use.
 

@@ -2,8 +2,6 @@
 
 import logging
 import ssl
-from collections import Counter
-from typing import Protocol
 
 import msgspec
 
@@ -12,14 +10,12 @@ from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
-from jax_passing.protocol.outside import Connection, Outside, Timer, UnreadError
+from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.jobs.epoch_states import State
 from jax_passing.switch.jobs.epochs import Member
-from jax_passing.switch.jobs.jobs import JobTable
-from jax_passing.switch.jobs.quotas import ConnectionQuota
 from jax_passing.switch.meetings.seats import Seat
-from jax_passing.switch.server.dispatch import Dispatcher
+from jax_passing.switch.server.control_plane import ControlPlane
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -28,43 +24,11 @@ FIRST_MESSAGE_S = 10.0
 PLAIN_GREETING_S = 0.5
 
 
-class Greeter(Protocol):
-    """What a conversation asks of the control plane until its member is admitted."""
-
-    def hello(self) -> messages.Hello: ...
-
-    def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
-        """Raises RefusalError."""
-
-    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
-        """For a host that is to meet the others of its job, or for all such hosts of a rack."""
-
-    def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
-        """Its name at this switch."""
-
-    @property
-    def has_key(self) -> bool: ...
-
-    def key_of(self, job: str) -> bytes | None:
-        """None: this switch has no key."""
-
-
 class MemberConversation:
-    def __init__(
-        self,
-        greeter: Greeter,
-        jobs: JobTable,
-        dispatcher: Dispatcher,
-        quota: ConnectionQuota,
-        outside: Outside,
-        counts: Counter[str],
-    ):
-        self._greeter = greeter
-        self._jobs = jobs
-        self._dispatcher = dispatcher
-        self._quota = quota
-        self._outside = outside
-        self._counts = counts
+    def __init__(self, plane: ControlPlane):
+        self._plane = plane
+        self._jobs, self._quota = plane.jobs, plane.quota
+        self._outside = plane.outside
         self._connection: Connection | None = None
         self._job = ""  # as the member calls it
         self._member: Member | None = None  # once admitted
@@ -90,7 +54,7 @@ class MemberConversation:
             return
         self._has_entered = True
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
-        if self._greeter.has_key:
+        if self._plane.has_key:
             self._greeting = self._outside.call_later(PLAIN_GREETING_S, self._greet)
         else:
             self._greet()
@@ -99,7 +63,7 @@ class MemberConversation:
         assert self._connection is not None
         if not self._is_greeted:
             self._is_greeted = True
-            self._connection.send(self._greeter.hello())
+            self._connection.send(self._plane.hello())
 
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
@@ -123,7 +87,7 @@ class MemberConversation:
             elif member is None:
                 self._on_first(line)
             else:
-                self._dispatcher.dispatch(self._job, member, line)
+                self._plane.dispatcher.dispatch(self._job, member, line)
         except msgspec.DecodeError as error:
             self._refuse_to_understand(error)
 
@@ -135,7 +99,7 @@ class MemberConversation:
             self._refuse_to_understand(error)
             return
         if isinstance(error, ssl.SSLError) and not self._is_secured:
-            self._counts["connections_without_key"] += 1
+            self._plane.counts["connections_without_key"] += 1
             whose = f"the key of job {self._secured_job!r}" if self._secured_job else "a job's key"
             log.warning("closing the connection of %s: it doesn't know %s (%s)", self._connection.name, whose, error)
         elif error is not None:
@@ -152,7 +116,7 @@ class MemberConversation:
         assert self._connection is not None
         if self._is_over:
             return False
-        if not self._greeter.has_key:
+        if not self._plane.has_key:
             problem = "it has a key, and this switch has none: start both with a key (--key-file), or neither"
         elif self._is_greeted:
             problem = f"it began a handshake only after {PLAIN_GREETING_S:g} s, and has to try again"
@@ -168,19 +132,19 @@ class MemberConversation:
 
     def key_of(self, job: str) -> bytes | None:
         self._secured_job = job
-        return self._greeter.key_of(job)
+        return self._plane.key_of(job)
 
     def secured(self) -> None:
         assert self._connection is not None
         self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
-        self._connection.send(self._greeter.hello())
+        self._connection.send(self._plane.hello())
 
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
         assert self._connection is not None
         job = join.job
-        if not self._greeter.has_key:
+        if not self._plane.has_key:
             return
         if join.protocol_version != messages.PROTOCOL_VERSION:
             versions = messages.PROTOCOL_VERSION, "what joins there", join.protocol_version
@@ -198,7 +162,7 @@ class MemberConversation:
         try:
             join = messages.decode_first(line)
         except messages.ForeignVersionError as error:
-            self._counts["joins_refused"] += 1
+            self._plane.counts["joins_refused"] += 1
             versions = messages.PROTOCOL_VERSION, "what joins there", error.version
             self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
             return
@@ -209,9 +173,9 @@ class MemberConversation:
             raise msgspec.DecodeError(f"the first message is {type(join).__name__}, not Join")
         try:
             self._check_key(join)
-            self._member = self._greeter.admit(join, self._connection)
+            self._member = self._plane.admit(join, self._connection)
         except RefusalError as refusal:
-            self._jobs.refused(self._greeter.name_of_job(join), str(refusal))
+            self._jobs.refused(self._plane.name_of_job(join), str(refusal))
             self._turn_away(str(refusal), join.job)
             return
         self._job = join.job
@@ -229,13 +193,13 @@ class MemberConversation:
         try:
             self._check_key(said)
         except RefusalError as refusal:
-            self._counts["joins_refused"] += 1
+            self._plane.counts["joins_refused"] += 1
             self._turn_away(str(refusal), said.job)
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
         self._job = said.job
-        self._seat = self._greeter.seat(said.job, self._connection, is_racks=first is not said)
+        self._seat = self._plane.seat(said.job, self._connection, is_racks=first is not said)
         self._seat.hear(first)
 
     def _on_silence(self) -> None:
@@ -253,7 +217,7 @@ class MemberConversation:
 
     def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
         assert self._connection is not None
-        self._counts["messages_malformed"] += 1
+        self._plane.counts["messages_malformed"] += 1
         log.warning("closing the connection of %s: %s", self._connection.name, error)
         self._end("sent a message that the switch doesn't understand")
 

@@ -1,9 +1,7 @@
 """The switch process: the control plane's server, and the data plane that it drives."""
 
 import asyncio
-import ctypes
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -31,7 +29,6 @@ log = logging.getLogger("jax_passing.switch")
 
 BACKLOG = 256
 LOG_PERIOD_S = 1.0
-GARBAGE_PERIOD_S = 10.0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -137,18 +134,6 @@ def run(settings: SwitchSettings) -> None:
             limit.tell(time.time())
             loop.call_later(LOG_PERIOD_S, tell_of_left_out)
 
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-
-        # Epochs that are over and connections that are closed hold each other. Python looks for such circles after so
-        # many new objects that 15 KB for each job stayed for an hour. What is free between pieces in use, malloc keeps,
-        # unless it is told otherwise: more than 1 MB after a few hundred jobs with keys.
-        def collect_garbage() -> None:
-            gc.collect()
-            if trim is not None:
-                trim(0)
-            loop.call_later(GARBAGE_PERIOD_S, collect_garbage)
-
-        collect_garbage()
         tell_of_left_out()
         return await serve(settings, stop, listening)
 

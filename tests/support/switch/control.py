@@ -162,7 +162,7 @@ class Switch:
         """Waits until these and no other ranks have joined here."""
 
         def joined():
-            return {rank for epoch in self.plane._jobs.epochs() if epoch.job.name == job for rank in epoch.joined()}
+            return {rank for epoch in self.plane.jobs.epochs() if epoch.job.name == job for rank in epoch.joined()}
 
         await until(lambda: joined() == set(ranks))
 

@@ -55,13 +55,13 @@ async def kill(switch):
     """Ends a switch as SIGKILL does: its connections close, and nobody is told why."""
     switch.server._server.close()
     switch.plane._watch.stop()
-    for epoch in switch.plane._jobs.epochs():
+    for epoch in switch.plane.jobs.epochs():
         epoch.state = State.OVER
         if epoch.uplink is not None:
             epoch.uplink.close()
     for stream in list(switch.server._streams):
         stream.give_up()
-    switch.plane._jobs._jobs.clear()
+    switch.plane.jobs._jobs.clear()
     await switch.server._server.wait_closed()
 
 

@@ -190,12 +190,12 @@ def test_one_input(data: bytes) -> None:
     _pass(world, 60.0)
     process = switch.process
     assert process.data_plane.running == {}, process.data_plane.running
-    assert not list(process.plane._jobs.epochs()), list(process.plane._jobs.epochs())
+    assert not list(process.plane.jobs.epochs()), list(process.plane.jobs.epochs())
     meetings = process.plane._meetings
     assert not meetings._meetings, meetings._meetings
     assert not meetings._at_parent, meetings._at_parent
     assert not meetings._seats_of_racks, meetings._seats_of_racks
-    assert not process.plane._quota._count, process.plane._quota._count
+    assert not process.plane.quota._count, process.plane.quota._count
 
 
 def _pass(world: World, time_s: float) -> None:

@@ -163,7 +163,7 @@ def test_refusals_say_why(changes, message):
 async def test_hosts_that_list_the_same_switches_in_another_order(switch):
     await switch.join(0, switches=(switch.instance, "y"))
     await switch.has(0)
-    (epoch,) = switch.plane._jobs.epochs()
+    (epoch,) = switch.plane.jobs.epochs()
     message = "Ranks 1 and 0 differ in the switches that they list as number "
     refused = await (await switch.join(1, switches=("y", switch.instance))).refusal()
     assert message + "1, 2" in refused
@@ -290,5 +290,5 @@ async def test_a_job_named_like_a_shard_is_refused(tree, root, rack):
 async def test_parents_in_a_circle_are_refused(tree, root):
     rack = await tree.add(root)
     root.plane._parent = rack.address
-    root.plane._jobs._uplink_for = root.plane._uplink_for
+    root.plane.jobs._uplink_for = root.plane._uplink_for
     assert "lead in a circle" in await (await rack.join(0, 2)).refusal()

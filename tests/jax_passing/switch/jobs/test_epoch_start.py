@@ -278,7 +278,7 @@ async def test_who_goes_while_switches_prepare_is_waited_for_again(tree, root, l
     left.data_plane.offered = GROUP
     hosts = await join_all(left, right)
     assert isinstance(await hosts[0].receive(), messages.GroupOffer)
-    await until(lambda: any(epoch.attempt for epoch in right.plane._jobs.epochs()))
+    await until(lambda: any(epoch.attempt for epoch in right.plane.jobs.epochs()))
     hosts[3].writer.close()
     await right.has(2)
     left.data_plane.offered = None
@@ -293,7 +293,7 @@ async def test_who_goes_while_switches_prepare_is_waited_for_again(tree, root, l
 
 @in_tree(slots_per_job=512)
 async def test_a_switch_without_free_slots_ends_the_joins_only(tree, root, left, right):
-    root.plane._jobs.starts._partition = SlotPartition(4096)
+    root.plane.jobs.starts._partition = SlotPartition(4096)
     for name in ("one", "two"):
         hosts = [await left.join(rank, 2, job=name) for rank in range(2)]
         for host in hosts:

@@ -104,7 +104,7 @@ async def test_leave_is_a_barrier(switch):
 async def test_who_left_may_go(switch):
     hosts, _ = await switch.job()
     hosts[0].send(messages.Leave())
-    (epoch,) = switch.plane._jobs.epochs()
+    (epoch,) = switch.plane.jobs.epochs()
     await until(lambda: epoch.left == {0})
     hosts[0].writer.close()
     await until(lambda: len(switch.server._streams) == 1)
@@ -261,7 +261,7 @@ async def test_leave_is_a_barrier_over_all_racks(tree, root, left, right):
     hosts, _ = await job(left, right)
     for host in hosts[:3]:
         host.send(messages.Leave())
-    (epoch,) = right.plane._jobs.epochs()
+    (epoch,) = right.plane.jobs.epochs()
     await until(lambda: epoch.left == {0, 1, 2})
     hosts[3].send(messages.Query())
     assert await hosts[3].receive() == messages.SlotState(left=(0, 1, 2))

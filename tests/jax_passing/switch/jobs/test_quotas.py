@@ -162,7 +162,7 @@ async def test_a_thousand_connections_keep_no_host_out_and_are_refused_by_name(s
         host.send(messages.Leave())
     for host in running:
         assert await host.receive() == messages.Bye()
-    await until(lambda: not switch.plane._quota._count)
+    await until(lambda: not switch.plane.quota._count)
 
 
 @scenario(connections_per_address=2)
@@ -243,14 +243,14 @@ async def test_half_of_the_slots_are_for_others_unless_that_is_room_for_few_jobs
     for per_job, expected in ((16, 512), (128, 512), (256, 1024)):
         plane = ControlPlane(switch.data_plane, switch.server, SwitchSettings(slots_per_job=per_job))
         plane._watch.stop()
-        assert plane._jobs.starts._partition._per_owner == expected
+        assert plane.jobs.starts._partition._per_owner == expected
 
 
 @scenario()
 async def test_a_job_whose_ranks_never_come_holds_no_slots(switch):
     for number in range(30):
         await switch.join(0, 2, job=f"waiting {number}")
-    await until(lambda: len(switch.plane._jobs.epochs()) == 30)
+    await until(lambda: len(switch.plane.jobs.epochs()) == 30)
     for number in range(4):
         await switch.job(job=f"job {number}")  # all of the switch's slots
 

@@ -67,7 +67,7 @@ def test_a_rank_that_never_leaves_holds_no_slots(monkeypatch, caplog):
         hosts, welcome = await switch.job(3)
         hosts[0].send(messages.Leave())
         await until(lambda: not switch.data_plane.running)
-        assert not switch.plane._jobs.starts._partition._ranges
+        assert not switch.plane.jobs.starts._partition._ranges
         assert "job 'a', epoch 1: rank 0 left, ranks 1, 2 stay: its slots are free again" in caplog.text
         assert switch.plane.stats()["slots_freed_early"] == 1
 
@@ -90,9 +90,9 @@ def test_a_rank_that_never_leaves_holds_no_slots(monkeypatch, caplog):
 async def test_a_rank_that_never_leaves_holds_no_slots_in_a_tree(tree, root, left, right):
     hosts, _ = await job(left, right)
     hosts[3].send(messages.Leave())
-    await until(lambda: all(epoch.left for switch in (root, left, right) for epoch in switch.plane._jobs.epochs()))
+    await until(lambda: all(epoch.left for switch in (root, left, right) for epoch in switch.plane.jobs.epochs()))
     for switch in (root, left, right):
-        (epoch,) = switch.plane._jobs.epochs()
+        (epoch,) = switch.plane.jobs.epochs()
         epoch.left_since -= watch.LEAVE_LEASES * 30.0
     await until(lambda: not any(switch.data_plane.running for switch in (root, left, right)))
     for host in hosts[:3]:
@@ -187,7 +187,7 @@ async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
     await switch.job(job="a")
     with (
         mock.patch.object(watch, "end_waits", lambda jobs, epoch, now: fail() if epoch.job.name == "a" else None),
-        mock.patch.object(switch.plane._jobs, "fail", fail),
+        mock.patch.object(switch.plane.jobs, "fail", fail),
     ):
         await until(lambda: switch.plane.stats().get("watches_failed", 0) > 1)
     others, _ = await switch.job(job="b")
@@ -200,9 +200,9 @@ async def test_a_job_that_cant_even_be_ended_ends_no_other(switch):
 async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent(tree, root):
     lost = []
     rack = await tree.add(root)
-    root.plane._jobs.starts.group_lost = lambda epoch, member: lost.append(member.rack)
+    root.plane.jobs.starts.group_lost = lambda epoch, member: lost.append(member.rack)
     await job(rack)
-    (epoch,) = rack.plane._jobs.epochs()
+    (epoch,) = rack.plane.jobs.epochs()
     rack.data_plane.deaf = True
     await asyncio.sleep(0.3)
     assert not lost  # results never came to a group

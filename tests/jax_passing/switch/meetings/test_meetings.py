@@ -37,8 +37,8 @@ async def test_a_host_that_vanished_is_waited_for_once(switch):
     joined = [await switch.join(rank, 3, job="a", instance=f"host {rank}") for rank in range(3)]
     for host in joined:
         assert isinstance(await host.receive(), messages.Welcome)
-    epoch = switch.plane._jobs.of("a").epoch
-    switch.plane._jobs.lose(epoch, epoch.member_of(2), "was silent for 30 s")
+    epoch = switch.plane.jobs.of("a").epoch
+    switch.plane.jobs.lose(epoch, epoch.member_of(2), "was silent for 30 s")
     for rank in (0, 1):
         hosts[rank].send(meet(rank, 3, 1, wait_s=0.0, step=5, meeting=first.meeting, hosts=2))
     (second, *_) = await met(*hosts[:2])

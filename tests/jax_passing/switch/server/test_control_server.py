@@ -33,7 +33,7 @@ async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
         raise RuntimeError("a fault")
 
     hosts, _ = await switch.job(2)
-    switch.plane._dispatcher.dispatch = raises
+    switch.plane.dispatcher.dispatch = raises
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     hosts[1].send(messages.Heartbeat())
     assert (await hosts[0].receive()).ranks == (1,)
@@ -71,14 +71,14 @@ def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
 async def test_a_host_that_says_much_lets_others_speak(switch):
     hosts, _ = await switch.job(1)
     lines, lines_at_once = 0, []
-    dispatch = switch.plane._dispatcher.dispatch
+    dispatch = switch.plane.dispatcher.dispatch
 
     def count(*args):
         nonlocal lines
         lines += 1
         dispatch(*args)
 
-    switch.plane._dispatcher.dispatch = count
+    switch.plane.dispatcher.dispatch = count
     hosts[0].send(messages.encode(messages.Heartbeat()) * 5000)
     while lines < 5000:
         before = lines
@@ -120,7 +120,7 @@ def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
         elif end == "hanging up":
             writer.close()
         await until(lambda: not switch.server._streams)
-        assert not switch.plane._quota._count
+        assert not switch.plane.quota._count
         writer.close()
 
     run()

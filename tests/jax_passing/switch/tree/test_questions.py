@@ -39,7 +39,7 @@ async def test_a_device_that_fails_to_say_what_its_slots_hold(switch):
 async def test_queries_name_the_missing_ranks(switch):
     hosts, welcome = await switch.job(4)
     hosts[2].send(messages.Leave())
-    (epoch,) = switch.plane._jobs.epochs()
+    (epoch,) = switch.plane.jobs.epochs()
     await until(lambda: epoch.left == {2})
     hosts[0].send(messages.Query(welcome.slot_first + 3, 1))
     assert await hosts[0].receive() == messages.SlotState(

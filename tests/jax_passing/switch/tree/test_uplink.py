@@ -1,8 +1,214 @@
-"""What a switch passes to its parent and back, through several levels."""
+"""A rack's switch and its parent: what passes between them, and a parent that is late, gone, silent or no switch."""
 
-from support.switch.control_trees import in_tree, job
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.switch.control_trees import LEASE_S, in_tree, job, kill
+from support.switch.foreign_messages import foreign_messages
 
 from jax_passing.protocol import control_messages as messages
+
+
+@in_tree()
+async def test_a_lost_root_is_named_by_the_racks(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    await kill(root)
+    for host, rack in zip(hosts, (left, left, right, right), strict=True):
+        failed = await host.receive()
+        assert failed.kind == "SwitchLostError"
+        assert f"The switch at {rack.name} lost its parent, the switch at {root.name}" in failed.message
+        assert await host.receive() is None
+
+
+@in_tree(lease_s=LEASE_S)
+async def test_a_silent_root_is_lost_when_its_lease_ends(tree, root, left, right):
+    hosts, _ = await job(left, right, each=1)
+    root.plane._watch.stop()
+    for connection in root.server._streams:
+        connection.send = lambda _: True
+    answer = messages.Heartbeat()
+    while answer == messages.Heartbeat():
+        hosts[0].send(messages.Heartbeat())
+        answer = await hosts[0].receive()
+        await asyncio.sleep(0.05)
+    assert answer.kind == "SwitchLostError"
+    assert f"its parent, the switch at {root.name}" in answer.message
+
+
+@in_tree(racks=1)
+async def test_the_parent_may_start_later(tree, root, rack):
+    address = root.address
+    await kill(root)
+    hosts = [await rack.join(rank, 2) for rank in range(2)]
+    await asyncio.sleep(0.3)
+    await tree.add(listen=address)
+    for host in hosts:
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@in_tree(racks=1)
+async def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(tree, root, rack):
+    await kill(root)
+    host = await rack.join(0, 2, join_deadline_s=2.0)
+    refused = await host.receive()
+    assert refused.kind == "SwitchUnreachableError"
+    assert f"The switch at {rack.name} can't reach its parent, the switch at {root.name}" in refused.message
+
+
+@pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
+def test_a_parent_whose_packets_come_from_no_ip_address_of_one_machine(data_host):
+    async def parent(_, writer):
+        writer.write(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, data_host, 4242, "p")))
+
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+        assert refused.kind == "SwitchUnreachableError"
+        assert "IP address" in refused.message
+        server.close()
+
+    run()
+
+
+@in_tree(racks=1)
+async def test_a_parents_name_that_no_resolver_takes(tree, root, rack):
+    rack.plane._parent = ("a..b", 7171)
+    refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+    assert refused.kind == "SwitchUnreachableError"
+    assert "label empty or too long" in refused.message
+    rack.plane._parent = root.address
+    await job(rack)
+
+
+@in_tree(racks=1)
+async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
+    """A rank that has left may be silent, and nobody would notice."""
+
+    async def parent(reader, writer):
+        def say(*several):
+            writer.write(b"".join(map(messages.encode, several)))
+
+        say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"))
+        for _ in range(2):  # the rack's join, and its rank's
+            await reader.readline()
+        say(messages.Left((0,)), messages.Prepare(1, 256, 360, False, (0,)))
+        await reader.readline()
+        say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(parent, "127.0.0.1", 0)
+    rack.plane._parent = server.sockets[0].getsockname()
+    assert isinstance(await (await rack.join(0, 2)).receive(), messages.Welcome)
+    (epoch,) = rack.plane.jobs.epochs()
+    assert not epoch.left
+    server.close()
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(st.lists(foreign_messages, max_size=6))
+def test_nothing_that_a_parent_says_stops_a_rack(several):
+    async def parent(reader, writer):
+        for message in (messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"), *several):
+            writer.write(message if isinstance(message, bytes) else messages.encode(message))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        first = await rack.join(0, 1, job="b", join_deadline_s=0.02)
+        await first.receive()
+        server.close()
+        rack.plane._parent = root.address
+        await job(rack)
+        assert rack.is_watched
+
+    run()
+
+
+class SpokenParent:
+    """A parent for which the test speaks."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, rack):
+        self, connected = cls(), asyncio.Event()
+
+        async def parent(reader, writer):
+            self.reader, self.writer = reader, writer
+            self.say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "parent"))
+            connected.set()
+
+        server = await asyncio.start_server(parent, "127.0.0.1", 0)
+        rack.plane._parent = server.sockets[0].getsockname()
+        self.connected = connected.wait()
+        yield self
+        server.close()
+
+    def say(self, message):
+        self.writer.write(messages.encode(message))
+
+    async def hear(self, kind):
+        """The next message of this kind."""
+        while True:
+            message = messages.decode_from_member(await asyncio.wait_for(self.reader.readline(), 10))
+            if isinstance(message, kind):
+                return message
+
+
+def counts_on(attempt, *ranks):
+    return messages.Prepare(attempt, 256, 360, False, ranks)
+
+
+@in_tree(racks=0)
+async def test_a_rack_prepares_once_its_parent_counts_on_its_ranks_and_no_others(tree, root):
+    """Else a host that the parent is about to refuse would contribute."""
+    rack = await tree.add(root)
+    async with SpokenParent.of(rack) as parent:
+        host, stray = await rack.join(0, 2), await rack.join(1, 2)
+        await parent.connected
+        assert {(await parent.hear(messages.RankJoin)).rank for _ in range(2)} == {0, 1}
+        parent.say(counts_on(1, 0))  # its rank 1 is elsewhere; what it says of this one comes later
+        parent.say(messages.Refused("JoinError", "Rank 1 is elsewhere.", 1))
+        assert await stray.refusal() == "Rank 1 is elsewhere."
+        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.RankGone(1)
+        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.Prepared(1)
+        (epoch,) = rack.plane.jobs.epochs()
+        assert [member.ranks.keys() for member in epoch.members] == [{0}]
+        # From now on it has said who contributes.
+        late = await rack.join(1, 2)
+        assert "is starting (epoch 1) with 2 other hosts: rank 1 is among them" in await late.refusal()
+        parent.say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        assert isinstance(await host.receive(), messages.Welcome)
+
+
+@in_tree(racks=0)
+async def test_what_the_parent_announced_is_void_when_it_is_lost_or_counts_anew(tree, root):
+    rack = await tree.add(root)
+    async with SpokenParent.of(rack) as parent:
+        await rack.join(0, 3), await rack.join(1, 3)
+        await parent.connected
+        for _ in range(2):
+            await parent.hear(messages.RankJoin)
+        parent.say(counts_on(1, 0))
+        parent.say(counts_on(2, 0, 1))
+        assert await parent.hear(messages.Prepared) == messages.Prepared(2)
+        parent.say(counts_on(3, 0))
+        await asyncio.sleep(0.05)
+        (epoch,) = rack.plane.jobs.epochs()
+        assert (epoch.state.value, epoch.announced) == ("forming", counts_on(3, 0))
+        parent.writer.close()
+        await asyncio.sleep(0.05)
+        assert epoch.announced is None
 
 
 @in_tree(racks=0)
