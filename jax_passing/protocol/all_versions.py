@@ -1,0 +1,73 @@
+"""The messages by which hosts and switches of different versions tell their users so: they stay what they are."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from jax_passing.config import SHARDS_MAX, Seconds
+from jax_passing.protocol.message_fields import Name, Port, Rank, Text, Version
+
+PROTOCOL_VERSION = 8
+
+
+class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class ForeignVersionError(msgspec.DecodeError):
+    """A first message that can't be understood, of another version."""
+
+    def __init__(self, version: int):
+        super().__init__(f"it speaks protocol version {version}, we speak {PROTOCOL_VERSION}")
+        self.version = version
+
+
+class Hello(Message, frozen=True, forbid_unknown_fields=False):
+    """A switch says first who it is, and where packets go. `secured`: whoever joins must have a key, and speak TLS from
+    the first byte on. By TLS it is the switch's own word. Another version's may say more."""
+
+    protocol_version: Version
+    data_host: str  # for racks' switches an IP address; empty: the host of this connection
+    data_port: Port
+    instance: Name  # tells this switch from any other, whatever its addresses
+    secured: bool = False
+
+
+class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
+    """What a host of any version says first, among more. These fields, Hello and Refused stay what they are in all
+    versions, so that hosts and switches of different ones can tell their users.
+
+    `switches`: the instances of all that the job is spread over, this one among them, in the order of its shards.
+    `instance` tells this process from any other, so that it may replace a connection of its own: it is random, and
+    switches tell it to their parents only.
+    """
+
+    protocol_version: Version
+    job: Name
+    rank: Annotated[int, Meta(ge=0)]
+    world_size: Annotated[int, Meta(ge=1)]
+    switches: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
+    udp_port: Port
+    instance: Name
+    join_deadline_s: Seconds
+
+
+class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_fields=False):
+    """What a rack's switch of any version says first, as ForeignJoin. `name`: its address, for people. `instance` is as
+    a host's, not the one of its Hello, which anybody may read."""
+
+    protocol_version: Version
+    job: Name
+    instance: Name
+    name: Name
+    udp_port: Port
+
+
+class Refused(Message, frozen=True, forbid_unknown_fields=False):
+    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: only of this one. Another
+    version's may say more."""
+
+    kind: Name
+    message: Text
+    rank: Rank | None = None

@@ -1,0 +1,170 @@
+"""What a host and its switch say to each other about a job: how it joins, runs and ends."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from jax_passing.config import Gbit, Seconds
+from jax_passing.protocol.all_versions import ForeignJoin, Message
+from jax_passing.protocol.keys import KEY_BYTES, packet_key
+from jax_passing.protocol.message_fields import (
+    RELAY_BYTES_MAX,
+    Facts,
+    Id,
+    Lanes,
+    Name,
+    Nonce,
+    Port,
+    RankSet,
+    Secret,
+    SlotCount,
+    Text,
+)
+from jax_passing.protocol.packet import WORKERS_MAX
+
+
+class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
+    """Host, first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts,
+    by name; one that isn't there is empty."""
+
+    link_gbit: Gbit | None = None
+    alike: Facts = msgspec.field(default_factory=dict)
+
+
+class GroupOffer(Message, frozen=True):
+    """Switch, when all ranks are here: join this multicast group, tell GroupReady, listen for probes.
+
+    Comes again, with another nonce, if a rank went away meanwhile. Welcome, which may come at any time, ends it.
+    """
+
+    address: Name
+    port: Port
+    job_id: Id
+    epoch: Id
+    nonce: Nonce  # of the probes
+
+
+class GroupReady(Message, frozen=True):
+    """Host: it has joined the group of this nonce, or has this problem with it."""
+
+    nonce: Nonce
+    problem: Text = ""
+
+
+class GroupHeard(Message, frozen=True):
+    """Host: it has heard all probes of this nonce."""
+
+    nonce: Nonce
+
+
+class GroupLost(Message, frozen=True):
+    """Host: results don't come by multicast any more."""
+
+
+class Welcome(Message, frozen=True):
+    """Switch: all ranks are here, the slots are reserved.
+
+    It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
+    its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
+    chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
+    offered last. `contribution_secret`, `result_secret`: if packets have tags, what their keys are derived from; the
+    former is this worker's alone. `nonce`: the root's, drawn for this epoch. `link_gbit`: the slowest host's link, of
+    those that are known; `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for
+    each host.
+    """
+
+    job_id: Id
+    epoch: Id
+    slot_first: Annotated[int, Meta(ge=0, lt=1 << 16)]
+    slot_count: SlotCount
+    worker: Annotated[int, Meta(ge=0, lt=WORKERS_MAX)]
+    lanes_per_chunk: Lanes
+    lease_s: Seconds
+    whole_chunks: bool = False
+    worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
+    multicast: bool = False
+    contribution_secret: Secret | None = None
+    result_secret: Secret | None = None
+    nonce: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
+
+    @property
+    def packet_keys(self) -> tuple[bytes, bytes] | None:
+        """Of our contributions and of results; None if packets have no tags."""
+        if self.contribution_secret is None or self.result_secret is None:
+            return None
+        return packet_key(self.contribution_secret), packet_key(self.result_secret)
+
+
+class Relay(Message, frozen=True):
+    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
+
+    The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
+    transport's; RELAYED_PROGRAM, then what host/programs.py encodes.
+    """
+
+    payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]
+
+
+class Query(Message, frozen=True):
+    """Host: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to meet the
+    others: for whom?"""
+
+    slot: Annotated[int, Meta(ge=0)] | None = None
+    version: Annotated[int, Meta(ge=0, le=1)] = 0
+
+
+class SlotState(Message, frozen=True):
+    """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
+
+    `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
+    switch knows nothing of it. To a host that waits to join, or to meet the others, only `trouble` says anything: for
+    whom.
+    """
+
+    left: RankSet
+    empty: bool = True
+    sequence: int = 0
+    complete: bool = False
+    missing: RankSet = ()
+    trouble: Text = ""
+
+
+class CountersQuery(Message, frozen=True):
+    """Host: what has the switch counted?"""
+
+
+class Counters(Message, frozen=True):
+    """Switch, to the host that asked: its data plane's counters since its start, of all jobs. Verdicts are by name."""
+
+    values: dict[str, int]
+
+
+class Heartbeat(Message, frozen=True):
+    """Host: still alive. The switch echoes it."""
+
+
+class Leave(Message, frozen=True):
+    """Host: no more sums. The switch says Bye when all ranks have left."""
+
+
+class Bye(Message, frozen=True):
+    pass
+
+
+class Fail(Message, frozen=True):
+    """Host: the job can't go on."""
+
+    kind: Name
+    message: Text
+    ranks: RankSet = ()
+
+
+class Failed(Message, frozen=True):
+    """Switch: the job is over."""
+
+    kind: Name
+    message: Text
+    ranks: RankSet = ()

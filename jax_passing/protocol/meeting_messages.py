@@ -1,0 +1,51 @@
+"""What is said by hosts that meet before they join, and to them (docs/train/elastic.md)."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from jax_passing.config import RANKS_MAX, Seconds
+from jax_passing.protocol.all_versions import Message
+from jax_passing.protocol.message_fields import MeetingId, Name, Rank, Version
+
+
+class Meet(Message, frozen=True):
+    """Host, first, to the first of its switches, before it joins: I wait for the others to meet (docs/train/elastic.md).
+
+    The connection is the host's seat in the job, and stays open until its session ends: whoever has a seat is waited
+    for. Comes again on it for each meeting; what was said before is then void.
+
+    `rank`: the one that it had, or that its launcher gave it. `step`: the last one that it completed, if it has the
+    state after it. `meeting`: the last one that it was in, 0 if none, and `hosts` how many of those that were there it
+    doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
+    `quorum`: how many of that meeting must be here, lest others of them meet somewhere else. `wait_s`: how long it
+    waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
+    before this one, too, and would rather meet there.
+    """
+
+    protocol_version: Version
+    job: Name
+    instance: Name
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    world_size_min: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    deadline_s: Seconds
+    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
+    step: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
+    meeting: MeetingId = 0
+    hosts: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
+    quorum: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
+    aside: bool = False
+
+
+class Met(Message, frozen=True):
+    """Switch, to all who meet: join as this rank of so many.
+
+    `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
+    """
+
+    meeting: MeetingId
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    survivors: Annotated[int, Meta(ge=0, le=RANKS_MAX)]
+    step: Annotated[int, Meta(ge=0)] | None = None

@@ -1,0 +1,36 @@
+"""The types of messages' fields, and their bounds: whatever a message says is limited in size."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from jax_passing.config import RANKS_MAX
+from jax_passing.protocol.keys import KEY_BYTES
+
+HEARTBEATS_PER_LEASE = 6  # a few may come late
+LEVELS_MAX = 8
+FACTS_MAX = 16
+TEXT_MAX = 16 * 1024  # characters; who composes a text of what others say cuts it
+LINE_BYTES_MAX = 64 * 1024
+RELAY_BYTES_MAX = 1024 * 1024
+RELAYED_ORDER, RELAYED_PROGRAM = b"\0", b"\1"
+# Base64 takes 4 bytes for 3; the rest of the line is short.
+RELAY_LINE_BYTES_MAX = RELAY_BYTES_MAX * 4 // 3 + 1024
+
+Version = Annotated[int, Meta(ge=0, le=1 << 31)]  # a fact of a host has room for its digits
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
+RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
+Id = Annotated[int, Meta(ge=1, le=65535)]
+SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
+Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three
+Nonce = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Path = Annotated[tuple[Name, ...], Meta(max_length=LEVELS_MAX)]
+SeatId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # of one connection
+MeetingId = Annotated[int, Meta(ge=0, lt=1 << 62)]  # random: two switches may each hold a meeting of one job
+FactName = Annotated[str, Meta(min_length=1, max_length=64)]
+FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
+Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
+Secret = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]

@@ -1,0 +1,116 @@
+"""What a rack's switch and its parent say to each other, beside what a host and its switch do."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
+from jax_passing.protocol.all_versions import ForeignRackJoin, Message, Refused
+from jax_passing.protocol.meeting_messages import Meet, Met
+from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path, Rank, RankSet, SeatId, SlotCount, Text
+
+
+class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
+    """A rack's switch, first. `data_host`: the IP address that its packets come from; empty: that of this
+    connection."""
+
+    data_host: Annotated[str, Meta(max_length=160)] = ""
+
+
+class RankJoin(Message, frozen=True):
+    """A rack's switch: this rank is here. What its host said, and what the switches on its way can do.
+
+    `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
+    waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
+    `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
+    instances of the switches on it.
+    """
+
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
+    instance: Name
+    host: Name
+    shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)]
+    alike: Facts
+    join_deadline_s: Seconds
+    wait_s: Seconds
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+    path: Annotated[Path, Meta(min_length=1)]
+    link_gbit: Gbit | None = None
+    switch_link_gbit: Gbit | None = None
+    tagged: bool = False
+
+
+class RankGone(Message, frozen=True):
+    """A rack's switch: this rank doesn't wait any more."""
+
+    rank: Rank
+
+
+class Prepare(Message, frozen=True):
+    """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
+
+    `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. `tagged`:
+    packets have tags, between all switches and hosts. Comes again, with another `attempt`, if a rank went away
+    meanwhile.
+    """
+
+    attempt: Annotated[int, Meta(ge=1)]
+    slot_count: SlotCount
+    lanes_per_chunk: Lanes
+    whole_chunks: bool
+    ranks: RankSet
+    tagged: bool = False
+
+
+class Prepared(Message, frozen=True):
+    """A rack's switch."""
+
+    attempt: int
+
+
+class Left(Message, frozen=True):
+    """Between switches: there will be no more sums of these ranks."""
+
+    ranks: RankSet
+
+
+class Ask(Message, frozen=True):
+    """A switch, to its parent or to a rack's switch: on your side, who is missing in this chunk?
+
+    `slot`: counted from the job's first one.
+    """
+
+    id: Annotated[int, Meta(ge=0)]
+    slot: Annotated[int, Meta(ge=0)]
+    version: Annotated[int, Meta(ge=0, le=1)]
+    sequence: Nonce
+    patience_s: Seconds
+
+
+class Answer(Message, frozen=True):
+    """To an Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result too."""
+
+    id: int
+    missing: RankSet
+    received: bool
+    complete: bool
+    trouble: Text = ""
+
+
+class RackMeet(Message, frozen=True):
+    """A rack's switch, first, over one connection for all of its hosts that have seats in a job: the host in this one
+    says so. Without `said` it has given the seat up, or is gone. `path`: the instances of the switches on its way."""
+
+    seat: SeatId
+    said: Meet | None = None
+    path: Path = ()
+
+
+class RackMet(Message, frozen=True):
+    """Switch, to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
+
+    seat: SeatId
+    answer: Met | Refused | None = None
