@@ -35,7 +35,7 @@ def switch(
     slot_total: Annotated[int | None, typer.Option(help="The switch has so many slots.", show_default="16384")] = None,
     slots_per_job: Annotated[
         int | None,
-        typer.Option(help="Each job gets so many slots, a power of two.", show_default="1024; bmv2: 32"),
+        typer.Option(help="Each job gets so many slots, a power of two.", show_default="1024; bmv2: 16"),
     ] = None,
     lanes_per_chunk: Annotated[
         int | None, typer.Option(help="A packet carries so many lanes of 32 bits.", show_default="360")

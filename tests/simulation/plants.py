@@ -12,7 +12,7 @@ def _never_counts_epochs() -> None:
     true = JobTable._epoch_to_join
 
     def patched(self, *arguments):
-        self._epoch_count = Counter()
+        self._numbers._epoch_count = Counter()
         return true(self, *arguments)
 
     JobTable._epoch_to_join = patched

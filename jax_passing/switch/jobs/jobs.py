@@ -15,11 +15,11 @@ from jax_passing.switch.jobs.admission import RefusalError, check_fits
 from jax_passing.switch.jobs.epoch_start import EpochStart
 from jax_passing.switch.jobs.epoch_states import Event, State
 from jax_passing.switch.jobs.epochs import Epoch, Job, Member, ParentConnection
+from jax_passing.switch.jobs.numbers import Numbers
 
 log = logging.getLogger("jax_passing.switch")
 
 JOBS_MAX = 4096  # remembered ones, for their numbers
-ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no epoch
 
 
 class JobTable:
@@ -40,12 +40,7 @@ class JobTable:
         self._lease_s = lease_s
         self._uplink_for = uplink_for
         self._jobs: dict[str, Job] = {}
-        # Jobs' numbers, and the epochs of each, begin anywhere: who isn't in a job can't guess them, and a packet that
-        # was on its way when the switch was restarted has others. No pair of the two comes back in a switch's life: by
-        # that pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's.
-        self._number_last = outside.random_bits(16)
-        self._epoch_first: dict[int, int] = {}  # by the job's number, counted from 0
-        self._epoch_count: Counter[int] = Counter()
+        self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
         self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
 
@@ -66,25 +61,9 @@ class JobTable:
                 if idle is None:
                     raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
                 del self._jobs[idle.name]
-            job = Job(name, self._unused_number())
+            job = Job(name, self._numbers.new_job({known.number for known in self._jobs.values()}))
         self._jobs[name] = job  # last in the dict: used most recently
         return job
-
-    def _unused_number(self) -> int:
-        taken = {known.number for known in self._jobs.values()}
-        for _ in range(ID_MAX):
-            self._number_last = self._number_last % ID_MAX + 1
-            if self._number_last not in taken and self._epoch_count[self._number_last] < ID_MAX:
-                return self._number_last
-        raise RefusalError("This switch has used all numbers of jobs and epochs, four thousand million: restart it.")
-
-    def _new_epoch(self, job: Job, world_size: int) -> Epoch:
-        if self._epoch_count[job.number] == ID_MAX:
-            job.number = self._unused_number()
-        first = self._epoch_first.setdefault(job.number, self._outside.random_bits(16))
-        number = (first + self._epoch_count[job.number]) % ID_MAX + 1
-        self._epoch_count[job.number] += 1
-        return Epoch(job, number, world_size)
 
     def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
         """The same process again: it gave an old connection up, though that news may not have arrived."""
@@ -104,7 +83,9 @@ class JobTable:
         self._give_up_old(job, join, member)
         epoch = job.epoch
         if epoch is None:
-            epoch = self._new_epoch(job, join.world_size)
+            if self._numbers.is_used_up(job.number):
+                job.number = self._numbers.new_job({known.number for known in self._jobs.values()})
+            epoch = Epoch(job, self._numbers.new_epoch(job.number), join.world_size)
             job.lost = set()
         elif epoch.state is State.RUNNING:
             raise RefusalError(

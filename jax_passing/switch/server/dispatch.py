@@ -37,7 +37,7 @@ class Dispatcher:
         abilities: Callable[[], Abilities],
     ):
         self._data_plane = data_plane
-        self._jobs = jobs
+        self._jobs, self._starts = jobs, jobs.starts
         self._questions = questions
         self._outside = outside
         self._abilities = abilities
@@ -110,7 +110,7 @@ class Dispatcher:
                 if rank in member.ranks:  # else it was refused meanwhile
                     self._jobs.gone(epoch, member, rank, "closed its connection")
             case messages.Prepared(attempt):
-                self._jobs.starts.prepared(epoch, member, attempt)
+                self._starts.prepared(epoch, member, attempt)
             case messages.Ask() if epoch.state is State.RUNNING:
                 self._check_inquiries(member)
                 self._questions.answer(epoch, message, member, member.inquiries, member.answer)
@@ -128,9 +128,9 @@ class Dispatcher:
             case messages.Relay() if 0 in member.ranks and epoch.state is State.RUNNING:
                 self._jobs.relay(epoch, message, member)
             case messages.GroupReady() | messages.GroupHeard():
-                self._jobs.starts.group_answer(epoch, member, message)
+                self._starts.group_answer(epoch, member, message)
             case messages.GroupLost() if epoch.state is State.RUNNING:
-                self._jobs.starts.group_lost(epoch, member)
+                self._starts.group_lost(epoch, member)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.value}")
 

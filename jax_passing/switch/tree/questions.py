@@ -25,11 +25,12 @@ class _Round:
         questions: "Questions",
         inquiries: set[Inquiry],
         asked: Sequence[Asked],
-        place: tuple[int, int, int],
+        chunk: tuple[int, int, int],
         patience_s: float,
         done: Callable[[list[messages.Answer | None]], None],
     ):
-        """`inquiries`: it is one of them while it lasts. `done`: hears the answers, in the order of `asked`."""
+        """`inquiries`: it is one of them while it lasts. `chunk`: slot, version and sequence. `done`: hears the answers,
+        in the order of `asked`."""
         self._questions = questions
         self._inquiries = inquiries
         self._asked = {questions.next_id(): each for each in asked}
@@ -39,7 +40,7 @@ class _Round:
         inquiries.add(self)
         for number, each in self._asked.items():
             questions.pending[number] = self
-            each.send(messages.Ask(number, *place, patience_s * PATIENCE_SHARE))
+            each.send(messages.Ask(number, *chunk, patience_s * PATIENCE_SHARE))
 
     def on_answer(self, source: Asked, answer: messages.Answer) -> None:
         if self._asked[answer.id] is source:
@@ -109,8 +110,8 @@ class Questions:
 
         What other switches must be asked for is one of the `inquiries` until they have answered.
         """
-        place = ask.slot, ask.version, ask.sequence
-        known = self._bits(epoch, *place)
+        chunk = ask.slot, ask.version, ask.sequence
+        known = self._bits(epoch, *chunk)
         if known is None:  # accuse nobody: `received` says that the asker's packets may have come
             reply(messages.Answer(ask.id, missing=(), received=True, complete=False, trouble=_unreadable(epoch)))
             return
@@ -135,7 +136,7 @@ class Questions:
         if uplink is not None:
             asked.append(uplink)
         if asked:
-            _Round(self, inquiries, asked, place, min(ask.patience_s, PATIENCE_S), conclude)
+            _Round(self, inquiries, asked, chunk, min(ask.patience_s, PATIENCE_S), conclude)
         else:
             conclude([])
 

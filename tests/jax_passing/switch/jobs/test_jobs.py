@@ -53,20 +53,20 @@ def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
 
 def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
     jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    jobs._number_last = 65534
+    jobs._numbers._job_last = 65534
     assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
-    jobs._number_last = 65534
+    jobs._numbers._job_last = 65534
     assert jobs._job("d").number == 3
 
 
 def test_no_pair_of_job_and_epoch_comes_back():
     jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    jobs._epoch_count[1] = 65533
+    jobs._numbers._epoch_count[1] = 65533
     assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
     # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
-    jobs._number_last, jobs._epoch_count[3] = 65535, 40
+    jobs._numbers._job_last, jobs._numbers._epoch_count[3] = 65535, 40
     assert _next_epoch(jobs, "b") == (3, 41)
-    jobs._epoch_count.update(dict.fromkeys(range(1, 65536), 65535))
+    jobs._numbers._epoch_count.update(dict.fromkeys(range(1, 65536), 65535))
     with pytest.raises(RefusalError, match="restart it"):
         jobs._job("c")
 

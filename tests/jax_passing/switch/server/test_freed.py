@@ -1,4 +1,4 @@
-"""What a job and its connections were is freed when they end, by reference counts: nobody collects garbage meanwhile."""
+"""Reference counts alone free what a job and its connections were: nobody collects garbage meanwhile."""
 
 import asyncio
 import gc
