@@ -1,1 +1,1 @@
-"""What hosts and switches say to each other, and how: packets, control messages, and the facts that both compare."""
+"""Hosts and switches say this to each other: packets, control messages, and the facts that both compare."""

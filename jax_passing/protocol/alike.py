@@ -1,4 +1,4 @@
-"""Facts in which all hosts of a job must be alike, and what to say where they aren't."""
+"""All hosts of a job must be alike in these facts. Where they aren't, this is what to say."""
 
 import os
 import re
@@ -29,8 +29,8 @@ _TEXT_MAX = 8 * 1024  # less than messages take
 
 
 def facts(settings: Settings, device_count: int) -> dict[str, str]:
-    """This host's, by name. `device_count`: of its devices; 0 if that isn't known. Asks the installed packages' own
-    metadata: importing them would load JAX."""
+    """Returns this host's facts, by name. `device_count`: of its devices; 0 if that isn't known. Asks the installed
+    packages' own metadata: importing them would load JAX."""
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
@@ -45,7 +45,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
 
 
 def hash_seed() -> str:
-    """What makes Python's sets of texts be in the same order on all hosts; empty if they aren't."""
+    """Returns what puts Python's sets of texts into the same order on all hosts; empty if nothing does."""
     seed = os.environ.get(HASH_SEED, "")
     return seed if seed.isdecimal() else ""
 
@@ -67,7 +67,7 @@ def _shown(fact: str, value: str, with_name: bool) -> str:
 
 
 def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
-    """What to say of the hosts' facts, each by its name; empty if they are alike."""
+    """Says in what the hosts' facts differ, each by its name; empty if they are alike."""
     sentences: list[str] = []
     advice: dict[str, None] = {}
     for fact in sorted({name for theirs in by_rank.values() for name in theirs}):
@@ -95,7 +95,8 @@ def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
 
 
 def protocol_difference(switch: str, switch_version: int, who: str, version: int, them: str) -> str:
-    """`switch`: its address. `who`: speaks the other version; `them`: the same in short."""
+    """Says that two speak different versions. `switch`: its address. `who`: speaks the other version; `them`: the same
+    in short."""
     older = them if version < switch_version else "the switch"
     return (
         f"The switch at {switch} speaks protocol version {switch_version}, {who} version {version}. Upgrade "

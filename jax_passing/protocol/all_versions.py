@@ -16,7 +16,7 @@ class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unkno
 
 
 class ForeignVersionError(msgspec.DecodeError):
-    """A first message that can't be understood, of another version."""
+    """A first message is of another version, and can't be understood."""
 
     def __init__(self, version: int):
         super().__init__(f"it speaks protocol version {version}, we speak {PROTOCOL_VERSION}")
@@ -35,7 +35,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
-    """What a host of any version says first, among more. These fields, Hello and Refused stay what they are in all
+    """A host of any version says this first, among more. These fields, Hello and Refused stay what they are in all
     versions, so that hosts and switches of different ones can tell their users.
 
     `switches`: the instances of all that the job is spread over, this one among them, in the order of its shards.
@@ -54,7 +54,7 @@ class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False)
 
 
 class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_fields=False):
-    """What a rack's switch of any version says first, as ForeignJoin. `name`: its address, for people. `instance` is as
+    """A rack's switch of any version says this first, as ForeignJoin. `name`: its address, for people. `instance` is as
     a host's, not the one of its Hello, which anybody may read."""
 
     protocol_version: Version
@@ -65,8 +65,8 @@ class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_field
 
 
 class Refused(Message, frozen=True, forbid_unknown_fields=False):
-    """Switch: no admission; it closes the connection. Between switches, if there is a `rank`: only of this one. Another
-    version's may say more."""
+    """A switch admits nobody here, and closes the connection. Between switches, if there is a `rank`: only of this one.
+    Another version's may say more."""
 
     kind: Name
     message: Text

@@ -1,4 +1,4 @@
-"""What a host and the control plane say to each other: newline-delimited JSON over TCP, one message a line.
+"""A host and the control plane say this to each other, as newline-delimited JSON over TCP, one message a line.
 
 The switch greets with Hello; the host answers with Join and waits for Welcome or Refused. From then on both may speak
 at any time. With a key, all of that goes by TLS (`secure_channel.py`).
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    """What may be read of a first message of any version."""
+    """This may be read of a first message of any version."""
 
     protocol_version: Version
 
@@ -48,13 +48,13 @@ _from_parent = msgspec.json.Decoder(FromParent)
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
+    """Returns one line."""
     return _encoder.encode(message) + b"\n"
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes | str) -> T:
-    """Raises msgspec.DecodeError, whatever is wrong with the line. Bytes that aren't UTF-8 and brackets that nest too
-    deeply are other errors to msgspec, and may come from the network as well."""
+    """Decodes a line. Raises msgspec.DecodeError, whatever is wrong with the line. Bytes that aren't UTF-8 and brackets
+    that nest too deeply are other errors to msgspec, and may come from the network as well."""
     try:
         return decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -62,13 +62,14 @@ def decode(decoder: msgspec.json.Decoder[T], line: bytes | str) -> T:
 
 
 def decode_from_member(line: bytes) -> FromMember:
-    """What a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass ValidationError."""
+    """Decodes what a host or a rack's switch says. Raises msgspec.DecodeError (malformed) or its subclass
+    ValidationError."""
     return decode(_from_member, line)
 
 
 def decode_first(line: bytes) -> FromMember:
-    """The same for the first message, which may be of another version. Raises ForeignVersionError if it is, and isn't
-    understood."""
+    """Decodes the first message of a member, which may be of another version. Raises ForeignVersionError if it is, and
+    isn't understood."""
     try:
         return decode_from_member(line)
     except msgspec.ValidationError:
@@ -82,7 +83,8 @@ def decode_first(line: bytes) -> FromMember:
 
 
 def decode_from_switch(line: bytes) -> FromSwitch:
-    """What a host hears. Raises msgspec.DecodeError; ForeignVersionError if it is another version's greeting."""
+    """Decodes what a host hears. Raises msgspec.DecodeError; ForeignVersionError if it is another version's
+    greeting."""
     try:
         return decode(_from_switch, line)
     except msgspec.ValidationError:
@@ -91,7 +93,7 @@ def decode_from_switch(line: bytes) -> FromSwitch:
 
 
 def decode_from_parent(line: bytes) -> FromParent:
-    """What a rack's switch hears. Raises as decode_from_switch."""
+    """Decodes what a rack's switch hears. Raises as decode_from_switch."""
     try:
         return decode(_from_parent, line)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""The lines of a connection: bytes in, lines out. Both ends read with it, whatever brings the bytes."""
+"""A connection has lines: bytes go in here, and lines come out. Both ends read with it, whatever brings the bytes."""
 
 import msgspec
 

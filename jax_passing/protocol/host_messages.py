@@ -1,4 +1,4 @@
-"""What a host and its switch say to each other about a job: how it joins, runs and ends."""
+"""A host and its switch say this to each other about a job: how it joins, runs and ends."""
 
 from typing import Annotated
 
@@ -25,15 +25,15 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 
 class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
-    """Host, first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on all hosts,
-    by name; one that isn't there is empty."""
+    """A host says this first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on
+    all hosts, by name; one that isn't there is empty."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
 
 
 class GroupOffer(Message, frozen=True):
-    """Switch, when all ranks are here: join this multicast group, tell GroupReady, listen for probes.
+    """The switch says, when all ranks are here: join this multicast group, tell GroupReady, listen for probes.
 
     Comes again, with another nonce, if a rank went away meanwhile. Welcome, which may come at any time, ends it.
     """
@@ -46,24 +46,24 @@ class GroupOffer(Message, frozen=True):
 
 
 class GroupReady(Message, frozen=True):
-    """Host: it has joined the group of this nonce, or has this problem with it."""
+    """The host has joined the group of this nonce, or has this problem with it."""
 
     nonce: Nonce
     problem: Text = ""
 
 
 class GroupHeard(Message, frozen=True):
-    """Host: it has heard all probes of this nonce."""
+    """The host has heard all probes of this nonce."""
 
     nonce: Nonce
 
 
 class GroupLost(Message, frozen=True):
-    """Host: results don't come by multicast any more."""
+    """The host says that results don't come by multicast any more."""
 
 
 class Welcome(Message, frozen=True):
-    """Switch: all ranks are here, the slots are reserved.
+    """The switch says that all ranks are here, and the slots are reserved.
 
     It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
@@ -92,14 +92,15 @@ class Welcome(Message, frozen=True):
 
     @property
     def packet_keys(self) -> tuple[bytes, bytes] | None:
-        """Of our contributions and of results; None if packets have no tags."""
+        """Returns the keys of our contributions and of results; None if packets have no tags."""
         if self.contribution_secret is None or self.result_secret is None:
             return None
         return packet_key(self.contribution_secret), packet_key(self.result_secret)
 
 
 class Relay(Message, frozen=True):
-    """Rank 0, or the switch below which it is: hand this to all other ranks, in order. Switch: rank 0 said this.
+    """Rank 0, or the switch below which it is, says: hand this to all other ranks, in order. The switch says: rank 0
+    said this.
 
     The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
     transport's; RELAYED_PROGRAM, then what host/programs.py encodes.
@@ -109,15 +110,15 @@ class Relay(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """Host: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to meet the
-    others: for whom?"""
+    """A host asks: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to
+    meet the others: for whom?"""
 
     slot: Annotated[int, Meta(ge=0)] | None = None
     version: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class SlotState(Message, frozen=True):
-    """Switch, to the host that asked: which ranks aren't in the slot version, and which have left the job.
+    """The switch tells the host that asked which ranks aren't in the slot version, and which have left the job.
 
     `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
     switch knows nothing of it. To a host that waits to join, or to meet the others, only `trouble` says anything: for
@@ -133,21 +134,22 @@ class SlotState(Message, frozen=True):
 
 
 class CountersQuery(Message, frozen=True):
-    """Host: what has the switch counted?"""
+    """A host asks: what has the switch counted?"""
 
 
 class Counters(Message, frozen=True):
-    """Switch, to the host that asked: its data plane's counters since its start, of all jobs. Verdicts are by name."""
+    """The switch tells the host that asked its data plane's counters since its start, of all jobs. Verdicts are by
+    name."""
 
     values: dict[str, int]
 
 
 class Heartbeat(Message, frozen=True):
-    """Host: still alive. The switch echoes it."""
+    """The host says that it is alive. The switch echoes it."""
 
 
 class Leave(Message, frozen=True):
-    """Host: no more sums. The switch says Bye when all ranks have left."""
+    """The host wants no more sums. The switch says Bye when all ranks have left."""
 
 
 class Bye(Message, frozen=True):
@@ -155,7 +157,7 @@ class Bye(Message, frozen=True):
 
 
 class Fail(Message, frozen=True):
-    """Host: the job can't go on."""
+    """The host says that the job can't go on."""
 
     kind: Name
     message: Text
@@ -163,7 +165,7 @@ class Fail(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Switch: the job is over."""
+    """The switch says that the job is over."""
 
     kind: Name
     message: Text

@@ -1,4 +1,4 @@
-"""Keys, and what is derived from them. docs/operate/switches.md says who has which and what it protects.
+"""Keys are read here, and others derived from them. docs/operate/switches.md says who has which and what it protects.
 
 A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that whoever has one
 job's key can join that job, and no other. A key file has one line, the kind and 64 hexadecimal digits:
@@ -32,7 +32,8 @@ _LINE = re.compile(rf"(\w+) ([0-9a-f]{{{2 * KEY_BYTES}}})\s*")
 
 
 def _derived(key: bytes, purpose: bytes, content: bytes = b"") -> bytes:
-    """KEY_BYTES, by BLAKE2b with a key (RFC 7693). `purpose`, of at most 16 bytes, keeps uses of a key apart."""
+    """Returns KEY_BYTES, by BLAKE2b with a key (RFC 7693). `purpose`, of at most 16 bytes, keeps uses of a key
+    apart."""
     return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=purpose).digest()
 
 
@@ -45,7 +46,7 @@ def job_key(switch_key: bytes, job: str) -> bytes:
 
 
 def connection_seed(key: bytes) -> bytes:
-    """Of the key pair by which both ends of a connection know each other."""
+    """Returns the seed of the key pair by which both ends of a connection know each other."""
     return _derived(key, b"passing tls")
 
 
@@ -59,12 +60,12 @@ def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
 
 
 def packet_key(secret: bytes) -> bytes:
-    """For packets' tags (xla_ffi/wire/packet_key.h), by SHAKE-256."""
+    """Returns the key of packets' tags (xla_ffi/wire/packet_key.h), by SHAKE-256."""
     return hashlib.shake_256(b"passing packet key" + secret).digest(16 + 2 * 4 * KEY_WORDS)
 
 
 def key_line(kind: str, key: bytes) -> str:
-    """What a key file has."""
+    """Returns what a key file has."""
     return f"{kind} {key.hex()}\n"
 
 
@@ -73,7 +74,7 @@ def read_key(path: Path, kind: str) -> bytes: ...
 @overload
 def read_key(path: None, kind: str) -> None: ...
 def read_key(path: Path | None, kind: str) -> bytes | None:
-    """The key in a file of this kind; None without a file. Warns if others may read it.
+    """Returns the key in a file of this kind; None without a file. Warns if others may read it.
 
     Raises:
       ConfigError: there is no such file, or it has no such key.

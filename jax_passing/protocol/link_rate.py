@@ -1,4 +1,4 @@
-"""The rate of the link that carries this host's packets, as Linux knows it."""
+"""Linux knows the rate of the link that carries this host's packets."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _SYS_NET = Path("/sys/class/net")
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address, IPv4 or IPv6, if only one does.
+    """Returns the interface that has this address, IPv4 or IPv6, if only one does.
 
     Sockets tell an address of one link (fe80::…) without the interface, and two VLANs of a card may share it.
     """
@@ -18,7 +18,7 @@ def interface_of(address: str) -> str | None:
 
 
 def link_gbit(address: str, sys_net: Path = _SYS_NET) -> float | None:
-    """Gbit/s of the network card with this address of ours.
+    """Returns the rate in Gbit/s of the network card with this address of ours.
 
     None if it isn't known. Interfaces without a device behind them (veth, bridges) invent their speed: not taken.
     psutil tells it of those too, so the speed is read where the device is looked for.

@@ -1,4 +1,4 @@
-"""What is said by hosts that meet before they join, and to them (docs/train/elastic.md)."""
+"""This is said by hosts that meet before they join, and to them (docs/train/elastic.md)."""
 
 from typing import Annotated
 
@@ -10,7 +10,8 @@ from jax_passing.protocol.message_fields import MeetingId, Name, Rank, Version
 
 
 class Meet(Message, frozen=True):
-    """Host, first, to the first of its switches, before it joins: I wait for the others to meet (docs/train/elastic.md).
+    """A host says this first, to the first of its switches, before it joins: I wait to meet the others
+    (docs/train/elastic.md).
 
     The connection is the host's seat in the job, and stays open until its session ends: whoever has a seat is waited
     for. Comes again on it for each meeting; what was said before is then void.
@@ -39,7 +40,7 @@ class Meet(Message, frozen=True):
 
 
 class Met(Message, frozen=True):
-    """Switch, to all who meet: join as this rank of so many.
+    """The switch says to all who meet: join as this rank of so many.
 
     `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
     """

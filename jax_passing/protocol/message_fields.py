@@ -1,4 +1,4 @@
-"""The types of messages' fields, and their bounds: whatever a message says is limited in size."""
+"""Messages' fields have these types and bounds: whatever a message says is limited in size."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What the control plane needs of the world: time, chance and connections.
+"""The control plane needs this of the world: time, chance and connections.
 
 The control plane itself does no I/O. `control_server.py` runs it in an event loop; a simulator of the tests runs whole
 trees of switches from a seed.
@@ -18,55 +18,55 @@ class UnreadError(OSError):
 
 
 class Connection(Protocol):
-    """Our end of a stream to a host or to another switch."""
+    """This is our end of a stream to a host or to another switch."""
 
     @property
     def host(self) -> str:
-        """The other's IP address."""
+        """Returns the other's IP address."""
 
     @property
     def name(self) -> str:
-        """The same with the port, for people."""
+        """Returns the same with the port, for people."""
 
     @property
     def own_host(self) -> str:
-        """Ours, as the other knows it."""
+        """Returns our IP address, as the other knows it."""
 
     @property
     def own_name(self) -> str:
-        """Ours with the port, for people."""
+        """Returns ours with the port, for people."""
 
     @property
     def link_gbit(self) -> float | None:
-        """Rate of our network card; None if it isn't known."""
+        """Returns the rate of our network card; None if it isn't known."""
 
     def send(self, message: messages.Message) -> bool:
-        """Never waits. False if the other has stopped reading: then the connection is given up. Nothing is sent amid a
-        handshake: it would go in the clear, and nobody could know whose word it is."""
+        """Sends it, and never waits. Returns False if the other has stopped reading: then the connection is given up.
+        Nothing is sent amid a handshake: it would go in the clear, and nobody could know whose word it is."""
 
     def give_up(self) -> None:
         """Closes at once: what wasn't sent yet is lost."""
 
     def close(self) -> None:
-        """After what was sent."""
+        """Closes after what was sent."""
 
 
 class Conversation(Protocol):
-    """Our part in what is said over one connection."""
+    """This is our part in what is said over one connection."""
 
     @property
     def line_bytes_max(self) -> int:
-        """How long a line may be by now; a longer one ends the connection."""
+        """Says how long a line may be by now; a longer one ends the connection."""
 
     def opened(self, connection: Connection) -> None:
         """Called first, unless the other couldn't be reached."""
 
     def heard(self, line: bytes) -> None:
-        """The other said this. Lines may still come after we have closed the connection."""
+        """Hears what the other said. Lines may still come after we have closed the connection."""
 
     def secured(self) -> None:
-        """Both have proved that they know the job's key, and what goes either way is encrypted. What was heard before
-        came in the clear."""
+        """Is called when both have proved that they know the job's key, and what goes either way is encrypted. What was
+        heard before came in the clear."""
 
     def closed(self, error: Exception | None) -> None:
         """Called once and last, whoever closed the connection.
@@ -78,10 +78,11 @@ class Conversation(Protocol):
 
 
 class Callee(Conversation, Protocol):
-    """The part of whoever was called, who finds out by the first byte that comes whether the caller speaks TLS."""
+    """This is the part of whoever was called, who finds out by the first byte that comes whether the caller speaks
+    TLS."""
 
     def handshake_begins(self) -> bool:
-        """The caller speaks TLS. Says whether it may; if not, the connection is over."""
+        """Is called when the caller speaks TLS. Says whether it may; if not, the connection is over."""
 
     def key_of(self, job: str) -> bytes | None:
         """The caller wants to prove that it knows the key of this job, which is returned. The connection is closed with
@@ -90,17 +91,17 @@ class Callee(Conversation, Protocol):
 
 class Timer(Protocol):
     def cancel(self) -> None:
-        """Once it has rung this does nothing."""
+        """Keeps it from ringing; once it has rung this does nothing."""
 
 
 class Outside(Protocol):
     def now(self) -> float:
-        """In seconds, since any moment. Never goes back."""
+        """Returns seconds since any moment, and never goes back."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...
 
     def random_bits(self, count: int) -> int:
-        """That nobody can guess."""
+        """Returns bits that nobody can guess."""
 
     def connect(
         self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None

@@ -1,4 +1,5 @@
-"""The packet of docs/internals/protocol.md. Its twins are xla_ffi/wire/header.h, p4/types.p4 and p4/headers.p4."""
+"""This is the packet of docs/internals/protocol.md. Its twins are xla_ffi/wire/header.h, p4/types.p4 and
+p4/headers.p4."""
 
 import struct
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Packet:
-    """Its lanes are unsigned 32-bit integers, though the signed maximum of them may be taken."""
+    """A packet's lanes are unsigned 32-bit integers, though the signed maximum of them may be taken."""
 
     type: int = CONTRIBUTION
     flags: int = 0
@@ -42,7 +43,7 @@ class Packet:
     tag: bytes = b""  # TAG_BYTES, or none
 
     def encode(self) -> bytes:
-        """Doesn't check: tests need bad packets."""
+        """Encodes without a check: tests need bad packets."""
         header = HEADER.pack(
             MAGIC,
             PROTOCOL,

@@ -1,4 +1,4 @@
-"""TLS 1.3 between two that know the same key.
+"""Two that know the same key speak TLS 1.3.
 
 Python's ssl takes pre-shared keys from version 3.13 on only. So the key becomes a key pair (Ed25519), and the pair a
 certificate, the same at both ends. Each end shows it, and accepts no other: TLS's CertificateVerify then proves to both
@@ -38,7 +38,7 @@ _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "jax_passing")])
 
 
 def _identity(key: bytes) -> tuple[str, bytes]:
-    """The certificate, and with it the private key, as PEM."""
+    """Returns the certificate, and with it the private key, as PEM."""
     private = Ed25519PrivateKey.from_private_bytes(connection_seed(key))
     certificate = (
         x509.CertificateBuilder()
@@ -147,7 +147,8 @@ def _callee_context() -> ssl.SSLContext:
 
 
 class Channel:
-    """One end of a connection by TLS, without I/O: it takes the bytes that came, and has those that are to be sent.
+    """A channel is one end of a connection by TLS, without I/O: it takes the bytes that came, and has those that are to
+    be sent.
 
     Attributes:
       is_open: the other end has proved that it knows the key.

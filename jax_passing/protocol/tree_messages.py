@@ -1,4 +1,4 @@
-"""What a rack's switch and its parent say to each other, beside what a host and its switch do."""
+"""A rack's switch and its parent say this to each other, in addition to what a host and its switch say."""
 
 from typing import Annotated
 
@@ -11,14 +11,14 @@ from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path,
 
 
 class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
-    """A rack's switch, first. `data_host`: the IP address that its packets come from; empty: that of this
+    """A rack's switch says this first. `data_host`: the IP address that its packets come from; empty: that of this
     connection."""
 
     data_host: Annotated[str, Meta(max_length=160)] = ""
 
 
 class RankJoin(Message, frozen=True):
-    """A rack's switch: this rank is here. What its host said, and what the switches on its way can do.
+    """A rack's switch says that this rank is here, with what its host said, and what the switches on its way can do.
 
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
@@ -44,13 +44,13 @@ class RankJoin(Message, frozen=True):
 
 
 class RankGone(Message, frozen=True):
-    """A rack's switch: this rank doesn't wait any more."""
+    """A rack's switch says that this rank doesn't wait any more."""
 
     rank: Rank
 
 
 class Prepare(Message, frozen=True):
-    """Parent: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
+    """A parent says: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
 
     `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. `tagged`:
     packets have tags, between all switches and hosts. Comes again, with another `attempt`, if a rank went away
@@ -66,19 +66,19 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """A rack's switch."""
+    """A rack's switch has prepared."""
 
     attempt: int
 
 
 class Left(Message, frozen=True):
-    """Between switches: there will be no more sums of these ranks."""
+    """A switch tells another that there will be no more sums of these ranks."""
 
     ranks: RankSet
 
 
 class Ask(Message, frozen=True):
-    """A switch, to its parent or to a rack's switch: on your side, who is missing in this chunk?
+    """A switch asks its parent or a rack's switch: on your side, who is missing in this chunk?
 
     `slot`: counted from the job's first one.
     """
@@ -91,7 +91,8 @@ class Ask(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """To an Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result too."""
+    """This answers the Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result
+    too."""
 
     id: int
     missing: RankSet
@@ -101,8 +102,9 @@ class Answer(Message, frozen=True):
 
 
 class RackMeet(Message, frozen=True):
-    """A rack's switch, first, over one connection for all of its hosts that have seats in a job: the host in this one
-    says so. Without `said` it has given the seat up, or is gone. `path`: the instances of the switches on its way."""
+    """A rack's switch says this first, over one connection for all of its hosts that have seats in a job: the host in
+    this one said so. Without `said` it has given the seat up, or is gone. `path`: the instances of the switches on its
+    way."""
 
     seat: SeatId
     said: Meet | None = None
@@ -110,7 +112,7 @@ class RackMeet(Message, frozen=True):
 
 
 class RackMet(Message, frozen=True):
-    """Switch, to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
+    """A switch says to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
 
     seat: SeatId
     answer: Met | Refused | None = None

@@ -1,1 +1,1 @@
-"""The switch: the control plane, and the data planes that it drives."""
+"""Here is the switch: the control plane, and the data planes that it drives."""

@@ -1,1 +1,1 @@
-"""The back ends of the DataPlane interface."""
+"""This room has the back ends of the DataPlane interface."""

@@ -1,4 +1,4 @@
-"""What the control plane asks of a data plane: whatever adds up packets. The back ends are in data_planes/.
+"""The control plane asks this of a data plane: of whatever adds up packets. The back ends are in data_planes/.
 
 A data plane knows jobs by number and their slots by range; names, leases and who may join are the control plane's. All
 calls come from one thread and return within microseconds to milliseconds.
@@ -17,17 +17,17 @@ def is_power_of_two(number: int) -> bool:
 
 
 class DataPlaneError(Exception):
-    """What may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
+    """This may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
 
 
 def unexpected(error: Exception) -> bool:
-    """Whether the log needs its traceback, not the text alone."""
+    """Says whether the log needs its traceback, not the text alone."""
     return not isinstance(error, DataPlaneError)
 
 
 @dataclass(frozen=True)
 class Group:
-    """An IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
+    """A group is an IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
 
     address: str
     port: int
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True)
 class JobKeys:
-    """By which the packets of a job have tags (keys.packet_key)."""
+    """By these keys the packets of a job have tags (keys.packet_key)."""
 
     contributions: tuple[bytes, ...]  # one a worker
     results: bytes
@@ -44,9 +44,9 @@ class JobKeys:
 
 @dataclass(frozen=True)
 class Parent:
-    """The job one level up: there this switch is one worker, which contributes the sums of its own workers.
+    """This is the job one level up: there this switch is one worker, which contributes the sums of its own workers.
 
-    A slot's place in the job's range is the same at both, so both give the job equally many slots.
+    A slot has the same offset in the job's range at both, so both give the job equally many slots.
     """
 
     job: int  # the parent's numbers, from its welcome
@@ -62,7 +62,7 @@ class Parent:
 
 @dataclass(frozen=True)
 class JobSlots:
-    """A job's share of the switch."""
+    """A job has this share of the switch."""
 
     job: int  # 1 to 65535
     epoch: int  # 1 to 65535; packets of any other epoch of the job are dropped
@@ -77,7 +77,7 @@ class JobSlots:
 
 @dataclass(frozen=True)
 class SlotVersion:
-    """What one version of a slot holds."""
+    """One version of a slot holds this."""
 
     empty: bool
     sequence: int
@@ -88,7 +88,7 @@ class SlotVersion:
 class DataPlane(Protocol):
     @property
     def host(self) -> str:
-        """Where hosts send packets; empty if it is the control plane's address."""
+        """Hosts send packets there; empty if it is the control plane's address."""
 
     @property
     def port(self) -> int: ...
@@ -98,7 +98,7 @@ class DataPlane(Protocol):
 
     @property
     def lanes_per_chunk(self) -> int:
-        """32-bit lanes that one packet carries here."""
+        """One packet carries so many 32-bit lanes here."""
 
     @property
     def whole_chunks(self) -> bool:
@@ -106,21 +106,21 @@ class DataPlane(Protocol):
 
     @property
     def can_tag(self) -> bool:
-        """Whether it can check tags of packets, and make them."""
+        """Says whether it can check tags of packets, and make them."""
 
     @property
     def worker_limit(self) -> int:
-        """How many contribute to a slot at most; 64 fit into the protocol's bitmap."""
+        """So many may contribute to a slot at most; 64 fit into the protocol's bitmap."""
 
     def group(self, job: int, own_address: str) -> Group | None:
-        """Where results of this job could go once for all ranks, if its hosts turn out to hear that.
+        """Returns where results of this job could go once for all ranks, if its hosts turn out to hear that.
 
         `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one worker: a
         switch that replicates results in its pipeline does that, and its hosts have nothing to join.
         """
 
     def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
-        """For Parent.socket, to a parent whose data port this is. None: it will be spoken to from our own data port.
+        """Makes Parent.socket, to a parent whose data port this is. None: it will be spoken to from our own data port.
 
         Raises OSError.
         """
@@ -139,27 +139,28 @@ class DataPlane(Protocol):
         """Results go to each worker from now on: one of them hears the group no longer."""
 
     def hears_parents_group(self, job: int) -> bool:
-        """False once results of a parent that sends them to a group come only because we ask again."""
+        """Returns False once results of a parent that sends them to a group come only because we ask again."""
 
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on. Raises DataPlaneError."""
 
     def slot_version(self, slot: int, version: int) -> SlotVersion | None:
-        """None if nobody can look into this device's slots."""
+        """Returns what a slot holds; None if nobody can look into this device's slots."""
 
     def check(self) -> str:
-        """Why the jobs that were added are gone with the device's state, told once; else empty. Called all the time.
+        """Says why the jobs that were added are gone with the device's state, once; else empty. Called all the time.
 
         Whatever it raises counts as such a reason.
         """
 
     def overflows(self) -> Mapping[int, int]:
-        """How many packets of each job were lost since it was added, because they came faster than they were handled.
+        """Returns how many packets of each job were lost since it was added, because they came faster than they were
+        handled.
 
         Under 0: of no job, since the start. Empty if nobody can tell.
         """
 
     def stats(self) -> Mapping[str, int]:
-        """Counters for the log."""
+        """Returns counters for the log."""
 
     def close(self) -> None: ...

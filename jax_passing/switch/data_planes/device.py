@@ -1,4 +1,4 @@
-"""The file that describes a programmable switch and what is plugged into it."""
+"""A file describes a programmable switch and what is plugged into it."""
 
 import ipaddress
 import re
@@ -26,7 +26,8 @@ def mac_number(text: str) -> int:
 
 
 class Neighbour(Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine, or another switch, behind a port: for what the device can't learn from its traffic, or shall not."""
+    """A neighbour is a machine, or another switch, behind a port: for what the device can't learn from its traffic, or
+    shall not."""
 
     address: str  # IPv4
     mac: str  # of the next hop, if a router stands between
@@ -51,7 +52,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _check(device: Device) -> None:
-    """What types can't say. Raises ValueError."""
+    """Checks what types can't say. Raises ValueError."""
     if device.runtime_address[1] == 0:
         raise ValueError(f"runtime: expected a port from 1 to 65535; got {device.runtime!r}")
     if len(set(device.ports)) < len(device.ports):

@@ -1,4 +1,4 @@
-"""The data plane in the kernel: a tc program at the ingress of the switch's ports (xla_ffi/ebpf)."""
+"""The data plane in the kernel is a tc program at the ingress of the switch's ports (xla_ffi/ebpf)."""
 
 import ipaddress
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger("jax_passing.switch")
 
 OBJECT = Path(str(resources.files(__package__) / "switch.bpf.o"))  # not beside the sources in an editable install
 
-# As in xla_ffi/ebpf: struct job with its workers, struct slot_version, struct counters.
+# These are laid out as in xla_ffi/ebpf: struct job with its workers, struct slot_version, struct counters.
 _JOB = struct.Struct("=IIIII4sH6x")
 _WORKER = struct.Struct("=4sHxx48x")
 _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
@@ -41,7 +41,7 @@ _COUNTERS = (
 
 
 def _index(device: str) -> int:
-    """0 if there is no such network device."""
+    """Returns the index of a network device, 0 if there is none of this name."""
     with suppress(OSError):
         return socket.if_nametoindex(device)
     return 0
@@ -113,7 +113,8 @@ class EbpfDataPlane:
         assert self._counters.value_bytes == 8 * len(_COUNTERS)
 
     def group(self, job: int, own_address: str) -> Group | None:
-        """Behind one device, such as a bridge, the network copies results; else each worker is sent its own."""
+        """Returns a group if all are behind one device, such as a bridge: there the network copies results. Else each
+        worker is sent its own."""
         return group_of(job, own_address, self.port) if self._multicast else None
 
     def socket_to(self, host: str, port: int) -> None:
@@ -127,7 +128,8 @@ class EbpfDataPlane:
         self._sender.send_packets(burst, size, (group.address, group.port))
 
     def add_job(self, job: JobSlots) -> None:
-        """Raises DataPlaneError while one of the devices is gone: whether its hosts are the job's can't be told.
+        """Adds a job. Raises DataPlaneError while one of the devices is gone: whether its hosts are the job's can't be
+        told.
 
         And ValueError if the slots leave the switch or overlap another job's, or if addresses aren't IPv4.
         """
@@ -167,7 +169,7 @@ class EbpfDataPlane:
         self._sender.routes[job] = (workers, None)
         value = self._job_map.read(job)
         *head, _, _ = _JOB.unpack_from(value)
-        # What a packet teaches the program about its sender in between is lost; its next packet does so again.
+        # A packet teaches the program about its sender. That is lost in between; its next packet does so again.
         self._job_map.write(job, _JOB.pack(*head, *_packed(_NO_GROUP)) + value[_JOB.size :])
 
     def remove_job(self, job: int) -> None:
@@ -221,7 +223,7 @@ class EbpfDataPlane:
 
 
 def _packed(address: tuple[str, int]) -> tuple[bytes, int]:
-    """Both in network order. Raises ValueError if it isn't IPv4."""
+    """Returns both in network order. Raises ValueError if it isn't IPv4."""
     host, port = address
     return ipaddress.IPv4Address(host).packed, socket.htons(port)
 
@@ -238,13 +240,13 @@ def _own_address(host: str) -> ipaddress.IPv4Address:
 
 
 def _lacking() -> list[str]:
-    """The capabilities that this process should have, and hasn't."""
+    """Returns the capabilities that this process should have, and hasn't."""
     (held,) = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return [name for name, bit in _CAPABILITIES.items() if not int(held, 16) >> bit & 1]
 
 
 def load(constants: bytes, slot_total: int) -> libbpf.Program:
-    """The program in the kernel, attached to nothing yet; `constants` as in its `own`. Raises ConfigError."""
+    """Returns the program in the kernel, attached to nothing yet; `constants` as in its `own`. Raises ConfigError."""
     try:
         entries = {"slots": 2 * slot_total, "completed": slot_total, "scratches": libbpf.possible_processors()}
         return libbpf.Program(OBJECT, "passing_switch", constants=constants, max_entries=entries)

@@ -1,4 +1,4 @@
-"""The little of libbpf that the eBPF data plane needs, by ctypes: the package doesn't depend on it.
+"""The eBPF data plane calls the little of libbpf that it needs by ctypes: the package doesn't depend on it.
 
 A program, its maps and its links to devices live as long as this process holds them open: nothing is pinned, so the
 kernel removes all of it when the process ends, however it ends.
@@ -29,7 +29,7 @@ class _BatchOptions(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
-    """Raises OSError if libbpf 1 isn't installed."""
+    """Loads the library. Raises OSError if libbpf 1 isn't installed."""
     libbpf = ctypes.CDLL("libbpf.so.1")
     for name, result, arguments in (
         ("bpf_object__open_file", c_void_p, (c_char_p, c_void_p)),
@@ -60,14 +60,14 @@ def library() -> ctypes.CDLL:
 
 
 def _checked(result: int, what: str) -> int:
-    """libbpf returns negative error numbers."""
+    """Raises OSError if libbpf returns a negative number, which is that of an error."""
     if result < 0:
         raise OSError(-result, f"{what}: {os.strerror(-result)}")
     return result
 
 
 class Map:
-    """Keys are 32-bit numbers."""
+    """The keys of a map are 32-bit numbers."""
 
     def __init__(self, libbpf: ctypes.CDLL, handle: int):
         self.libbpf = libbpf
@@ -79,7 +79,7 @@ class Map:
         _checked(self.libbpf.bpf_map_update_elem(self.fd, _key(key), value, 0), "bpf_map_update_elem")
 
     def write_locked(self, first: int, values: list[bytes]) -> None:
-        """To the keys from `first` on."""
+        """Writes to the keys from `first` on, under the lock."""
         assert all(len(value) == self.value_bytes for value in values)
         keys = b"".join(_key(first + i) for i in range(len(values)))
         options = _BatchOptions(ctypes.sizeof(_BatchOptions), LOCKED, 0)
@@ -88,14 +88,14 @@ class Map:
         _checked(done, "bpf_map_update_batch")
 
     def read(self, key: int, *, locked: bool = False, copies: int = 1) -> bytes:
-        """`copies`: one for each possible processor in a per-processor map."""
+        """Reads a value. `copies`: one for each possible processor in a per-processor map."""
         value = ctypes.create_string_buffer(-(-self.value_bytes // 8) * 8 * copies)
         flags = LOCKED if locked else 0
         _checked(self.libbpf.bpf_map_lookup_elem_flags(self.fd, _key(key), value, flags), "bpf_map_lookup_elem")
         return value.raw
 
     def remove(self, key: int) -> None:
-        """Nothing happens if it isn't there."""
+        """Removes a key; nothing happens if it isn't there."""
         self.libbpf.bpf_map_delete_elem(self.fd, _key(key))
 
 
@@ -122,7 +122,7 @@ class RingReader:
         self._thread.start()
 
     def _serve(self) -> None:
-        # What the kernel sends overtakes what waits here for a processor, and then hosts ask for it again.
+        # Results wait here for a processor, and those that the kernel sends overtake them: then hosts ask again.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         while not self._closing:
@@ -135,7 +135,7 @@ class RingReader:
 
 
 class Program:
-    """A compiled object file in the kernel.
+    """This is a compiled object file in the kernel.
 
     Raises OSError, with what the kernel's verifier said, if it can't be loaded.
     """
@@ -180,7 +180,7 @@ class Program:
         return Map(self._libbpf, self._find_map(name))
 
     def attach_to_ingress(self, device: int) -> int:
-        """Of the network device with this index, until `detach` or `close`; returns the link. Needs Linux 6.6.
+        """Attaches to the network device with this index, until `detach` or `close`; returns the link. Needs Linux 6.6.
 
         Raises OSError.
         """
@@ -189,7 +189,7 @@ class Program:
         return link
 
     def device_of(self, link: int) -> int:
-        """Its index; 0 if it has gone, or the program was taken off it."""
+        """Returns the index of its device; 0 if that has gone, or the program was taken off it."""
         info = ctypes.create_string_buffer(_LINK_INFO_BYTES)
         size = c_uint32(_LINK_INFO_BYTES)
         _checked(self._libbpf.bpf_obj_get_info_by_fd(link, info, byref(size)), "bpf_obj_get_info_by_fd")
@@ -211,12 +211,12 @@ class Program:
 
 
 def possible_processors() -> int:
-    """Raises OSError."""
+    """Returns how many processors there may be. Raises OSError."""
     return _checked(library().libbpf_num_possible_cpus(), "libbpf_num_possible_cpus")
 
 
 def _collect(said: list[str]) -> Callable[[int, bytes, Any], int]:
-    """What libbpf reports, line by line; `arguments` is C's va_list."""
+    """Collects what libbpf reports, line by line; `arguments` is C's va_list."""
     libc = ctypes.CDLL(None)
     libc.vsnprintf.argtypes = (c_char_p, c_size_t, c_char_p, c_void_p)
 

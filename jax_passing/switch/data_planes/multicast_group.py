@@ -1,4 +1,4 @@
-"""The multicast group of a job's results."""
+"""Each job has a multicast group for its results."""
 
 import ipaddress
 import zlib
@@ -10,7 +10,7 @@ GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organizati
 
 
 def group_of(job: int, own_address: str, port: int) -> Group | None:
-    """The group of a job of the switch at this address and port; None if the address isn't IPv4."""
+    """Returns the group of a job of the switch at this address and port; None if the address isn't IPv4."""
     own = ipaddress.ip_address(own_address)
     if own.version != 4:
         return None

@@ -1,4 +1,4 @@
-"""The P4 program of p4/ as a data plane: what its tables say about jobs, workers and the way to them."""
+"""The P4 program of p4/ is a data plane: this fills its tables about jobs, workers and the way to them."""
 
 import logging
 import secrets
@@ -25,7 +25,7 @@ CHECK_AGAIN_S = 5.0  # while it can't be reached: a try may take seconds, and ho
 
 @dataclass(frozen=True)
 class _Added:
-    """A job in the tables."""
+    """This is a job in the tables."""
 
     slots: JobSlots
     owner: int
@@ -34,7 +34,7 @@ class _Added:
 
 
 class P4DataPlane:
-    """A device that runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
+    """This device runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
 
     whole_chunks = True
     can_tag = False
@@ -96,8 +96,8 @@ class P4DataPlane:
         return True
 
     def add_job(self, job: JobSlots) -> None:
-        """All of it or nothing. Raises PipelineError if the device refuses it, or if a worker's place in the network
-        isn't known."""
+        """Adds all of a job or nothing. Raises PipelineError if the device refuses it, or if a worker's way in the
+        network isn't known."""
         if self._problem:
             raise PipelineError(f"the device was lost: {self._problem}")
         self._pipeline.check_control()
@@ -121,7 +121,8 @@ class P4DataPlane:
         self._jobs[job.job] = added
 
     def _take_back(self, group: int, entered: list[Entry]) -> None:
-        """Where the last row of `entered`, or else the group, failed: the device doesn't have it, or not for sure."""
+        """Takes rows back where the last one of `entered`, or else the group, failed: the device doesn't have it, or
+        not for sure."""
         try:
             for entry in reversed(entered[:-1]):
                 self._pipeline.delete(entry)
@@ -158,8 +159,8 @@ class P4DataPlane:
     def _receivers(self, job: JobSlots, ways: list[Neighbour]) -> list[Entry]:
         entries = []
         for worker, ((_, udp_port), way) in enumerate(zip(job.addresses, ways, strict=True)):
-            place = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port}
-            entries.append(Entry("receiver", {"job": job.job, "worker": worker}, "to_worker", place))
+            receiver = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port}
+            entries.append(Entry("receiver", {"job": job.job, "worker": worker}, "to_worker", receiver))
         return entries
 
     def _parent_entries(self, job: JobSlots) -> list[Entry]:
@@ -168,21 +169,21 @@ class P4DataPlane:
         address, udp_port = parent.address
         way = self._neighbour(address)
         numbers = {"job": parent.job, "epoch": parent.epoch, "worker": parent.worker, "slot_first": parent.slot_first}
-        place = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port, "port": way.port}
+        receiver = {"mac": mac_number(way.mac), "ip": ip_number(way.address), "udp_port": udp_port, "port": way.port}
         return [
             Entry("parent_job", {"job": parent.job}, "set_own_job", {"job": job.job}),
-            Entry("parent", {"job": job.job}, "set_parent", numbers | place),
+            Entry("parent", {"job": job.job}, "set_parent", numbers | receiver),
         ]
 
     def _neighbour(self, address: str) -> Neighbour:
-        """As the file says, else as the program has seen it."""
+        """Returns a neighbour as the file says, else as the program has seen it."""
         for known in self._device.neighbours:
             if known.address == address:
                 return known
         return self._seen(address)
 
     def _seen(self, address: str) -> Neighbour:
-        """A host that isn't listed. Raises PipelineError if the program doesn't know it."""
+        """Returns a host that isn't listed. Raises PipelineError if the program doesn't know it."""
         number = ip_number(address)
         cell = number % NEIGHBOURS
         try:
@@ -266,7 +267,8 @@ class P4DataPlane:
         return {}
 
     def stats(self) -> Mapping[str, int]:
-        """By verdict; the last known if the device doesn't answer, or counts another control plane's packets."""
+        """Returns counts by verdict; the last known if the device doesn't answer, or counts another control plane's
+        packets."""
         try:
             if self._problem:
                 raise PipelineError(self._problem)

@@ -1,4 +1,4 @@
-"""A programmable switch at run time, whoever made it: tables, multicast groups, counters, registers, by name."""
+"""A programmable switch at run time, whoever made it, has tables, multicast groups, counters and registers, by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ class PipelineError(DataPlaneError):
 
 
 class UnreadableError(PipelineError):
-    """Its runtime server has no way to tell what registers hold."""
+    """The device's runtime server has no way to tell what registers hold."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table. Names of tables, keys, actions and parameters are the program's, their last part where they
-    have several.
+    """This is a row of a table. Names of tables, keys, actions and parameters are the program's, their last part where
+    they have several.
 
     Attributes:
       match: each key's value. In a ternary table keys may be left out.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def only_one(kind: str, rows: Sequence[T], name: str, name_of: Callable[[T], str]) -> T:
-    """The row of the device's program that has this name, or whose name ends so.
+    """Returns the row of the device's program that has this name, or whose name ends so.
 
     Raises:
       PipelineError: it has none, or several.
@@ -54,11 +54,11 @@ class Pipeline(Protocol):
 
     @property
     def lanes(self) -> int:
-        """32-bit lanes of each packet that the program sums."""
+        """Each packet that the program sums has so many 32-bit lanes."""
 
     @property
     def register_cells(self) -> int:
-        """Of each register that holds the state of slots: one for each version of each slot."""
+        """Returns how many cells each register has that holds the state of slots: one for each version of each slot."""
 
     def attach(self) -> None:
         """Takes the device over, as its one controller, and empties tables and groups.
@@ -79,12 +79,12 @@ class Pipeline(Protocol):
         """Packets to this multicast group are copied to each (port, replication number)."""
 
     def delete_group(self, group: int) -> None:
-        """What there is of it, if it couldn't be inserted."""
+        """Deletes a group, or what there is of it if it couldn't be inserted."""
 
     def counter(self, name: str) -> Sequence[int]:
-        """Packets, by index."""
+        """Returns counts of packets, by index."""
 
     def register(self, name: str, index: int) -> int:
-        """Raises UnreadableError, too."""
+        """Returns what a register holds. Raises UnreadableError, too."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""How far ahead of what is complete a contribution of a job may be: what no honest worker sends, no switch takes.
+"""A contribution of a job may be only so far ahead of what is complete: what no honest worker sends, no switch takes.
 
 S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
 (xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed;
@@ -34,12 +34,13 @@ REACH_MAX = (1 << 31) - 1  # nothing lies further ahead
 
 
 def _longest_run(shards: int) -> int:
-    """R, where shards have slots for it: LongestRun in sharding.h."""
+    """Returns R, where shards have slots for it: LongestRun in sharding.h."""
     return 32 if shards <= 8 else 1 << (128 // shards).bit_length() - 1
 
 
 def reach(slot_count: int, shards: int) -> int:
-    """`slot_count`: of the job at one switch, and so no fewer than S, unless each shard has but one of them."""
+    """Returns the reach. `slot_count`: of the job at one switch, and so no fewer than S, unless each shard has but one
+    of them."""
     assert 1 <= shards <= SHARDS_MAX, shards
     window = max(slot_count, shards)
     if shards == 1:

@@ -1,4 +1,4 @@
-"""Results that the eBPF program hands up: user space sends what the kernel can't cut out of a super-packet."""
+"""The eBPF program hands results up: user space sends what the kernel can't cut out of a super-packet."""
 
 import itertools
 import socket
@@ -47,7 +47,7 @@ class ResultsSender:
         self.port: int = self._socket.getsockname()[1]
 
     def send(self, record: bytes) -> None:
-        """One record of the program. What can't be sent is counted; hosts ask for it again."""
+        """Sends one record of the program. What can't be sent is counted; hosts ask for it again."""
         for (job, to, size), packets in _runs(record):
             workers, group = self.routes.get(job, ((), None))
             if to == EVERY_WORKER and group is not None:
@@ -61,7 +61,7 @@ class ResultsSender:
                     self.send_packets(packets[first : first + step], size, destination)
 
     def send_packets(self, packets: bytes, size: int, destination: Address) -> None:
-        """Packets of `size` bytes side by side; the last one may be shorter."""
+        """Sends packets of `size` bytes side by side; the last one may be shorter."""
         count = -(-len(packets) // size)
         try:
             self._socket.sendmsg(
@@ -78,7 +78,8 @@ class ResultsSender:
 
 
 def _runs(record: bytes) -> Iterator[tuple[tuple[int, int, int], bytes]]:
-    """(job, to, bytes of a packet) and the packets side by side, of results in a row that have these in common."""
+    """Yields (job, to, bytes of a packet) and the packets side by side, of results in a row that have these in
+    common."""
     count, _ = _HEAD.unpack_from(record)
     at = _HEAD.size + _RESULTS_MAX * _RESULT.size
     results = [_RESULT.unpack_from(record, _HEAD.size + i * _RESULT.size) for i in range(count)]

@@ -1,4 +1,4 @@
-"""The data plane in this process: the slot pool in C++ behind a UDP port."""
+"""The data plane in this process is the slot pool in C++ behind a UDP port."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from jax_passing.switch.data_planes.multicast_group import group_of
 
 
 class SoftwareDataPlane:
-    """Raises OSError if the port can't be bound."""
+    """Sums packets in this process. Raises OSError if the port can't be bound."""
 
     host = ""
     whole_chunks = False

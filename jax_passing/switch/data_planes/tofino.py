@@ -1,4 +1,4 @@
-"""What p4/tna's tables say of a job: they are other ones than v1model's, for a Tofino's stages are few."""
+"""The tables of p4/tna are other ones than v1model's, for a Tofino's stages are few."""
 
 from collections.abc import Mapping
 
@@ -32,15 +32,15 @@ class TofinoDataPlane(P4DataPlane):
             address, udp_port = above.address
             shift = (above.slot_first - job.slot_first) % (1 << 16)
             numbers = {"job": above.job, "epoch": above.epoch, "worker": above.worker, "slot_shift": shift}
-            place = {"mac": mac_number(self._neighbour(address).mac), "ip": ip_number(address), "udp_port": udp_port}
-            entries.append(Entry("parent", {"job": job.job}, "sum_to_parent", numbers | place))
+            receiver = {"mac": mac_number(self._neighbour(address).mac), "ip": ip_number(address), "udp_port": udp_port}
+            entries.append(Entry("parent", {"job": job.job}, "sum_to_parent", numbers | receiver))
         return entries + tofino_admission.rows(job, self.host, group)
 
     def _seen(self, address: str) -> Neighbour:
         raise PipelineError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
     def stats(self) -> Mapping[str, int]:
-        """It can't know how far a job is (docs/operate/switches.md)."""
+        """Returns all counts but `too_far`: a Tofino can't know how far a job is (docs/operate/switches.md)."""
         return {name: count for name, count in super().stats().items() if name != "too_far"}
 
     def _slot_version(self, slot: int, version: int) -> SlotVersion:

@@ -1,4 +1,4 @@
-"""The rows of the one table that admits packets where stages are scarce (p4/tna/admission.p4).
+"""One table admits packets where stages are scarce (p4/tna/admission.p4); its rows are made here.
 
 The first row that holds names the verdict, so the order of checks in docs/internals/protocol.md is that of priorities.
 """
@@ -20,7 +20,7 @@ _EXACT = 0xFFFFFFFF
 
 
 def rows(job: JobSlots, own_address: str, group: int) -> list[Entry]:
-    """What the table says about a job, in the order of insertion: what accepts packets comes last.
+    """Returns the rows about a job, in the order of insertion: what accepts packets comes last.
 
     `group` is the multicast group of its workers.
 
@@ -54,7 +54,8 @@ def rows(job: JobSlots, own_address: str, group: int) -> list[Entry]:
 
 
 def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]], group: int) -> list[Entry]:
-    """Results bear the parent's numbers, so they come before a job of ours with the same number."""
+    """Returns the rows about results of the parent. They bear the parent's numbers, so they come before a job of ours
+    with the same number."""
     parent = job.parent
     assert parent is not None
     match = {**first, "type": _exactly(RESULT), "job": _exactly(parent.job)}

@@ -1,1 +1,1 @@
-"""The jobs of a switch: admission, epochs, slots, waits."""
+"""This room has the jobs of a switch: admission, epochs, slots, waits."""

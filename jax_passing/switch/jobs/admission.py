@@ -1,4 +1,4 @@
-"""What a switch checks before it admits a rank: does it fit to the others, and to what this switch can do?"""
+"""Before a switch admits a rank it checks this: does it fit to the others, and to what this switch can do?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RefusalError(Exception):
 
 @dataclass(frozen=True)
 class Abilities:
-    """What one switch can do for a job."""
+    """One switch can do so much for a job."""
 
     instance: str
     slot_count: int
@@ -46,7 +46,7 @@ def _check_rank(rank: int, world_size: int) -> None:
 
 
 def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.RankJoin:
-    """A host's join, as its rack's switch would tell it to a parent."""
+    """Returns a host's join, as its rack's switch would tell it to a parent."""
     if join.world_size > RANKS_MAX:
         raise RefusalError(f"A job has at most {RANKS_MAX} ranks, world_size is {join.world_size}.")
     _check_rank(join.rank, join.world_size)
@@ -77,7 +77,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
 
 
 def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
-    """The same rank with one more switch on its way: this one."""
+    """Returns the same rank with one more switch on its way: this one."""
     _check_rank(join.rank, join.world_size)
     if not is_power_of_two(join.slot_count):
         raise RefusalError(f"{join.slot_count} slots aren't a power of two.")
@@ -95,7 +95,8 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
 
 
 def check_path(path: tuple[str, ...], instance: str) -> None:
-    """`path`: the instances of the switches between a host and the one that has this instance. Raises RefusalError."""
+    """Checks `path`, the instances of the switches between a host and the one that has this instance. Raises
+    RefusalError."""
     if instance in path:
         raise RefusalError("The switches' --parent addresses lead in a circle. The root of a tree has no --parent.")
     if len(path) >= messages.LEVELS_MAX:
@@ -103,12 +104,12 @@ def check_path(path: tuple[str, ...], instance: str) -> None:
 
 
 def least(*rates: float | None) -> float | None:
-    """Of those that are known."""
+    """Returns the least of those that are known; None if none is."""
     return min((rate for rate in rates if rate), default=None)
 
 
 def common_lanes(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
-    """Lanes of a chunk, and whether packets must have exactly so many, that suit two switches."""
+    """Returns how many lanes of a chunk suit two switches, and whether packets must have exactly so many."""
     lanes = min(one[0], other[0])
     if any(whole and lanes != its_lanes for its_lanes, whole in (one, other)):
         raise RefusalError(
@@ -119,7 +120,7 @@ def common_lanes(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, b
 
 
 def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
-    """What the switches on the ways of all ranks can do. Raises RefusalError, for all of them."""
+    """Returns what the switches on the ways of all ranks can do. Raises RefusalError, for all of them."""
     if unlike := differences(epoch):
         raise RefusalError(unlike)
     joins = epoch.joined().values()
@@ -135,7 +136,7 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
 
 
 def differences(epoch: Epoch) -> str:
-    """In what the ranks that are here aren't alike; empty if they are.
+    """Says in what the ranks that are here aren't alike; empty if they are.
 
     They are compared when all of them have come, at the root of a tree: so that all hear of it, at once and by name,
     whoever came first. Nobody loses anything by it, as the job couldn't have started earlier; and a stranger can't end
@@ -157,7 +158,7 @@ def differences(epoch: Epoch) -> str:
 def check_fits(
     epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int, hosts: Sequence[Member]
 ) -> None:
-    """Against the ranks that are here already. `hosts`: of the job, those of other shards too."""
+    """Checks a rank against those that are here already. `hosts`: of the job, those of other shards too."""
     job = epoch.job.name
     joined = epoch.joined()
     if epoch.world_size != join.world_size:

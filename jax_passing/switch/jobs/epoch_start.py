@@ -1,4 +1,4 @@
-"""How an epoch starts, from the moment when all ranks are here: slots, multicast or not, the data plane, welcome."""
+"""An epoch starts when all ranks are here: it gets slots, multicast or not, the data plane, and its hosts a welcome."""
 
 import logging
 from collections import Counter
@@ -27,7 +27,7 @@ PROBE_TICK_S = 0.01
 
 @dataclass(frozen=True)
 class Secrets:
-    """Of an epoch whose packets have tags: what their keys are derived from, drawn anew for each."""
+    """The keys of an epoch's packets are derived from these, which are drawn anew for each epoch."""
 
     contributions: list[bytes]  # one a worker, which only that worker is told
     results: bytes
@@ -59,7 +59,8 @@ class EpochStart:
     # Preparing.
 
     def prepare(self, epoch: Epoch, above: messages.Prepare | None = None) -> None:
-        """All ranks are here; at a switch below, the parent says so. Comes again if one of them went meanwhile."""
+        """Is called when all ranks are here; at a switch below, when the parent says so. Comes again if one of them
+        went meanwhile."""
         if epoch.state is State.PREPARING:
             self.step_back(epoch)
         epoch.on(Event.ALL_HERE)
@@ -97,7 +98,7 @@ class EpochStart:
         self._go_on(epoch)
 
     def step_back(self, epoch: Epoch) -> None:
-        """A rank went away, or the parent."""
+        """Is called when a rank went away, or the parent."""
         epoch.on(Event.GONE)
         epoch.probe, epoch.plan = None, None
         self.release(epoch)
@@ -109,7 +110,7 @@ class EpochStart:
             epoch.slot_first = None
 
     def prepared(self, epoch: Epoch, member: Member, attempt: int) -> None:
-        """A rack's switch is."""
+        """Notes that a rack's switch is prepared."""
         if epoch.state is State.PREPARING and attempt == epoch.attempt:
             member.prepared = True
             self._go_on(epoch)
@@ -181,7 +182,7 @@ class EpochStart:
                 self._go_on(epoch)
 
     def group_lost(self, epoch: Epoch, member: Member) -> None:
-        """For all members: one that asks again for each result slows all of them down."""
+        """Ends multicast for all members: one that asks again for each result slows all of them down."""
         if epoch.group is None or epoch.slot_first is None:
             return
         log.warning(
@@ -200,7 +201,7 @@ class EpochStart:
     # Starting.
 
     def start(self, epoch: Epoch, above: messages.Welcome | None = None) -> None:
-        """`above`: the parent's welcome, at a switch that has one."""
+        """Starts the epoch. `above`: the parent's welcome, at a switch that has one."""
         assert epoch.plan is not None
         secrets = self._new_secrets(len(epoch.workers())) if epoch.plan.tagged else None
         if not self._add_job(epoch, above, secrets):
@@ -224,7 +225,7 @@ class EpochStart:
         return self._outside.random_bits(8 * KEY_BYTES).to_bytes(KEY_BYTES)
 
     def _add_job(self, epoch: Epoch, above: messages.Welcome | None, secrets: Secrets | None) -> bool:
-        """Whether the data plane has taken it; else all who wait have been sent away."""
+        """Returns whether the data plane has taken it; else all who wait have been sent away."""
         plan, slot_first, uplink = epoch.plan, epoch.slot_first, epoch.uplink
         assert plan is not None
         assert slot_first is not None

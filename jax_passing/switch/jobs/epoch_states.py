@@ -1,4 +1,5 @@
-"""The states of an epoch, and what leads from one to the next. docs/internals/architecture.md draws this table."""
+"""An epoch has these states, and these events lead from one to the next. docs/internals/architecture.md draws this
+table."""
 
 import enum
 
@@ -20,7 +21,7 @@ class Event(enum.Enum):
     FAILED = "a host, a switch or the network failed"
 
 
-# What isn't in here can't happen.
+# Nothing else can happen.
 NEXT = {
     (State.FORMING, Event.ALL_HERE): State.PREPARING,
     (State.FORMING, Event.LAST_GONE): State.OVER,

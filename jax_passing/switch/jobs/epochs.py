@@ -1,4 +1,4 @@
-"""What a switch knows of a job: its epoch, the members of that, and the ranks that each of them holds."""
+"""A switch knows this of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,19 +13,20 @@ from jax_passing.switch.jobs.group_probe import GroupProbe
 
 
 class ParentConnection(Protocol):
-    """The way to the parent, for one epoch: `tree/uplink.py`, which this room can't import, as it is made of jobs."""
+    """This is the way to the parent, for one epoch: `tree/uplink.py`, which this room can't import, as it is made of
+    jobs."""
 
     @property
     def name(self) -> str:
-        """The parent's address, for people."""
+        """Returns the parent's address, for people."""
 
     @property
     def data_address(self) -> tuple[str, int]:
-        """Where its data plane listens; once connected."""
+        """Returns where its data plane listens; once connected."""
 
     @property
     def socket(self) -> _native.UdpSocket | None:
-        """How our data plane speaks to it; None if by its own data port."""
+        """Returns how our data plane speaks to it; None if by its own data port."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -34,31 +35,32 @@ class ParentConnection(Protocol):
         """Never waits. False if the parent has stopped reading. Without a connection it is told later."""
 
     def tell_of(self, member: "Member", rank: int) -> None:
-        """A rank of ours is here."""
+        """Tells the parent that a rank of ours is here."""
 
     def explain(self, text: str) -> str:
-        """Why hosts wait in vain: `text` says for what."""
+        """Says why hosts wait in vain: `text` says for what."""
 
     def check_group(self, is_heard: bool) -> None:
-        """While the epoch runs: whether results come by multicast."""
+        """Is called while the epoch runs, with whether results come by multicast."""
 
     def start(self) -> None:
         """Calls the parent."""
 
     def close(self) -> None:
-        """The epoch is over."""
+        """Hangs up, as the epoch is over."""
 
 
 class Inquiry(Protocol):
-    """A question that other switches have been asked."""
+    """This is a question that other switches have been asked."""
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Is called when nobody wants the answer any more."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A connection that may join an epoch: a host with one rank, or the switch of a rack with several.
+    """A member has a connection that may join an epoch: it is a host with one rank, or the switch of a rack with
+    several.
 
     It is one worker of the data plane.
     """
@@ -80,7 +82,7 @@ class Member:
 
     @property
     def rank(self) -> int:
-        """Its lowest, which gives it its place among the workers."""
+        """Returns its lowest rank, by which the workers are ordered."""
         return min(self.ranks)
 
     @property
@@ -88,7 +90,7 @@ class Member:
         return self.epoch is not None and self.epoch.state in (State.RUNNING, State.OVER)
 
     def remaining(self) -> list[int]:
-        """Its ranks that haven't left."""
+        """Returns its ranks that haven't left."""
         assert self.epoch is not None
         return sorted(self.ranks.keys() - self.epoch.left)
 
@@ -104,14 +106,14 @@ class Member:
 
     @property
     def at_start(self) -> str:
-        """The same, to begin a sentence with."""
+        """Returns the same, to begin a sentence with."""
         text = str(self)
         return text[0].upper() + text[1:]
 
 
 @dataclass(eq=False)
 class Epoch:
-    """One incarnation of a job, from its first join to its end."""
+    """An epoch is one incarnation of a job, from its first join to its end."""
 
     job: "Job"
     number: int
@@ -139,7 +141,7 @@ class Epoch:
         return {rank: join for member in self.members for rank, join in member.ranks.items()}
 
     def absent(self) -> list[int]:
-        """Ranks that are not here; they may be elsewhere, if there is a parent."""
+        """Returns the ranks that are not here; they may be elsewhere, if there is a parent."""
         joined = self.joined()
         return [rank for rank in range(self.world_size) if rank not in joined]
 
@@ -147,18 +149,18 @@ class Epoch:
         return next((member for member in self.members if rank in member.ranks), None)
 
     def workers(self) -> list[Member]:
-        """In the order of their bits in a slot's bitmap."""
+        """Returns the members in the order of their bits in a slot's bitmap."""
         return sorted(self.members, key=lambda member: member.rank)
 
     def has_slot(self, slot: int) -> bool:
-        """While RUNNING, and slots are reserved."""
+        """Says whether a slot is the epoch's, while it is RUNNING and slots are reserved."""
         assert self.slot_first is not None
         assert self.plan is not None
         return self.slot_first <= slot < self.slot_first + self.plan.slot_count
 
     @property
     def own_name(self) -> str:
-        """Address of this switch, as members know it."""
+        """Returns the address of this switch, as members know it."""
         return self.members[0].connection.own_name if self.members else "this address"
 
     def __str__(self) -> str:

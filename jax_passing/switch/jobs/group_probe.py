@@ -1,4 +1,5 @@
-"""Whether a multicast group reaches all ranks of a job: asked while they join, so that nobody has to configure it.
+"""A switch finds out whether a multicast group reaches all ranks of a job while they join: so nobody has to configure
+it.
 
 The switch offers the group; each host joins it and says so; the switch then sends bursts to it, as results will travel,
 until all hosts have said that they heard one whole. No I/O: time is an argument.
@@ -31,7 +32,7 @@ class GroupProbe:
     """
 
     def __init__(self, group: Group, nonce: int, ranks: Collection[int], now: float):
-        """`ranks`: the lowest of each member of the job."""
+        """Begins to ask. `ranks`: the lowest of each member of the job."""
         self.group = group
         self.nonce = nonce
         self.reason = ""
@@ -55,7 +56,7 @@ class GroupProbe:
         self.reason = reason
 
     def step(self, now: float) -> Step:
-        """What to do now. Call it after each message, and every few milliseconds."""
+        """Says what to do now. Call it after each message, and every few milliseconds."""
         if self.reason:
             return Step.NOT_HEARD
         if not self._deaf:

@@ -1,4 +1,4 @@
-"""The jobs of a switch: who may join, how members and epochs end."""
+"""A switch has jobs: here it is said who may join them, and how members and epochs end."""
 
 import logging
 from collections import Counter
@@ -23,7 +23,7 @@ JOBS_MAX = 4096  # remembered ones, for their numbers
 
 
 class JobTable:
-    """All jobs, and the slots that they hold."""
+    """The table has all jobs, and the slots that they hold."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class JobTable:
         slots_per_address: int | None = None,
         uplink_for: Callable[[Epoch], ParentConnection] | None = None,
     ):
-        """`uplink_for`: of a switch with a parent."""
+        """Makes an empty table. `uplink_for`: of a switch with a parent, makes an epoch's way to that."""
         self._data_plane = data_plane
         self._outside = outside
         self._lease_s = lease_s
@@ -45,7 +45,7 @@ class JobTable:
         self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
-        """Those that form or run."""
+        """Returns the epochs that form or run."""
         return [job.epoch for job in self._jobs.values() if job.epoch is not None]
 
     def of(self, name: str) -> Job | None:
@@ -66,7 +66,7 @@ class JobTable:
         return job
 
     def _give_up_old(self, job: Job, join: messages.RankJoin, member: Member) -> None:
-        """The same process again: it gave an old connection up, though that news may not have arrived."""
+        """Ends what the same process has here: it gave an old connection up, though that news may not have arrived."""
         for old in list(job.epoch.members) if job.epoch is not None else []:
             epoch = old.epoch
             if old is member or epoch is None or epoch.state is State.OVER:
@@ -105,7 +105,7 @@ class JobTable:
         return epoch
 
     def _check_room(self, rack: Member) -> None:
-        """A rack's switch has many ranks for each connection, and each of them takes memory."""
+        """Checks that there is room for one more rank: a rack's switch has many, and each of them takes memory."""
         host = rack.connection.host
         members = [member for epoch in self.epochs() for member in epoch.members]
         count = sum(len(member.ranks) for member in members if member.connection.host == host)
@@ -113,13 +113,13 @@ class JobTable:
             raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.")
 
     def _shards(self, name: str) -> list[Epoch]:
-        """Of the job that this one is or has a shard of, all that are here."""
+        """Returns the epochs of all shards here of the job that this one is, or is a shard of."""
         whole = name.partition(job_names.SHARD_MARK)[0]
         jobs = (self._jobs.get(job_names.of_shard(whole, shard)) for shard in range(SHARDS_MAX))
         return [job.epoch for job in jobs if job is not None and job.epoch is not None]
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
-        """Raises RefusalError. At the root the last rank to join starts the epoch."""
+        """Lets a rank join. At the root the last one to join starts the epoch. Raises RefusalError."""
         if member.rack:
             self._check_room(member)
         job = self._job(name)
@@ -143,7 +143,7 @@ class JobTable:
     # Refusals.
 
     def refused(self, name: str, message: str) -> None:
-        """A host wasn't admitted: those who wait for it will hear why."""
+        """Notes that a host wasn't admitted: those who wait for it will hear why."""
         self.counts["joins_refused"] += 1
         for epoch in self._shards(name):
             epoch.refusal = message
@@ -207,7 +207,8 @@ class JobTable:
             log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
 
     def free_slots(self, epoch: Epoch) -> None:
-        """Of a running epoch in which there can be no more sums, as a rank has left. It ends when all have."""
+        """Frees the slots of a running epoch in which there can be no more sums, as a rank has left. It ends when all
+        have."""
         stay = names(sorted(set(range(epoch.world_size)) - epoch.left))
         log.warning("%s: %s left, %s stay: its slots are free again", epoch, names(sorted(epoch.left)), stay)
         self.counts["slots_freed_early"] += 1
@@ -227,7 +228,7 @@ class JobTable:
         self._end(epoch, Event.FAILED, failed, reporter)
 
     def _drop(self, epoch: Epoch, member: Member, rank: int) -> None:
-        """The rank's place is free again."""
+        """Lets another host have this rank."""
         del member.ranks[rank], member.join_until[rank]
         if epoch.uplink is not None:
             # Though it may have been the parent that refused it: the rank may have joined anew since it said so.
@@ -242,7 +243,7 @@ class JobTable:
         self._prepare_announced(epoch)
 
     def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
-        """One rank is gone: that ends a running epoch, and frees its place in one that forms."""
+        """One rank is gone: that ends a running epoch, and lets another host take it in one that forms."""
         if epoch.state in (State.FORMING, State.PREPARING):
             log.info("%s: rank %d %s", epoch, rank, reason)
             self._drop(epoch, member, rank)
@@ -268,7 +269,7 @@ class JobTable:
         self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
 
     def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
-        """A barrier: the epoch ends well when all ranks of the job have left."""
+        """Is a barrier: the epoch ends well when all ranks of the job have left."""
         if not epoch.left:
             epoch.left_since = self._outside.now()
         epoch.left.update(ranks)
@@ -286,7 +287,7 @@ class JobTable:
     def finish(self, epoch: Epoch) -> None:
         self._end(epoch, Event.ALL_LEFT, messages.Bye())
 
-    # What the parent says.
+    # The parent says this.
 
     def prepare(self, epoch: Epoch, prepare: messages.Prepare) -> None:
         if epoch.state is State.RUNNING:
@@ -297,7 +298,7 @@ class JobTable:
         self._prepare_announced(epoch)
 
     def _prepare_announced(self, epoch: Epoch) -> None:
-        """Once the parent counts on the ranks that are here, and no others.
+        """Prepares once the parent counts on the ranks that are here, and no others.
 
         Until then a rank has come or gone while Prepare was under way: the parent is about to refuse the one, or to
         prepare anew without the other. If we went ahead, one might contribute whom the parent has refused.
@@ -327,7 +328,7 @@ class JobTable:
             self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
 
     def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
-        """Rank 0's, to everybody else."""
+        """Hands what rank 0 says to everybody else."""
         for member in list(epoch.members):
             if epoch.state is not State.RUNNING:
                 return

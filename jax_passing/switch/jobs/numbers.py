@@ -1,4 +1,4 @@
-"""The numbers by which packets name jobs and their epochs."""
+"""Packets name jobs and their epochs by numbers."""
 
 from collections import Counter
 from collections.abc import Container

@@ -1,4 +1,4 @@
-"""How much of a switch one address may have, so that nobody takes it all.
+"""One address may have only so much of a switch, so that nobody takes it all.
 
 An address stands for a machine. Who can send from many addresses has as many shares: only keys tell such a stranger
 from a host.
@@ -25,7 +25,7 @@ ADDRESSES_MAX = 4096  # when handshakes of so many are remembered, we look which
 
 
 class Guest(Protocol):
-    """A connection that hasn't joined a job yet."""
+    """A guest is a connection that hasn't joined a job yet."""
 
     def make_room(self, why: str) -> None:
         """Tells the other end why, and leaves."""
@@ -61,8 +61,8 @@ class ConnectionQuota:
         return ""
 
     def _who_goes(self, address: str) -> tuple[Guest | None, str]:
-        """Who has to go so that one more connection of this address may come, and why. The text is empty if nobody has
-        to; there is a text and no guest if somebody would have to, and nobody can."""
+        """Says who has to go so that one more connection of this address may come, and why. The text is empty if nobody
+        has to; there is a text and no guest if somebody would have to, and nobody can."""
         if self._count[address] >= self._per_address:
             ours = self._unjoined.get(address, {})
             return next(iter(ours), None), (

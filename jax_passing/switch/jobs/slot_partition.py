@@ -1,4 +1,4 @@
-"""Which slots of the switch belong to which job."""
+"""Each job has slots of the switch to itself."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class _Range:
 
 
 class SlotPartition:
-    """Ranges of a power-of-two size, aligned to it, so that freed ones always fit together again.
+    """Ranges have a power-of-two size, and are aligned to it, so that freed ones always fit together again.
 
     A range's owners are the addresses of its job's members. It counts for each of them as a whole, since that is what
     the others can't have.
@@ -25,7 +25,7 @@ class SlotPartition:
         self._ranges: dict[int, _Range] = {}  # by first slot
 
     def who_has_enough(self, count: int, owners: Collection[str]) -> str | None:
-        """An owner that would hold more than one may, with so many more slots; None if there is none."""
+        """Returns an owner that would hold more than one may, with so many more slots; None if there is none."""
         for owner in sorted(owners):
             held = sum(one.count for one in self._ranges.values() if owner in one.owners)
             if held + count > self._per_owner:
@@ -33,7 +33,7 @@ class SlotPartition:
         return None
 
     def allocate(self, count: int, owners: Collection[str] = ()) -> int | None:
-        """The first slot of a free range of `count` slots, a power of two; None if there is none."""
+        """Returns the first slot of a free range of `count` slots, a power of two; None if there is none."""
         assert is_power_of_two(count), count
         for first in range(0, self._slot_total - count + 1, count):
             if all(first + count <= other or first >= other + one.count for other, one in self._ranges.items()):

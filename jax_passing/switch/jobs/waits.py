@@ -1,4 +1,4 @@
-"""How long ranks wait for the others of their job, and what those hear that have waited in vain."""
+"""Ranks wait only so long for the others of their job, and hear why they have waited in vain."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is abse
 
 
 def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
-    """Of ranks that have waited long enough. The root keeps the deadlines of all."""
+    """Ends the waits of ranks that have waited long enough. The root keeps the deadlines of all."""
     if epoch.state is State.RUNNING:
         return
     uplink = epoch.uplink
@@ -53,7 +53,7 @@ def whom_it_awaits(epoch: Epoch) -> str:
 
 
 def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
-    """What to say to a rank, by how long it has waited; None if the epoch is about to be started."""
+    """Returns what to say to a rank, by how long it has waited; None if the epoch is about to be started."""
     job, uplink = f"job {epoch.job.name!r} (world size {epoch.world_size})", epoch.uplink
     if uplink is not None:
         return lambda waited: uplink.explain(f"{job} didn't start {waited}")

@@ -1,4 +1,4 @@
-"""The switch's watch over what it serves: leases, waits of those that join, a device that forgot its jobs."""
+"""The switch watches over what it serves: leases, waits of those that join, a device that forgot its jobs."""
 
 import logging
 from collections import Counter
@@ -23,7 +23,7 @@ OVERFLOWS_S = 5.0  # how often it looks at who sends too much
 
 
 class Watch:
-    """Over all jobs of a switch. It begins at once."""
+    """Watches over all jobs of a switch. It begins at once."""
 
     def __init__(self, data_plane: DataPlane, jobs: JobTable, outside: Outside, lease_s: float):
         self._data_plane = data_plane
@@ -43,7 +43,7 @@ class Watch:
         return self._outside.call_later(min(self._lease_s / 10, PERIOD_MAX_S), self._look)
 
     def _look(self) -> None:
-        """The switch serves others than the one whom a fault of ours shows in: it ends that job, and no other."""
+        """Looks at all jobs. A fault of ours ends the job in which it shows, and no other."""
         self._timer = self._look_later()
         lost, now = self._check_data_plane(), self._outside.now()
         if now >= self._overflows_next:
@@ -74,7 +74,7 @@ class Watch:
                 self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
 
     def _tell_overflows(self) -> None:
-        """Whose packets come faster than they are handled. A job that isn't heard by a new one of its number."""
+        """Tells whose packets come faster than they are handled."""
         try:
             before, self._overflows = self._overflows, self._data_plane.overflows()
         except Exception:  # whatever the device's driver raises
@@ -111,7 +111,7 @@ class Watch:
             log.exception("%s can't be ended", epoch)
 
     def _check_data_plane(self) -> str:
-        """Why the jobs that it had are gone; else empty. May take as long as the device's driver does."""
+        """Says why the jobs that it had are gone; else empty. May take as long as the device's driver does."""
         try:
             lost, self._check_raised = self._data_plane.check(), ""
         except Exception as error:  # whatever the device's driver raises; it is asked again

@@ -1,1 +1,1 @@
-"""The meetings at which hosts agree who goes on in a job."""
+"""At meetings hosts agree who goes on in a job."""

@@ -1,4 +1,5 @@
-"""Where the hosts of a job meet before they join: who goes on, as which rank, after which step (docs/train/elastic.md).
+"""The hosts of a job meet here before they join, and agree who goes on, as which rank, after which step
+(docs/train/elastic.md).
 
 A host's connection is its *seat*, which it keeps as long as its session lasts. So whoever has a seat is known to live,
 and is waited for. The root of a tree decides; a switch below it hands on what either side says.
@@ -27,11 +28,11 @@ log = logging.getLogger("jax_passing.switch")
 
 LOOK_S = 0.05  # the time between two looks at hosts that wait
 STANDBY_GRACE_S = 1.0  # a standby gives hosts this time to meet at the switch that goes before it
-SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait for a place as hosts that run
+SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait to get in as hosts that run
 
 
 class Meetings:
-    """The meetings of all jobs of a switch."""
+    """These are the meetings of all jobs of a switch."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Meetings:
         return self._seat(job, connection, ())
 
     def _seat(self, job: str, host: ToHost, path: tuple[str, ...]) -> Seat:
-        """`path`: the instances of the switches on its way. Raises RefusalError."""
+        """Makes a host's seat. `path`: the instances of the switches on its way. Raises RefusalError."""
         check_path(path, self._instance)
         if self._parent is not None:
             if job not in self._at_parent:
@@ -81,18 +82,19 @@ class Meetings:
         host.close()
 
     def _forget(self, meeting: "Meeting") -> None:
-        """Nobody has a seat any more. Hosts that come back know the number of their last meeting, so we needn't."""
+        """Forgets a job in which nobody has a seat any more. Hosts that come back know the number of their last
+        meeting, so we needn't."""
         if self._meetings.get(meeting.job) is meeting:
             del self._meetings[meeting.job]
 
     def stop(self) -> None:
-        """From now on nothing happens by itself."""
+        """Ends all that happens by itself."""
         for meeting in self._meetings.values():
             meeting.stop()
 
 
 class Meeting:
-    """The seats of one job. It decides when their hosts meet, and which of them."""
+    """A meeting has the seats of one job. It decides when their hosts meet, and which of them."""
 
     def __init__(self, job: str, jobs: JobTable, outside: Outside, refuse: Refuse, forget: Callable[["Meeting"], None]):
         """`refuse`: sends a host away. `forget`: called when nobody has a seat any more."""
@@ -107,7 +109,7 @@ class Meeting:
         self._is_incomplete = False  # whether one of these is gone, while the others may be joining already
         self._timer: Timer | None = None
 
-    # What hosts do.
+    # Hosts do this.
 
     def wait(self, seat: HostSeat, said: messages.Meet) -> None:
         if seat not in self._seats:
@@ -138,7 +140,7 @@ class Meeting:
             self._timer.cancel()
             self._timer = None
 
-    # What comes of it.
+    # This comes of it.
 
     def _look(self) -> None:
         """Does what is due, and looks again after a while if anybody waits, or joins in vain."""
@@ -154,7 +156,7 @@ class Meeting:
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
     def _look_at(self, epoch: Epoch) -> None:
-        """While an epoch forms or runs nobody can meet, so it may have to end."""
+        """Ends an epoch that stands in the way: while it forms or runs nobody can meet."""
         if epoch.state is not State.RUNNING:
             back = any(seat.said is not None and seat.instance in self._met for seat in self._seats)
             if (self._is_incomplete or back) and self._is_ours(epoch):
@@ -173,13 +175,13 @@ class Meeting:
             elif epoch.world_size < seat.said.world_size:
                 text = f"A host at {seat.connection.host} wants to join {epoch}, which has {epoch.world_size} hosts."
             else:
-                continue  # there is no place for it until a host is lost
+                continue  # there is no room for it until a host is lost
             text += " Call session.rejoin on every host, which costs at most one step."
             self._jobs.fail(epoch, messages.Failed(HostJoinedError.__name__, text))
             return
 
     def _is_ours(self, epoch: Epoch) -> bool:
-        """Whether all who joined this epoch have met here. Otherwise a stranger could end the epoch of a job whose
+        """Says whether all who joined this epoch have met here. Otherwise a stranger could end the epoch of a job whose
         hosts don't meet."""
         return all(join.instance in self._met for join in epoch.joined().values())
 
@@ -202,8 +204,8 @@ class Meeting:
             self._close(parties)
 
     def _hang_up_on(self, lost: set[str]) -> None:
-        """Hosts that fell silent lose their seats. Their connections may never end by themselves, and nobody is to wait
-        for them when another host is lost. One that is alive after all comes back as a newcomer."""
+        """Takes the seats of hosts that fell silent. Their connections may never end by themselves, and nobody is to
+        wait for them when another host is lost. One that is alive after all comes back as a newcomer."""
         for seat in [seat for seat in self._seats if seat.said is None and seat.instance in lost]:
             self._seats.remove(seat)
             seat.connection.close()

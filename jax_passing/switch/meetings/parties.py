@@ -1,4 +1,4 @@
-"""Of the hosts that wait to meet: who goes on, who begins anew, and whose word decides when."""
+"""Of the hosts that wait to meet some go on and some begin anew, and some decide when."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from jax_passing.switch.meetings.seats import HostSeat
 
 @dataclass(frozen=True)
 class Parties:
-    """The hosts that wait, in the parts that they would have in a meeting now.
+    """The hosts that wait have these parts in a meeting, if it were now.
 
     Attributes:
       meeting: the last meeting of the hosts that have taken the most steps; 0 if nobody was in any.

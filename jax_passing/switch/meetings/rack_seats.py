@@ -1,4 +1,4 @@
-"""The seats of a rack's hosts, at the parent of its switch.
+"""The parent of a rack's switch keeps the seats of the rack's hosts here.
 
 A rack's switch has one connection to its parent for all seats of a job, however many hosts there are. So they take one
 of the connections that an address may have.
@@ -17,7 +17,7 @@ from jax_passing.switch.meetings.seats import Refuse, Seat, ToHost
 
 
 class SeatsOfRack:
-    """All seats of one job that one rack's switch speaks for."""
+    """One rack's switch speaks for all these seats of one job."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class SeatsOfRack:
         refuse: Refuse,
         counts: Counter[str],
     ):
-        """`new_seat`: makes one for a host, and is told the switches on its way; it may raise RefusalError. `refuse`:
-        sends a host away. `counts`: says of each address how many seats it has in this way."""
+        """Begins without seats. `new_seat`: makes one for a host, and is told the switches on its way; it may raise
+        RefusalError. `refuse`: sends a host away. `counts`: says of each address how many seats it has in this way."""
         self._connection = connection
         self._new_seat = new_seat
         self._refuse = refuse
@@ -80,7 +80,7 @@ class SeatsOfRack:
 
 
 class _ThroughRack:
-    """The way to the host in one of these seats."""
+    """This is the way to the host in one of these seats."""
 
     def __init__(self, seats: SeatsOfRack, number: int, host: str, own_name: str):
         self._seats = seats

@@ -1,4 +1,4 @@
-"""The seats of hosts that meet: a host's connection, kept as long as its session lasts (docs/train/elastic.md)."""
+"""A host that meets others has a seat: its connection, kept as long as its session lasts (docs/train/elastic.md)."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,15 +9,15 @@ from jax_passing.protocol import control_messages as messages
 
 
 class ToHost(Protocol):
-    """The way to a host that has a seat: its connection, or its part of the connection to its rack's switch."""
+    """This is the way to a host that has a seat: its connection, or its part of the connection to its rack's switch."""
 
     @property
     def host(self) -> str:
-        """The IP address at the other end of the connection."""
+        """Returns the IP address at the other end of the connection."""
 
     @property
     def own_name(self) -> str:
-        """Our address at this end of it, for people."""
+        """Returns our address at this end of it, for people."""
 
     def send(self, message: messages.Message) -> bool: ...
 
@@ -29,18 +29,18 @@ Refuse = Callable[[ToHost, str, str], None]  # the way to the host, its job, why
 
 
 class Seat(Protocol):
-    """What a switch keeps for a host that meets others, as long as the host's connection is open; or for all such hosts
-    of a rack, as long as that of their switch is."""
+    """A switch keeps a seat for a host that meets others, as long as the host's connection is open; or for all such
+    hosts of a rack, as long as that of their switch is."""
 
     def hear(self, message: messages.FromMember) -> None:
-        """The other end says this. Raises msgspec.DecodeError if that makes no sense."""
+        """Hears what the other end says. Raises msgspec.DecodeError if that makes no sense."""
 
     def leave(self) -> None:
-        """The other end is gone."""
+        """Is called when the other end is gone."""
 
 
 class HostSeat:
-    """The seat of a host, at the switch where hosts meet.
+    """This is the seat of a host, at the switch where hosts meet.
 
     Attributes:
       said: what the host said, while it waits.
@@ -71,7 +71,7 @@ class HostSeat:
 
     @property
     def asked(self) -> messages.Meet:
-        """What the host said. Only while it waits."""
+        """Returns what the host said, while it waits."""
         assert self.said is not None
         return self.said
 

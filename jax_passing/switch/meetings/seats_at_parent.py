@@ -1,4 +1,4 @@
-"""The seats of a rack's hosts, at its own switch, which hands on what they say to its parent (`rack_seats.py`)."""
+"""A rack's switch keeps the seats of its hosts here, and hands on what they say to its parent (`rack_seats.py`)."""
 
 import itertools
 import logging
@@ -20,8 +20,8 @@ BEATS_MAX = 5  # a parent that leaves so many heartbeats without an answer is go
 
 
 class SeatsAtParent:
-    """The seats of one job. One connection to the parent serves them all, over which we hand on what either side says.
-    When it ends we hang up on all these hosts, as if this switch were lost, and they come again."""
+    """These are the seats of one job. One connection to the parent serves them all, over which we hand on what either
+    side says. When it ends we hang up on all these hosts, as if this switch were lost, and they come again."""
 
     line_bytes_max = messages.LINE_BYTES_MAX
 
@@ -49,7 +49,7 @@ class SeatsAtParent:
         self._beats = 0  # since it said something
 
     def seat(self, host: ToHost, path: tuple[str, ...]) -> "SeatAtParent":
-        """`path`: the instances of the switches on the host's way to the parent."""
+        """Makes a seat. `path`: the instances of the switches on the host's way to the parent."""
         number = next(self._numbers)
         self._seats[number] = SeatAtParent(self, number, self._job, host, path)
         return self._seats[number]
@@ -195,7 +195,7 @@ class SeatsAtParent:
 
 
 class SeatAtParent:
-    """The seat of one host.
+    """This is the seat of one host.
 
     Attributes:
       host: the way to it.

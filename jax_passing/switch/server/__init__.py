@@ -1,1 +1,1 @@
-"""The control plane as a whole, and the process that runs it."""
+"""This room has the control plane as a whole, and the process that runs it."""

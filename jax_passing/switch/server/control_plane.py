@@ -1,4 +1,4 @@
-"""The switch's control plane: all of its jobs, and who may join them.
+"""The switch's control plane has all of its jobs, and says who may join them.
 
 It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line costs it its connection, nothing else.
 """
@@ -81,11 +81,11 @@ class ControlPlane:
         return self._switch_key is not None
 
     def key_of(self, job: str) -> bytes | None:
-        """None: this switch has no key."""
+        """Returns the key of a job; None if this switch has no key."""
         return None if self._switch_key is None else keys.job_key(self._switch_key, job_names.base(job))
 
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
-        """Raises RefusalError."""
+        """Makes a member of whoever joins, and lets it join its job. Raises RefusalError."""
         now = self.outside.now()
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
@@ -96,18 +96,20 @@ class ControlPlane:
         return member
 
     def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
-        """For a host that is to meet the others of its job before it joins, or for all such hosts of a rack."""
+        """Makes a seat for a host that is to meet the others of its job before it joins, or for all such hosts of a
+        rack."""
         return self._meetings.seat(job, connection, is_racks)
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
-        """Here. Each shard of a job is one for itself: two of them, of different racks, may have us as their spine."""
+        """Returns the job's name at this switch. Each shard of a job is one for itself: two of them, of different
+        racks, may have us as their spine."""
         if isinstance(join, messages.RackJoin):
             return join.job
         shard = join.switches.index(self.instance) if self.instance in join.switches else 0
         return job_names.of_shard(join.job, shard)
 
     def shut_down(self) -> None:
-        """Tells every host. Nothing happens by itself any more; connections are left to be closed."""
+        """Tells every host that it ends. Nothing happens by itself any more; connections are left to be closed."""
         self._watch.stop()
         self._meetings.stop()
         for epoch in self.jobs.epochs():
@@ -118,7 +120,7 @@ class ControlPlane:
             self.jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start."""
+        """Returns counters since the start."""
         return dict(self.counts + self.jobs.counts + self.quota.counts + self._watch.counts)
 
     def _abilities(self) -> Abilities:
@@ -147,7 +149,7 @@ class ControlPlane:
 
 
 def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:
-    """The address that they come from; they go to `data_host`. Raises RefusalError."""
+    """Returns the address that packets come from; they go to `data_host`. Raises RefusalError."""
     host = connection.host
     if isinstance(join, messages.RackJoin) and join.data_host:
         try:

@@ -28,8 +28,8 @@ log = logging.getLogger("jax_passing.switch")
 
 FAREWELL_S = 1.0
 FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
-# To a peer that doesn't read: they pile up in our memory. All together: of the longest messages three for each of the
-# 63 others of a job, though the network were to stand still; then whoever has most of it unread is given up.
+# Messages to a peer that doesn't read pile up in our memory. There is room for three of the longest for each of the 63
+# others of a job, though the network were to stand still; then whoever has most of it unread is given up.
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX
 UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -38,14 +38,15 @@ STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
 
 
 def _plain(host: str) -> str:
-    """IPv4 as such, though a dual-stack socket reports ::ffff:10.0.0.1."""
+    """Returns an IPv4 address as such, though a dual-stack socket reports ::ffff:10.0.0.1."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or host)
 
 
 class Stream(asyncio.BufferedProtocol):
-    """A Connection of the control plane's (`outside.py`), as asyncio's protocol: it is called, and never waits."""
+    """This is a Connection of the control plane (`outside.py`), as a protocol of asyncio: it is called, and never
+    waits."""
 
     def __init__(
         self, server: "ControlServer", conversation: Conversation, channel: Channel | None, *, is_caller: bool
@@ -62,7 +63,7 @@ class Stream(asyncio.BufferedProtocol):
         self._flush: Timer | None = None
         self._is_connected = False
 
-    # What the conversation uses.
+    # The conversation uses this.
 
     @property
     def link_gbit(self) -> float | None:
@@ -94,12 +95,12 @@ class Stream(asyncio.BufferedProtocol):
             self._transport.close()
             self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.give_up)
 
-    # What asyncio calls.
+    # Asyncio calls this.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._is_connected = transport, True
-        # No name: gone before we looked.
+        # One without a name was gone before we looked.
         peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
         own = transport.get_extra_info("sockname") or ("0.0.0.0", 0)
         self.host, self.own_host = _plain(peer[0]), _plain(own[0])
@@ -200,7 +201,7 @@ class Stream(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def fail(self, error: Exception) -> None:
-        """There is no connection, or it came too late."""
+        """Is called if there is no connection, or it came too late."""
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
@@ -226,7 +227,7 @@ class ControlServer:
         switch_key: bytes | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ):
-        """Made in the event loop that it is to run in."""
+        """Is called in the event loop that it is to run in."""
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self.buffer = bytearray(READ_BYTES)
@@ -238,7 +239,7 @@ class ControlServer:
         self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max)
 
     async def listen(self, listener: socket.socket) -> None:
-        """From now on hosts may come."""
+        """Lets hosts come from now on."""
         self._loop.set_exception_handler(self._on_loop_error)
         self._server = await self._loop.create_server(self._accept, sock=listener)
 
@@ -259,14 +260,14 @@ class ControlServer:
             call.cancel()
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start."""
+        """Returns counters since the start."""
         failed = {"accepts_failed": self._accepts_failed} if self._accepts_failed else {}
         return {**self.plane.stats(), **failed}
 
     def _accept(self) -> Stream:
         return Stream(self, MemberConversation(self.plane), None, is_caller=False)
 
-    # What streams use.
+    # Streams use this.
 
     def add(self, stream: Stream) -> None:
         self._streams.add(stream)
@@ -290,7 +291,7 @@ class ControlServer:
         else:
             loop.default_exception_handler(context)
 
-    # What the control plane needs of the world (`outside.Outside`).
+    # The control plane needs this of the world (`outside.Outside`).
 
     def now(self) -> float:
         return self._loop.time()

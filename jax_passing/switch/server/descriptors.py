@@ -1,4 +1,4 @@
-"""How many files this process may open, connections among them."""
+"""This process may open only so many files, connections among them."""
 
 import logging
 import resource

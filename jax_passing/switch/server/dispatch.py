@@ -1,4 +1,4 @@
-"""What a member of a job says, a host or a rack's switch, and whom in the switch it is for.
+"""Whatever a member of a job says, a host or a rack's switch, goes from here to whom in the switch it is for.
 
 What it sends is never trusted: a message that makes no sense raises msgspec.DecodeError, which costs it its connection.
 """
@@ -26,7 +26,7 @@ INQUIRIES_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for
 
 
 class Dispatcher:
-    """Of all members' messages. `abilities`: asked when a rank joins through its rack's switch."""
+    """Dispatches the messages of all members. `abilities`: asked when a rank joins through its rack's switch."""
 
     def __init__(
         self,

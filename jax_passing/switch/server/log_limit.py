@@ -16,8 +16,8 @@ class _Kind:
 
 
 class LogLimit(logging.Filter):
-    """A filter for a handler. Lines are of one kind if the same statement writes them. Of each kind some lines pass at
-    once, and then one a second, which says how many were left out before it."""
+    """This filter is for a handler. Lines are of one kind if the same statement writes them. Of each kind some lines
+    pass at once, and then one a second, which says how many were left out before it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the control plane says with a host or a rack's switch, from its greeting to the end."""
+"""The control plane talks with a host or a rack's switch here, from its greeting to the end."""
 
 import logging
 import ssl
@@ -42,7 +42,8 @@ class MemberConversation:
 
     @property
     def line_bytes_max(self) -> int:
-        """A long line is room that others can't have: only what rank 0 tells a running job may need it."""
+        """Says how long a line may be. A long one takes room that others can't have: only what rank 0 tells a running
+        job may need it."""
         member = self._member
         relays = member is not None and 0 in member.ranks and member.has_started
         return messages.RELAY_LINE_BYTES_MAX if relays else messages.LINE_BYTES_MAX
@@ -141,7 +142,8 @@ class MemberConversation:
         self._connection.send(self._plane.hello())
 
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
-        """Raises RefusalError. One of another version, which may not know how to prove a key, hears of that alone."""
+        """Checks that the other has proved that it knows the job's key. Raises RefusalError. One of another version,
+        which may not know how to prove a key, hears of that alone."""
         assert self._connection is not None
         job = join.job
         if not self._plane.has_key:
@@ -206,7 +208,7 @@ class MemberConversation:
         self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
 
     def _expect_ranks(self) -> None:
-        """A rack's switch has a connection for ranks; without any, only for a while."""
+        """Looks whether a rack's switch has ranks: without any it may stay for a while only."""
         member = self._member
         assert member is not None
         if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:

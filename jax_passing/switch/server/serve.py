@@ -1,4 +1,4 @@
-"""The switch process: the control plane's server, and the data plane that it drives."""
+"""The switch's process has the control plane's server, and the data plane that it drives."""
 
 import asyncio
 import errno
@@ -32,7 +32,8 @@ LOG_PERIOD_S = 1.0
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket on the first address that `host` stands for: packets and connections need the same one."""
+    """Returns a listening socket on the first address that `host` stands for: packets and connections need the same
+    one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
@@ -44,7 +45,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
-    """On the control plane's port number if it is free for UDP too: one number to open in firewalls."""
+    """Returns a data plane on the control plane's port number if that is free for UDP too: so firewalls have one number
+    to open."""
     software = partial(
         SoftwareDataPlane,
         slot_total=settings.slot_total,

@@ -1,4 +1,4 @@
-"""The settings of a switch: arguments over variables over a TOML file."""
+"""A switch has its settings from arguments over variables over a TOML file."""
 
 import os
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _power_of_two(value: Any) -> int:
 
 @dataclass(frozen=True)
 class SwitchSettings:
-    """What a switch needs to know. `jax-passing switch --help` says the same in short."""
+    """A switch needs to know these. `jax-passing switch --help` says the same in short."""
 
     listen: Address = ("0.0.0.0", PORT)
     """Where it listens. Port 0 takes any that is free."""

@@ -1,1 +1,1 @@
-"""A switch below another one: what they say to each other."""
+"""In this room a switch talks with the one above it."""

@@ -1,4 +1,5 @@
-"""How a rack's switch and its parent begin on each connection: who answers there, of which version, with which key."""
+"""A rack's switch finds out first on each connection to its parent who answers there, of which version, with which
+key."""
 
 import ssl
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class ParentGreeting:
         self._silence = self._outside.call_later(GREETING_TIMEOUT_S, lambda: self._closed(TimeoutError()))
 
     def end(self) -> None:
-        """Nobody waits for the parent to say more."""
+        """Ends the wait for the parent to say more."""
         if self._silence is not None:
             self._silence.cancel()
 
@@ -56,8 +57,8 @@ class ParentGreeting:
         self.is_secured = True
 
     def heard(self, line: bytes) -> messages.Hello | None:
-        """The parent's greeting, if this line is the one that counts. Where we have a key, it comes from whoever has
-        proved to have the same.
+        """Returns the parent's greeting, if this line is the one that counts. Where we have a key, it comes from
+        whoever has proved to have the same.
 
         Raises:
           RefusalError: the two switches don't suit each other, however often we try.
@@ -98,7 +99,7 @@ class ParentGreeting:
 
 
 def problem_of(error: Exception | None, greeting: ParentGreeting | None) -> str:
-    """In words for people, with what a connection to a parent has ended. `greeting`: if it was open."""
+    """Says, for people, with what a connection to a parent has ended. `greeting`: if it was open."""
     if isinstance(error, ssl.SSLError) and greeting is not None and not greeting.is_secured:
         return f"it doesn't have the same key: start all switches of a tree with the same --key-file ({error})"
     if error is None:

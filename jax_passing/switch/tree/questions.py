@@ -1,4 +1,4 @@
-"""Who is missing in a chunk: asked at one switch, answered by all switches of the tree, in bounded time."""
+"""A host asks one switch who is missing in a chunk, and all switches of the tree answer, in bounded time."""
 
 import itertools
 import logging
@@ -18,7 +18,7 @@ Asked = Connection | ParentConnection  # another switch
 
 
 class _Round:
-    """One question to several other switches at once."""
+    """A round is one question to several other switches at once."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class _Round:
         patience_s: float,
         done: Callable[[list[messages.Answer | None]], None],
     ):
-        """`inquiries`: it is one of them while it lasts. `chunk`: slot, version and sequence. `done`: hears the answers,
-        in the order of `asked`."""
+        """Asks at once. `inquiries`: it is one of them while it lasts. `chunk`: slot, version and sequence. `done`:
+        hears the answers, in the order of `asked`."""
         self._questions = questions
         self._inquiries = inquiries
         self._asked = {questions.next_id(): each for each in asked}
@@ -60,7 +60,7 @@ class _Round:
 
 
 class Questions:
-    """Those that this switch asks, and its answers. A switch that doesn't answer is an answer too."""
+    """These are the questions that this switch asks, and its answers. A switch that doesn't answer is an answer too."""
 
     def __init__(self, data_plane: DataPlane, outside: Outside):
         self._data_plane = data_plane
@@ -76,7 +76,7 @@ class Questions:
             self.pending[answer.id].on_answer(source, answer)
 
     def _held(self, slot: int, version: int) -> SlotVersion | None:
-        """None: who knows."""
+        """Returns what the slot holds; None if nobody can tell."""
         try:
             return self._data_plane.slot_version(slot, version)
         except Exception as error:  # whatever the device's driver raises
@@ -84,7 +84,8 @@ class Questions:
             return None
 
     def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int) -> tuple[int, bool] | None:
-        """Which workers have contributed to this sequence here, and whether the result is here. None: who knows."""
+        """Returns which workers have contributed to this sequence here, and whether the result is here; None if nobody
+        can tell."""
         if epoch.slot_first is None or epoch.plan is None or slot >= epoch.plan.slot_count:
             return 0, False  # over meanwhile, or not the job's
         held = self._held(epoch.slot_first + slot, version)
@@ -106,7 +107,8 @@ class Questions:
         inquiries: set[Inquiry],
         reply: Callable[[messages.Answer], object],
     ) -> None:
-        """Everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know of all.
+        """Answers for everything but the asker's side of the tree; `asker` None: one of our hosts, which wants to know
+        of all.
 
         What other switches must be asked for is one of the `inquiries` until they have answered.
         """
@@ -148,7 +150,7 @@ class Questions:
         inquiries: set[Inquiry],
         reply: Callable[[messages.SlotState], object],
     ) -> None:
-        """For a host, about a slot of its job."""
+        """Answers a host about a slot of its job."""
         first = epoch.slot_first
         assert first is not None  # the slot is the job's
         left = tuple(sorted(epoch.left))
@@ -178,7 +180,8 @@ class Questions:
 
 
 def _said_below(epoch: Epoch, rack: Member, said: messages.Answer | None) -> tuple[set[int], list[str]]:
-    """Which ranks are missing below a rack's switch, by its answer (None: it gave none), and what the trouble is."""
+    """Returns which ranks are missing below a rack's switch, by its answer (None: it gave none), and what the trouble
+    is."""
     if said is None:
         return set(rack.ranks), [f"The switch at {rack.rack} doesn't answer."]
     if not said.missing and not said.trouble:
@@ -189,7 +192,7 @@ def _said_below(epoch: Epoch, rack: Member, said: messages.Answer | None) -> tup
 def _said_above(
     epoch: Epoch, uplink: ParentConnection, said: messages.Answer | None, is_full: bool
 ) -> tuple[set[int], list[str]]:
-    """The same on the parent's side. `is_full`: all of our own workers have contributed."""
+    """Returns the same for the parent's side. `is_full`: all of our own workers have contributed."""
     if said is None:
         return set(), [f"The switch at {uplink.name}, its parent, doesn't answer."]
     troubles = [said.trouble]

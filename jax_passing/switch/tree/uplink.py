@@ -1,4 +1,4 @@
-"""How a rack's switch is a member of its parent: the way there for one epoch of a job, and what both say."""
+"""A rack's switch is a member at its parent: this is the way there for one epoch of a job, and what both say."""
 
 import logging
 
@@ -66,7 +66,7 @@ class Uplink:
             self._retry = self.outside.call_later(RETRY_S, self.start)
 
     def close(self) -> None:
-        """The epoch is over, and asks for nothing any more."""
+        """Hangs up: the epoch is over, and asks for nothing any more."""
         if self._retry is not None:
             self._retry.cancel()
         self._conversation.end()
@@ -89,14 +89,14 @@ class Uplink:
         return self._conversation.send(message)
 
     def tell_of(self, member: Member, rank: int) -> None:
-        """A rank of ours is here."""
+        """Tells the parent that a rank of ours is here."""
         join = member.ranks[rank]
         wait_s = max(0.01, member.join_until[rank] - self.outside.now())
         link_gbit = least(join.link_gbit, self._conversation.link_gbit)
         self.send(msgspec.structs.replace(join, wait_s=wait_s, link_gbit=link_gbit))
 
     def explain(self, text: str) -> str:
-        """Why hosts wait in vain: `text` says for what."""
+        """Says why hosts wait in vain: `text` says for what."""
         if not self.is_connected:
             return (
                 f"The switch at {self.epoch.own_name} can't reach its parent, the switch at {self.name} "
@@ -105,7 +105,7 @@ class Uplink:
         return f"The switch at {self.name}, parent of the one at {self.epoch.own_name}, doesn't answer: {text}."
 
     def check_group(self, is_heard: bool) -> None:
-        """While the epoch runs: whether results come by multicast."""
+        """Is called while the epoch runs, with whether results come by multicast."""
         self._conversation.check_group(is_heard)
 
 
@@ -170,11 +170,12 @@ class _ParentConversation:
         self._lose(problem_of(error, self._greeting))
 
     def send(self, message: messages.Message) -> bool:
-        """False if the parent has stopped reading. Before we have joined, and afterwards, it is told nothing."""
+        """Sends it to the parent. Returns False if that has stopped reading. Before we have joined, and afterwards, it
+        is told nothing."""
         return self._connection is None or not self.is_joined or self._connection.send(message)
 
     def end(self) -> None:
-        """After what was sent."""
+        """Ends the connection after what was sent."""
         self._is_over, self.is_joined = True, False
         if self._greeting is not None:
             self._greeting.end()
@@ -273,7 +274,7 @@ class _ParentConversation:
     # The parent's multicast.
 
     def _join_group(self, offer: messages.GroupOffer) -> None:
-        """As a host does: joins the group, says so, and listens until it has heard the probes."""
+        """Joins the group as a host does, says so, and listens until it has heard the probes."""
         self._stop_listening()
         if self.socket is None:
             problem = "this data plane takes results that are addressed to it alone"
@@ -300,7 +301,7 @@ class _ParentConversation:
             self._group = None
 
     def check_group(self, is_heard: bool) -> None:
-        """Where results come by multicast no longer, the parent then sends each of its members its own."""
+        """Tells the parent if results come by multicast no longer. It then sends each of its members its own."""
         if self._is_multicast and not is_heard:
             self._is_multicast = False
             log.warning("%s: results of %s come by multicast no longer; telling it", self._epoch, self._uplink.name)

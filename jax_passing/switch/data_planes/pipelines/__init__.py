@@ -1,1 +1,1 @@
-"""How to reach a programmable switch at run time, one file for each way, and the encodings that they need."""
+"""A programmable switch is reached at run time in these ways, one file for each, with the encodings that they need."""

@@ -1,4 +1,4 @@
-"""bmv2's simple_switch through its Thrift server."""
+"""This reaches bmv2's simple_switch through its Thrift server."""
 
 import json
 import secrets
@@ -22,7 +22,7 @@ def _the(kind: str, rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str
 
 
 class Bmv2:
-    """Made by connecting. Raises PipelineError, as all methods do."""
+    """Connects when it is made. Raises PipelineError, as all methods do."""
 
     def __init__(self, address: tuple[str, int]):
         self._name = address_text(*address)
@@ -55,7 +55,7 @@ class Bmv2:
         return self._call("simple_pre_lag", method, CONTEXT, *arguments)
 
     def _read_program(self) -> None:
-        """Of the device itself, so that names and widths are those of what runs there."""
+        """Reads the program of the device itself, so that names and widths are those of what runs there."""
         try:
             self._program = json.loads(self._standard("bm_get_config"))
             self._tables = [table for pipeline in self._program["pipelines"] for table in pipeline["tables"]]
@@ -71,7 +71,7 @@ class Bmv2:
         return int(_the("register", self._program["register_arrays"], "sequence")["size"])
 
     def _widths(self, header: str) -> dict[str, int]:
-        """Bits of its fields."""
+        """Returns how many bits its fields have."""
         type_name = next((row["header_type"] for row in self._program["headers"] if row["name"] == header), None)
         for row in self._program["header_types"]:
             if row["name"] == type_name:
@@ -95,7 +95,8 @@ class Bmv2:
             self._replication("bm_mc_mgrp_destroy", group["id"])
 
     def _filled_tables(self) -> list[str]:
-        """All but those that the program fills. The mark's is the last one: what is left if clearing fails is ours."""
+        """Returns all tables but those that the program fills. The mark's is the last one: what is left if clearing
+        fails is ours."""
         names = [table["name"] for table in self._tables if table["key"] and "entries" not in table]
         return sorted(names, key=lambda name: name.endswith("." + self._mark.table))
 

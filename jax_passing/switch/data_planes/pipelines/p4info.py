@@ -1,4 +1,4 @@
-"""P4Info: the names, numbers and widths of a compiled program, as P4Runtime speaks of them."""
+"""P4Info has the names, numbers and widths of a compiled program, as P4Runtime speaks of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _BITSTRING, _STRUCT = 1, 4
 
 @dataclass(frozen=True)
 class Part:
-    """A key of a table, or a parameter of an action."""
+    """A part is a key of a table, or a parameter of an action."""
 
     number: int
     bits: int
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Thing:
-    """A table or action with its parts, or a counter or register of so many cells."""
+    """A thing is a table or action with its parts, or a counter or register of so many cells."""
 
     name: str
     number: int
@@ -40,7 +40,7 @@ _name_of = attrgetter("name")
 
 
 class P4Info:
-    """Raises PipelineError if the file is none."""
+    """Reads the file. Raises PipelineError if it is none."""
 
     def __init__(self, path: str | Path):
         try:
@@ -57,7 +57,8 @@ class P4Info:
 
     @property
     def lanes(self) -> int:
-        """32-bit lanes of a slot version: the registers of the control `lanes` hold them, whatever way they are cut."""
+        """Returns the number of 32-bit lanes of a slot version: the registers of the control `lanes` hold them,
+        whatever way they are cut."""
         return sum(register.bits for register in self._registers if "lanes" in register.name.split(".")) // 32
 
     def has_table(self, name: str) -> bool:
@@ -101,7 +102,8 @@ def _struct_bits(info: protobuf.Message) -> dict[str, int]:
 
 
 def _type_bits(message: protobuf.Message, structs: Mapping[str, int]) -> int:
-    """Of a register or a struct's member: of bit<>, int<> or a struct; 0 if it is of another type."""
+    """Returns how many bits a register or a struct's member has, of bit<>, int<> or a struct; 0 if it is of another
+    type."""
     kind = protobuf.decode(protobuf.data(message, _TYPE))
     if _STRUCT in kind:
         return structs.get(protobuf.text(protobuf.decode(protobuf.data(kind, _STRUCT)), 1), 0)

@@ -1,4 +1,4 @@
-"""A switch with a P4Runtime server (p4.org's gRPC API): Tofino's agents, bmv2's simple_switch_grpc."""
+"""This reaches a switch with a P4Runtime server (p4.org's gRPC API): Tofino's agents, bmv2's simple_switch_grpc."""
 
 import queue
 import threading
@@ -26,14 +26,14 @@ PIPELINE_TIMEOUT_S = 60.0  # a device may compile the program
 RECONNECT_MS = 1000  # by itself gRPC would wait up to two minutes for a device that is restarted
 INSERT, MODIFY, DELETE = 1, 2, 3
 VERIFY_AND_COMMIT = 3
-# Which of an entity's kinds it is.
+# An entity is of one of these kinds.
 TABLE, COUNTER, REPLICATION, REGISTER = 2, 7, 9, 11
 
 Answers = queue.SimpleQueue[bytes | Exception | None]
 
 
 def _bytes(value: int, part: Part) -> bytes:
-    """Without leading zeros, which is how P4Runtime writes numbers."""
+    """Returns a number without leading zeros, which is how P4Runtime writes them."""
     assert value.bit_length() <= part.bits, (value, part)
     return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
 
@@ -65,7 +65,8 @@ class CallError(PipelineError):
 
 
 def _status(error: Any) -> tuple[Any, str]:
-    """Code and text of a call that failed. Of a write, which could be of several parts, they stand in its details."""
+    """Returns code and text of a call that failed. Those of a write, which could be of several parts, stand in its
+    details."""
     code, text = error.code(), error.details()
     if code is grpc.StatusCode.UNKNOWN:
         details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
@@ -78,7 +79,7 @@ def _status(error: Any) -> tuple[Any, str]:
 
 
 class P4Runtime:
-    """Made by connecting. Raises PipelineError, as all methods do."""
+    """Connects when it is made. Raises PipelineError, as all methods do."""
 
     def __init__(self, device: Device):
         if grpc is None:
@@ -124,7 +125,8 @@ class P4Runtime:
         self._groups.clear()
 
     def _delete_all_groups(self) -> None:
-        """Those of a controller before us: bmv2 keeps them when a program is loaded, and forgets that it has them."""
+        """Deletes the groups of a controller before us: bmv2 keeps them when a program is loaded, and forgets that it
+        has them."""
         try:
             held = list(self._read(encode((REPLICATION, encode((1, b""))))))
         except CallError as error:
@@ -136,7 +138,7 @@ class P4Runtime:
             self._write(DELETE, encode((REPLICATION, protobuf.data(entity, REPLICATION))))
 
     def _become_controller(self) -> None:
-        """A stream that stays open says who controls the device."""
+        """Opens a stream: one that stays open says who controls the device."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         requests.put(encode((1, encode((1, self._device_id), (3, self._election)))))
         answers: Answers = queue.SimpleQueue()
@@ -150,7 +152,7 @@ class P4Runtime:
         self._check_controls(answer)
 
     def _check_controls(self, answer: bytes | Exception | None) -> None:
-        """`answer`: of the stream."""
+        """Checks `answer`, which came from the stream."""
         if answer is None:
             raise PipelineError(f"the P4Runtime server at {self._name} ended the stream that says who controls it")
         if isinstance(answer, Exception):
@@ -213,7 +215,7 @@ class P4Runtime:
             yield from protobuf.messages(protobuf.decode(answer), 1)
 
     def _match(self, table: Thing, entry: Entry) -> list[protobuf.Field]:
-        """With the priority."""
+        """Returns the match, with the priority."""
         assert set(table.parts) == set(entry.match) or (entry.priority and set(entry.match) <= set(table.parts)), entry
         fields: list[protobuf.Field] = []
         for name, value in entry.match.items():

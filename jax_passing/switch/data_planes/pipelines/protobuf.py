@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, as much of it as P4Runtime's messages need.
+"""This speaks as much of Protocol Buffers' wire format as P4Runtime's messages need.
 
 A message is written from (field number, value) pairs and read as lists of values by field number. So the messages of
 P4Runtime are a few numbers beside the calls that need them, whatever version of protobuf is installed. See
@@ -30,7 +30,8 @@ def _varint(value: int) -> bytes:
 
 
 def encode(*fields: Field) -> bytes:
-    """A message; messages inside it are given as what this returned. Zeros are written: a choice of 0 is a choice."""
+    """Returns a message; messages inside it are given as what this returned. Zeros are written: a choice of 0 is a
+    choice."""
     encoded = b""
     for number, value in fields:
         if isinstance(value, int):
@@ -42,7 +43,7 @@ def encode(*fields: Field) -> bytes:
 
 
 def decode(data: bytes) -> dict[int, list[int | bytes]]:
-    """Every field, in order. Raises ValueError if it is no message."""
+    """Returns every field, in order. Raises ValueError if it is no message."""
     fields: dict[int, list[int | bytes]] = {}
     at = 0
     while at < len(data):
@@ -75,7 +76,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def number(message: Message, field: int) -> int:
-    """A field that is a number, 0 if it isn't there; the last one of several counts."""
+    """Returns a field that is a number, 0 if it isn't there; the last one of several counts."""
     value = message.get(field, [0])[-1]
     if not isinstance(value, int):
         raise ValueError(f"field {field} is no number")
@@ -83,7 +84,7 @@ def number(message: Message, field: int) -> int:
 
 
 def data(message: Message, field: int) -> bytes:
-    """A field that is a string, bytes or a message; empty if it isn't there."""
+    """Returns a field that is a string, bytes or a message; empty if it isn't there."""
     value = message.get(field, [b""])[-1]
     if not isinstance(value, bytes):
         raise ValueError(f"field {field} is a number")
@@ -95,5 +96,5 @@ def text(message: Message, field: int) -> str:
 
 
 def messages(message: Message, field: int) -> list[dict[int, list[int | bytes]]]:
-    """A field that is repeated messages."""
+    """Returns a field that is repeated messages."""
     return [decode(part) for part in message.get(field, []) if isinstance(part, bytes)]

@@ -1,4 +1,4 @@
-"""Calls over Thrift's binary protocol: what bmv2's runtime server speaks.
+"""This calls by Thrift's binary protocol, which bmv2's runtime server speaks.
 
 The protocol names the type of every value, so replies need no schema: a struct becomes a dict by field number. See
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-binary-protocol.md.
@@ -26,7 +26,7 @@ class ThriftError(Exception):
 
 
 def _encode(value: Any) -> tuple[int, bytes]:
-    """(type, bytes) of a value; a dict is a struct by field number."""
+    """Returns (type, bytes) of a value; a dict is a struct by field number."""
     match value:
         case bool():
             return BOOL, b"\1" if value else b"\0"
@@ -55,7 +55,7 @@ def _encode_struct(fields: Mapping[int, Any]) -> bytes:
 
 
 class ThriftClient:
-    """One connection to a server, made at the first call and again after a failure."""
+    """A client has one connection to a server, made at the first call and again after a failure."""
 
     def __init__(self, address: tuple[str, int], timeout_s: float = 2.0):
         self._address = address
@@ -64,7 +64,7 @@ class ThriftClient:
         self._sequence = 0
 
     def call(self, service: str, method: str, *arguments: Any) -> Any:
-        """What the method returns; `arguments` are those of its fields 1, 2, ….
+        """Returns what the method returns; `arguments` are those of its fields 1, 2, ….
 
         Raises:
           OSError: the server can't be reached, is gone, or answers nonsense.

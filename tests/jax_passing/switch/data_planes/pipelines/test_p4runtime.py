@@ -246,7 +246,7 @@ def test_the_program_is_loaded_and_a_job_comes_and_goes(server, device, pipeline
 def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, device, pipeline):
     plane = P4DataPlane(device, pipeline)
     plane.add_job(JOB)
-    owner = plane.jobs[7].owner
+    owner = plane._jobs[7].owner
     server.registers = {(300, 17): owner, (301, 17): 99, (302, 17): 2, (303, 17): 0}
     held = plane.slot_version(8, 1)
     assert (held.empty, held.sequence, held.bitmap, held.complete) == (False, 99, 2, False)
