@@ -52,7 +52,7 @@ async def test_what_the_data_plane_can_do(switch):
     await switch.has(0, 1, job="b")
     assert "adds up what 2 hosts send" in await (await switch.join(2, 3, job="b")).refusal()
     for host in waiting:
-        assert "started with --parent" in await host.refusal()
+        assert "a switch for each, with --parent" in await host.refusal()
 
 
 @scenario(slots_per_job=512)
