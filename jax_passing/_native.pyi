@@ -226,9 +226,6 @@ class SlotPool:
     def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
         """(verdict, to whom, job, worker, packet to send); to "nobody", "every_worker", "worker" or "parent"."""
 
-def decode_header(packet: bytes) -> tuple[str, dict[str, int]]:
-    """(reason why it can't be decoded, or "none"; fields)"""
-
 @final
 class HostProgram:
     """The sums of a module whose calls come through Python: xla_ffi/ffi/host_calls.h. Devices are indices among this
@@ -304,11 +301,3 @@ def cuda_ffi_targets_on_cpu(library: str) -> dict[str, dict[str, CapsuleType]]:
 def cuda_ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]: ...
 def set_cuda_devices(ordinals_and_ids: Sequence[tuple[int, int]], *, first_device_id: int) -> None:
     """Tells the handlers of this process's GPUs, in the order of their ids. `first_device_id`: as of `attach`."""
-
-def block_exponent(dtype: str, buffers: Sequence[bytes]) -> int:
-    """The exponent of one block: the same elements of each local device. For tests, as the two that follow."""
-
-def encode_lanes(dtype: str, buffers: Sequence[bytes], exponent: int, headroom_bits: int) -> tuple[bytes, int]:
-    """(lanes in network order, flags)"""
-
-def decode_lanes(dtype: str, lanes: bytes, count: int, exponent: int, headroom_bits: int) -> bytes: ...

@@ -1,4 +1,4 @@
-// The packet and the slot pool without a socket, for conformance tests: what a switch does with a packet.
+// The slot pool without a socket, for the conformance suite: what a switch does with a packet.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -15,7 +15,6 @@
 #include "python/bind_slots.h"
 #include "python/bindings.h"
 #include "switch/slot_pool.h"
-#include "wire/header.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -43,33 +42,9 @@ const char* Name(SendTo to) {
   return "unknown";
 }
 
-nb::dict FieldsDict(const wire::Header& header) {
-  nb::dict dict;
-  dict["type"] = static_cast<int>(header.type);
-  dict["flags"] = header.flags;
-  dict["job"] = header.job;
-  dict["epoch"] = header.epoch;
-  dict["worker"] = header.worker;
-  dict["slot"] = header.slot;
-  dict["sequence"] = header.sequence;
-  dict["version"] = header.version;
-  dict["lane_format"] = static_cast<int>(header.lane_format);
-  dict["element_count"] = header.element_count;
-  dict["tagged"] = header.tagged;
-  return dict;
-}
-
 }  // namespace
 
 void BindSlotPool(nb::module_& m) {
-  m.def(
-      "decode_header",
-      [](const nb::bytes& packet) {
-        wire::Header header;
-        const wire::DecodeError error = wire::Decode(Span(packet), header);
-        return nb::make_tuple(wire::Name(error), FieldsDict(header));
-      },
-      "packet"_a);
   nb::class_<SlotPool>(m, "SlotPool")
       .def(nb::init<uint32_t>(), "slot_count"_a)
       .def(

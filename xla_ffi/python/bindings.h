@@ -7,7 +7,6 @@
 namespace passing {
 
 void BindFfi(nanobind::module_& m);
-void BindFixedPoint(nanobind::module_& m);
 void BindSocket(nanobind::module_& m);
 void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);

@@ -18,7 +18,6 @@ NB_MODULE(_native, m) {
     }
   });
   passing::BindFfi(m);
-  passing::BindFixedPoint(m);
   passing::BindSocket(m);
   passing::BindTransport(m);
   passing::BindSwitch(m);

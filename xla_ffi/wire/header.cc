@@ -68,30 +68,4 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   return DecodeError::kNone;
 }
 
-const char* Name(DecodeError error) {
-  switch (error) {
-    case DecodeError::kNone:
-      return "none";
-    case DecodeError::kTooShort:
-      return "too_short";
-    case DecodeError::kBadMagic:
-      return "bad_magic";
-    case DecodeError::kBadProtocolVersion:
-      return "bad_protocol_version";
-    case DecodeError::kBadType:
-      return "bad_type";
-    case DecodeError::kBadFlags:
-      return "bad_flags";
-    case DecodeError::kBadVersion:
-      return "bad_version";
-    case DecodeError::kBadLaneFormat:
-      return "bad_lane_format";
-    case DecodeError::kBadElementCount:
-      return "bad_element_count";
-    case DecodeError::kBadLength:
-      return "bad_length";
-  }
-  return "unknown";
-}
-
 }  // namespace passing::wire

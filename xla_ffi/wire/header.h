@@ -1,5 +1,5 @@
 // The packet header, once for all of C++. Its twins: ebpf/packet.h, p4/headers.p4 and p4/types.p4,
-// jax_passing/protocol/packet.py, tools/wireshark/passing.lua.
+// jax_passing/protocol/packet.py, xla_ffi/wire/passing.lua.
 //
 //  0                   1                   2                   3
 //  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -93,8 +93,6 @@ void Encode(const Header& header, uint8_t* out);
 
 // Checks every field that can be checked without knowing the job. `header` is valid if kNone is returned.
 DecodeError Decode(std::span<const uint8_t> packet, Header& header);
-
-const char* Name(DecodeError error);
 
 // Serial number arithmetic (RFC 1982) over 32 bits: is `a` before `b`?
 constexpr bool SequenceBefore(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }

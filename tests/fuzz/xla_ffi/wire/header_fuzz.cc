@@ -1,6 +1,5 @@
 // Decode takes any bytes, and what it accepts is exactly what Encode writes.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "../tests/fuzz/xla_ffi/operations.h"
@@ -30,7 +29,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace passing;
   wire::Header header;
   const wire::DecodeError error = wire::Decode({data, size}, header);
-  EXPECT_ALWAYS(std::strcmp(wire::Name(error), "unknown") != 0);
   if (error == wire::DecodeError::kNone) {
     uint8_t again[wire::kHeaderBytes];
     wire::Encode(header, again);

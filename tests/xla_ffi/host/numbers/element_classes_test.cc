@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -46,6 +47,21 @@ TEST(ElementClasses, nonFiniteElementsComeOutWhereTheyMust) {
     EXPECT_EQ(local.output, result.output);
     constexpr uint32_t kNaN = 1 << 16 | 1;
     EXPECT_EQ(local.classes, (std::vector<uint32_t>{0, 1 << 16, 1, kNaN, kNaN, kNaN, kNaN, kNaN, 0}));
+  }
+}
+
+TEST(ElementClasses, flagsSayWhichKindsThereAre) {
+  const float values[] = {NAN, HUGE_VALF, -HUGE_VALF};
+  const uint8_t flags[] = {wire::kFlagNaN, wire::kFlagPosInf, wire::kFlagNegInf};
+  for (int kinds = 0; kinds < 8; ++kinds) {
+    Bytes host = BytesOf<float>({1, 1, 1});
+    uint8_t expected = 0;
+    for (int kind = 0; kind < 3; ++kind) {
+      if ((kinds >> kind & 1) == 0) continue;
+      expected |= flags[kind];
+      SetBits(DType::kFloat32, host.data(), kind, std::bit_cast<uint32_t>(values[kind]));
+    }
+    EXPECT_EQ(SumOverRanks(DType::kFloat32, {{host.data()}}, 3).flags, expected);
   }
 }
 
