@@ -21,7 +21,7 @@ from jax_passing.host.control_connection import connect
 from jax_passing.protocol.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 
 ROOT = Path(__file__).parents[2]
-DISSECTOR = ROOT / "tools/wireshark/passing.lua"
+DISSECTOR = ROOT / "xla_ffi/wire/passing.lua"
 FIELDS = ["type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format"]
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark isn't installed")
 

@@ -80,7 +80,8 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
   workload.Check();
 }
 
-// Runs them, or the one that PASSING_SEED names, and as many from there on as PASSING_SEED_COUNT says.
+// Runs the first seeds. By hand: PASSING_SEED names the only one, and PASSING_SEED_COUNT says how many. The simulator
+// (tests/simulate.py) runs thousands.
 void RunSeeds(uint64_t seed_count, uint32_t tree_levels) {
   const char* first = std::getenv("PASSING_SEED");
   const char* count = std::getenv("PASSING_SEED_COUNT");
@@ -93,11 +94,11 @@ void RunSeeds(uint64_t seed_count, uint32_t tree_levels) {
   }
 }
 
-TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) { RunSeeds(300, 1); }
+TEST(AllReduceCluster, sameBitsAsTheReferenceForEverySeed) { RunSeeds(12, 1); }
 
-TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfTwoLevels) { RunSeeds(100, 2); }
+TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfTwoLevels) { RunSeeds(4, 2); }
 
-TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfThreeLevels) { RunSeeds(100, 3); }
+TEST(AllReduceCluster, sameBitsAsTheReferenceInTreesOfThreeLevels) { RunSeeds(4, 3); }
 
 // Each host's elements come at a pace of their own, from sum to sum: as from GPUs. Nothing is read before, and hosts
 // are told of results that stay.

@@ -62,8 +62,6 @@ namespace {
 using kernels::Bits;
 using kernels::WithFormat;
 
-static_assert(kBlockElements <= kTileElements);
-
 // Two elements may share a lane.
 template <typename Format>
 constexpr bool kMayBePacked =

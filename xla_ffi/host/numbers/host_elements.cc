@@ -50,7 +50,7 @@ PASSING_CLONES void Narrow(const typename Format::Wide* __restrict wide, size_t 
 
 template <typename Format>
 void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
-  assert(!inputs.empty() && count <= kTileElements);
+  assert(!inputs.empty() && count <= kBlockElements);
   if (inputs.size() == 1) return kernels::Widen<Format>(inputs[0], count, scratch.data());
   kernels::JoinPair<Format>(inputs[0], inputs[1], count, scratch.data());
   for (const void* input : inputs.subspan(2)) kernels::JoinTo<Format>(input, count, scratch.data());
@@ -87,8 +87,8 @@ void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void
   constexpr size_t kBytes = sizeof(typename Format::Stored);
   Scratch<Format> scratch;
   std::vector<const void*> tile(inputs.size());
-  for (size_t first = 0; first < count; first += kTileElements) {
-    const size_t tile_count = std::min(kTileElements, count - first);
+  for (size_t first = 0; first < count; first += kBlockElements) {
+    const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
     const size_t offset = first * kBytes;
     for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
     void* out = static_cast<uint8_t*>(outputs[0]) + offset;

@@ -8,15 +8,13 @@
 #include <type_traits>
 
 #include "host/numbers/dtype.h"
+#include "host/numbers/fixed_point.h"
 #include "host/numbers/formats.h"
 
 namespace passing {
 
-// The most that are joined at a time: a block (fixed_point.h).
-inline constexpr size_t kTileElements = 1440;
-
 template <typename Format>
-using Scratch = std::array<typename Format::Wide, kTileElements>;
+using Scratch = std::array<typename Format::Wide, kBlockElements>;
 
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
@@ -25,7 +23,7 @@ constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Fo
 template <typename Format>
 void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
 
-// In `scratch`, or the only input itself if it needs no widening. At most kTileElements, in the scope of a
+// In `scratch`, or the only input itself if it needs no widening. At most kBlockElements, in the scope of a
 // DefaultFloatMode.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
