@@ -3,14 +3,22 @@
 #define XLA_FFI_SWITCH_UDP_SWITCH_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
 
 #include "net/udp_socket.h"
+#include "switch/fair_turns.h"
+#include "switch/job_queues.h"
 #include "switch/slot_pool.h"
+#include "wire/group_watch.h"
 #include "wire/probe.h"
 
 namespace passing {
@@ -26,14 +34,14 @@ struct UdpSwitchStats {
   UdpSocketStats socket;
 };
 
-// Where results are sent once for all workers of a job, and from which of our addresses.
+// The group to which a job's results are sent once for all workers, and the address of ours that sends them.
 struct MulticastGroup {
   Address group;
   Address from;
 };
 
-// The way to a job's parent, connected to its address: contributions go up and results come down by `socket`, those
-// sent once for all by `group`, if it has one.
+// The sockets between a job and its parent. `socket` is connected to the parent's address: contributions go up and
+// results come down by it. `group` hears the results that the parent sends once for all its workers, if it does.
 struct Uplink {
   UdpSocket socket;
   std::optional<UdpSocket> group = std::nullopt;
@@ -44,12 +52,14 @@ class UdpSwitch {
   // Binds host:port (port 0: any) and serves it on a thread of its own. Throws std::system_error.
   UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count);
   ~UdpSwitch();  // Close
+  UdpSwitch(const UdpSwitch&) = delete;
+  UdpSwitch& operator=(const UdpSwitch&) = delete;
 
-  uint16_t port() const;
-  // From any thread; these take effect before they return. Without a group each worker is sent its own results. A job
-  // with a parent needs an uplink, whose peer is the parent's address. Throws std::invalid_argument, or
-  // std::system_error if the uplink can't be listened to; then nothing has changed.
-  void AddJob(const JobSlots& job, const std::optional<MulticastGroup>& group = std::nullopt,
+  uint16_t port() const { return port_; }
+  // These may be called from any thread, and take effect before they return. Without a group each worker is sent its
+  // own results. A job with a parent needs an uplink, whose peer is the parent's address. Throws std::invalid_argument,
+  // or std::system_error if the uplink can't be watched; then nothing has changed.
+  void AddJob(const JobSlots& job, std::optional<MulticastGroup> group = std::nullopt,
               std::optional<Uplink> uplink = std::nullopt);
   void StopMulticast(uint16_t job);
   void RemoveJob(uint16_t job);
@@ -59,13 +69,81 @@ class UdpSwitch {
   bool HearsParentsGroup(uint16_t job) const;
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
   UdpSwitchStats stats() const;
-  // As JobQueues::Overflows.
+  // See JobQueues::Overflows.
   std::map<uint16_t, uint64_t> Overflows() const;
   void Close();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  class Descriptor {
+   public:
+    explicit Descriptor(int fd) : fd_(fd) {}
+    ~Descriptor();
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    int get() const { return fd_; }
+
+   private:
+    const int fd_;
+  };
+
+  // A descriptor that epoll watches. It travels in the 64 bits of an epoll event's user data.
+  struct Source {
+    enum Kind : uint32_t { kStop, kQueue, kUplink, kUplinkGroup } kind;
+    uint32_t number = 0;  // of the queue, or of the uplink's job
+  };
+
+  // Where a job's packets go.
+  struct Route {
+    size_t queue;
+    std::vector<Address> workers;
+    std::optional<MulticastGroup> group;
+    std::optional<Uplink> uplink;
+    wire::GroupWatch parents_group{};  // if the uplink has one
+  };
+
+  // Packets that go the same way, side by side in output_.
+  struct Batch {
+    uint16_t job;
+    SendTo to;
+    uint16_t worker;  // of SendTo::kWorker
+    size_t first_packet;
+    size_t first_byte;
+  };
+
+  void Watch(int fd, Source source);
+
+  // The methods from here on are called with mutex_ held, but Serve.
+  void RemoveRoute(uint16_t job);  // closes the uplink's sockets, so that epoll forgets them
+  void Serve();
+  // Receives one batch from the readable source whose job has used the least time so far.
+  void ServeNext();
+  void OnDatagram(std::span<const uint8_t> datagram, const Address& from, bool by_group);
+  // Counts whether a parent's result came to its group or to the uplink itself.
+  void CountWay(Route& route, bool by_group);
+  // The queue whose time it takes to serve this source.
+  size_t QueueOf(const Source& source) const;
+  // Null if the job was removed meanwhile.
+  UdpSocket* SocketOf(const Source& source);
+  void Queue(const Action& action);
+  void Flush();
+  void Send(const Batch& batch, std::span<const uint16_t> packet_bytes, size_t bytes);
+
+  const Descriptor epoll_;
+  const Descriptor stop_;
+  mutable std::mutex mutex_;  // the thread holds it for one batch of packets
+  JobQueues queues_;
+  const uint16_t port_;
+  FairTurns turns_;  // by queue
+  SlotPool pool_;
+  std::unordered_map<uint16_t, Route> routes_;  // by job
+  UdpSwitchStats stats_;
+  std::vector<Source> readable_;  // as epoll reported them last; the thread's alone
+  std::vector<size_t> readable_queues_;
+  std::vector<Batch> batches_;
+  std::vector<uint8_t> output_;
+  std::vector<uint16_t> packet_bytes_;
+  std::mutex close_mutex_;
+  std::thread thread_;
 };
 
 }  // namespace passing
