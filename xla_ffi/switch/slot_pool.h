@@ -85,6 +85,8 @@ struct SlotVersion {
   uint32_t sequence = 0;
   uint64_t bitmap = 0;
   bool complete = false;  // the result is here; with a parent, that takes more than all bits
+
+  friend bool operator==(const SlotVersion&, const SlotVersion&) = default;
 };
 
 class SlotPool {
