@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "host/sums/sum_passes.h"
+
 namespace passing {
 namespace {
 
@@ -35,8 +37,8 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
-  Issue(std::make_unique<ActiveSum>(std::move(sum), packets_.data_lanes_per_chunk(),
-                                    packets_.sharding().window_of_guesses(), packets_.headroom_bits(), now_us));
+  Issue(std::make_unique<ElementPass>(std::move(sum), packets_.data_lanes_per_chunk(),
+                                      packets_.sharding().window_of_guesses(), packets_.headroom_bits(), now_us));
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
@@ -64,8 +66,8 @@ void AllReduce::PlaceIssued(int64_t now_us) {
     const ActiveSum* sum = leader_.Next(order_, log_.sums(), now_us);
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
-    AddLine(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
-                          sum->shape().site_name, announcement_));
+    AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
+                           sum->shape().site_name, announcement_));
     if (announcement_.size() >= kOrderMessageBytes) Announce();
   }
   if (!announcement_.empty()) Announce();
@@ -78,12 +80,12 @@ void AllReduce::Announce() {
 
 // The other ranks take for granted what the job's history predicts.
 void AllReduce::SpeculateAhead() {
-  while (order_.next_position() < window_.end() && order_.Predict()) AddLine(order_.Speculate());
+  while (order_.next_position() < window_.end() && order_.Predict()) AddEntry(order_.Speculate());
 }
 
-void AllReduce::AddLine(const Place& place) {
-  if (log_.empty()) window_.Advance(place.first_position);
-  log_.Append(place);
+void AllReduce::AddEntry(const LogEntry& entry) {
+  if (log_.empty()) window_.Advance(entry.first_position);
+  log_.Append(entry);
 }
 
 std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message) {
@@ -92,23 +94,23 @@ std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> messag
   dirty_ = true;
   while (!message.empty()) {
     const auto change = leads_ ? std::nullopt : order_.Read(message);
-    if (!change || !DropLinesFrom(change->keep)) {
+    if (!change || !DropEntriesFrom(change->keep)) {
       // The log and the order may be half changed: nothing acts on them any more.
       failure_ = {"ProtocolError",
                   "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
                   "connection carried foreign data. Restart the job; please report it with the logs of all hosts."};
       return failure_;
     }
-    for (const Place& place : change->places) AddLine(place);
+    for (const LogEntry& entry : change->entries) AddEntry(entry);
     if (change->name.empty()) continue;
     if (site_names_.size() >= kMaxSiteNames) site_names_.clear();
-    site_names_[change->places.back().id.site] = change->name;
+    site_names_[change->entries.back().id.site] = change->name;
   }
   return std::nullopt;
 }
 
 // False if rank 0 can't have meant it.
-bool AllReduce::DropLinesFrom(uint64_t index) {
+bool AllReduce::DropEntriesFrom(uint64_t index) {
   if (!log_.Reaches(index)) return true;
   ++stats_.order_rollbacks;
   const std::optional<uint64_t> position = log_.DropFrom(index);
@@ -135,42 +137,42 @@ int64_t AllReduce::next_timer_us() const {
 
 void AllReduce::ResendOverdue(int64_t now_us) {
   while (const auto position = window_.NextResend(now_us)) {
-    const Line& line = log_.At(*position);
+    const PlacedSegment& placed = log_.At(*position);
     ++stats_.packets_resent;
-    SendChunk(line, line.ChunkAt(*position));
+    SendChunk(placed, placed.ChunkAt(*position));
   }
 }
 
 void AllReduce::SendNew(int64_t now_us) {
   uint32_t in_flight_below = 0;
   for (const uint64_t index : log_.under_way()) {
-    Line& line = log_.WithIndex(index);
-    if (line.place.first_position >= window_.end()) break;
+    PlacedSegment& placed = log_.WithIndex(index);
+    if (placed.entry.first_position >= window_.end()) break;
     // Data is sent in the order of positions, so later lines wait as well. Never for long, nor for any other host: a
     // sum starts when its first elements come, and the GPU copies one after the other.
-    if (!log_.Prepare(line)) return;
-    in_flight_below += line.next_chunk - line.chunks_done;
-    const Segment& segment = line.segment();
+    if (!log_.Prepare(placed)) return;
+    in_flight_below += placed.next_chunk - placed.chunks_done;
+    const Segment& segment = placed.segment();
     // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
-    // safely (docs/internals/protocol.md).
-    if (segment.guesses() && !window_.CanSend(line.place.end_position() - 1)) return;
+    // safely (docs/protocol.md).
+    if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
     // Data waits until the job's exponents are known, or guesses them.
-    const uint32_t sendable = line.exponents.known() ? segment.chunk_count() : segment.first_chunks();
-    while (line.next_chunk < sendable) {
-      const uint64_t position = line.PositionOf(line.next_chunk);
-      const bool rest_of_guess = segment.guesses() && line.next_chunk > 0;
+    const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
+    while (placed.next_chunk < sendable) {
+      const uint64_t position = placed.PositionOf(placed.next_chunk);
+      const bool rest_of_guess = segment.guesses() && placed.next_chunk > 0;
       const bool has_room = rest_of_guess || window_.HasRoom(in_flight_below);
       if (!window_.CanSend(position) || !has_room) return;  // nor any later one
       window_.OnSent(position, now_us);
-      SendChunk(line, line.next_chunk++);
+      SendChunk(placed, placed.next_chunk++);
       ++in_flight_below;
     }
   }
 }
 
-void AllReduce::SendChunk(const Line& line, uint32_t chunk) {
-  Driver& driver = *drivers_[packets_.sharding().ShardOf(line.PositionOf(chunk))];
-  const size_t bytes = packets_.Write(line, chunk, driver.Reserve());
+void AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
+  Driver& driver = *drivers_[packets_.sharding().ShardOf(placed.PositionOf(chunk))];
+  const size_t bytes = packets_.Write(placed, chunk, driver.Reserve());
   driver.Commit(bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += bytes;
@@ -187,73 +189,73 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
   if (!position || packets_.sharding().ShardOf(*position) != shard) return drop();
-  Line& line = log_.At(*position);
-  const uint32_t chunk = line.ChunkAt(*position);
-  if (!packets_.IsResult(header, line, chunk)) return drop();
+  PlacedSegment& placed = log_.At(*position);
+  const uint32_t chunk = placed.ChunkAt(*position);
+  if (!packets_.IsResult(header, placed, chunk)) return drop();
   if (!packets_.IsGenuine(packet, *position)) {
     ++stats_.packets_forged;
     return drop();
   }
 
-  const bool data = !line.segment().CarriesExponents(chunk);
+  const bool data = !placed.segment().CarriesExponents(chunk);
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
-  const bool known = line.exponents.known();
+  const bool known = placed.exponents.known();
   uint8_t room[4 * wire::kMaxLanes];
-  if (!data) lanes = packets_.Maxima(line, chunk, lanes, room);
-  if (lanes == nullptr || (data && !packets_.IsSum(line, chunk, header.flags, lanes))) {
+  if (!data) lanes = packets_.Maxima(placed, chunk, lanes, room);
+  if (lanes == nullptr || (data && !packets_.IsSum(placed, chunk, header.flags, lanes))) {
     // Before the exponents are known, it may be that another rank guessed others: then nobody needs this result.
-    return data && !known ? drop() : OnWrongSum(line, *position);
+    return data && !known ? drop() : OnWrongSum(placed, *position);
   }
   wrong_results_.erase(*position);
-  window_.OnResult(*position, now_us, /*in_order=*/data && !line.segment().guesses());
+  window_.OnResult(*position, now_us, /*in_order=*/data && !placed.segment().guesses());
   dirty_ = true;
-  ++line.chunks_done;
+  ++placed.chunks_done;
   if (!data) {
-    TakeExponents(line, chunk, lanes);
+    TakeExponents(placed, chunk, lanes);
   } else if (known) {
-    TakeData(line, chunk, lanes, header.flags);
+    TakeData(placed, chunk, lanes, header.flags);
   } else {
-    line.exponents.Keep(chunk, header.flags, {lanes, 4 * size_t{header.element_count}});
+    placed.exponents.Keep(chunk, header.flags, {lanes, 4 * size_t{header.element_count}});
   }
-  if (line.chunks_done == line.place.chunk_count) {
-    if (auto sum = log_.Finish(line)) Complete(std::move(sum));
+  if (placed.chunks_done == placed.entry.chunk_count) {
+    if (auto sum = log_.Finish(placed)) Complete(std::move(sum));
   }
   Retire();
 }
 
-void AllReduce::TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes) {
-  const Segment& segment = line.segment();
-  line.exponents.Take(line.sum->plan().ExponentRange(segment, chunk), lanes);
+void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes) {
+  const Segment& segment = placed.segment();
+  placed.exponents.Take(placed.sum->plan().ExponentRange(segment, chunk), lanes);
   if (!segment.guesses()) return;
 
-  last_exponents_.Remember(line.place.id.site, line.exponents.of_job());
-  assert(line.next_chunk == segment.first_chunks());  // they were sent together
+  last_exponents_.Remember(placed.entry.id.site, placed.exponents.of_job());
+  assert(placed.next_chunk == segment.first_chunks());  // they were sent together
   for (uint32_t other = 0; other < segment.chunk_count(); ++other) {
-    const uint64_t position = line.PositionOf(other);
-    if (line.exponents.Needs(segment, other) || window_.Done(position)) continue;
+    const uint64_t position = placed.PositionOf(other);
+    if (placed.exponents.Needs(segment, other) || window_.Done(position)) continue;
     window_.Skip(position);
-    ++line.chunks_done;
+    ++placed.chunks_done;
   }
-  const bool right = line.exponents.guessed_right();
-  if (right) line.next_chunk = segment.chunk_count();
-  for (const auto& kept : line.exponents.TakeKept()) TakeData(line, kept.chunk, kept.lanes.data(), kept.flags);
+  const bool right = placed.exponents.guessed_right();
+  if (right) placed.next_chunk = segment.chunk_count();
+  for (const auto& kept : placed.exponents.TakeKept()) TakeData(placed, kept.chunk, kept.lanes.data(), kept.flags);
   ++(right ? stats_.guesses_right : stats_.guesses_wrong);
 }
 
-void AllReduce::TakeData(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
-  line.sum->Decode(line.segment(), chunk, line.exponents.of_job(), packets_.headroom_bits(), lanes, flags);
+void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
+  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_job(), packets_.headroom_bits(), lanes, flags);
   stats_.flagged_chunks += flags != 0;
 }
 
 // Somebody may have sent it in the switch's name: then the switch's own result comes as well, sooner or later. But if
 // the switch has this sum, it answers with it again and again.
-void AllReduce::OnWrongSum(const Line& line, uint64_t position) {
+void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
   ++stats_.packets_dropped;
   ++stats_.sums_wrong;
   if (++wrong_results_[position] <= kMaxWrongResults) return;
   failure_ = {
       "WrongSumError",
-      line.sum->shape().site_name +
+      placed.sum->shape().site_name +
           ": a sum that came back isn't that of what all ranks sent. Somebody sends packets in a rank's name, or "
           "the switch adds wrongly: look at its counters, and test it by `jax-passing conformance`. Nothing "
           "wrong was used; start again from the last step."};
@@ -263,24 +265,22 @@ void AllReduce::OnWrongSum(const Line& line, uint64_t position) {
 void AllReduce::Retire() {
   uint64_t low = window_.low();
   while (!log_.empty()) {
-    const Place& place = log_.front().place;
-    low = std::max(low, place.first_position);
-    while (low < place.end_position() && window_.Done(low)) window_.Advance(++low);
-    if (low < place.end_position()) break;
-    order_.Settle(place.index + 1);
+    const LogEntry& entry = log_.front().entry;
+    low = std::max(low, entry.first_position);
+    while (low < entry.end_position() && window_.Done(low)) window_.Advance(++low);
+    if (low < entry.end_position()) break;
+    order_.Settle(entry.index + 1);
     log_.PopFront();
-    if (!log_.empty()) window_.Advance(low = log_.front().place.first_position);
+    if (!log_.empty()) window_.Advance(low = log_.front().entry.first_position);
   }
 }
 
 void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
-  if (sum->flagged()) {
-    return Issue(ActiveSum::SecondPassOf(std::move(sum), packets_.data_lanes_per_chunk(),
-                                         packets_.sharding().window_of_guesses()));
+  if (auto next = sum->NextPass(packets_.data_lanes_per_chunk(), packets_.sharding().window_of_guesses())) {
+    return Issue(std::move(next));
   }
-  sum = ActiveSum::FirstPassOf(std::move(sum));
   ++stats_.sums_completed;
-  stats_.tensor_bytes += sum->shape().bytes();
+  stats_.tensor_bytes += sum->tensor_bytes();
   sum->Finish(nullptr);
 }
 
@@ -297,15 +297,15 @@ std::optional<Stall> AllReduce::OldestStall() const {
   if (oldest == nullptr) return std::nullopt;
   Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
-  const Line* waiting = log_.FirstOf(*oldest);
+  const PlacedSegment* waiting = log_.FirstOf(*oldest);
   if (waiting == nullptr) {
     stall.waits_for_gpu = !oldest->IsNextReady();
     stall.waits_for_order = !stall.waits_for_gpu;
-  } else if (log_.WaitsForElements(waiting->place.index)) {
+  } else if (log_.WaitsForElements(waiting->entry.index)) {
     stall.waits_for_gpu = true;
   } else {
-    uint64_t position = waiting->place.first_position;
-    while (position + 1 < waiting->place.end_position() && window_.Done(position)) ++position;
+    uint64_t position = waiting->entry.first_position;
+    while (position + 1 < waiting->entry.end_position() && window_.Done(position)) ++position;
     const wire::Header header = packets_.HeaderOf(*waiting, waiting->ChunkAt(position));
     stall.shard = packets_.sharding().ShardOf(position);
     stall.slot = header.slot;
@@ -313,7 +313,7 @@ std::optional<Stall> AllReduce::OldestStall() const {
     stall.sequence = header.sequence;
   }
   if (!log_.empty() && log_.front().sum == nullptr) {
-    const auto name = site_names_.find(log_.front().place.id.site);
+    const auto name = site_names_.find(log_.front().entry.id.site);
     stall.job_is_at = name == site_names_.end() ? "an unnamed sum" : name->second;
   }
   return stall;

@@ -95,18 +95,18 @@ class AllReduce {
   void PlaceIssued(int64_t now_us);
   void Announce();
   void SpeculateAhead();
-  void AddLine(const Place& place);
-  bool DropLinesFrom(uint64_t index);
+  void AddEntry(const LogEntry& entry);
+  bool DropEntriesFrom(uint64_t index);
 
   // Sending.
   void ResendOverdue(int64_t now_us);
   void SendNew(int64_t now_us);
-  void SendChunk(const Line& line, uint32_t chunk);
+  void SendChunk(const PlacedSegment& placed, uint32_t chunk);
 
   // Receiving.
-  void TakeExponents(Line& line, uint32_t chunk, const uint8_t* lanes);
-  void TakeData(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
-  void OnWrongSum(const Line& line, uint64_t position);
+  void TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes);
+  void TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
+  void OnWrongSum(const PlacedSegment& placed, uint64_t position);
   void Retire();
   void Complete(std::unique_ptr<ActiveSum> sum);
 

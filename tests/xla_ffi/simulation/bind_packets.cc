@@ -17,10 +17,10 @@ using namespace nb::literals;
 namespace passing::simulation {
 namespace {
 
-using Place = std::pair<uint32_t, uint16_t>;  // machine, port
+using MachinePort = std::pair<uint32_t, uint16_t>;
 
-Endpoint EndpointOf(const Place& place) { return {place.first, place.second}; }
-std::optional<Endpoint> EndpointOf(const std::optional<Place>& place) {
+Endpoint EndpointOf(const MachinePort& at) { return {at.first, at.second}; }
+std::optional<Endpoint> EndpointOf(const std::optional<MachinePort>& place) {
   return place ? std::optional(EndpointOf(*place)) : std::nullopt;
 }
 
@@ -63,7 +63,7 @@ nb::object EventTuple(const Event& event) {
 
 void AddJob(
     Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-    const std::vector<Place>& workers, const std::optional<Place>& group,
+    const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
     const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
         parent,
     const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
@@ -87,7 +87,7 @@ void AddJob(
     uplink = socket;
   }
   std::vector<Endpoint> endpoints;
-  for (const Place& worker : workers) endpoints.push_back(EndpointOf(worker));
+  for (const MachinePort& worker : workers) endpoints.push_back(EndpointOf(worker));
   self.AddJob(number, std::move(slots), endpoints, EndpointOf(group), uplink);
 }
 
@@ -153,14 +153,14 @@ NB_MODULE(_simulation, m) {
       .def("block", &Packets::Block, "from_machine"_a, "to_machine"_a, "until_us"_a)
       .def(
           "open",
-          [](Packets& self, const Place& own, const Place& peer) {
+          [](Packets& self, const MachinePort& own, const MachinePort& peer) {
             return self.Open(EndpointOf(own), EndpointOf(peer));
           },
           "own"_a, "peer"_a)
       .def("close", &Packets::Close, "socket"_a)
       .def(
           "join_group",
-          [](Packets& self, uint32_t socket, const Place& group, uint16_t job, uint16_t epoch, uint32_t nonce) {
+          [](Packets& self, uint32_t socket, const MachinePort& group, uint16_t job, uint16_t epoch, uint32_t nonce) {
             self.JoinGroup(socket, EndpointOf(group), {.job = job, .epoch = epoch, .nonce = nonce});
           },
           "socket"_a, "group"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)
@@ -168,7 +168,7 @@ NB_MODULE(_simulation, m) {
       .def("leave_group", &Packets::LeaveGroup, "socket"_a)
       .def(
           "add_switch",
-          [](Packets& self, const Place& own, uint32_t slot_count, uint32_t whole_lanes) {
+          [](Packets& self, const MachinePort& own, uint32_t slot_count, uint32_t whole_lanes) {
             return self.AddSwitch(EndpointOf(own), slot_count, whole_lanes);
           },
           "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a)
@@ -180,7 +180,7 @@ NB_MODULE(_simulation, m) {
       .def("hears_parents_group", &Packets::HearsParentsGroup, "switch"_a, "job"_a)
       .def(
           "probe",
-          [](Packets& self, uint32_t number, const Place& group, uint16_t job, uint16_t epoch, uint32_t nonce,
+          [](Packets& self, uint32_t number, const MachinePort& group, uint16_t job, uint16_t epoch, uint32_t nonce,
              uint16_t lanes) {
             self.Probe(number, EndpointOf(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
           },

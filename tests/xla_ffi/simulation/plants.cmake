@@ -59,7 +59,7 @@ add_plant(a_window_one_too_wide host/window/slot_window.h
   "return low_ + sharding_.window() + 1; }"
   host/window/slot_window.cc host/all_reduce.cc)
 add_plant(elements_are_sent_before_they_come host/order/order_log.cc
-  "if (!line.sum->IsReady(segment)) return false;"
+  "if (!placed.sum->IsReady(segment)) return false;"
   "")
 add_plant(no_check_of_the_source switch/slot_pool.cc
   "if (source != job.addresses[header.worker]) return drop(Verdict::kForeignSource);"
@@ -74,5 +74,5 @@ add_plant(no_check_of_tags_at_the_host host/packets/chunk_packets.cc
   "return !keys || keys->result.Fits(packet, position);"
   "return !keys || !packet.empty();")
 add_plant(sums_are_not_checked host/packets/chunk_packets.cc
-  "return !IsChecked(line, chunk) || check_->Holds(ToCheck(line, chunk), flags, DataLanesOf(line, chunk), lanes);"
-  "return !IsChecked(line, chunk) || flags != 0 || lanes != nullptr;")
+  "return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);"
+  "return !IsChecked(placed, chunk) || flags != 0 || lanes != nullptr;")

@@ -37,7 +37,7 @@ ActiveSum* Leader::Next(const Order& order, const SumsInFlight& sums, int64_t no
 ActiveSum* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t now_us) {
   ActiveSum* shortest = sums.ShortestToPlace();
   if (shortest == nullptr) return nullptr;
-  const std::optional<Place> predicted = order.Predict();
+  const std::optional<LogEntry> predicted = order.Predict();
   if (!predicted) return shortest;
   ActiveSum* expected = Expected(predicted->id, sums);
   if (expected != nullptr) return IsImpatient(*shortest, *expected, sums) ? shortest : expected;

@@ -10,15 +10,10 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 512;
 // Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 positions.
-constexpr uint64_t kMaxLinesAhead = 1 << 16;
+constexpr uint64_t kMaxEntriesAhead = 1 << 16;
 
 void Put(std::string& out, uint64_t value, int bytes) {
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
-}
-
-uint64_t Mixed(uint64_t bits) {
-  bits *= 0x9E3779B97F4A7C15;
-  return bits ^ bits >> 29;
 }
 
 class Reader {
@@ -48,15 +43,11 @@ class Reader {
 
 }  // namespace
 
-size_t SegmentIdHash::operator()(const SegmentId& id) const {
-  return Mixed(Mixed(id.site ^ (uint64_t{id.execution} << 32 | id.step)) ^ (uint64_t{id.segment} << 32 | id.pass));
-}
-
 size_t Order::ContextHash::operator()(const Context& context) const {
-  return Mixed(context.site ^ (uint64_t{context.segment} << 32 | context.step));
+  return MixedBits(context.site ^ (uint64_t{context.segment} << 32 | context.step));
 }
 
-std::optional<Place> Order::Predict() const {
+std::optional<LogEntry> Order::Predict() const {
   const Successor* successor = nullptr;
   uint32_t step = 0;
   if (auto found = exact_.find(LastContext()); found != exact_.end()) {
@@ -66,7 +57,7 @@ std::optional<Place> Order::Predict() const {
     successor = &guess->second;
     step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{last_.id.step} + successor->step_delta));
   } else if (last_.id.segment + 1 < last_.segment_count) {
-    Place next = last_;  // all segments of a sum are alike but the last
+    LogEntry next = last_;  // all segments of a sum are alike but the last
     ++next.id.segment;
     next.index = next_index_;
     next.first_position = next_position_;
@@ -79,26 +70,26 @@ std::optional<Place> Order::Predict() const {
     const Latest& latest = found->second;
     execution = step > latest.step ? latest.execution : latest.execution + latest.stride;
   }
-  return Place{.id = {.site = successor->site, .execution = execution, .step = step, .segment = successor->segment},
-               .chunk_count = successor->chunk_count,
-               .segment_count = successor->segment_count,
-               .index = next_index_,
-               .first_position = next_position_};
+  return LogEntry{.id = {.site = successor->site, .execution = execution, .step = step, .segment = successor->segment},
+                  .chunk_count = successor->chunk_count,
+                  .segment_count = successor->segment_count,
+                  .index = next_index_,
+                  .first_position = next_position_};
 }
 
-Place Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
-                    std::string& announcement) {
+LogEntry Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
+                       std::string& announcement) {
   if (auto predicted = Predict(); predicted && predicted->id == id && predicted->chunk_count == chunk_count) {
     Push(*predicted);
     return *predicted;
   }
-  const Place place{.id = id,
-                    .chunk_count = chunk_count,
-                    .segment_count = segment_count,
-                    .index = next_index_,
-                    .first_position = PositionAfterDeviation()};
-  Put(announcement, place.index, 8);
-  Put(announcement, place.first_position, 8);
+  const LogEntry entry{.id = id,
+                       .chunk_count = chunk_count,
+                       .segment_count = segment_count,
+                       .index = next_index_,
+                       .first_position = PositionAfterDeviation()};
+  Put(announcement, entry.index, 8);
+  Put(announcement, entry.first_position, 8);
   Put(announcement, id.site, 8);
   Put(announcement, id.execution, 4);
   Put(announcement, id.step, 4);
@@ -110,61 +101,61 @@ Place Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_
   const size_t name_bytes = first ? Utf8Prefix(name, kMaxNameBytes) : 0;
   Put(announcement, name_bytes, 2);
   announcement.append(name, 0, name_bytes);
-  Learn(place);
-  Push(place);
-  return place;
+  Learn(entry);
+  Push(entry);
+  return entry;
 }
 
-Place Order::Speculate() {
-  const auto place = Predict();
-  assert(place);
-  Push(*place);
-  return *place;
+LogEntry Order::Speculate() {
+  const auto entry = Predict();
+  assert(entry);
+  Push(*entry);
+  return *entry;
 }
 
 std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   Reader reader(message);
-  Place place;
-  place.index = reader.Take(8);
-  place.first_position = reader.Take(8);
-  place.id.site = reader.Take(8);
-  place.id.execution = static_cast<uint32_t>(reader.Take(4));
-  place.id.step = static_cast<uint32_t>(reader.Take(4));
-  place.id.segment = static_cast<uint32_t>(reader.Take(4));
-  place.id.pass = static_cast<uint32_t>(reader.Take(4));
-  place.chunk_count = static_cast<uint32_t>(reader.Take(4));
-  place.segment_count = static_cast<uint32_t>(reader.Take(4));
+  LogEntry entry;
+  entry.index = reader.Take(8);
+  entry.first_position = reader.Take(8);
+  entry.id.site = reader.Take(8);
+  entry.id.execution = static_cast<uint32_t>(reader.Take(4));
+  entry.id.step = static_cast<uint32_t>(reader.Take(4));
+  entry.id.segment = static_cast<uint32_t>(reader.Take(4));
+  entry.id.pass = static_cast<uint32_t>(reader.Take(4));
+  entry.chunk_count = static_cast<uint32_t>(reader.Take(4));
+  entry.segment_count = static_cast<uint32_t>(reader.Take(4));
   const auto name = reader.TakeBytes(reader.Take(2));
-  if (!reader.ok() || place.chunk_count == 0 || !IsUtf8(name)) return std::nullopt;
-  if (place.index < announced_ || place.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
-  if (place.index > next_index_ + kMaxLinesAhead) return std::nullopt;
+  if (!reader.ok() || entry.chunk_count == 0 || !IsUtf8(name)) return std::nullopt;
+  if (entry.index < announced_ || entry.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
+  if (entry.index > next_index_ + kMaxEntriesAhead) return std::nullopt;
 
-  Change change{.keep = place.index, .name = std::string(name.begin(), name.end())};
-  RollBack(place.index);
-  while (next_index_ < place.index) {
-    if (!Predict() || next_position_ >= place.first_position) return std::nullopt;
-    change.places.push_back(Speculate());
+  Change change{.keep = entry.index, .name = std::string(name.begin(), name.end())};
+  RollBack(entry.index);
+  while (next_index_ < entry.index) {
+    if (!Predict() || next_position_ >= entry.first_position) return std::nullopt;
+    change.entries.push_back(Speculate());
   }
-  if (place.first_position != PositionAfterDeviation()) return std::nullopt;
-  Learn(place);
-  Push(place);
+  if (entry.first_position != PositionAfterDeviation()) return std::nullopt;
+  Learn(entry);
+  Push(entry);
   announced_ = next_index_;
-  change.places.push_back(place);
+  change.entries.push_back(entry);
   message = reader.rest();
   return change;
 }
 
 void Order::Settle(uint64_t index) {
-  while (!unsettled_.empty() && unsettled_.front().place.index < index) unsettled_.pop_front();
+  while (!unsettled_.empty() && unsettled_.front().entry.index < index) unsettled_.pop_front();
 }
 
-void Order::Push(const Place& place) {
-  const SegmentId& id = place.id;
+void Order::Push(const LogEntry& entry) {
+  const SegmentId& id = entry.id;
   const auto found = latest_.find({id.site, id.segment, 0});
   const auto before = found == latest_.end() ? std::nullopt : std::optional(found->second);
-  unsettled_.push_back({place, last_, before});
+  unsettled_.push_back({entry, last_, before});
   if (id.pass == 0) {
-    last_ = place;
+    last_ = entry;
     // Two calls of one site may overtake each other; none is ever predicted twice.
     if (!before || id.execution > before->execution) {
       latest_[{id.site, id.segment, 0}] = {id.execution, id.step, before ? id.execution - before->execution : 1};
@@ -172,19 +163,19 @@ void Order::Push(const Place& place) {
       found->second.step = id.step;
     }
   }
-  next_index_ = place.index + 1;
-  next_position_ = place.end_position();
+  next_index_ = entry.index + 1;
+  next_position_ = entry.end_position();
 }
 
-void Order::Learn(const Place& place) {
-  if (place.id.pass != 0) return;  // follows from the data, not from the program
+void Order::Learn(const LogEntry& entry) {
+  if (entry.id.pass != 0) return;  // follows from the data, not from the program
   if (contexts() >= max_contexts_) ForgetHistory();
-  const Successor successor{.site = place.id.site,
-                            .segment = place.id.segment,
-                            .step = place.id.step,
-                            .chunk_count = place.chunk_count,
-                            .segment_count = place.segment_count,
-                            .step_delta = int64_t{place.id.step} - last_.id.step};
+  const Successor successor{.site = entry.id.site,
+                            .segment = entry.id.segment,
+                            .step = entry.id.step,
+                            .chunk_count = entry.chunk_count,
+                            .segment_count = entry.segment_count,
+                            .step_delta = int64_t{entry.id.step} - last_.id.step};
   exact_[LastContext()] = successor;
   loose_[{last_.id.site, last_.id.segment, 0}] = successor;
 }
@@ -201,15 +192,15 @@ void Order::ForgetHistory() {
 void Order::RollBack(uint64_t index) {
   while (next_index_ > index) {
     const Undo& undo = unsettled_.back();
-    const SegmentId& id = undo.place.id;
+    const SegmentId& id = undo.entry.id;
     if (undo.latest_before) {
       latest_[{id.site, id.segment, 0}] = *undo.latest_before;
     } else {
       latest_.erase({id.site, id.segment, 0});
     }
     last_ = undo.last_before;
-    next_index_ = undo.place.index;
-    next_position_ = undo.place.first_position;
+    next_index_ = undo.entry.index;
+    next_position_ = undo.entry.first_position;
     unsettled_.pop_back();
   }
 }

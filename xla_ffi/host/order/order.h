@@ -23,24 +23,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "host/sums/segment_id.h"
+
 namespace passing {
 
-// A segment of one sum, named alike on every rank.
-struct SegmentId {
-  uint64_t site = 0;
-  uint32_t execution = 0;
-  uint32_t step = 0;
-  uint32_t segment = 0;
-  uint32_t pass = 0;  // 1: the class counters that follow a sum with NaN or infinities
-
-  friend bool operator==(const SegmentId&, const SegmentId&) = default;
-};
-struct SegmentIdHash {
-  size_t operator()(const SegmentId& id) const;
-};
-
-// A line of the log.
-struct Place {
+// An entry of the log: a segment, and the positions that it takes.
+struct LogEntry {
   SegmentId id;
   uint32_t chunk_count = 0;
   uint32_t segment_count = 0;  // of the sum
@@ -60,19 +48,19 @@ class Order {
       : window_(window), max_contexts_(max_contexts), next_position_(first_position) {}
 
   // The place that comes next if the program repeats itself.
-  std::optional<Place> Predict() const;
+  std::optional<LogEntry> Predict() const;
 
   // Rank 0: gives `id` the next place. Appends to `announcement` unless it was predicted. `name` is for people.
-  Place Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
-               std::string& announcement);
+  LogEntry Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
+                  std::string& announcement);
 
   // Followers: takes the prediction for granted.
-  Place Speculate();
+  LogEntry Speculate();
 
   // Followers: what one announcement says.
   struct Change {
-    std::vector<Place>
-        places{};       // to be appended: predicted places that rank 0 confirmed by going on, then its new one
+    std::vector<LogEntry>
+        entries{};      // to be appended: predicted places that rank 0 confirmed by going on, then its new one
     uint64_t keep = 0;  // log lines from this index on are void
     std::string name;   // of the announced site, if it is new
   };
@@ -112,14 +100,14 @@ class Order {
   };
   // What must be undone when a line of the log is void.
   struct Undo {
-    Place place;
-    Place last_before;
+    LogEntry entry;
+    LogEntry last_before;
     std::optional<Latest> latest_before;
   };
 
   Context LastContext() const { return {last_.id.site, last_.id.segment, last_.id.step}; }
-  void Push(const Place& place);
-  void Learn(const Place& place);
+  void Push(const LogEntry& entry);
+  void Learn(const LogEntry& entry);
   void ForgetHistory();
   void RollBack(uint64_t index);
   uint64_t PositionAfterDeviation() const { return next_position_ + (Predict() ? 2 * uint64_t{window_} : 0); }
@@ -129,7 +117,7 @@ class Order {
   uint64_t next_index_ = 0;
   uint64_t next_position_;
   uint64_t announced_ = 0;      // log lines before this index are certain
-  Place last_;                  // line of pass 0, which predictions are made from
+  LogEntry last_;               // line of pass 0, which predictions are made from
   std::deque<Undo> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length

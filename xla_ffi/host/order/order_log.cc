@@ -12,41 +12,42 @@ void OrderLog::Issue(std::unique_ptr<ActiveSum> sum) {
   for (uint32_t segment = 0;; ++segment) {
     const auto found = not_issued_.find(issued.IdOf(segment));
     if (found == not_issued_.end()) return;
-    Line& line = WithIndex(found->second);
+    PlacedSegment& placed = WithIndex(found->second);
     not_issued_.erase(found);
-    Join(line, issued);
+    Join(placed, issued);
   }
 }
 
-void OrderLog::Append(const Place& place) {
-  lines_.push_back({.place = place});
-  if (ActiveSum* sum = sums_.Find(place.id)) {
-    Join(lines_.back(), *sum);
+void OrderLog::Append(const LogEntry& entry) {
+  entries_.push_back({.entry = entry});
+  if (ActiveSum* sum = sums_.Find(entry.id)) {
+    Join(entries_.back(), *sum);
   } else {
-    not_issued_.try_emplace(place.id, place.index);
+    not_issued_.try_emplace(entry.id, entry.index);
   }
 }
 
 // Connects a line with this host's sum.
-void OrderLog::Join(Line& line, ActiveSum& sum) {
-  const SegmentId& id = line.place.id;
+void OrderLog::Join(PlacedSegment& placed, ActiveSum& sum) {
+  const SegmentId& id = placed.entry.id;
   // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
   // hash covers operation, dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
   if (id.segment != sum.next_segment() || sum.segments_left() == 0) return;
   const Segment& segment = sum.plan().segment(id.segment);
-  if (segment.chunk_count() != line.place.chunk_count) return;
-  line.sum = &sum;
-  under_way_.insert(line.place.index);
+  if (segment.chunk_count() != placed.entry.chunk_count) return;
+  placed.sum = &sum;
+  under_way_.insert(placed.entry.index);
   sums_.CountPlaced(sum);
-  Prepare(line);
+  Prepare(placed);
 }
 
-bool OrderLog::Prepare(Line& line) {
-  if (line.is_prepared) return true;
-  const Segment& segment = line.segment();
-  if (!line.sum->IsReady(segment)) return false;
-  line.exponents = SegmentExponents(segment, line.sum->Exponents(segment), last_exponents_.Of(line.place.id.site));
-  return line.is_prepared = true;
+bool OrderLog::Prepare(PlacedSegment& placed) {
+  if (placed.is_prepared) return true;
+  const Segment& segment = placed.segment();
+  if (!placed.sum->IsReady(segment)) return false;
+  placed.exponents =
+      SegmentExponents(segment, placed.sum->Exponents(segment), last_exponents_.Of(placed.entry.id.site));
+  return placed.is_prepared = true;
 }
 
 bool OrderLog::OnReady(const SegmentId& first, uint64_t elements) {
@@ -63,47 +64,49 @@ bool OrderLog::WaitsForElements(uint64_t index) const {
 std::optional<uint64_t> OrderLog::DropFrom(uint64_t index) {
   assert(Reaches(index));
   uint64_t first_position = 0;
-  for (; Reaches(index); lines_.pop_back()) {
-    const Line& line = lines_.back();
-    if (line.chunks_done > 0) return std::nullopt;
-    if (line.sum != nullptr) {
-      sums_.CountVoid(*line.sum);
-      under_way_.erase(line.place.index);
-    } else if (const auto found = not_issued_.find(line.place.id);
-               found != not_issued_.end() && found->second == line.place.index) {
+  for (; Reaches(index); entries_.pop_back()) {
+    const PlacedSegment& placed = entries_.back();
+    if (placed.chunks_done > 0) return std::nullopt;
+    if (placed.sum != nullptr) {
+      sums_.CountVoid(*placed.sum);
+      under_way_.erase(placed.entry.index);
+    } else if (const auto found = not_issued_.find(placed.entry.id);
+               found != not_issued_.end() && found->second == placed.entry.index) {
       not_issued_.erase(found);
     }
-    first_position = line.place.first_position;
+    first_position = placed.entry.first_position;
   }
   return first_position;
 }
 
-std::unique_ptr<ActiveSum> OrderLog::Finish(Line& line) {
-  assert(line.chunks_done == line.place.chunk_count);
-  line.exponents = {};
-  under_way_.erase(line.place.index);
-  ActiveSum& sum = *std::exchange(line.sum, nullptr);
-  return sum.OnSegmentDone(line.place.id.segment) ? sums_.Take(sum) : nullptr;
+std::unique_ptr<ActiveSum> OrderLog::Finish(PlacedSegment& placed) {
+  assert(placed.chunks_done == placed.entry.chunk_count);
+  placed.exponents = {};
+  under_way_.erase(placed.entry.index);
+  ActiveSum& sum = *std::exchange(placed.sum, nullptr);
+  return sum.OnSegmentDone(placed.entry.id.segment) ? sums_.Take(sum) : nullptr;
 }
 
 void OrderLog::Clear() {
-  lines_.clear();
+  entries_.clear();
   not_issued_.clear();
   under_way_.clear();
 }
 
-Line& OrderLog::At(uint64_t position) {
-  auto after = std::upper_bound(lines_.begin(), lines_.end(), position,
-                                [](uint64_t at, const Line& line) { return at < line.place.first_position; });
-  assert(after != lines_.begin());
-  Line& line = *--after;
-  assert(position < line.place.end_position());
-  return line;
+PlacedSegment& OrderLog::At(uint64_t position) {
+  auto after =
+      std::upper_bound(entries_.begin(), entries_.end(), position,
+                       [](uint64_t at, const PlacedSegment& placed) { return at < placed.entry.first_position; });
+  assert(after != entries_.begin());
+  PlacedSegment& placed = *--after;
+  assert(position < placed.entry.end_position());
+  return placed;
 }
 
-const Line* OrderLog::FirstOf(const ActiveSum& sum) const {
-  const auto found = std::find_if(lines_.begin(), lines_.end(), [&](const Line& line) { return line.sum == &sum; });
-  return found == lines_.end() ? nullptr : &*found;
+const PlacedSegment* OrderLog::FirstOf(const ActiveSum& sum) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&](const PlacedSegment& placed) { return placed.sum == &sum; });
+  return found == entries_.end() ? nullptr : &*found;
 }
 
 }  // namespace passing

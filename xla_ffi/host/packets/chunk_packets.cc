@@ -18,34 +18,34 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
 }
 
 // What is added up is checked, and not that of which the maximum is taken.
-bool ChunkPackets::IsChecked(const Line& line, uint32_t chunk) const {
-  return check_ && !line.segment().CarriesExponents(chunk) && line.sum->shape().op == Op::kSum;
+bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
+  return check_ && !placed.segment().CarriesExponents(chunk) && placed.sum->shape().op == Op::kSum;
 }
 
-SumCheck::Chunk ChunkPackets::ToCheck(const Line& line, uint32_t chunk) const {
-  return {.position = line.PositionOf(chunk),
-          .exponents = line.exponents.Sending(line.segment(), chunk),
-          .may_wrap = line.sum->lanes_may_wrap()};
+SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
+  return {.position = placed.PositionOf(chunk),
+          .exponents = placed.exponents.Sending(placed.segment(), chunk),
+          .may_wrap = placed.sum->lanes_may_wrap()};
 }
 
-uint32_t ChunkPackets::DataLanesOf(const Line& line, uint32_t chunk) const {
-  const SumPlan& plan = line.sum->plan();
-  const Segment& segment = line.segment();
+uint32_t ChunkPackets::DataLanesOf(const PlacedSegment& placed, uint32_t chunk) const {
+  const SumPlan& plan = placed.sum->plan();
+  const Segment& segment = placed.segment();
   return segment.CarriesExponents(chunk) ? plan.ExponentRange(segment, chunk).count * segment.lanes_per_block()
                                          : plan.LanesOf(plan.DataRange(segment, chunk).count);
 }
 
 // That a chunk has; a packet may have more, which hold nothing.
-uint32_t ChunkPackets::LanesOf(const Line& line, uint32_t chunk) const {
-  return DataLanesOf(line, chunk) + (IsChecked(line, chunk) ? SumCheck::kLanes : 0);
+uint32_t ChunkPackets::LanesOf(const PlacedSegment& placed, uint32_t chunk) const {
+  return DataLanesOf(placed, chunk) + (IsChecked(placed, chunk) ? SumCheck::kLanes : 0);
 }
 
-wire::Header ChunkPackets::HeaderOf(const Line& line, uint32_t chunk) const {
-  const uint64_t position = line.PositionOf(chunk);
-  const bool maxima = line.segment().CarriesExponents(chunk) || line.sum->shape().op == Op::kMax;
+wire::Header ChunkPackets::HeaderOf(const PlacedSegment& placed, uint32_t chunk) const {
+  const uint64_t position = placed.PositionOf(chunk);
+  const bool maxima = placed.segment().CarriesExponents(chunk) || placed.sum->shape().op == Op::kMax;
   const ShardSlot at = sharding_.At(position);
   const Shard& shard = job_.shards[at.shard];
-  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(line, chunk);
+  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(placed, chunk);
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
@@ -58,38 +58,38 @@ wire::Header ChunkPackets::HeaderOf(const Line& line, uint32_t chunk) const {
           .tagged = shard.keys.has_value()};
 }
 
-size_t ChunkPackets::Write(const Line& line, uint32_t chunk, uint8_t* packet) const {
-  const Segment& segment = line.segment();
+size_t ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const {
+  const Segment& segment = placed.segment();
   uint8_t* lanes = packet + wire::kHeaderBytes;
-  wire::Header header = HeaderOf(line, chunk);
-  const uint32_t lane_count = LanesOf(line, chunk);
+  wire::Header header = HeaderOf(placed, chunk);
+  const uint32_t lane_count = LanesOf(placed, chunk);
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (segment.CarriesExponents(chunk)) {
-    line.exponents.Write(line.sum->plan().ExponentRange(segment, chunk), lanes);
+    placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk), lanes);
     for (uint32_t i = 0; check_ && i < lane_count; ++i) {
       const auto exponent = static_cast<int32_t>(wire::LoadLane(lanes, i));
-      wire::StoreLane(lanes, i, check_->SealExponent(line.PositionOf(chunk), i, exponent));
+      wire::StoreLane(lanes, i, check_->SealExponent(placed.PositionOf(chunk), i, exponent));
     }
   } else {
-    header.flags = line.sum->Encode(segment, chunk, line.exponents.Sending(segment, chunk), headroom_bits_, lanes);
+    header.flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), headroom_bits_, lanes);
   }
-  if (IsChecked(line, chunk)) {
-    check_->Write(ToCheck(line, chunk), header.flags, DataLanesOf(line, chunk), lanes);
+  if (IsChecked(placed, chunk)) {
+    check_->Write(ToCheck(placed, chunk), header.flags, DataLanesOf(placed, chunk), lanes);
   }
   wire::Encode(header, packet);
-  const uint64_t position = line.PositionOf(chunk);
+  const uint64_t position = placed.PositionOf(chunk);
   const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
   if (keys) keys->contribution.Seal(packet, header.element_count, position);
   return header.packet_bytes();
 }
 
-bool ChunkPackets::IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const {
-  wire::Header expected = HeaderOf(line, chunk);
+bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const {
+  wire::Header expected = HeaderOf(placed, chunk);
   expected.type = wire::PacketType::kResult;
   expected.worker = wire::kEveryWorker;
   expected.flags = header.flags;
   if (header != expected) return false;
-  const bool may_be_flagged = !line.segment().CarriesExponents(chunk) && IsFloat(line.sum->shape().dtype);
+  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->shape().dtype);
   return header.flags == 0 || may_be_flagged;
 }
 
@@ -98,20 +98,21 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
   return !keys || keys->result.Fits(packet, position);
 }
 
-const uint8_t* ChunkPackets::Maxima(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const {
+const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
+                                    uint8_t* room) const {
   if (check_) {
-    for (uint32_t i = 0; i < DataLanesOf(line, chunk); ++i) {
-      const auto exponent = check_->OpenExponent(line.PositionOf(chunk), i, wire::LoadLane(lanes, i));
+    for (uint32_t i = 0; i < DataLanesOf(placed, chunk); ++i) {
+      const auto exponent = check_->OpenExponent(placed.PositionOf(chunk), i, wire::LoadLane(lanes, i));
       if (!exponent) return nullptr;
       wire::StoreLane(room, i, static_cast<uint32_t>(*exponent));
     }
     lanes = room;
   }
-  return line.exponents.MayBe(line.sum->plan().ExponentRange(line.segment(), chunk), lanes) ? lanes : nullptr;
+  return placed.exponents.MayBe(placed.sum->plan().ExponentRange(placed.segment(), chunk), lanes) ? lanes : nullptr;
 }
 
-bool ChunkPackets::IsSum(const Line& line, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const {
-  return !IsChecked(line, chunk) || check_->Holds(ToCheck(line, chunk), flags, DataLanesOf(line, chunk), lanes);
+bool ChunkPackets::IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const {
+  return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);
 }
 
 }  // namespace passing

@@ -26,24 +26,24 @@ class ChunkPackets {
   uint32_t data_lanes_per_chunk() const { return job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0); }
 
   // Of the packet that this rank sends, without its flags, which its elements tell.
-  wire::Header HeaderOf(const Line& line, uint32_t chunk) const;
+  wire::Header HeaderOf(const PlacedSegment& placed, uint32_t chunk) const;
   // Writes that packet; returns its size in bytes.
-  size_t Write(const Line& line, uint32_t chunk, uint8_t* packet) const;
+  size_t Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const;
   // Is this the header of the chunk's result?
-  bool IsResult(const wire::Header& header, const Line& line, uint32_t chunk) const;
+  bool IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const;
   // Has this packet, with the header of that result, the tag that only the switch can make, if packets have tags there?
   bool IsGenuine(std::span<const uint8_t> packet, uint64_t position) const;
   // The lanes of an exponent chunk's result, if they may be the maxima of what all ranks sent, else null. They are no
   // less than our own. `room`: for wire::kMaxLanes lanes, where they are put if the packet has them in another form.
-  const uint8_t* Maxima(const Line& line, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const;
+  const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const;
   // May these lanes be the sum of what all ranks sent for the chunk? Always, if nobody checks.
-  bool IsSum(const Line& line, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
+  bool IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
  private:
-  bool IsChecked(const Line& line, uint32_t chunk) const;
-  SumCheck::Chunk ToCheck(const Line& line, uint32_t chunk) const;
-  uint32_t DataLanesOf(const Line& line, uint32_t chunk) const;
-  uint32_t LanesOf(const Line& line, uint32_t chunk) const;
+  bool IsChecked(const PlacedSegment& placed, uint32_t chunk) const;
+  SumCheck::Chunk ToCheck(const PlacedSegment& placed, uint32_t chunk) const;
+  uint32_t DataLanesOf(const PlacedSegment& placed, uint32_t chunk) const;
+  uint32_t LanesOf(const PlacedSegment& placed, uint32_t chunk) const;
 
   const JobConfig job_;
   const std::optional<SumCheck> check_;

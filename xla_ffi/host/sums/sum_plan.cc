@@ -16,17 +16,17 @@ uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits)
     : lanes_per_chunk_(lanes_per_chunk),
       group_(LaneGroupOf(shape.dtype, headroom_bits)),
-      places_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements) {
-  assert(places_per_chunk_ > 0);
+      cells_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements) {
+  assert(cells_per_chunk_ > 0);
   assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
   static_assert(kBlockElements % 2 == 0);                        // a block ends with a lane, unless its leaf ends
-  const auto places = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
+  const auto cells = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
   leaf_starts_.push_back(0);
   leaf_firsts_.push_back(0);
   leaf_blocks_.push_back(0);
   for (uint64_t elements : shape.leaf_elements) {
     assert(elements > 0);
-    leaf_starts_.push_back(leaf_starts_.back() + places(elements));
+    leaf_starts_.push_back(leaf_starts_.back() + cells(elements));
     leaf_firsts_.push_back(leaf_firsts_.back() + elements);
     leaf_blocks_.push_back(leaf_blocks_.back() + CeilDiv(elements, kBlockElements));
   }
@@ -34,23 +34,23 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
   const uint32_t capacity = kSegmentLanes / group_.lanes * group_.elements;
   const auto close = [&](Segment segment) {
     segment.exponent_chunks = static_cast<uint32_t>(CeilDiv(segment.block_count, lanes_per_chunk_));
-    segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.place_count, places_per_chunk_));
+    segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.cell_count, cells_per_chunk_));
     segments_.push_back(segment);
   };
   if (!IsFloat(shape.dtype)) {
     for (uint64_t first = 0; first < total; first += capacity) {
-      close({.first_place = first, .place_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
+      close({.first_cell = first, .cell_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
     }
     return;
   }
   Segment segment;  // of whole blocks, so that no result overwrites input that a scale is still taken from
   for (uint64_t block = 0; block < leaf_blocks_.back(); ++block) {
-    const auto block_places = static_cast<uint32_t>(places(Block(block).count));
-    if (segment.place_count + block_places > capacity) {
+    const auto block_cells = static_cast<uint32_t>(cells(Block(block).count));
+    if (segment.cell_count + block_cells > capacity) {
       close(segment);
-      segment = {.first_place = segment.first_place + segment.place_count, .first_block = block};
+      segment = {.first_cell = segment.first_cell + segment.cell_count, .first_block = block};
     }
-    segment.place_count += block_places;
+    segment.cell_count += block_cells;
     ++segment.block_count;
   }
   close(segment);
@@ -59,7 +59,7 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
   const bool one_exponent_chunk = kGuessLanes * only.block_count <= lanes_per_chunk_;
   if (!small || !one_exponent_chunk || 1 + 2 * only.data_chunks > window) return;
   only.repeat_chunks = only.data_chunks;
-  const uint32_t first_data_lanes = LanesOf(std::min(places_per_chunk_, only.place_count));
+  const uint32_t first_data_lanes = LanesOf(std::min(cells_per_chunk_, only.cell_count));
   if (first_data_lanes > kGuessLanes * only.block_count) only.exponents_at = only.data_chunks;
 }
 

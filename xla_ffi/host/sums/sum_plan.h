@@ -23,8 +23,8 @@ inline constexpr uint32_t kSegmentLanes = 23040;
 inline constexpr uint32_t kGuessLanes = 3;
 
 struct Segment {
-  uint64_t first_place = 0;  // on the line of elements
-  uint32_t place_count = 0;
+  uint64_t first_cell = 0;  // on the line of elements
+  uint32_t cell_count = 0;
   uint64_t first_block = 0;
   uint32_t block_count = 0;      // 0 for integers, which need no scale
   uint32_t exponent_chunks = 0;  // sent first, one lane a block
@@ -76,7 +76,7 @@ class SumPlan {
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
   // Lanes of this many places: a range of a chunk, or the offset of a run in it.
-  uint32_t LanesOf(uint32_t places) const { return places / group_.elements * group_.lanes; }
+  uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
   // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
   ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
@@ -84,14 +84,14 @@ class SumPlan {
     return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
   }
   ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = segment.DataChunk(chunk) * places_per_chunk_;
-    return {segment.first_place + first, std::min(places_per_chunk_, segment.place_count - first)};
+    const uint32_t first = segment.DataChunk(chunk) * cells_per_chunk_;
+    return {segment.first_cell + first, std::min(cells_per_chunk_, segment.cell_count - first)};
   }
 
   // How many elements stand on the line before this place.
-  uint64_t ElementsBefore(uint64_t place) const {
-    const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, place) - leaf_starts_.begin() - 1;
-    return leaf_firsts_[leaf] + std::min(place - leaf_starts_[leaf], ElementsOf(leaf));
+  uint64_t ElementsBefore(uint64_t cell) const {
+    const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, cell) - leaf_starts_.begin() - 1;
+    return leaf_firsts_[leaf] + std::min(cell - leaf_starts_[leaf], ElementsOf(leaf));
   }
 
   // Calls f(ElementRun) for the runs in `count` places from `first` on, in order.
@@ -123,7 +123,7 @@ class SumPlan {
 
   uint32_t lanes_per_chunk_;
   LaneGroup group_;
-  uint32_t places_per_chunk_;
+  uint32_t cells_per_chunk_;
   std::vector<uint64_t> leaf_starts_;  // place at which each leaf starts, and the end
   std::vector<uint64_t> leaf_firsts_;  // the same in elements
   std::vector<uint64_t> leaf_blocks_;  // and in blocks

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "host/order/order.h"
 #include "host/sums/active_sum.h"
+#include "host/sums/segment_id.h"
 
 namespace passing {
 

@@ -91,12 +91,12 @@ class Target {
       const auto change = copy.Read(rest);
       if (!change) break;
       EXPECT_ALWAYS(rest.size() < bytes);
-      EXPECT_ALWAYS(!change->places.empty() && change->places.front().index <= change->keep);
-      for (size_t i = 1; i < change->places.size(); ++i) {
-        EXPECT_ALWAYS(change->places[i].index == change->places[i - 1].index + 1);
-        EXPECT_ALWAYS(change->places[i].first_position >= change->places[i - 1].end_position());
+      EXPECT_ALWAYS(!change->entries.empty() && change->entries.front().index <= change->keep);
+      for (size_t i = 1; i < change->entries.size(); ++i) {
+        EXPECT_ALWAYS(change->entries[i].index == change->entries[i - 1].index + 1);
+        EXPECT_ALWAYS(change->entries[i].first_position >= change->entries[i - 1].end_position());
       }
-      EXPECT_ALWAYS(copy.next_position() == change->places.back().end_position());
+      EXPECT_ALWAYS(copy.next_position() == change->entries.back().end_position());
     }
     copy.Predict();
   }
@@ -118,10 +118,10 @@ class Target {
   uint64_t certain_position() const { return certain_ == 0 ? 0 : log_[certain_ - 1].end_position(); }
 
   void Take(const Order::Change& change) {
-    EXPECT_ALWAYS(!change.places.empty());
-    while (log_.size() > change.places.front().index) log_.pop_back();
-    EXPECT_ALWAYS(log_.size() == change.places.front().index);
-    log_.insert(log_.end(), change.places.begin(), change.places.end());
+    EXPECT_ALWAYS(!change.entries.empty());
+    while (log_.size() > change.entries.front().index) log_.pop_back();
+    EXPECT_ALWAYS(log_.size() == change.entries.front().index);
+    log_.insert(log_.end(), change.entries.begin(), change.entries.end());
     certain_ = log_.size();
   }
 
@@ -129,8 +129,8 @@ class Target {
   Order follower_;
   std::string pending_;    // order messages
   std::string delivered_;  // the last of them
-  std::vector<Place> truth_;
-  std::vector<Place> log_;
+  std::vector<LogEntry> truth_;
+  std::vector<LogEntry> log_;
   size_t certain_ = 0;  // lines of the log before this one were announced
   SegmentId ids_[4] = {{.site = 1}, {.site = 2}, {.site = 3}, {.site = 4}};
 };

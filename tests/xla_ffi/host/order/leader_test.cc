@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "host/sums/sum_passes.h"
+
 namespace passing {
 namespace {
 
@@ -16,8 +18,8 @@ class LeaderTest : public testing::Test {
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
     sum.ready_elements = ready;
-    return sums_.Add(std::make_unique<ActiveSum>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
-                                                 /*headroom_bits=*/1, /*started_us=*/0));
+    return sums_.Add(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
+                                                   /*headroom_bits=*/1, /*started_us=*/0));
   }
   void Place(ActiveSum& sum) {
     std::string announcement;

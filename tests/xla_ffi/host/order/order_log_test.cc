@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/sums/sum_passes.h"
+
 namespace passing {
 namespace {
 
@@ -20,8 +22,8 @@ class OrderLogTest : public testing::Test {
     auto shape = std::make_shared<SumShape>(
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
-    log_.Issue(std::make_unique<ActiveSum>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
-                                           /*headroom_bits=*/1, /*started_us=*/0));
+    log_.Issue(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
+                                             /*headroom_bits=*/1, /*started_us=*/0));
     return *log_.sums().Find({.site = site});
   }
   // Returns the index of the line.
@@ -35,9 +37,9 @@ class OrderLogTest : public testing::Test {
   }
   const ActiveSum* SumOf(uint64_t index) { return log_.WithIndex(index).sum; }
   std::unique_ptr<ActiveSum> Finish(uint64_t index) {
-    Line& line = log_.WithIndex(index);
-    line.chunks_done = line.place.chunk_count;
-    return log_.Finish(line);
+    PlacedSegment& placed = log_.WithIndex(index);
+    placed.chunks_done = placed.entry.chunk_count;
+    return log_.Finish(placed);
   }
 
   LastExponents last_exponents_;
@@ -66,13 +68,13 @@ TEST_F(OrderLogTest, everyPositionHasItsLine) {
   const uint64_t first = Append(1, 0, 3), second = Append(2, 0, 5);
   next_position_ += 40;  // rank 0 deviated
   const uint64_t third = Append(3, 0, 1);
-  EXPECT_EQ(log_.At(1000).place.index, first);
-  EXPECT_EQ(log_.At(1002).place.index, first);
-  EXPECT_EQ(log_.At(1003).place.index, second);
+  EXPECT_EQ(log_.At(1000).entry.index, first);
+  EXPECT_EQ(log_.At(1002).entry.index, first);
+  EXPECT_EQ(log_.At(1003).entry.index, second);
   EXPECT_EQ(log_.At(1007).ChunkAt(1007), 4u);
-  EXPECT_EQ(log_.At(1048).place.index, third);
+  EXPECT_EQ(log_.At(1048).entry.index, third);
   log_.PopFront();
-  EXPECT_EQ(log_.front().place.index, second);
+  EXPECT_EQ(log_.front().entry.index, second);
   EXPECT_EQ(log_.WithIndex(third).PositionOf(0), 1048u);
 }
 
@@ -81,7 +83,7 @@ TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
   Sum sum{.key = {.site = 1}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
   sum.ready_elements = kSegmentLanes;
-  log_.Issue(std::make_unique<ActiveSum>(std::move(sum), 256, 1024, /*headroom_bits=*/1, /*started_us=*/0));
+  log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, /*headroom_bits=*/1, /*started_us=*/0));
   Issue(2, 1);
   const uint64_t first = Append(1, 0), late = Append(1, 1), other = Append(2, 0);
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(first)));
@@ -161,15 +163,15 @@ TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {1}});
   for (const uint64_t site : {4, 6}) {
     Sum sum{.key = {.site = site}, .shape = shape, .inputs = {&data}, .outputs = {&data}};
-    log_.Issue(std::make_unique<ActiveSum>(std::move(sum), 256, 1024, 1, 0));
+    log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, 1, 0));
     const ActiveSum* issued = log_.sums().Find({.site = site});
     const Segment& segment = issued->plan().segment(0);
     ASSERT_TRUE(segment.guesses());
-    const Line& line = log_.WithIndex(Append(site, 0, segment.chunk_count()));
-    ASSERT_EQ(line.sum, issued);
+    const PlacedSegment& placed = log_.WithIndex(Append(site, 0, segment.chunk_count()));
+    ASSERT_EQ(placed.sum, issued);
     for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) {
       if (!segment.CarriesGuessedData(chunk)) continue;
-      EXPECT_EQ(line.exponents.Sending(segment, chunk).front(), site == 4 ? 5 : 1);
+      EXPECT_EQ(placed.exponents.Sending(segment, chunk).front(), site == 4 ? 5 : 1);
     }
   }
 }

@@ -76,18 +76,18 @@ TEST(Order, followerReadsWhatTheLeaderAppended) {
   Order leader(kWindow);
   Order follower(kWindow);
   std::string message;
-  const Place first = leader.Append(Id(9, 0), 4, 2, "train.py:1", message);
-  const Place second = leader.Append(Id(9, 0, 1), 2, 2, "train.py:1", message);
+  const LogEntry first = leader.Append(Id(9, 0), 4, 2, "train.py:1", message);
+  const LogEntry second = leader.Append(Id(9, 0, 1), 2, 2, "train.py:1", message);
   auto rest = Span(message);
   auto change = follower.Read(rest);
   ASSERT_TRUE(change);
   EXPECT_EQ(change->name, "train.py:1");
-  ASSERT_EQ(change->places.size(), 1u);
-  EXPECT_EQ(change->places[0].id, first.id);
-  EXPECT_EQ(change->places[0].end_position(), 4u);
+  ASSERT_EQ(change->entries.size(), 1u);
+  EXPECT_EQ(change->entries[0].id, first.id);
+  EXPECT_EQ(change->entries[0].end_position(), 4u);
   change = follower.Read(rest);
   ASSERT_TRUE(change);
-  EXPECT_EQ(change->places[0].first_position, second.first_position);
+  EXPECT_EQ(change->entries[0].first_position, second.first_position);
   EXPECT_EQ(change->name, "");
   EXPECT_TRUE(rest.empty());
 }
@@ -101,20 +101,20 @@ TEST(Order, deviationSkipsWhatFollowersMayHaveSent) {
   leader.Append(Id(1, 1), 3, 1, "", message);
   auto rest = Span(message);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(follower.Read(rest));
-  const Place guess = follower.Speculate();
+  const LogEntry guess = follower.Speculate();
   EXPECT_EQ(guess.id, Id(2, 1));
   EXPECT_EQ(guess.first_position, 9u);
   follower.Speculate();
 
   message.clear();
-  const Place place = leader.Append(Id(3, 0), 3, 1, "", message);
-  EXPECT_EQ(place.first_position, 9u + 2 * kWindow);
+  const LogEntry entry = leader.Append(Id(3, 0), 3, 1, "", message);
+  EXPECT_EQ(entry.first_position, 9u + 2 * kWindow);
   rest = Span(message);
   const auto change = follower.Read(rest);
   ASSERT_TRUE(change);
   EXPECT_EQ(change->keep, 3u);
-  ASSERT_EQ(change->places.size(), 1u);
-  EXPECT_EQ(change->places[0].first_position, place.first_position);
+  ASSERT_EQ(change->entries.size(), 1u);
+  EXPECT_EQ(change->entries[0].first_position, entry.first_position);
   EXPECT_EQ(follower.next_position(), leader.next_position());
   // The void guesses left no trace in the executions.
   message.clear();
@@ -206,8 +206,8 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
     const size_t max_contexts = seed % 2 == 0 ? 1 + seed % 7 : Order::kMaxContexts;
     Order leader(kWindow, 0, max_contexts);
     Order follower(kWindow, 0, max_contexts);
-    std::vector<Place> truth;
-    std::vector<Place> log;
+    std::vector<LogEntry> truth;
+    std::vector<LogEntry> log;
     std::vector<std::pair<size_t, std::string>> messages;  // length of the truth, announcement
     uint32_t sums[4] = {};
     size_t read = 0;
@@ -217,7 +217,7 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
         const auto change = follower.Read(rest);
         ASSERT_TRUE(change);
         while (!log.empty() && log.back().index >= change->keep) log.pop_back();
-        log.insert(log.end(), change->places.begin(), change->places.end());
+        log.insert(log.end(), change->entries.begin(), change->entries.end());
         ASSERT_EQ(log.size(), messages[read].first);
       }
     };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host/numbers/fixed_point.h"
+#include "host/sums/sum_passes.h"
 #include "wire/lanes.h"
 
 namespace passing {
@@ -26,8 +27,8 @@ const JobConfig kJob{.rank = 1,
 template <typename T>
 struct SmallSum {
   std::vector<T> elements;
-  ActiveSum sum;
-  Line line;
+  ElementPass sum;
+  PlacedSegment placed;
 
   SmallSum(DType dtype, std::vector<T> values, uint64_t first_position, Op op = Op::kSum)
       : elements(std::move(values)),
@@ -38,11 +39,12 @@ struct SmallSum {
              .outputs = {elements.data()}},
             kJob.lanes_per_chunk, /*window=*/128, HeadroomBits(kJob.world_size), /*started_us=*/0) {
     const Segment& segment = sum.plan().segment(0);
-    line.place = {.id = {}, .chunk_count = segment.chunk_count(), .segment_count = 1, .first_position = first_position};
-    line.sum = &sum;
-    line.exponents = SegmentExponents(segment, sum.Exponents(segment), {});
+    placed.entry = {
+        .id = {}, .chunk_count = segment.chunk_count(), .segment_count = 1, .first_position = first_position};
+    placed.sum = &sum;
+    placed.exponents = SegmentExponents(segment, sum.Exponents(segment), {});
   }
-  uint32_t exponent_chunk() const { return line.segment().exponents_at; }
+  uint32_t exponent_chunk() const { return placed.segment().exponents_at; }
   uint32_t data_chunk() const {  // the first
     return exponent_chunk() == 0 ? 1 : 0;
   }
@@ -69,7 +71,7 @@ TEST(ChunkPackets, aPacketGoesToTheSlotOfItsPosition) {
       {160, 9, 2, 4, 128, 1, 160}, {256, 3, 7, 1, 0, 0, 256},   {(uint64_t{5} << 32) + 33, 9, 2, 4, 129, 0, 33}};
   for (const Row& row : rows) {
     const SmallSum<int32_t> sum(DType::kInt32, {1, 2, 3}, row.position);
-    const wire::Header header = packets.HeaderOf(sum.line, 0);
+    const wire::Header header = packets.HeaderOf(sum.placed, 0);
     EXPECT_EQ(header.type, wire::PacketType::kContribution);
     EXPECT_EQ(header.flags, 0);
     EXPECT_EQ(header.job, row.job) << row.position;
@@ -85,12 +87,12 @@ TEST(ChunkPackets, aPacketGoesToTheSlotOfItsPosition) {
 TEST(ChunkPackets, exponentsAndMaximaAreMaximised) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> floats(DType::kFloat32, {1, 2, 3}, 0);
-  EXPECT_EQ(packets.HeaderOf(floats.line, floats.exponent_chunk()).lane_format, wire::LaneFormat::kMaxInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.line, floats.exponent_chunk()).element_count, kGuessLanes);
-  EXPECT_EQ(packets.HeaderOf(floats.line, floats.data_chunk()).lane_format, wire::LaneFormat::kSumInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.line, floats.data_chunk()).element_count, 3);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).lane_format, wire::LaneFormat::kMaxInt32);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).element_count, kGuessLanes);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).lane_format, wire::LaneFormat::kSumInt32);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).element_count, 3);
   const SmallSum<int32_t> maxima(DType::kInt32, {1}, 0, Op::kMax);
-  EXPECT_EQ(packets.HeaderOf(maxima.line, 0).lane_format, wire::LaneFormat::kMaxInt32);
+  EXPECT_EQ(packets.HeaderOf(maxima.placed, 0).lane_format, wire::LaneFormat::kMaxInt32);
 }
 
 TEST(ChunkPackets, writesItsElementsAndNothingBehindThem) {
@@ -98,12 +100,12 @@ TEST(ChunkPackets, writesItsElementsAndNothingBehindThem) {
   for (const uint64_t position : {0, 32}) {  // the second switch wants 100 lanes, of which 97 hold nothing
     const SmallSum<int32_t> sum(DType::kInt32, {1, -2, 3}, position);
     std::vector<uint8_t> packet(wire::kMaxPacketBytes, 0xA5);
-    const size_t bytes = packets.Write(sum.line, 0, packet.data());
+    const size_t bytes = packets.Write(sum.placed, 0, packet.data());
     ASSERT_EQ(bytes, wire::kHeaderBytes + 4 * (position == 0 ? 3 : 100));
     EXPECT_EQ(packet[bytes], 0xA5);
     wire::Header header;
     ASSERT_EQ(wire::Decode({packet.data(), bytes}, header), wire::DecodeError::kNone);
-    EXPECT_EQ(header, packets.HeaderOf(sum.line, 0));
+    EXPECT_EQ(header, packets.HeaderOf(sum.placed, 0));
     const uint32_t want[] = {1, static_cast<uint32_t>(-2), 3};
     for (size_t i = 0; i < header.element_count; ++i) {
       EXPECT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes], i), i < 3 ? want[i] : 0) << i;
@@ -115,7 +117,7 @@ TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> sum(DType::kFloat32, {1, 6, -3}, 0);
   std::vector<uint8_t> packet(wire::kMaxPacketBytes);
-  packets.Write(sum.line, sum.exponent_chunk(), packet.data());
+  packets.Write(sum.placed, sum.exponent_chunk(), packet.data());
   const uint8_t* lanes = &packet[wire::kHeaderBytes];
   EXPECT_EQ(wire::LoadLane(lanes, 0), 3u);                         // 6 < 2^3
   EXPECT_EQ(wire::LoadLane(lanes, 1), 3u);                         // guessed, as nothing is known of the site,
@@ -128,7 +130,7 @@ TEST(ChunkPackets, flagsWhatFixedPointCanNotSay) {
   const SmallSum<float> sum(DType::kFloat32, {1, -kInf, 3}, 0);
   std::vector<uint8_t> packet(wire::kMaxPacketBytes);
   wire::Header header;
-  const size_t bytes = packets.Write(sum.line, sum.data_chunk(), packet.data());
+  const size_t bytes = packets.Write(sum.placed, sum.data_chunk(), packet.data());
   ASSERT_EQ(wire::Decode({packet.data(), bytes}, header), wire::DecodeError::kNone);
   EXPECT_EQ(header.flags, wire::kFlagNegInf);
 }
@@ -136,9 +138,9 @@ TEST(ChunkPackets, flagsWhatFixedPointCanNotSay) {
 TEST(ChunkPackets, aResultIsOfThisChunkInEveryField) {
   const ChunkPackets packets(kJob);
   const SmallSum<int32_t> sum(DType::kInt32, {1, 2, 3}, 200);
-  const wire::Header result = ResultOf(packets.HeaderOf(sum.line, 0));
-  EXPECT_TRUE(packets.IsResult(result, sum.line, 0));
-  EXPECT_FALSE(packets.IsResult(packets.HeaderOf(sum.line, 0), sum.line, 0));  // what this rank sends
+  const wire::Header result = ResultOf(packets.HeaderOf(sum.placed, 0));
+  EXPECT_TRUE(packets.IsResult(result, sum.placed, 0));
+  EXPECT_FALSE(packets.IsResult(packets.HeaderOf(sum.placed, 0), sum.placed, 0));  // what this rank sends
   const std::function<void(wire::Header&)> changes[] = {
       [](wire::Header& header) { header.type = wire::PacketType::kProbe; },
       [](wire::Header& header) { ++header.job; },
@@ -152,22 +154,22 @@ TEST(ChunkPackets, aResultIsOfThisChunkInEveryField) {
   for (size_t i = 0; i < std::size(changes); ++i) {
     wire::Header other = result;
     changes[i](other);
-    EXPECT_FALSE(packets.IsResult(other, sum.line, 0)) << i;
+    EXPECT_FALSE(packets.IsResult(other, sum.placed, 0)) << i;
   }
 }
 
 TEST(ChunkPackets, onlyTheDataOfFloatsMayBeFlagged) {
   const ChunkPackets packets(kJob);
-  const auto may_be_flagged = [&](const Line& line, uint32_t chunk) {
-    wire::Header result = ResultOf(packets.HeaderOf(line, chunk));
+  const auto may_be_flagged = [&](const PlacedSegment& placed, uint32_t chunk) {
+    wire::Header result = ResultOf(packets.HeaderOf(placed, chunk));
     result.flags = wire::kFlagNaN;
-    return packets.IsResult(result, line, chunk);
+    return packets.IsResult(result, placed, chunk);
   };
   const SmallSum<float> floats(DType::kFloat32, {1, 2, 3}, 0);
-  EXPECT_TRUE(may_be_flagged(floats.line, floats.data_chunk()));
-  EXPECT_FALSE(may_be_flagged(floats.line, floats.exponent_chunk()));
+  EXPECT_TRUE(may_be_flagged(floats.placed, floats.data_chunk()));
+  EXPECT_FALSE(may_be_flagged(floats.placed, floats.exponent_chunk()));
   const SmallSum<int32_t> integers(DType::kInt32, {1, 2, 3}, 0);
-  EXPECT_FALSE(may_be_flagged(integers.line, 0));
+  EXPECT_FALSE(may_be_flagged(integers.placed, 0));
 }
 
 // The counters of a second pass are integers, but they don't wrap as a sum of integers does, whose highest bits are
@@ -188,26 +190,26 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
                 SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
             .inputs = {elements.data()},
             .outputs = {elements.data()}};
-    auto first = std::make_unique<ActiveSum>(std::move(sum), job.lanes_per_chunk, /*window=*/64, /*headroom_bits=*/0,
-                                             /*started_us=*/0);
+    auto first = std::make_unique<ElementPass>(std::move(sum), job.lanes_per_chunk, /*window=*/64, /*headroom_bits=*/0,
+                                               /*started_us=*/0);
     const Segment& segment = first->plan().segment(0);
     const uint32_t data_chunk = segment.exponents_at == 0 ? 1 : 0;
     std::vector<uint8_t> lanes(4 * job.lanes_per_chunk);
     const uint8_t flags = first->Encode(segment, data_chunk, first->Exponents(segment), 0, lanes.data());
     first->Decode(segment, data_chunk, first->Exponents(segment), 0, lanes.data(), flags);
-    ASSERT_TRUE(first->flagged());
-    const auto second = ActiveSum::SecondPassOf(std::move(first), job.lanes_per_chunk, /*window=*/64);
-    Line line;
-    line.place = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
-    line.sum = second.get();
+    const auto second = first->NextPass(job.lanes_per_chunk, /*window=*/64);
+    ASSERT_NE(second, nullptr);
+    PlacedSegment placed;
+    placed.entry = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
+    placed.sum = second.get();
     std::vector<uint8_t> packet(wire::kMaxPacketBytes);
-    packets.Write(line, 0, packet.data());
+    packets.Write(placed, 0, packet.data());
     uint8_t* classes = &packet[wire::kHeaderBytes];
     ASSERT_EQ(wire::LoadLane(classes, 1), 1u);  // -inf
-    ASSERT_TRUE(packets.IsSum(line, 0, 0, classes));
+    ASSERT_TRUE(packets.IsSum(placed, 0, 0, classes));
     for (uint32_t bit = 0; bit < 32; ++bit) {
       wire::StoreLane(classes, 0, 1u << bit);
-      EXPECT_FALSE(packets.IsSum(line, 0, 0, classes)) << "key " << int{number} << ", bit " << bit;
+      EXPECT_FALSE(packets.IsSum(placed, 0, 0, classes)) << "key " << int{number} << ", bit " << bit;
     }
   }
 }

@@ -11,12 +11,8 @@ namespace passing {
 namespace {
 
 // Two guessed data chunks, the exponents behind them, and two places for the data of a wrong guess.
-constexpr Segment kGuessing{.place_count = 500,
-                            .block_count = 2,
-                            .exponent_chunks = 1,
-                            .data_chunks = 2,
-                            .repeat_chunks = 2,
-                            .exponents_at = 2};
+constexpr Segment kGuessing{
+    .cell_count = 500, .block_count = 2, .exponent_chunks = 1, .data_chunks = 2, .repeat_chunks = 2, .exponents_at = 2};
 constexpr uint32_t kFirstData = 0, kExponents = 2, kRepeatedData = 3;
 constexpr ChunkRange kBlocks{.first = 0, .count = 2};
 
@@ -37,13 +33,13 @@ void Take(SegmentExponents& exponents, const ChunkRange& blocks, const std::vect
 std::vector<int32_t> Copy(std::span<const int32_t> exponents) { return {exponents.begin(), exponents.end()}; }
 
 TEST(SegmentExponents, integersHaveNone) {
-  const SegmentExponents exponents({.place_count = 10, .data_chunks = 1}, {}, {});
+  const SegmentExponents exponents({.cell_count = 10, .data_chunks = 1}, {}, {});
   EXPECT_TRUE(exponents.known());
   EXPECT_TRUE(exponents.of_job().empty());
 }
 
 TEST(SegmentExponents, aLargeSegmentWaitsForAllOfItsExponentChunks) {
-  const Segment segment{.place_count = 9000, .block_count = 3, .exponent_chunks = 2, .data_chunks = 5};
+  const Segment segment{.cell_count = 9000, .block_count = 3, .exponent_chunks = 2, .data_chunks = 5};
   SegmentExponents exponents(segment, {1, 2, 3}, /*last=*/std::vector<int32_t>{9, 9, 9});
   EXPECT_EQ(Lanes(exponents, {.first = 0, .count = 2}, 2), (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(Lanes(exponents, {.first = 2, .count = 1}, 1), (std::vector<int32_t>{3}));

@@ -15,7 +15,7 @@ SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
 TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
   const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
-  EXPECT_EQ(plan.segment(0).place_count, 23040u);
+  EXPECT_EQ(plan.segment(0).cell_count, 23040u);
   EXPECT_EQ(plan.segment(0).block_count, 16u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
@@ -24,7 +24,7 @@ TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
 TEST(SumPlan, twoBFloat16ShareALane) {
   const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 46079) / 46080);
-  EXPECT_EQ(plan.segment(0).place_count, 46080u);
+  EXPECT_EQ(plan.segment(0).cell_count, 46080u);
   EXPECT_EQ(plan.segment(0).block_count, 32u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
@@ -36,7 +36,7 @@ TEST(SumPlan, twoBFloat16ShareALane) {
 TEST(SumPlan, noLaneBelongsToTwoLeaves) {
   const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
   ASSERT_EQ(plan.segment_count(), 1u);
-  EXPECT_EQ(plan.segment(0).place_count, 4u + 2u + 1442u + 2u);
+  EXPECT_EQ(plan.segment(0).cell_count, 4u + 2u + 1442u + 2u);
   EXPECT_EQ(plan.segment(0).block_count, 5u);
   EXPECT_EQ(plan.Block(3).count, 1u);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
@@ -46,13 +46,13 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
   EXPECT_EQ(runs, expected);
 }
 
-TEST(SumPlan, elementsBeforeAPlace) {
+TEST(SumPlan, elementsBeforeACell) {
   const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
   const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
                                                                {6, 4}, {1446, 1444}, {1448, 1445}, {1450, 1447}};
-  for (const auto& [place, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(place), elements) << place;
+  for (const auto& [cell, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(cell), elements) << cell;
   const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*headroom_bits=*/1);
-  for (uint64_t place = 0; place <= 30; ++place) EXPECT_EQ(plan.ElementsBefore(place), place);
+  for (uint64_t cell = 0; cell <= 30; ++cell) EXPECT_EQ(plan.ElementsBefore(cell), cell);
 }
 
 TEST(SumPlan, integersNeedNoExponents) {
@@ -129,36 +129,36 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     const DType dtype = dtypes[random() % 3];
     const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
     const SumPlan plan(Shape(dtype, leaves), lanes_per_chunk[random() % 4], 256, /*headroom_bits=*/1);
-    const auto places = [&](uint64_t elements) {
+    const auto cells = [&](uint64_t elements) {
       return dtype == DType::kBFloat16 ? elements + elements % 2 : elements;
     };
-    uint64_t place = 0;
+    uint64_t cell = 0;
     uint64_t block = 0;
     for (uint32_t i = 0; i < plan.segment_count(); ++i) {
       const Segment& segment = plan.segment(i);
-      ASSERT_EQ(segment.first_place, place);
+      ASSERT_EQ(segment.first_cell, cell);
       ASSERT_EQ(segment.first_block, block);
-      ASSERT_GT(segment.place_count, 0u);
-      ASSERT_LE(plan.LanesOf(segment.place_count), kSegmentLanes);
+      ASSERT_GT(segment.cell_count, 0u);
+      ASSERT_LE(plan.LanesOf(segment.cell_count), kSegmentLanes);
       uint64_t in_blocks = 0;
-      for (uint32_t b = 0; b < segment.block_count; ++b) in_blocks += places(plan.Block(block + b).count);
-      ASSERT_EQ(in_blocks, segment.place_count);
+      for (uint32_t b = 0; b < segment.block_count; ++b) in_blocks += cells(plan.Block(block + b).count);
+      ASSERT_EQ(in_blocks, segment.cell_count);
       // The runs of the segment are its blocks.
       uint32_t offset = 0;
-      plan.ForEachRun(place, segment.place_count, [&](const ElementRun& run) {
+      plan.ForEachRun(cell, segment.cell_count, [&](const ElementRun& run) {
         const ElementRun whole = plan.Block(run.block);
         ASSERT_EQ(run.offset, offset);
         ASSERT_EQ(run.leaf, whole.leaf);
         ASSERT_EQ(run.first, whole.first);
         ASSERT_EQ(run.count, whole.count);
-        offset += static_cast<uint32_t>(places(run.count));
+        offset += static_cast<uint32_t>(cells(run.count));
       });
       // Its chunks cover its elements once, each lane whole.
       uint64_t elements = 0, in_chunks = 0;
       for (uint32_t chunk = 0; chunk < segment.data_chunks; ++chunk) {
         const ChunkRange range = plan.DataRange(segment, segment.exponent_chunks + chunk);
-        ASSERT_EQ(range.first, place + in_chunks);
-        ASSERT_EQ(places(range.count), range.count);
+        ASSERT_EQ(range.first, cell + in_chunks);
+        ASSERT_EQ(cells(range.count), range.count);
         uint32_t lane = 0;
         plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
           ASSERT_GT(run.count, 0u);
@@ -172,11 +172,11 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
       uint64_t expected = 0;
       for (uint32_t b = 0; b < segment.block_count; ++b) expected += plan.Block(block + b).count;
       ASSERT_EQ(elements, expected);
-      place += segment.place_count;
+      cell += segment.cell_count;
       block += segment.block_count;
     }
-    ASSERT_EQ(place, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0},
-                                     [&](uint64_t sum, uint64_t leaf) { return sum + places(leaf); }));
+    ASSERT_EQ(cell, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0},
+                                    [&](uint64_t sum, uint64_t leaf) { return sum + cells(leaf); }));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "host/sums/active_sum.h"
+#include "host/sums/sum_passes.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "host/sums/sums_in_flight.h"
 #include "wire/lanes.h"
 
-// Bytes on the heap, now and at most. One thread only.
+// Bytes on the heap, now and at most. No test in this executable has threads.
 namespace {
 size_t live_bytes = 0, peak_bytes = 0;
 constexpr size_t kPrefix = alignof(std::max_align_t);
@@ -57,18 +57,14 @@ size_t PeakBytes(std::vector<float>& elements) {
       SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
   const size_t before = peak_bytes = live_bytes;
   Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
-  auto active = std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
-  Pass(*active);
-  if (active->flagged()) {
-    active = ActiveSum::SecondPassOf(std::move(active), kLanes, kWindow);
-    Pass(*active);
-  }
-  active = ActiveSum::FirstPassOf(std::move(active));
+  std::unique_ptr<ActiveSum> active =
+      std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0);
+  for (; active != nullptr; active = active->NextPass(kLanes, kWindow)) Pass(*active);
   return peak_bytes - before;
 }
 
 // A host's memory must not grow with the sum. What does is the plan, some 50 bytes for the 92 KB of a segment.
-TEST(ActiveSum, needsNoMemoryByTheElement) {
+TEST(SumPasses, needsNoMemoryByTheElement) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {1.0f, kNaN}) {
     std::vector<float> elements(16 << 20, value);
@@ -78,7 +74,7 @@ TEST(ActiveSum, needsNoMemoryByTheElement) {
 }
 
 // The worst that flags can do: every second chunk.
-TEST(ActiveSum, scatteredInfinities) {
+TEST(SumPasses, scatteredInfinities) {
   std::vector<float> elements(4 << 20, 1.0f);
   for (size_t i = 0; i < elements.size(); i += 2 * kLanes) elements[i] = -HUGE_VALF;
   EXPECT_LT(PeakBytes(elements), elements.size() * sizeof(float) / 20);
@@ -86,7 +82,7 @@ TEST(ActiveSum, scatteredInfinities) {
 }
 
 // Whoever asks is told of the elements before the first that isn't there, or that a second pass will change.
-TEST(ActiveSum, tellsWhatIsWritten) {
+TEST(SumPasses, tellsWhatIsWritten) {
   constexpr uint64_t kSegment = 64 * kLanes;
   for (const bool infinite : {false, true}) {
     std::vector<float> elements(5 * kSegment, 1.0f);
@@ -98,7 +94,7 @@ TEST(ActiveSum, tellsWhatIsWritten) {
     sum.written = [&](uint64_t count) { written.push_back(count); };
     SumsInFlight sums;  // which alone may place segments
     ActiveSum& active =
-        sums.Add(std::make_unique<ActiveSum>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
+        sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
     Pass(active);
     for (int i = 0; i < 5; ++i) sums.CountPlaced(active);
     for (const uint32_t segment : {1u, 0u, 3u, 4u}) EXPECT_FALSE(active.OnSegmentDone(segment));
@@ -110,12 +106,12 @@ TEST(ActiveSum, tellsWhatIsWritten) {
 }
 
 // What leaves this host is the maximum of its devices, what comes back is that of all hosts.
-TEST(ActiveSum, maximaOfTwoDevices) {
+TEST(SumPasses, maximaOfTwoDevices) {
   const auto shape = std::make_shared<SumShape>(
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});
   int32_t a[] = {-5, INT32_MIN, 7}, b[] = {-6, INT32_MIN, INT32_MAX}, a_last[] = {-1}, b_last[] = {0};
   Sum sum{.key = {}, .shape = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
-  ActiveSum active(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
+  ElementPass active(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
   const Segment& segment = active.plan().segment(0);
   ASSERT_EQ(segment.chunk_count(), 1u);
   uint8_t lanes[4 * kLanes];

@@ -1,0 +1,97 @@
+// The two passes of a sum: its elements, and then the classes of those that are NaN or infinite, if there are any.
+#ifndef XLA_FFI_HOST_SUMS_SUM_PASSES_H_
+#define XLA_FFI_HOST_SUMS_SUM_PASSES_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "host/sums/active_sum.h"
+#include "host/sums/sum.h"
+#include "host/sums/sum_plan.h"
+
+namespace passing {
+
+// The caller's buffers, which both passes read and write, and the plan that cuts them.
+class SumBuffers {
+ public:
+  SumBuffers(Sum sum, std::shared_ptr<const SumPlan> plan);
+
+  const Sum& sum() const { return sum_; }
+  const SumPlan& plan() const { return *plan_; }
+  // Pointers to the elements of a run, one for each device; valid until the next call.
+  std::span<const void* const> InputsAt(const ElementRun& run) const;
+  std::span<void* const> OutputsAt(const ElementRun& run) const;
+
+ private:
+  const Sum sum_;
+  const std::shared_ptr<const SumPlan> plan_;
+  mutable std::vector<const void*> input_scratch_;
+  mutable std::vector<void*> output_scratch_;
+};
+
+// The first pass: the elements themselves. Those that aren't finite travel as zeros, and flag their chunks.
+class ElementPass final : public ActiveSum {
+ public:
+  ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us);
+
+  bool lanes_may_wrap() const override { return !IsFloat(shape().dtype); }  // floats have headroom
+  std::vector<int32_t> Exponents(const Segment& segment) const override;
+  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+                 uint8_t* lanes) const override;
+  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+              const uint8_t* lanes, uint8_t flags) override;
+  std::unique_ptr<ActiveSum> NextPass(uint32_t lanes_per_chunk, uint32_t window) const override;
+  uint64_t tensor_bytes() const override { return shape().bytes(); }
+  void Finish(const Failure* failure) const override { buffers_->sum().done(failure); }
+
+ private:
+  ElementPass(Sum&& sum, std::shared_ptr<const SumPlan> plan, int64_t started_us);
+  void TellWritten(uint32_t segment) override;
+  void Flag(const ChunkRange& range);
+
+  const std::shared_ptr<const SumBuffers> buffers_;
+  // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
+  // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
+  std::map<uint64_t, uint64_t> flagged_;
+  // Where the caller asks what is written: all segments before `first_not_done_` are done, and these beyond it.
+  uint32_t first_not_done_ = 0;
+  std::set<uint32_t> done_beyond_;
+  uint64_t elements_written_ = 0;  // as the caller was told
+};
+
+// The second pass: class counters (element_classes.h) of the elements in all flagged chunks. All ranks see the same
+// flags, so all of them make this pass.
+class ClassPass final : public ActiveSum {
+ public:
+  // `first`: the pass before. `flagged`: its stretches of flagged cells, which are the leaves of this pass.
+  ClassPass(const ActiveSum& first, std::shared_ptr<const SumBuffers> buffers,
+            const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
+
+  bool lanes_may_wrap() const override { return false; }  // the counters of all ranks fit
+  std::vector<int32_t> Exponents(const Segment&) const override { return {}; }
+  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+                 uint8_t* lanes) const override;
+  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+              const uint8_t* lanes, uint8_t flags) override;
+  std::unique_ptr<ActiveSum> NextPass(uint32_t, uint32_t) const override { return nullptr; }
+  uint64_t tensor_bytes() const override { return buffers_->sum().shape->bytes(); }
+  void Finish(const Failure* failure) const override { buffers_->sum().done(failure); }
+
+ private:
+  ClassPass(const ActiveSum& first, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumBuffers> buffers,
+            const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
+  // Calls f(run of the caller's elements, its offset in the chunk) for each run in `range`.
+  template <typename F>
+  void ForEachFlaggedRun(const ChunkRange& range, F&& f) const;
+
+  const std::shared_ptr<const SumBuffers> buffers_;
+  std::vector<uint64_t> stretches_;  // the first cell of each
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_SUMS_SUM_PASSES_H_
