@@ -111,11 +111,13 @@ void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_
                        std::span<const Address> destinations, int wait_ms) {
   if (datagram_bytes.empty()) return;
   wait_ms_ = wait_ms;
-  if (segmentation_) {
+  if (segmentation()) {
     GroupRuns(datagram_bytes, runs_);
     SendRuns(bytes, destinations);
-    if (segmentation_) return;
-    // Refused just now. All again in single datagrams: receivers ignore what came through already.
+    if (segmentation()) return;
+    // It was refused just now. All is sent again in single datagrams: receivers ignore what came through already.
+  } else if (sends_until_retry_ > 0) {
+    --sends_until_retry_;
   }
   runs_.clear();
   size_t offset = 0;
@@ -193,8 +195,8 @@ int BatchSender::SendMessages(unsigned first, unsigned count) {
     } else if (ReportsEarlierPacket(error) && !cleared_error) {
       ++stats_.errors_reported;  // reading it cleared it
       cleared_error = true;
-    } else if (segmentation_ && RefusesSegmentation(error) && messages_[first].msg_hdr.msg_control != nullptr) {
-      segmentation_ = false;
+    } else if (segmentation() && RefusesSegmentation(error) && messages_[first].msg_hdr.msg_control != nullptr) {
+      sends_until_retry_ = kSendsAfterRefusal;
       return -1;
     } else {
       return drop(1);

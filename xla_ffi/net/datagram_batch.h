@@ -44,7 +44,7 @@ struct UdpSocketStats {
   }
 };
 
-// Room for the only option that goes along with a message: how long its datagrams are.
+// Space for the only control message that we send or receive: how long the datagrams of a super-packet are.
 union SegmentOption {
   char bytes[CMSG_SPACE(sizeof(int))];
   cmsghdr align;
@@ -58,7 +58,7 @@ class BatchReceiver {
   // Small enough that a batch stays in the second-level cache, large enough to share the cost of a system call.
   static constexpr unsigned kBatch = 16;
 
-  // As UdpSocket::Receive.
+  // See UdpSocket::Receive.
   size_t Receive(const OnDatagram& on_datagram, unsigned messages_max = kBatch);
 
  private:
@@ -76,20 +76,24 @@ class BatchReceiver {
   std::array<SegmentOption, kBatch> options_{};
 };
 
-// Sends through a nonblocking socket, in super-packets until the kernel refuses one.
+// Sends through a nonblocking socket, in super-packets unless the kernel has just refused one.
 class BatchSender {
  public:
   BatchSender(int fd, UdpSocketStats& stats) : fd_(fd), stats_(stats) {}
 
   static constexpr int kWaitMs = 20;  // a 64 KB super-packet leaves a 100 Mbit/s link in 5 ms
 
-  // As UdpSocket::Send.
+  // See UdpSocket::Send.
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations,
             int wait_ms = kWaitMs);
 
-  // As UdpSocket::segmentation.
-  bool segmentation() const { return segmentation_; }
-  void DisableSegmentation() { segmentation_ = false; }
+  // After a refusal so many sends use single datagrams: the path's MTU may have shrunk for a while, and a kernel that
+  // never segments refuses one call in so many.
+  static constexpr uint32_t kSendsAfterRefusal = 1000;
+
+  // See UdpSocket.
+  bool segmentation() const { return !disabled_ && sends_until_retry_ == 0; }
+  void DisableSegmentation() { disabled_ = true; }
 
  private:
   static constexpr unsigned kBatch = 32;
@@ -99,7 +103,8 @@ class BatchSender {
 
   const int fd_;
   UdpSocketStats& stats_;
-  bool segmentation_ = true;
+  bool disabled_ = false;
+  uint32_t sends_until_retry_ = 0;
   int wait_ms_ = kWaitMs;
   std::vector<DatagramRun> runs_;
   std::array<mmsghdr, kBatch> messages_{};

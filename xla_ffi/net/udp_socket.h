@@ -21,8 +21,8 @@ class UdpSocket {
   // Another socket at the address and port of this bound one. The kernel gives each datagram that arrives to one of
   // them, and a datagram that leaves looks the same from all. A program of the same user may take part as well.
   UdpSocket Beside() const;
-  // What the peer of this connected socket sends to an IPv4 multicast group, on the interface that leads to the peer.
-  // Others may join the group in other processes of this machine. To receive from only.
+  // A socket, only to receive from, that hears what the peer of this connected socket sends to an IPv4 multicast group,
+  // on the interface that leads to the peer. Other processes of this machine may join the group, too.
   UdpSocket JoinGroup(const Address& group) const;
 
   UdpSocket(UdpSocket&& other) noexcept;
@@ -31,7 +31,7 @@ class UdpSocket {
 
   int fd() const;
   uint16_t port() const;  // our own
-  Address Peer() const;   // of a connected socket. Throws std::system_error
+  Address Peer() const;   // the socket must be connected. Throws std::system_error
   // The same address as this socket's family writes it (IPv4 is mapped on an IPv6 socket).
   Address Native(const Address& address) const;
 
@@ -44,13 +44,13 @@ class UdpSocket {
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {},
             int wait_ms = BatchSender::kWaitMs);
 
-  // From which of our IPv4 addresses, and so through which interface, datagrams to multicast groups leave. They reach
-  // no further than the next router. False if we have no such address.
+  // Sets which of our IPv4 addresses datagrams to multicast groups leave from, and so the interface. They reach no
+  // further than the next router. Returns false if we have no such address.
   bool MulticastFrom(const Address& own);
 
   const UdpSocketStats& stats() const;
-  // Whether UDP_SEGMENT is in use; turned off for good by the first refusal. Tests look at it, and turn it off to see
-  // what a kernel without it would do.
+  // Is UDP_SEGMENT in use? A refusal turns it off for BatchSender::kSendsAfterRefusal sends. Tests look at it, and turn
+  // it off for good to see what a kernel without it would do.
   bool segmentation() const;
   void DisableSegmentation();
 

@@ -177,17 +177,30 @@ TEST(UdpSocket, boundToAnyIPv6_alsoServesIPv4) {
   ExpectPattern(ReceiveAll(client, 1), sizes);
 }
 
-TEST(UdpSocket, send_fallsBackForGoodWhenSegmentationIsRefused) {
+TEST(UdpSocket, send_doesWithoutSegmentationForAWhileWhenItIsRefused) {
   UdpSocket server = UdpSocket::BoundTo("127.0.0.1", 0);
   UdpSocket client = UdpSocket::ConnectedTo("127.0.0.1", server.port());
-  const int on = 1;  // Linux doesn't cut super-packets whose checksum nobody computes
-  ASSERT_EQ(setsockopt(client.fd(), SOL_SOCKET, SO_NO_CHECK, &on, sizeof on), 0);
+  const auto set_no_check = [&](int on) {  // Linux doesn't cut super-packets whose checksum nobody computes
+    ASSERT_EQ(setsockopt(client.fd(), SOL_SOCKET, SO_NO_CHECK, &on, sizeof on), 0);
+  };
+  set_no_check(1);
   const std::vector<uint16_t> sizes(100, 1460);
   for (int i = 0; i < 2; ++i) {
     client.Send(Pattern(sizes).data(), sizes);
     ExpectPattern(ReceiveAll(server, sizes.size()), sizes);
     EXPECT_FALSE(client.segmentation());
   }
+  set_no_check(0);
+  const std::vector<uint16_t> small = {24};
+  for (uint32_t i = 1; i < BatchSender::kSendsAfterRefusal; ++i) {
+    EXPECT_FALSE(client.segmentation());
+    client.Send(Pattern(small).data(), small);
+    ExpectPattern(ReceiveAll(server, 1), small);
+  }
+  EXPECT_TRUE(client.segmentation());
+  client.Send(Pattern(sizes).data(), sizes);
+  ExpectPattern(ReceiveAll(server, sizes.size()), sizes);
+  EXPECT_TRUE(client.segmentation());
   EXPECT_EQ(client.stats().datagrams_unsent, 0u);
 }
 
