@@ -1,4 +1,4 @@
-// What stands in a packet, for the eBPF program: our header as in wire/header.h, and what goes around it.
+// The layout of a packet for the eBPF program: our header as in wire/header.h, and the headers around it.
 #ifndef XLA_FFI_EBPF_PACKET_H_
 #define XLA_FFI_EBPF_PACKET_H_
 

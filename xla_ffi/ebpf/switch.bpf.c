@@ -1,11 +1,10 @@
 // A switch in the kernel: a tc program at the ingress of network devices. It takes the packets that are addressed to
 // the switch, super-packets (GSO) whole, adds their lanes to the slots, and sends results out of the devices from which
 // the workers' packets came. All else goes on as if it weren't there.
-#include "slots.h"
+#include "maps.h"
 
-#define MAX_SEGMENTS 128  // UDP_MAX_SEGMENTS of the kernel
 #define MAX_UDP_BYTES 65507
-// What becomes of a packet that arrived, as in linux/bpf.h.
+// The program's verdict on a packet, as in linux/bpf.h.
 #define PASS -1  // on to the next program, and the network stack: TCX_NEXT
 #define DROP 2
 #define REDIRECT 7
@@ -17,121 +16,6 @@ const volatile struct {
   __u16 padding;
 } own;
 
-// How to reach a worker: learned from its packets.
-struct route {
-  struct frame frame;  // all but lengths and checksums of a packet to it
-  __u32 device;        // 0: nothing learned yet
-};
-
-struct worker {
-  __be32 ip;
-  __be16 udp_port;
-  __u16 padding;
-  struct route route;
-};
-
-struct job {
-  __u32 epoch;
-  __u32 slot_first;
-  __u32 slot_count;
-  __u32 reach;  // how far ahead of the furthest complete sequence a contribution may be
-  __u32 worker_count;
-  __be32 group;  // hears the results for all workers; 0: each is sent its own
-  __be16 group_port;
-  __u16 padding[3];
-  struct worker workers[MAX_WORKERS];
-};
-
-struct counters {
-  __u64 packets_received;
-  __u64 bytes_received;
-  __u64 packets_sent;
-  __u64 bytes_sent;
-  __u64 results_multicast;
-  __u64 packets_unsent;     // no memory, or a port's queue was full
-  __u64 results_handed_up;  // for user space to send: not all packets of a super-packet made results
-  __u64 verdicts[VERDICTS];
-};
-
-// The results of a super-packet.
-struct out {
-  __u32 count;
-  __u32 bytes_used;
-  struct {
-    __u16 bytes;
-    __u16 job;
-    __u16 to;  // a worker, or EVERY_WORKER
-    __u16 padding;
-  } results[MAX_SEGMENTS];
-  __u8 bytes[65536 + sizeof(struct packet)];  // side by side
-};
-
-// One for each processor: a program runs to its end on the one where it began, with no other in between.
-struct scratch {
-  struct route source;  // of the packet at hand
-  __u64 admitted;       // its last sender that was: job, epoch and worker, and a bit that says that there is one
-  __u32 slot_first;     // of that job
-  __u32 slot_count;
-  __u32 reach;
-  __u32 partial;  // its UDP checksum is for the kernel to write
-  __u32 uniform;  // all results so far are one job's, for the same workers
-  __u32 padding;
-  struct packet packet;
-  struct out out;
-};
-
-struct {
-  __uint(type, BPF_MAP_TYPE_ARRAY);
-  __type(key, __u32);  // 2 * slot + version
-  __type(value, struct slot_version);
-  __uint(max_entries, 1);  // the loader knows
-} slots SEC(".maps");
-
-// The furthest sequence of each job to which all workers have contributed.
-struct {
-  __uint(type, BPF_MAP_TYPE_ARRAY);
-  __type(key, __u32);  // the job's first slot
-  __type(value, __u32);
-  __uint(max_entries, 1);  // the loader knows
-} completed SEC(".maps");
-
-struct {
-  __uint(type, BPF_MAP_TYPE_HASH);
-  __uint(map_flags, BPF_F_NO_PREALLOC);
-  __type(key, __u32);
-  __type(value, struct job);
-  __uint(max_entries, 65536);
-} jobs SEC(".maps");
-
-struct {
-  __uint(type, BPF_MAP_TYPE_ARRAY);
-  __type(key, __u32);  // processor
-  __type(value, struct scratch);
-  __uint(max_entries, 1);  // the loader knows
-} scratches SEC(".maps");
-
-struct {
-  __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-  __type(key, __u32);
-  __type(value, struct counters);
-  __uint(max_entries, 1);
-} counters SEC(".maps");
-
-struct {
-  __uint(type, BPF_MAP_TYPE_RINGBUF);
-  __uint(max_entries, 1 << 22);
-} handed_up SEC(".maps");
-
-static __always_inline struct scratch* my_scratch(void) {
-  const __u32 processor = bpf_get_smp_processor_id();
-  return bpf_map_lookup_elem(&scratches, &processor);
-}
-
-static __always_inline struct counters* my_counters(void) {
-  const __u32 zero = 0;
-  return bpf_map_lookup_elem(&counters, &zero);
-}
-
 static __always_inline void learn(struct worker* worker, const struct route* source) {
   const __u64* now = (const __u64*)source;
   __u64* held = (__u64*)&worker->route;
@@ -141,7 +25,7 @@ static __always_inline void learn(struct worker* worker, const struct route* sou
   }
 }
 
-// Whether the job has this worker, whose packets come from this source. ADDED if so: no verdict on its packet yet.
+// Does the job have this worker, and do its packets come from this source? ADDED means yes, and no verdict yet.
 static __always_inline enum verdict admit(struct scratch* scratch, const struct header* header) {
   const __u32 number = bpf_ntohs(header->job);
   struct job* job = bpf_map_lookup_elem(&jobs, &number);
@@ -261,7 +145,7 @@ __noinline int deliver(struct __sk_buff* skb, __u32 number, __u32 to, __u32 byte
   return verdict;
 }
 
-// Whether `bytes` of UDP payload and the words already added to `sum` have the checksum that makes 0xFFFF of them all.
+// Do `bytes` of UDP payload and the words already added to `sum` make 0xFFFF together with the packet's checksum?
 __noinline int checksum_holds(struct __sk_buff* skb, __u64 sum, __u32 bytes) {
   struct scratch* scratch = my_scratch();
   if (scratch == NULL || bytes % 4 != 0) return 1;  // malformed anyway

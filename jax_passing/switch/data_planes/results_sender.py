@@ -15,7 +15,7 @@ SEND_WAIT_S = 0.02
 _SOCKET_BUFFER_BYTES = 4 << 20
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h; needs CAP_NET_ADMIN, as all of this does
 
-# struct out in xla_ffi/ebpf/switch.bpf.c.
+# struct out in xla_ffi/ebpf/maps.h.
 _HEAD = struct.Struct("=II")
 _RESULT = struct.Struct("=HHHxx")
 _RESULTS_MAX = 128
