@@ -51,21 +51,33 @@ def test_headers_come_from_below(folder):
     assert upwards == []
 
 
-def test_folders_form_no_circle():
-    above = dict(INCLUDES)
-    while lowest := [folder for folder, below in above.items() if not above.keys() & set(below)]:
-        for folder in lowest:
-            del above[folder]
+def assert_no_circle(above):
+    """`above`: what each name includes."""
+    above = dict(above)
+    while lowest := [name for name, below in above.items() if not above.keys() & set(below)]:
+        for name in lowest:
+            del above[name]
     assert above == {}
+
+
+def test_folders_form_no_circle():
+    assert_no_circle(INCLUDES)
+
+
+def test_folders_of_the_host_form_no_circle():
+    folders = {path.name for path in (ROOT / "xla_ffi/host").iterdir() if path.is_dir()}
+    assert_no_circle(
+        {
+            folder: {Path(header).parent.name for source in sources(f"host/{folder}") for header in includes(source)}
+            & (folders - {folder})
+            for folder in folders
+        }
+    )
 
 
 def test_headers_form_no_circle():
     headers = {str(path.relative_to(ROOT / "xla_ffi")): path for folder in INCLUDES for path in sources(folder)}
-    above = {name: set(includes(path)) for name, path in headers.items()}
-    while lowest := [name for name, below in above.items() if not above.keys() & below]:
-        for name in lowest:
-            del above[name]
-    assert above == {}
+    assert_no_circle({name: includes(path) for name, path in headers.items()})
 
 
 def users_names(tree):

@@ -65,7 +65,7 @@ class CudaDriver {
   void Enter(CUcontext context) const { Check(ContextSetCurrent(context), "entering a GPU's context"); }
 };
 
-// Has the thread's context back when it goes.
+// Restores the thread's current context when it goes out of scope.
 class ContextKept {
  public:
   explicit ContextKept(const CudaDriver& driver) : driver_(driver) { driver_.ContextGetCurrent(&context_); }

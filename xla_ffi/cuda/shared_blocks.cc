@@ -9,20 +9,20 @@ std::shared_ptr<SharedBlocks::Last> SharedBlocks::LastOf(const std::shared_ptr<c
   return last_[site] = std::make_shared<Last>();
 }
 
-std::shared_ptr<PinnedBlock> SharedBlocks::Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
-                                                size_t shard_count, size_t bytes) {
+std::shared_ptr<PinnedBlock> SharedBlocks::BlockFor(const std::shared_ptr<const void>& site, int32_t run_id,
+                                                    size_t slice, size_t slice_count, size_t bytes) {
   const auto last = LastOf(site);
   std::lock_guard lock(last->mutex);
   auto block = last->block.lock();
-  if (!block || last->run_id != run_id || last->joined[shard]) {
+  if (!block || last->run_id != run_id || last->taken[slice]) {
     const ContextKept kept(driver_);
-    block.reset();  // of an execution that broke off: the pool may have it back
+    block.reset();  // the execution broke off: the pool may have the block back
     block = pool_.Acquire(bytes);
     last->run_id = run_id;
     last->block = block;
-    last->joined.assign(shard_count, false);
+    last->taken.assign(slice_count, false);
   }
-  last->joined[shard] = true;
+  last->taken[slice] = true;
   return block;
 }
 

@@ -1,4 +1,4 @@
-// Pinned memory in which the GPUs of a host put their shards of one sum side by side.
+// Pinned memory in which the GPUs of a host put their slices of one sum side by side.
 #ifndef XLA_FFI_CUDA_SHARED_BLOCKS_H_
 #define XLA_FFI_CUDA_SHARED_BLOCKS_H_
 
@@ -16,16 +16,16 @@ namespace passing {
 
 class SharedBlocks {
  public:
-  // Of the GPUs with these contexts, in whose order `PinnedBlock::gpus` is.
+  // `contexts`: one for each GPU, in the order of `PinnedBlock::gpus`.
   SharedBlocks(const CudaDriver& driver, std::vector<CUcontext> contexts) : driver_(driver), pool_(driver, contexts) {}
 
-  // The block of the sum that this shard is a part of, of at least so many bytes: the same for all `shard_count` shards
-  // that come to a site in one execution. Those of an execution that broke off are forgotten when another one comes to
-  // the site. Who comes second waits until the first has a block, but for no other site's. From any thread, whose
-  // context stays. Throws CudaError.
-  std::shared_ptr<PinnedBlock> Join(const std::shared_ptr<const void>& site, int32_t run_id, size_t shard,
-                                    size_t shard_count, size_t bytes);
-  // As PinnedPool does. From any thread, whose context stays. Throws CudaError.
+  // Returns the block, of at least so many bytes, for the sum that this slice is part of: the same block for all
+  // `slice_count` slices that come to a site in one execution. The block of an execution that broke off is forgotten
+  // when another execution comes to the site. The second caller waits until the first has a block, but for no other
+  // site's. May be called from any thread, whose context stays. Throws CudaError.
+  std::shared_ptr<PinnedBlock> BlockFor(const std::shared_ptr<const void>& site, int32_t run_id, size_t slice,
+                                        size_t slice_count, size_t bytes);
+  // See PinnedPool. May be called from any thread, whose context stays. Throws CudaError.
   void Reserve(const std::vector<size_t>& bytes);
   // Gives pinned memory that no sum uses back to the system. From any thread, whose context stays.
   void ReleaseIdle();
@@ -38,7 +38,7 @@ class SharedBlocks {
     std::mutex mutex;
     int32_t run_id = 0;
     std::weak_ptr<PinnedBlock> block;  // the parts of the sum own it
-    std::vector<bool> joined;          // by shard
+    std::vector<bool> taken;           // by slice
   };
 
   std::shared_ptr<Last> LastOf(const std::shared_ptr<const void>& site);

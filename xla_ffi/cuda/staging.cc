@@ -9,12 +9,12 @@
 namespace passing {
 namespace {
 
-constexpr size_t kAlignment = 256;  // of a leaf in pinned memory
+constexpr size_t kAlignment = 256;  // each leaf's in pinned memory
 constexpr auto kFailureInterval = std::chrono::milliseconds(200);
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Whether both own, or owned, the same.
+// Do both own, or did both own, the same object?
 bool Same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>& b) {
   return !a.owner_before(b) && !b.owner_before(a);
 }
@@ -34,10 +34,10 @@ size_t StagedSum::BlockBytes(const std::vector<size_t>& leaf_bytes) {
   return bytes;
 }
 
-void StagedSum::Use(const PlaceInBlock& place) {
-  block_ = place.block;
-  events_ = &block_->gpus[place.gpu];
-  char* memory = static_cast<char*>(block_->memory) + place.offset;
+void StagedSum::Use(const SliceInBlock& slice) {
+  block_ = slice.block;
+  events_ = &block_->gpus[slice.gpu];
+  char* memory = static_cast<char*>(block_->memory) + slice.offset;
   for (const DeviceArray& leaf : leaves_) {
     memory_.push_back(memory);
     memory += Aligned(leaf.bytes);
@@ -77,7 +77,7 @@ void StagedSum::CopyToHost(CUstream copies) {
     if (result == 0) enqueued_bytes_ = begin = end;
     changed_.notify_all();
   }
-  // Of those that were enqueued, in any case.
+  // Recorded behind the copies that were enqueued, even if one failed.
   const CUresult recorded = driver_.EventRecord(events_->copied_there[block_->turn], copies);
   if (result == 0) result = recorded;
   if (result == 0) return;
@@ -141,7 +141,7 @@ std::optional<Failure> StagedSum::CopyBack(CUstream stream,
     copied = end;
     if (result != 0) break;
   }
-  // Of those that were enqueued, in any case.
+  // Recorded behind the copies that were enqueued, even if one failed.
   const CUresult recorded = copied > 0 ? driver_.EventRecord(events_->copied_back[block_->turn], stream) : 0;
   driver_.Check(out_result, "copying a sum from the GPU");
   driver_.Check(result, "copying a sum to the GPU");
@@ -183,7 +183,7 @@ Staging::~Staging() {
 
 std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr<const void>& site, int32_t run_id,
                                           CUdeviceptr token, std::vector<DeviceArray> leaves,
-                                          const std::optional<PlaceInBlock>& place) {
+                                          const std::optional<SliceInBlock>& slice) {
   std::vector<size_t> leaf_bytes;
   for (const DeviceArray& leaf : leaves) leaf_bytes.push_back(leaf.bytes);
   std::shared_ptr<StagedSum> sum(new StagedSum(driver_, context_, site, run_id, std::move(leaves)));
@@ -192,9 +192,9 @@ std::shared_ptr<StagedSum> Staging::Start(CUstream stream, const std::shared_ptr
     const auto& [its_token, its_sum] = entry;
     return its_token == token || its_sum->site_.expired() || Same(its_sum->site_, site);
   });
-  lock.unlock();  // who gives the memory back may need it
+  lock.unlock();  // the thread that gives the memory back may need the lock
   driver_.Enter(context_);
-  sum->Use(place ? *place : PlaceInBlock{pool_.Acquire(StagedSum::BlockBytes(leaf_bytes))});
+  sum->Use(slice ? *slice : SliceInBlock{pool_.Acquire(StagedSum::BlockBytes(leaf_bytes))});
   driver_.Check(driver_.EventRecord(sum->events_->given, stream), "waiting for the arrays of a sum");
   lock.lock();
   pending_[token] = sum;

@@ -1,10 +1,11 @@
-// How sums of arrays on a GPU get to the host and back.
+// Copies the arrays of sums from a GPU to the host and back.
 //
-// A sum is two calls of XLA's: `Start` has the arrays copied to pinned memory behind what XLA enqueued before, and
-// `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work (docs/internals/accelerators.md).
+// XLA makes two calls for a sum: `Start` has the arrays copied to pinned memory, behind the work that XLA enqueued
+// before, and `Take` finds the sum again, for `CopyBack`. In between XLA enqueues other work.
+// docs/internals/accelerators.md gives the reasons.
 //
-// Both ways go in pieces, so that the sum begins with the first one, and its results go back while it goes on. Bytes
-// are counted from the first leaf's start on, the leaves end to end; a piece takes no notice of where they end.
+// Arrays are copied in pieces both ways, so that the sum begins with the first piece, and results go back while it goes
+// on. Bytes are counted over the leaves end to end; a piece may span several leaves.
 #ifndef XLA_FFI_CUDA_STAGING_H_
 #define XLA_FFI_CUDA_STAGING_H_
 
@@ -33,10 +34,10 @@ struct DeviceArray {
   friend bool operator==(const DeviceArray&, const DeviceArray&) = default;
 };
 
-// Where a GPU puts its shard of the host's elements: into a block that it shares with others.
-struct PlaceInBlock {
+// A GPU's slice of the host's elements, in a block that it shares with other GPUs.
+struct SliceInBlock {
   std::shared_ptr<PinnedBlock> block;
-  size_t gpu = 0;  // which of the block's `gpus` it is
+  size_t gpu = 0;  // its index in the block's `gpus`
   size_t offset = 0;
 };
 
@@ -46,21 +47,21 @@ class StagedSum {
   const std::vector<DeviceArray>& leaves() const { return leaves_; }
   // The leaves in pinned memory; their sums are to be written over them.
   const std::vector<void*>& memory() const { return memory_; }
-  // In pinned memory, where each leaf is aligned.
+  // The bytes of pinned memory that these leaves take, each of them aligned.
   static size_t BlockBytes(const std::vector<size_t>& leaf_bytes);
 
-  // Blocks until more than `bytes` are in `memory`; returns how many. From any thread that may keep the GPU's context.
-  // Throws CudaError.
+  // Waits until more than `bytes` bytes are in `memory`; returns how many are. The thread may be left in the GPU's
+  // context. Throws CudaError.
   size_t AwaitMore(size_t bytes);
 
-  // So many bytes hold their sums. From any thread.
+  // Tells that the first `bytes` bytes hold their sums. May be called from any thread.
   void OnWritten(size_t bytes);
-  // All do, or there is a failure. Exactly once, from any thread.
+  // Tells that all bytes do, or that there is a failure. Called exactly once, from any thread.
   void Complete(const Failure* failure);
 
-  // Enqueues that the sums are copied over the leaves, as they come. Blocks until all of it is enqueued, or there is a
-  // failure, which it returns: the sum's own, or one of `session_failure`, which is asked from time to time, as the sum
-  // may still wait for a GPU that never comes to an end. Throws CudaError.
+  // Enqueues copies of the sums over the leaves, as the sums come. Returns when all copies are enqueued, or with a
+  // failure: the sum's own, or one that `session_failure` returns. That is called from time to time, because the sum
+  // may wait for a GPU that never finishes. Throws CudaError.
   std::optional<Failure> CopyBack(CUstream stream, const std::function<std::optional<Failure>()>& session_failure);
 
  private:
@@ -68,10 +69,10 @@ class StagedSum {
   StagedSum(const CudaDriver& driver, CUcontext context, std::weak_ptr<const void> site, int32_t run_id,
             std::vector<DeviceArray> leaves);
 
-  void Use(const PlaceInBlock& place);
-  // Enqueues all copies to it.
+  void Use(const SliceInBlock& slice);
+  // Enqueues all copies to the block.
   void CopyToHost(CUstream copies);
-  // Calls f(address, memory, bytes) for what of each leaf lies between these bytes, until it returns an error.
+  // Calls f(address, memory, bytes) for the part of each leaf between these bytes, until it returns an error.
   template <typename F>
   CUresult ForEachRun(size_t begin, size_t end, F&& f) const;
 
@@ -80,7 +81,7 @@ class StagedSum {
   const std::weak_ptr<const void> site_;
   const int32_t run_id_;
   const std::vector<DeviceArray> leaves_;
-  std::vector<size_t> ends_;  // of the leaves, in bytes
+  std::vector<size_t> ends_;  // in bytes, one for each leaf
   std::vector<void*> memory_;
   std::shared_ptr<PinnedBlock> block_;           // all of `memory_`
   const PinnedBlock::Events* events_ = nullptr;  // this GPU's
@@ -94,7 +95,7 @@ class StagedSum {
   std::optional<Failure> failure_;
 };
 
-// Of one GPU.
+// Stages the sums of one GPU.
 class Staging {
  public:
   // The caller's context stays. Throws CudaError.
@@ -102,23 +103,23 @@ class Staging {
   ~Staging();
   Staging(const Staging&) = delete;
 
-  // Takes a few microseconds, however many leaves there are, if the pool has a block: a thread of its own enqueues the
-  // copies, and what becomes of that `AwaitMore` and `CopyBack` say. The leaves are there when `stream` comes to this
-  // point; nobody writes to them until `CopyBack`, or ever. `token` is an address that no other sum under way has;
-  // `site`, whose calls come one after the other, is where the program sums. Sums that were left by executions that
-  // broke off unnoticed are forgotten: those of the same token, of the same site, and of sites that are gone. `place`:
-  // of the only leaf; without it the leaves get a block of their own. Throws CudaError.
+  // Starts a sum. This takes a few microseconds, however many leaves there are, if the pool has a block: a thread
+  // enqueues the copies, and `AwaitMore` and `CopyBack` report its errors. The leaves are ready once `stream` reaches
+  // this point, and must not be written until `CopyBack` (if it is called). `token` is an address that no other sum
+  // under way has. `site` is the sum in the program; its calls come one after the other. Sums of executions that broke
+  // off unnoticed are forgotten: those of the same token, of the same site, and of sites that are gone. `slice` holds
+  // the only leaf; without it the leaves get a block of their own. Throws CudaError.
   std::shared_ptr<StagedSum> Start(CUstream stream, const std::shared_ptr<const void>& site, int32_t run_id,
                                    CUdeviceptr token, std::vector<DeviceArray> leaves,
-                                   const std::optional<PlaceInBlock>& place = std::nullopt);
+                                   const std::optional<SliceInBlock>& slice = std::nullopt);
   // The sum that was started with this token, once; null if there is none.
   std::shared_ptr<StagedSum> Take(CUdeviceptr token);
-  // Those of an execution that breaks off, as nobody will take them.
+  // Forgets the sums of an execution that breaks off, because nobody will take them.
   void Forget(int32_t run_id);
-  // Enqueues that an int32 is written. Throws CudaError.
+  // Enqueues the write of an int32. Throws CudaError.
   void Write(CUstream stream, CUdeviceptr address, int value);
 
-  // Memory for sums, as PinnedPool does. From any thread, whose context stays. Throws CudaError.
+  // Reserves memory for sums; see PinnedPool. May be called from any thread, whose context stays. Throws CudaError.
   void Reserve(const std::vector<size_t>& bytes);
   // Gives pinned memory that no sum uses back to the system. From any thread, whose context stays.
   void ReleaseIdle();
@@ -135,7 +136,7 @@ class Staging {
   CUcontext context_ = nullptr;  // the device's primary one, which XLA uses, too
   CUstream copies_ = nullptr;    // from the device, beside XLA's stream
   PinnedPool pool_;
-  mutable std::mutex mutex_;                                             // of all below
+  mutable std::mutex mutex_;                                             // guards all members below
   std::unordered_map<CUdeviceptr, std::shared_ptr<StagedSum>> pending_;  // by token
   std::deque<std::shared_ptr<StagedSum>> to_copy_;                       // in the order of XLA's calls
   std::condition_variable wake_;

@@ -78,10 +78,10 @@ SharedBlocks& CudaSums::Shared() {
   return *shared_;
 }
 
-PlaceInBlock CudaSums::PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call) {
+SliceInBlock CudaSums::PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call) {
   const size_t bytes = site->shard_elements * SizeOf(site->shape->dtype);
   const auto shard = static_cast<size_t>(call.shard);
-  auto block = Shared().Join(site, call.run_id, shard, site->shard_count, site->shard_count * bytes);
+  auto block = Shared().BlockFor(site, call.run_id, shard, site->shard_count, site->shard_count * bytes);
   std::lock_guard lock(mutex_);
   const auto gpu =
       std::find_if(devices_.begin(), devices_.end(), [&](const auto& each) { return each.ordinal == call.ordinal; });

@@ -76,7 +76,7 @@ class CudaSums {
   Staging& StagingOf(int32_t ordinal);
   SharedBlocks& Shared();
   // In the block of its sum.
-  PlaceInBlock PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call);
+  SliceInBlock PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call);
 
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
   // XLA breaks off an execution at a failure, on this GPU.

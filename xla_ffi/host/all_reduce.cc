@@ -9,15 +9,15 @@
 namespace passing {
 namespace {
 
-// An order message is sent once it has so many bytes, and goes beyond them by one announcement at most. One moment may
-// announce as many segments as there are slots, and the switch takes relayed messages of up to 1 MiB (RELAY_BYTES_MAX
-// in control_messages.py).
+// An order message is sent once it has this many bytes, and exceeds them by one announcement at most. As many segments
+// as there are slots may be announced at a time, and the switch relays messages of up to 1 MiB (RELAY_BYTES_MAX in
+// control_messages.py).
 constexpr size_t kOrderMessageBytes = 1 << 16;
 
-// Names of sites, for messages to people: forgetting all of them at once is simplest.
+// Names of sites are kept for messages to people. Beyond this many, all of them are forgotten, which is simplest.
 constexpr size_t kMaxSiteNames = 1 << 14;
 
-// Of one chunk: after so many the switch is taken to have no other.
+// After this many wrong results of one chunk, the switch is taken to have no other.
 constexpr uint32_t kMaxWrongResults = 8;
 
 }  // namespace
@@ -60,7 +60,7 @@ void AllReduce::Issue(std::unique_ptr<ActiveSum> sum) {
   log_.Issue(std::move(sum));
 }
 
-// Rank 0 gives places to what it issued, as far as the window reaches.
+// Rank 0 appends its sums' segments to the order, as far as the window reaches.
 void AllReduce::PlaceIssued(int64_t now_us) {
   while (order_.next_position() < window_.end()) {
     const ActiveSum* sum = leader_.Next(order_, log_.sums(), now_us);
@@ -78,7 +78,7 @@ void AllReduce::Announce() {
   broadcast_(std::exchange(announcement_, {}));
 }
 
-// The other ranks take for granted what the job's history predicts.
+// The other ranks append what the job's history predicts.
 void AllReduce::SpeculateAhead() {
   while (order_.next_position() < window_.end() && order_.Predict()) AddEntry(order_.Speculate());
 }
@@ -109,7 +109,7 @@ std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> messag
   return std::nullopt;
 }
 
-// False if rank 0 can't have meant it.
+// Returns false if rank 0 can't have meant it.
 bool AllReduce::DropEntriesFrom(uint64_t index) {
   if (!log_.Reaches(index)) return true;
   ++stats_.order_rollbacks;
@@ -148,13 +148,13 @@ void AllReduce::SendNew(int64_t now_us) {
   for (const uint64_t index : log_.under_way()) {
     PlacedSegment& placed = log_.WithIndex(index);
     if (placed.entry.first_position >= window_.end()) break;
-    // Data is sent in the order of positions, so later lines wait as well. Never for long, nor for any other host: a
-    // sum starts when its first elements come, and the GPU copies one after the other.
+    // Data is sent in the order of positions, so later segments wait as well. The wait is short, and for no other host:
+    // a sum starts when its first elements come, and the GPU copies one sum after the other.
     if (!log_.Prepare(placed)) return;
     in_flight_below += placed.next_chunk - placed.chunks_done;
     const Segment& segment = placed.segment();
-    // All of a segment that guesses lies in the window of every rank that takes part, so all of it can be skipped
-    // safely (docs/protocol.md).
+    // A segment that guesses must lie in the window of every rank as a whole, so that its chunks can be skipped safely
+    // (docs/internals/protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
     // Data waits until the job's exponents are known, or guesses them.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
@@ -200,10 +200,10 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   const bool data = !placed.segment().CarriesExponents(chunk);
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
   const bool known = placed.exponents.known();
-  uint8_t room[4 * wire::kMaxLanes];
-  if (!data) lanes = packets_.Maxima(placed, chunk, lanes, room);
+  uint8_t scratch[4 * wire::kMaxLanes];
+  if (!data) lanes = packets_.Maxima(placed, chunk, lanes, scratch);
   if (lanes == nullptr || (data && !packets_.IsSum(placed, chunk, header.flags, lanes))) {
-    // Before the exponents are known, it may be that another rank guessed others: then nobody needs this result.
+    // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
     return data && !known ? drop() : OnWrongSum(placed, *position);
   }
   wrong_results_.erase(*position);
@@ -247,8 +247,8 @@ void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint
   stats_.flagged_chunks += flags != 0;
 }
 
-// Somebody may have sent it in the switch's name: then the switch's own result comes as well, sooner or later. But if
-// the switch has this sum, it answers with it again and again.
+// If somebody sent it in the switch's name, the switch's own result comes as well, sooner or later. But if the switch
+// itself holds a wrong sum, it answers with that sum again and again.
 void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
   ++stats_.packets_dropped;
   ++stats_.sums_wrong;
@@ -261,7 +261,7 @@ void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
           "wrong was used; start again from the last step."};
 }
 
-// Moves the window past the lines and chunks that are done.
+// Moves the window past the segments and chunks that are done.
 void AllReduce::Retire() {
   uint64_t low = window_.low();
   while (!log_.empty()) {

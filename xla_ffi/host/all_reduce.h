@@ -1,8 +1,8 @@
 // The host's side of the protocol: one rank's sums, as a state machine over a Driver. No threads, no clock,
 // no sockets: time is an argument, packets and order messages are handed in.
 //
-// Start, OnReady, OnPacket and OnOrderMessage only take note; OnTimer sends. So a batch of packets is answered by one
-// run of packets: call OnTimer after each batch, and whenever next_timer_us() has come.
+// Start, OnReady, OnPacket and OnOrderMessage only take note; OnTimer sends. Call OnTimer after each batch of packets,
+// so that one run of packets answers the batch, and whenever next_timer_us() has come.
 #ifndef XLA_FFI_HOST_ALL_REDUCE_H_
 #define XLA_FFI_HOST_ALL_REDUCE_H_
 
@@ -38,8 +38,8 @@ struct AllReduceStats {
   uint64_t bytes_received = 0;
   uint64_t packets_resent = 0;
   uint64_t packets_dropped = 0;  // malformed, forged, of another job or epoch, or not awaited
-  uint64_t packets_forged = 0;   // of these: results that we await, but without the switch's tag
-  uint64_t sums_wrong = 0;       // of these: results that aren't the sum of what all ranks sent
+  uint64_t packets_forged = 0;   // dropped: awaited results without the switch's tag
+  uint64_t sums_wrong = 0;       // dropped: results that aren't the sum of what all ranks sent
   uint64_t order_messages = 0;   // announcements sent (rank 0) or received
   uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
   uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity
@@ -54,13 +54,13 @@ struct Stall {
   std::string site_name;
   SumKey key;
   int64_t since_us = 0;          // when the sum was started
-  bool waits_for_gpu = false;    // this host's, from which elements are still to come
-  bool waits_for_order = false;  // else: rank 0 hasn't announced this sum's place yet
-  uint32_t shard = 0;            // else: the first chunk without a result
+  bool waits_for_gpu = false;    // this host's GPU hasn't delivered all elements
+  bool waits_for_order = false;  // else: rank 0 hasn't announced this sum yet
+  uint32_t shard = 0;            // else, from here on: the first chunk without a result
   uint32_t slot = 0;
   uint8_t version = 0;
   uint32_t sequence = 0;
-  std::string job_is_at{};  // the sum that rank 0 placed before this one and that this host hasn't issued; else empty
+  std::string job_is_at{};  // a sum that comes first in rank 0's order and that this host hasn't issued; else empty
 };
 
 class AllReduce {
@@ -70,12 +70,12 @@ class AllReduce {
   AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast);
 
   void Start(Sum sum, int64_t now_us);
-  // More of a sum's elements can be read: Collective::Ready.
+  // More elements of a sum can be read; see Collective::Ready.
   void OnReady(const SumKey& key, uint64_t elements);
   void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
-  // Why the job can't go on, if so: nothing is sent or received from then on, call Fail.
+  // The reason why the job can't go on, if it can't. From then on nothing is sent or received; call Fail.
   const std::optional<Failure>& failure() const { return failure_; }
-  // Empty if it was understood; else the failure.
+  // Returns the failure if the message makes no sense.
   std::optional<Failure> OnOrderMessage(std::span<const uint8_t> message);
   // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);
@@ -119,7 +119,7 @@ class AllReduce {
   LastExponents last_exponents_;
   OrderLog log_;
   SlotWindow window_;
-  std::unordered_map<uint64_t, uint32_t> wrong_results_;  // by position, of those in flight: how many
+  std::unordered_map<uint64_t, uint32_t> wrong_results_;  // count of wrong results, by position in flight
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
   std::string announcement_;
   bool dirty_ = false;  // something happened that OnTimer may act on

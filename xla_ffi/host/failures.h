@@ -1,4 +1,4 @@
-// Why sums fail, in words for the people who read the error.
+// The messages of failures, for the people who read the error.
 #ifndef XLA_FFI_HOST_FAILURES_H_
 #define XLA_FFI_HOST_FAILURES_H_
 
@@ -11,12 +11,12 @@
 
 namespace passing {
 
-// `job` isn't in range.
+// Says that `job` isn't in range.
 std::string NoJob(const JobConfig& job);
 
 Failure Closed();
 
-// `note`: what the session learned about the stall, a sentence or nothing.
+// `note`: a sentence that the session learned about the stall, or nothing.
 Failure DeadlineExceeded(const JobConfig& job, const Stall& stall, int64_t stalled_us, const std::string& note,
                          double deadline_s);
 

@@ -18,9 +18,9 @@ struct Shard {
   uint16_t job = 0;
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
-  uint16_t worker = 0;                     // which one this rank is there
+  uint16_t worker = 0;                     // this rank's number there
   uint32_t whole_lanes = 0;                // if not 0, this switch takes packets of exactly so many lanes
-  std::string name{};                      // of the switch, for people
+  std::string name{};                      // the switch's, for people
   std::optional<wire::MemberKeys> keys{};  // if packets have tags there
 };
 
@@ -31,11 +31,11 @@ struct JobConfig {
   std::vector<Shard> shards{};   // in the order that all ranks agreed on
   uint32_t slots_per_shard = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;
-  std::optional<SumCheck::Key> check_key{};  // if chunks have the lanes of a check, which only hosts can make
+  std::optional<SumCheck::Key> check_key{};  // only hosts know it; without it, sums aren't checked
   uint64_t first_position = 0;               // alike on all ranks; tests begin right before the sequence wraps
 };
 
-// Can there be such a job? Its numbers come from the switches.
+// Are the job's numbers, which the switches told, possible?
 bool IsInRange(const JobConfig& job);
 
 }  // namespace passing

@@ -1,4 +1,4 @@
-// When sums that make no progress are worth a warning, and when they are lost. No clock, no thread.
+// Decides when sums that make no progress are worth a warning, and when they are lost. No clock, no thread.
 #ifndef XLA_FFI_HOST_STALL_WATCH_H_
 #define XLA_FFI_HOST_STALL_WATCH_H_
 
@@ -12,14 +12,14 @@ class StallWatch {
   struct Verdict {
     enum { kGoesOn, kStalled, kLost } state = kGoesOn;
     int64_t stalled_us = 0;  // for how long there was no progress, or the sum was passed by others
-    bool is_new = false;     // stalled: the last warning was about another stall
+    bool is_new = false;     // the last warning was about another stall
   };
 
   StallWatch(int64_t warn_us, int64_t deadline_us) : warn_us_(warn_us), deadline_us_(deadline_us) {}
 
-  // Is it time to ask Judge? `results`: that sums waited for, since the beginning. `idle`: no sum is pending.
+  // Is it time to ask Judge? `results`: the number of awaited results since the beginning. `idle`: no sum is pending.
   bool IsDue(uint64_t results, bool idle, int64_t now_us);
-  // Of the pending sum that started first.
+  // Judges by the pending sum that started first.
   Verdict Judge(int64_t started_us, int64_t now_us);
   // When IsDue may be true next; INT64_MAX if no sum is pending.
   int64_t next_timer_us() const { return next_us_; }

@@ -1,4 +1,4 @@
-// Where a packet came from or goes to: a value that can be compared and stored. Needs no socket.
+// The address that a packet came from or goes to, as a value to compare and store. Needs no socket.
 #ifndef XLA_FFI_NET_ADDRESS_H_
 #define XLA_FFI_NET_ADDRESS_H_
 

@@ -128,7 +128,7 @@ void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_
   SendRuns(bytes, destinations);
 }
 
-// Run by run, so that all destinations get the first of it before any gets the last.
+// Goes run by run, so that all destinations get the first run before any gets the last.
 void BatchSender::SendRuns(const uint8_t* bytes, std::span<const Address> destinations) {
   const size_t peers = std::max<size_t>(destinations.size(), 1);
   unsigned queued = 0;

@@ -1,4 +1,4 @@
-// How the protocol core sends: packets that may be lost, doubled or reordered.
+// The protocol core sends packets by a Driver. They may be lost, doubled or reordered.
 #ifndef XLA_FFI_NET_DRIVER_H_
 #define XLA_FFI_NET_DRIVER_H_
 
@@ -13,7 +13,7 @@ class Driver {
  public:
   virtual ~Driver() = default;
 
-  // Room for one packet of wire::kMaxPacketBytes. The driver owns it; write, then Commit. Consecutive
+  // Returns memory for one packet of wire::kMaxPacketBytes, which the driver owns: write, then Commit. Consecutive
   // packets lie side by side, so that a UDP driver can hand a run of them to the kernel at once.
   virtual uint8_t* Reserve() = 0;
 

@@ -1,4 +1,4 @@
-// Addresses as the system has them: looked up by name, and as the calls on sockets take and return them.
+// Looks addresses up by name, and converts them from and to the system's sockaddr.
 #ifndef XLA_FFI_NET_SOCKET_ADDRESS_H_
 #define XLA_FFI_NET_SOCKET_ADDRESS_H_
 
@@ -14,10 +14,10 @@ namespace passing {
 // Resolves a host name or a literal to the first address found. Throws std::system_error.
 Address ResolveAddress(const std::string& host, uint16_t port);
 
-// The same of a literal alone: a name, which somebody else may have given, would make the caller wait for DNS.
+// Accepts a literal only: a name, which somebody else may have given, would make the caller wait for DNS.
 Address NumericAddress(const std::string& host, uint16_t port);
 
-// Only the fields that tell two peers apart, so that equal addresses have equal bytes.
+// Copies only the fields that tell two peers apart, so that equal addresses have equal bytes.
 Address FromSockaddr(const sockaddr_storage& from);
 const sockaddr* AsSockaddr(const Address& address);
 sa_family_t Family(const Address& address);

@@ -14,7 +14,7 @@ constexpr size_t kBufferBytes = kMaxUdpBytes / wire::kMaxPacketBytes * wire::kMa
 
 // A short packet ends a super-packet. Exponents stand between the data of two segments: they are set aside and sent
 // last, so that the data stays in one run, which even takes them as its end.
-constexpr size_t kShortPart = 4;  // of a full packet
+constexpr size_t kShortPart = 4;  // a short packet is at most a full one's size divided by this
 constexpr size_t kAsideBytes = 4096;
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace passing {
 
 class UdpDriver : public Driver {
  public:
-  // The socket must outlive the driver. `full_packet_bytes`: of most packets; far shorter ones are sent last.
+  // The socket must outlive the driver. `full_packet_bytes`: the size of most packets; far shorter ones are sent last.
   explicit UdpDriver(UdpSocket& socket, size_t full_packet_bytes = wire::kMaxPacketBytes);
 
   uint8_t* Reserve() override;

@@ -1,4 +1,4 @@
-// What Python says of a job's slots and keys and is told of them, to a slot pool, a switch and a host.
+// Converts a job's slots and keys between Python and C++, for a slot pool, a switch and a host.
 #ifndef XLA_FFI_PYTHON_BIND_SLOTS_H_
 #define XLA_FFI_PYTHON_BIND_SLOTS_H_
 
@@ -28,7 +28,7 @@ inline wire::PacketKey KeyOf(const nanobind::bytes& bytes) {
       std::span<const uint8_t, wire::PacketKey::kBytes>(static_cast<const uint8_t*>(bytes.data()), bytes.size()));
 }
 
-// Of the contributions and of the results.
+// The keys of contributions and of results.
 using MemberKeyBytes = std::pair<nanobind::bytes, nanobind::bytes>;
 using JobKeyBytes = std::pair<std::vector<nanobind::bytes>, nanobind::bytes>;
 

@@ -1,4 +1,4 @@
-// Whose turn it is when several jobs want more of the switch's thread than there is. No clock, no threads.
+// Decides whose turn it is when several jobs want more of the switch's thread than there is. No clock, no threads.
 #ifndef XLA_FFI_SWITCH_FAIR_TURNS_H_
 #define XLA_FFI_SWITCH_FAIR_TURNS_H_
 
@@ -10,9 +10,9 @@
 
 namespace passing {
 
-// Start-time fair queueing (Goyal, Vin and Chen, 1996): of those that wait, the one that had least so far goes next.
-// Who didn't wait for a while begins where the others are, so that nobody saves up time by being idle. Nobody waits
-// longer than all others need for one turn each, and while nobody else waits, one may have everything.
+// Start-time fair queueing (Goyal, Vin and Chen, 1996): of those that wait, the one that has had least goes next. One
+// that was idle for a while starts level with the others, so idleness saves up no time. Nobody waits longer than the
+// others need for one turn each, and while nobody else waits, one may have everything.
 class FairTurns {
  public:
   // `waiting`: their numbers, at least one.
@@ -27,12 +27,12 @@ class FairTurns {
     return next;
   }
 
-  // What the turn of the one that was next has cost, in any unit.
+  // Charges the one that was next for its turn, in any unit.
   void Charge(size_t one, uint64_t cost) { had_[one] += cost; }
 
  private:
   std::vector<uint64_t> had_;  // by number
-  uint64_t now_ = 0;           // what the one had whose turn it was last
+  uint64_t now_ = 0;           // what the last one had when its turn began
 };
 
 }  // namespace passing

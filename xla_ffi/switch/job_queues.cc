@@ -81,7 +81,8 @@ void JobQueues::Return(uint16_t job) {
   if (jobs_.erase(job) != 0) Steer();
 }
 
-// Tells the kernel which job's packets go where. What it refuses leaves what was; packets are right in any queue.
+// Tells the kernel which job's packets go to which queue. If it refuses, the last program stays; packets are right in
+// any queue.
 void JobQueues::Steer() {
   if (sockets_.size() == 1) return;
   std::vector<sock_filter> program = {BPF_STMT(BPF_LD | BPF_H | BPF_ABS, kJobOffset)};

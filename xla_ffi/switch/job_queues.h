@@ -15,16 +15,17 @@
 
 namespace passing {
 
-// The kernel reads the job in a packet's header, and over IPv4 its source, and puts the packet into the socket of that
-// job (SO_ATTACH_REUSEPORT_CBPF). What is no job's, or comes from none of its workers, goes to the first socket. Where
-// the kernel can't do that, everything does.
+// The kernel reads the job in a packet's header, and over IPv4 its source, and puts the packet into that job's socket
+// (SO_ATTACH_REUSEPORT_CBPF). A packet of no job, or from none of the job's workers, goes to the first socket. Where
+// the kernel can't do that, all packets go there.
 class JobQueues {
  public:
-  static constexpr size_t kOther = 0;  // the queue of what is no job's
-  // Of jobs; more than these share them. Each queue is a descriptor, and up to 8 MiB of the kernel's memory each way.
+  static constexpr size_t kOther = 0;  // the queue of packets that belong to no job
+  // The most queues of jobs; more jobs than these share them. Each queue is a descriptor, and up to 8 MiB of the
+  // kernel's memory each way.
   static constexpr size_t kMaxQueues = 64;
 
-  // Is told of each socket that is opened, with its number. If it throws std::system_error, there is no such socket.
+  // Called with each socket that is opened, and its number. If it throws std::system_error, the socket is given up.
   using OnOpened = std::function<void(const UdpSocket& socket, size_t queue)>;
 
   // Throws std::system_error. Port 0: any.
@@ -41,7 +42,7 @@ class JobQueues {
 
   // Packets that a queue has lost since the start, because they came faster than they were handled.
   uint32_t Drops(size_t queue) const;
-  // The same of each job since it took its queue; under number 0, of no job.
+  // The same for each job since it took its queue; number 0 stands for packets of no job.
   std::map<uint16_t, uint64_t> Overflows() const;
 
  private:

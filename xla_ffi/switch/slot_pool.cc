@@ -219,7 +219,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
 
   if (held.bitmap != all) return drop(Verdict::kAdded);
   const uint64_t position = wire::PositionNear(of_job.completed, held.sequence);
-  // Of jobs that begin at 0, forged packets may lie before it.
+  // In a job that begins at position 0, a forged packet may claim a position before it.
   const auto ahead = static_cast<int32_t>(held.sequence - static_cast<uint32_t>(of_job.completed));
   if (ahead > 0) of_job.completed = position;
   ToNetworkOrder(held.lanes, held.element_count);

@@ -1,4 +1,4 @@
-// What a switch does with a packet: packet in, action out. No sockets, no clock, no threads.
+// The switch's rules: packet in, action out. No sockets, no clock, no threads.
 #ifndef XLA_FFI_SWITCH_SLOT_POOL_H_
 #define XLA_FFI_SWITCH_SLOT_POOL_H_
 
@@ -43,8 +43,8 @@ enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
 struct Action {
   Verdict verdict = Verdict::kMalformed;
   SendTo to = SendTo::kNobody;
-  uint16_t job = 0;                   // of this switch
-  uint16_t worker = 0;                // who asked
+  uint16_t job = 0;                   // its number at this switch
+  uint16_t worker = 0;                // the sender of the packet
   std::span<const uint8_t> packet{};  // a result, for the parent a contribution; valid until the next call of the pool
 };
 
@@ -52,13 +52,13 @@ struct Action {
 struct ParentJob {
   uint16_t job = 0;
   uint16_t epoch = 0;
-  uint32_t slot_first = 0;  // a slot's place in the job's range is the same at both
+  uint32_t slot_first = 0;  // a slot has the same index in the job's range at both
   uint16_t worker = 0;
   Address address;
   std::optional<wire::MemberKeys> keys = std::nullopt;  // if packets between the two have tags
 };
 
-// By which the packets of a job have tags.
+// The keys of a job whose packets have tags.
 struct JobKeys {
   std::vector<wire::PacketKey> contributions;  // one a worker
   wire::PacketKey results;
@@ -74,12 +74,12 @@ struct JobSlots {
   std::optional<ParentJob> parent = std::nullopt;
   std::optional<JobKeys> keys = std::nullopt;  // if packets have tags
   uint64_t first_position = 0;                 // alike on all ranks; tests begin right before the sequence wraps
-  // How far ahead of the furthest complete position a contribution may be (jax_passing/switch/data_planes/reach.py); so far that
-  // there is none further ahead, unless the control plane says less.
+  // A contribution may be this far ahead of the furthest complete position (jax_passing/switch/data_planes/reach.py);
+  // so far that there is none further ahead, unless the control plane says less.
   uint32_t reach = (uint32_t{1} << 31) - 1;
 };
 
-// What one slot version holds, for the question "which workers are missing?".
+// The content of one slot version, for the question "which workers are missing?".
 struct SlotVersion {
   bool empty = true;
   uint32_t sequence = 0;
@@ -96,9 +96,9 @@ class SlotPool {
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
-  // Admits a job, or a new epoch of it; clears its slots. Throws std::invalid_argument if the partition leaves the
-  // pool, overlaps another job's, or isn't a power of two, or if the workers are too many, or none, or not as many as
-  // their keys, or if the parent's numbers can't be, or are another job's parent's.
+  // Admits a job, or a new epoch of it, and clears its slots. Throws std::invalid_argument if the partition leaves the
+  // pool, overlaps another job's, or isn't a power of two; if there are no workers, too many, or not as many as keys;
+  // or if the parent's numbers are impossible or belong to another job's parent.
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 

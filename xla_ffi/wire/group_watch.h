@@ -6,11 +6,11 @@
 
 namespace passing::wire {
 
-// Of one switch whose group the member, a host or a switch below, has heard. Only results that it waited for count.
+// Watches one switch's group, which the member (a host, or a switch below) has heard. Only awaited results count.
 class GroupWatch {
  public:
-  // A few results are lost now and then, and come to the member alone, as it asks again. So many in a row show that a
-  // switch on the way forgot the membership.
+  // A few results are lost now and then, and come to the member alone when it asks again. So many in a row show that an
+  // Ethernet switch on the way forgot the membership.
   static constexpr uint32_t kLostResults = 64;
 
   void OnGroupResults(uint64_t results) {

@@ -48,7 +48,7 @@ inline constexpr uint32_t kMaxWorkers = 64;
 enum class PacketType : uint8_t { kContribution = 1, kResult = 2, kProbe = 3 };
 inline constexpr uint8_t kTagged = 0x80;  // beside the type: the packet ends with a tag (wire/packet_key.h)
 
-// How the switch joins two lanes: wrapping 32-bit addition, or the signed maximum.
+// The operation by which the switch combines lanes: wrapping 32-bit addition, or the signed maximum.
 enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
 
 // Sticky: the switch ors them over all workers.

@@ -1,4 +1,4 @@
-// The keyed tag behind a packet's lanes: whoever doesn't know the key can neither write nor change a packet.
+// The keyed tag behind a packet's lanes. Nobody who doesn't know the key can write or change a packet.
 //
 // The tag is SipHash-2-4 (Aumasson, Bernstein 2012) of the header, the upper half of the position and a fingerprint of
 // the lanes. The fingerprint is NH (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999; RFC 4418), two passes of 64 bits
@@ -26,7 +26,7 @@ class PacketKey {
   static constexpr size_t kWords = kMaxLanes / 2 + 1;
   static constexpr size_t kBytes = 16 + 2 * 4 * kWords;
 
-  // Of uniformly random bytes, in network order.
+  // `bytes`: uniformly random, in network order.
   explicit PacketKey(std::span<const uint8_t, kBytes> bytes);
 
   // Writes the tag behind the lanes of a packet with `lane_count` of them. `position`: its sequence in full.
@@ -42,7 +42,7 @@ class PacketKey {
   std::array<uint32_t, kWords> second_;
 };
 
-// Of a member of a job: one a worker, one for all results of the job.
+// The keys of a job member: one for its contributions, one for the results of the job.
 struct MemberKeys {
   PacketKey contribution;
   PacketKey result;

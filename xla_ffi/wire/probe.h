@@ -1,5 +1,5 @@
-// Whether a job's multicast group reaches a host: the switch sends a burst to the group, just as results will travel
-// (full packets and a shorter one, together one super-packet), and a host that has heard all of it says so.
+// Finds out whether a job's multicast group reaches a host: the switch sends a burst to the group, just as results will
+// travel (full packets and a shorter one, together one super-packet), and a host that has heard all of it says so.
 #ifndef XLA_FFI_WIRE_PROBE_H_
 #define XLA_FFI_WIRE_PROBE_H_
 
@@ -12,7 +12,7 @@
 
 namespace passing::wire {
 
-// What a super-packet holds: 43 x 1,460 + 24 bytes.
+// The packets of one super-packet: 43 x 1,460 + 24 bytes.
 inline constexpr uint16_t kProbePackets = 44;
 
 // Names a burst. The nonce, drawn for it, tells it from those of any other switch, job or attempt.
@@ -31,7 +31,7 @@ struct ProbeBurst {
 // one lane, carry `lanes`.
 ProbeBurst MakeProbeBurst(const ProbeName& name, uint16_t lanes);
 
-// What a host has heard of a burst, which may be sent several times.
+// Collects what a host has heard of a burst, which may be sent several times.
 class ProbeListener {
  public:
   explicit ProbeListener(const ProbeName& name) : name_(name) {}

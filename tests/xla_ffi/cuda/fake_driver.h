@@ -23,7 +23,7 @@ inline constexpr CUresult kFakeInvalidHandle = 400;
 inline constexpr CUresult kFakeLaunchFailed = 719;
 inline constexpr int kFakeDeviceCount = 4;
 
-// What tests tell it and ask it.
+// The calls by which tests control the fake driver and ask it.
 struct FakeCuda {
   void (*seed)(uint64_t seed);
   // From now on calls of the function with this symbol fail, after so many that don't; with 0 they don't.
@@ -49,7 +49,7 @@ struct FakeCuda {
 extern "C" const FakeCuda* fake_cuda();
 extern "C" size_t fake_cuda_pinned_bytes();  // for Python
 
-// Of the library at FAKE_CUDA_DRIVER.
+// The controls of the library at FAKE_CUDA_DRIVER.
 inline const FakeCuda& Fake() {
   static const FakeCuda& fake = [&]() -> const FakeCuda& {
     void* const handle = dlopen(FAKE_CUDA_DRIVER, RTLD_NOW | RTLD_LOCAL);
@@ -59,7 +59,7 @@ inline const FakeCuda& Fake() {
   return fake;
 }
 
-// What the driver's part throws; empty if nothing.
+// The message of the CudaError that `action` throws; empty if it throws none.
 std::string ErrorOf(const auto& action) {
   try {
     action();

@@ -29,35 +29,35 @@ class SharedBlocksTest : public testing::Test {
 };
 
 TEST_F(SharedBlocksTest, shardsOfOneSumMeetInOneBlock) {
-  auto one = blocks_.Join(site_, 10, 1, 2, kMiB);
-  const auto other = blocks_.Join(other_site_, 10, 0, 2, kMiB);
-  auto two = blocks_.Join(site_, 10, 0, 2, kMiB);
+  auto one = blocks_.BlockFor(site_, 10, 1, 2, kMiB);
+  const auto other = blocks_.BlockFor(other_site_, 10, 0, 2, kMiB);
+  auto two = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
   EXPECT_EQ(one, two);
   EXPECT_NE(one, other);
   EXPECT_EQ(one->gpus.size(), 2);
   // The same site again, as in a loop.
-  auto again = blocks_.Join(site_, 10, 0, 2, kMiB);
+  auto again = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
   EXPECT_NE(again, one);
-  EXPECT_EQ(blocks_.Join(site_, 10, 1, 2, kMiB), again);
+  EXPECT_EQ(blocks_.BlockFor(site_, 10, 1, 2, kMiB), again);
   void* const memory = one->memory;
   one.reset();
   EXPECT_EQ(blocks_.pool().bytes_in_use(), 3 * kMiB);
   two.reset();
   EXPECT_EQ(blocks_.pool().bytes_in_use(), 2 * kMiB);
-  EXPECT_EQ(blocks_.Join(site_, 11, 0, 2, kMiB)->memory, memory);
+  EXPECT_EQ(blocks_.BlockFor(site_, 11, 0, 2, kMiB)->memory, memory);
 }
 
 TEST_F(SharedBlocksTest, whatBrokenExecutionsLeftIsForgotten) {
-  const auto broken = blocks_.Join(site_, 10, 0, 2, kMiB);
-  const auto next = blocks_.Join(site_, 11, 0, 2, kMiB);
+  const auto broken = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
+  const auto next = blocks_.BlockFor(site_, 11, 0, 2, kMiB);
   EXPECT_NE(next, broken);
-  EXPECT_EQ(blocks_.Join(site_, 11, 1, 2, kMiB), next);
+  EXPECT_EQ(blocks_.BlockFor(site_, 11, 1, 2, kMiB), next);
   // Nobody has the block of a part that is gone.
-  blocks_.Join(site_, 12, 0, 2, kMiB);
-  const auto alone = blocks_.Join(site_, 12, 1, 2, kMiB);
-  EXPECT_EQ(blocks_.Join(site_, 12, 0, 2, kMiB), alone);
+  blocks_.BlockFor(site_, 12, 0, 2, kMiB);
+  const auto alone = blocks_.BlockFor(site_, 12, 1, 2, kMiB);
+  EXPECT_EQ(blocks_.BlockFor(site_, 12, 0, 2, kMiB), alone);
   auto gone = std::make_shared<int>();
-  blocks_.Join(gone, 13, 0, 2, kMiB);
+  blocks_.BlockFor(gone, 13, 0, 2, kMiB);
   gone.reset();
   EXPECT_EQ(blocks_.pool().bytes_in_use(), 3 * kMiB);
 }
@@ -65,14 +65,14 @@ TEST_F(SharedBlocksTest, whatBrokenExecutionsLeftIsForgotten) {
 // As the GPU that waits for a block, or pins it, may wait for what another one does behind its own sum.
 TEST_F(SharedBlocksTest, whoWaitsForABlockHoldsUpNoOtherSum) {
   blocks_.Reserve({kMiB});
-  auto one = blocks_.Join(site_, 10, 0, 2, kMiB);
+  auto one = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
   std::shared_ptr<PinnedBlock> next;
-  std::thread ahead([&] { next = blocks_.Join(other_site_, 10, 0, 2, kMiB); });
+  std::thread ahead([&] { next = blocks_.BlockFor(other_site_, 10, 0, 2, kMiB); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_EQ(blocks_.Join(site_, 10, 1, 2, kMiB), one);
+  EXPECT_EQ(blocks_.BlockFor(site_, 10, 1, 2, kMiB), one);
   one.reset();
   ahead.join();
-  EXPECT_EQ(blocks_.Join(other_site_, 10, 1, 2, kMiB), next);
+  EXPECT_EQ(blocks_.BlockFor(other_site_, 10, 1, 2, kMiB), next);
   EXPECT_EQ(Fake().pinned_bytes(), kMiB);
 }
 
@@ -80,7 +80,7 @@ TEST_F(SharedBlocksTest, theCallersContextStays) {
   driver_.ContextSetCurrent(nullptr);
   {
     blocks_.Reserve({kMiB});
-    const auto block = blocks_.Join(site_, 10, 0, 2, kMiB);
+    const auto block = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
     blocks_.ReleaseIdle();
     EXPECT_EQ(Fake().pinned_bytes(), kMiB);
   }
@@ -97,14 +97,14 @@ TEST_F(SharedBlocksTest, failuresLeaveNothingBehind) {
     for (const int after : {0, 1}) {
       if (after == 1 && symbol == std::string("cuMemHostAlloc")) continue;  // there is but one
       Fake().fail(symbol, kFakeOutOfMemory, after);
-      EXPECT_THROW(blocks_.Join(site_, 10, 0, 2, kMiB), CudaError) << symbol << after;
+      EXPECT_THROW(blocks_.BlockFor(site_, 10, 0, 2, kMiB), CudaError) << symbol << after;
       Fake().fail(symbol, 0, 0);
       EXPECT_EQ(Fake().handles(), handles);
       EXPECT_EQ(Fake().pinned_bytes(), 0);
     }
   }
-  const auto block = blocks_.Join(site_, 10, 0, 2, kMiB);
-  EXPECT_EQ(blocks_.Join(site_, 10, 1, 2, kMiB), block);
+  const auto block = blocks_.BlockFor(site_, 10, 0, 2, kMiB);
+  EXPECT_EQ(blocks_.BlockFor(site_, 10, 1, 2, kMiB), block);
 }
 
 TEST_F(SharedBlocksTest, threadsMeet) {
@@ -114,7 +114,7 @@ TEST_F(SharedBlocksTest, threadsMeet) {
   for (size_t shard = 0; shard < 2; ++shard) {
     threads.emplace_back([&, shard] {
       for (int i = 0; i < kSums; ++i) {
-        joined[shard].push_back(blocks_.Join(i % 2 ? site_ : other_site_, i, shard, 2, 4096));
+        joined[shard].push_back(blocks_.BlockFor(i % 2 ? site_ : other_site_, i, shard, 2, 4096));
         // As no device comes to the next sum before all have come to this one.
         for (int k = 0; k < 10'000'000 && joined[shard].back().use_count() == 1; ++k) std::this_thread::yield();
       }

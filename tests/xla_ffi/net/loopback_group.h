@@ -12,7 +12,7 @@ namespace passing {
 // A port of the test's own: other tests run beside it.
 inline Address LoopbackGroup() { return ResolveAddress("239.192.0.1", UdpSocket::BoundTo("127.0.0.1", 0).port()); }
 
-// Whether this machine carries multicast on its loopback interface; containers may not.
+// Does this machine carry multicast on its loopback interface? Containers may not.
 inline bool LoopbackCarriesMulticast() {
   try {
     UdpSocket sender = UdpSocket::BoundTo("127.0.0.1", 0);

@@ -53,7 +53,7 @@ add_plant(a_resend_from_the_other_version switch/slot_pool.cc
 add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
   "if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);"
   "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
-# Of the window's end, so of whoever asks for it.
+# The window's end is inline, so its callers are compiled anew.
 add_plant(a_window_one_too_wide host/window/slot_window.h
   "return low_ + sharding_.window(); }"
   "return low_ + sharding_.window() + 1; }"

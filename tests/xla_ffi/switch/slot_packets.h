@@ -109,7 +109,7 @@ struct Case {
 inline constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
 inline constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
-// What is to be sent, and to whom: the header from the packet's, its numbers from the level that it goes to.
+// The packet that must be sent: its header is the incoming one's, with the numbers of the level that it goes to.
 inline std::vector<uint8_t> ExpectedPacket(const Step& step) {
   if (!step.out.has_value()) return {};
   wire::Header header = step.in.header;
@@ -130,7 +130,7 @@ inline SendTo ExpectedSendTo(const Step& step) {
   return step.verdict == Verdict::kResend ? SendTo::kWorker : SendTo::kEveryWorker;
 }
 
-// Those of the job and of its parent.
+// Gives keys to the job and to its parent.
 inline void GiveKeys(JobSlots& job) {
   job.keys.emplace(JobKeys{.contributions = {}, .results = wire::RandomKey(100)});
   for (size_t worker = 0; worker < job.addresses.size(); ++worker) {
@@ -147,7 +147,7 @@ inline std::vector<uint8_t> Sealed(std::vector<uint8_t> packet, const wire::Pack
   return packet;
 }
 
-// What comes in and goes out of a job with keys has tags.
+// Plays the cases. Packets from and to a job with keys have tags.
 inline void CheckCases(const std::vector<Case>& cases, const JobSlots& job) {
   for (const Case& test : cases) {
     SlotPool pool(8);

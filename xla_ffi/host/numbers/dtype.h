@@ -1,4 +1,4 @@
-// What the elements of a sum may be.
+// The types that the elements of a sum may have.
 #ifndef XLA_FFI_HOST_NUMBERS_DTYPE_H_
 #define XLA_FFI_HOST_NUMBERS_DTYPE_H_
 
@@ -23,14 +23,14 @@ enum class DType : uint8_t {
   kBFloat16,
   kFloat32,
   kFloat64,
-  // The host's own, which no program names: an element that the host's devices added up in float32 before it comes, and
-  // whose sum over the hosts is a float16 or bfloat16. That stands in the low half of the float32's place as it is, so
-  // that a device takes it from there without a conversion, which might change the bits of NaN.
+  // Internal types that no program names. The host's devices have added up such an element in float32, and its sum over
+  // the hosts is a float16 or bfloat16. The sum is stored in the low half of the float32's four bytes, so that a device
+  // reads it there without a conversion, which might change the bits of NaN.
   kWideFloat16,
   kWideBFloat16,
 };
 
-// Of elements that a host's devices added up: how they come, and what their sum is.
+// The dtype of elements that a host's devices added up, and the dtype of their sum.
 inline DType Widened(DType dtype) {
   return dtype == DType::kFloat16 ? DType::kWideFloat16 : dtype == DType::kBFloat16 ? DType::kWideBFloat16 : dtype;
 }
@@ -38,7 +38,7 @@ inline DType Narrowed(DType dtype) {
   return dtype == DType::kWideFloat16 ? DType::kFloat16 : dtype == DType::kWideBFloat16 ? DType::kBFloat16 : dtype;
 }
 
-// "float32" and so on, as NumPy and JAX name them.
+// Parses "float32" and so on, as NumPy and JAX name dtypes.
 std::optional<DType> ParseDType(std::string_view name);
 
 inline size_t SizeOf(DType dtype) {

@@ -39,8 +39,8 @@
 // Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
 // int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
 //
-// How many ranks: kMaxWorldSize = 2^10. One more could overflow the lowest lane of an int64, (2^10 + 1) (2^22 - 1) >
-// 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
+// The number of ranks: kMaxWorldSize = 2^10. One more could overflow the lowest lane of an int64, (2^10 + 1) (2^22 - 1)
+// > 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
 //
 // Negative zeros come out as +0 once a switch has summed them: integers have one zero.
 #include "host/numbers/fixed_point.h"
@@ -68,7 +68,7 @@ constexpr bool kMayBePacked =
     std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
 
-// Of elements that aren't all finite.
+// The flags of elements that aren't all finite.
 template <typename Wide>
 uint8_t FlagsOf(const void* elements, size_t count) {
   uint8_t flags = 0;
@@ -118,7 +118,7 @@ float Scale16(int32_t exponent, int shift) {
   return exponent == kNoExponent ? 0 : static_cast<float>(PowerOfTwo(shift));
 }
 
-// What a finite magnitude's bits say: the smallest E with |x| < 2^E.
+// The smallest E with |x| < 2^E, where `bits` are those of the finite |x|.
 int32_t ExponentOf(int32_t bits) {
   if (bits == 0) return kNoExponent;
   return bits >> 23 ? (bits >> 23) - 126 : std::bit_width(static_cast<uint32_t>(bits)) - 149;

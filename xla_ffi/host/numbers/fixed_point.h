@@ -10,26 +10,26 @@
 
 namespace passing {
 
-// What shares 32-bit lanes: one element a lane, but two bfloat16 (of up to 128 ranks), and two lanes for a float64,
-// three for an int64 or uint64 (see the bounds in the .cc).
+// The smallest number of elements that fill whole 32-bit lanes. An element has one lane, but two bfloat16 of up to 128
+// ranks share one, a float64 has two, and an int64 or uint64 three (see the bounds in the .cc).
 struct LaneGroup {
   uint32_t elements;
   uint32_t lanes;
 };
 LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits);
 
-// Lanes that carry `count` elements. The second half of a last, single bfloat16's lane is 0.
+// The number of lanes that carry `count` elements. The second half of a last, single bfloat16's lane is 0.
 size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits);
 
 // Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
 // 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
 inline constexpr uint32_t kBlockElements = 1440;
 
-// The exponent lane of a block without a finite element other than zero. Below every other exponent.
+// The exponent of a block whose finite elements are all zero. It is below every other exponent.
 inline constexpr int32_t kNoExponent = -(1 << 20);
 
-// Ranks of a job. More would overflow a lane of a 64-bit integer; the other formats would hold on (see the bounds in
-// the .cc). A switch has fewer workers: this many ranks are a tree of switches.
+// The most ranks of a job. More would overflow a lane of a 64-bit integer; the other formats have more headroom (see
+// the bounds in the .cc). A switch has fewer workers, so this many ranks need a tree of switches.
 inline constexpr uint32_t kMaxWorldSize = 1024;
 
 // Bits kept free for the sum of `world_size` hosts, 1 to kMaxWorldSize: ceil(log2(world_size)).
@@ -48,12 +48,13 @@ int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t c
 uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint32_t headroom_bits, uint8_t* lanes);
 
-// The sum's lanes to elements, rounded once (to nearest, ties to even), written to every output. An output
-// may be an input: nothing of `inputs` is read.
+// Turns the sum's lanes into elements, rounded once (to nearest, ties to even), and writes them to every output. An
+// output may be an input: no input is read.
 void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
                  std::span<void* const> outputs);
 
-// The same for the maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes results.
+// Writes the lanes for a maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes the
+// results.
 void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes);
 
 }  // namespace passing

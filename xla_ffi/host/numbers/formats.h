@@ -1,4 +1,4 @@
-// What the loops over elements know of each dtype.
+// Describes each dtype to the loops over elements.
 //
 // The loops are compiled as wire/lanes.h says, and all clones give the same bits: each element goes through the same
 // IEEE operations, of which only those marked "rounds" are inexact, and the reductions are integer maxima. No loop is
@@ -30,7 +30,7 @@ inline void Store(void* base, size_t index, T value) {
   std::memcpy(static_cast<uint8_t*>(base) + index * sizeof(T), &value, sizeof(T));
 }
 
-// A dtype as the loops see it: Stored in buffers, joined over devices as Wide.
+// A dtype as the loops see it: buffers hold Stored, and elements of several devices are added up as Wide.
 // Integers of one size are one format: their sums wrap, and signed and unsigned agree modulo 2^bits.
 template <typename T>
 struct Integer {
@@ -39,7 +39,7 @@ struct Integer {
   static Wide Widen(Stored value) { return value; }
   static Stored Narrow(Wide value) { return static_cast<Stored>(value); }
 };
-// int32 of which the greatest is taken, not the sum: there the sign matters.
+// int32 for maxima instead of sums, where the sign matters.
 struct Maximum32 {
   using Stored = int32_t;
   using Wide = int32_t;
@@ -71,7 +71,7 @@ struct Float64 {
   static Stored Narrow(Wide value) { return value; }
 };
 
-// Of float32 that become `Narrowed` when they are summed: kWideFloat16 and kWideBFloat16.
+// kWideFloat16 and kWideBFloat16: float32 whose sums are of format `Narrowed`.
 template <typename Narrowed>
 struct Wider {
   using Stored = float;
@@ -80,7 +80,7 @@ struct Wider {
   static uint32_t Narrow(Wide value) { return Narrowed::Narrow(value); }
 };
 
-// Whether results take another form than Wide.
+// Does a result have another type than Wide?
 template <typename Format>
 constexpr bool kNarrows = !std::is_same_v<decltype(Format::Narrow(typename Format::Wide{})), typename Format::Wide>;
 

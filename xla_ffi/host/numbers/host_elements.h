@@ -1,4 +1,4 @@
-// A host's elements: those of its devices, joined in a fixed order.
+// A host's elements are those of its devices, added up (or their maxima) in a fixed order.
 #ifndef XLA_FFI_HOST_NUMBERS_HOST_ELEMENTS_H_
 #define XLA_FFI_HOST_NUMBERS_HOST_ELEMENTS_H_
 
@@ -19,12 +19,12 @@ using Scratch = std::array<typename Format::Wide, kBlockElements>;
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
 
-// Of one device or several, in `scratch`.
+// Writes the elements of one device or several, joined, to `scratch`.
 template <typename Format>
 void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
 
-// In `scratch`, or the only input itself if it needs no widening. At most kBlockElements, in the scope of a
-// DefaultFloatMode.
+// Returns `scratch` with the joined elements, or the only input itself if it needs no widening. At most kBlockElements,
+// in the scope of a DefaultFloatMode.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
   if constexpr (kStoredWide<Format>) {
@@ -34,14 +34,14 @@ const void* HostElements(std::span<const void* const> inputs, size_t count, Scra
   return scratch.data();
 }
 
-// The sum over the local devices alone (world size 1, no switch), of any `count`: outputs[k][i] = host element i,
-// rounded once. An output may be the same device's input. Inputs as in fixed_point.h.
+// Sums over the local devices alone (world size 1, no switch), for any `count`: outputs[k][i] = host element i, rounded
+// once. An output may be the same device's input. Inputs are as in fixed_point.h.
 void SumLocal(DType dtype, std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
 // The same for the maximum of int32.
 void MaxLocal(std::span<const void* const> inputs, size_t count, std::span<void* const> outputs);
 
-// One result for all devices: the first output has it.
+// Copies the first output, which has the result, to those of the other devices.
 void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes);
 
 }  // namespace passing

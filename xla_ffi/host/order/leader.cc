@@ -5,15 +5,16 @@
 namespace passing {
 namespace {
 
-// How long rank 0 waits for the sum that the job's history predicts while another one is ready. Deviating costs a
-// message to every host and a drained pipeline, about this long.
+// Rank 0 waits this long for the sum that the job's history predicts while another one is ready. Deviating costs a
+// message to every host and a drained pipeline, which takes about as long.
 constexpr int64_t kDeviateGraceUs = 500;
 
-// A sum is overtaken by at most this many segments for each of its own, if what overtakes it has as many left: then
-// rank 0 deviates, whatever the job's history predicts. At 1 Gbit/s a segment takes 0.8 ms, about what deviating costs.
+// For each segment that a sum has left, this many segments of other sums may overtake it. Beyond that, rank 0 deviates
+// from the job's history, unless the overtaking sum is nearly done. At 1 Gbit/s a segment takes 0.8 ms, about what
+// deviating costs.
 constexpr uint64_t kPatienceSegments = 4;
 
-// The sum that has the predicted segment, if that is what it can place next; else null.
+// The sum that has the predicted segment, if that segment is the sum's next one and ready; else null.
 ActiveSum* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
   ActiveSum* sum = sums.Find(predicted);
   const bool next = sum != nullptr && sum->IsNextReady() && sum->next_segment() == predicted.segment;

@@ -1,4 +1,4 @@
-// What rank 0 decides for all ranks: which of its sums gets the next place in the job's order. No I/O, no clock.
+// Rank 0 decides for all ranks which of its sums comes next in the job's order. No I/O, no clock.
 #ifndef XLA_FFI_HOST_ORDER_LEADER_H_
 #define XLA_FFI_HOST_ORDER_LEADER_H_
 
@@ -12,9 +12,9 @@ namespace passing {
 
 class Leader {
  public:
-  // The sum whose next segment is to be placed now; null if there is none, or if it is better to wait.
+  // The sum whose next segment enters the log now; null if there is none, or if it is better to wait.
   ActiveSum* Next(const Order& order, const SumsInFlight& sums, int64_t now_us);
-  // When to ask again although nothing has happened; INT64_MAX if it doesn't wait.
+  // When to call Next again although nothing has happened; INT64_MAX if the leader doesn't wait.
   int64_t next_timer_us() const { return deviate_us_; }
 
  private:

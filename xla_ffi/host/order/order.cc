@@ -9,7 +9,8 @@ namespace passing {
 namespace {
 
 constexpr size_t kMaxNameBytes = 512;
-// Rank 0 is at most a window ahead of what a follower has sent, and a line takes at least one of its 65,536 positions.
+// Rank 0 is at most a window ahead of what a follower has sent, and an entry takes at least one of its 65,536
+// positions.
 constexpr uint64_t kMaxEntriesAhead = 1 << 16;
 
 void Put(std::string& out, uint64_t value, int bytes) {
@@ -180,9 +181,9 @@ void Order::Learn(const LogEntry& entry) {
   loose_[{last_.id.site, last_.id.segment, 0}] = successor;
 }
 
-// At an announcement, before its place enters the log: there all ranks have the same history, and so forget it at the
-// same line. What a follower guessed behind that line is rolled back by then, and what lies before it is certain: so no
-// line that could be void still counts on what is forgotten.
+// Runs at an announcement, before its entry is appended: there all ranks have the same history, so all forget it at the
+// same entry. By then, what a follower guessed beyond that entry is rolled back, and what lies before it is certain: so
+// no entry that could still be void depends on what is forgotten.
 void Order::ForgetHistory() {
   exact_.clear();
   loose_.clear();

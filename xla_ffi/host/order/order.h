@@ -1,4 +1,4 @@
-// The job's one order of sums: which segment takes which positions.
+// The job's order of sums, one for all ranks: which segment takes which positions.
 //
 // XLA issues sums in another order on each host, but a slot is addressed by its position, so all ranks must use the
 // same one: rank 0's. Each rank keeps a log of the segments in that order, and a table that predicts the next
@@ -47,31 +47,30 @@ class Order {
   explicit Order(uint32_t window, uint64_t first_position = 0, size_t max_contexts = kMaxContexts)
       : window_(window), max_contexts_(max_contexts), next_position_(first_position) {}
 
-  // The place that comes next if the program repeats itself.
+  // The entry that comes next if the program repeats itself.
   std::optional<LogEntry> Predict() const;
 
-  // Rank 0: gives `id` the next place. Appends to `announcement` unless it was predicted. `name` is for people.
+  // Rank 0: appends `id` to the log, and to `announcement` unless it was predicted. `name` is for people.
   LogEntry Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
                   std::string& announcement);
 
-  // Followers: takes the prediction for granted.
+  // Followers: appends the predicted entry, for granted.
   LogEntry Speculate();
 
-  // Followers: what one announcement says.
+  // Followers: the changes that one announcement makes to the log.
   struct Change {
-    std::vector<LogEntry>
-        entries{};      // to be appended: predicted places that rank 0 confirmed by going on, then its new one
-    uint64_t keep = 0;  // log lines from this index on are void
-    std::string name;   // of the announced site, if it is new
+    std::vector<LogEntry> entries{};  // to append: predictions that rank 0 confirmed by going on, then its new one
+    uint64_t keep = 0;                // log entries from this index on are void
+    std::string name;                 // of the announced site, if it is new
   };
   // Reads one announcement from the front of `message`; empty if it makes no sense.
   std::optional<Change> Read(std::span<const uint8_t>& message);
 
-  // Log lines before `index` are done: rank 0 took part in them, so nothing can void them any more.
+  // Log entries before `index` are done: rank 0 took part in them, so nothing can void them any more.
   void Settle(uint64_t index);
 
   uint64_t next_position() const { return next_position_; }
-  // How much is remembered of the job's history.
+  // The number of contexts of the job's history that are remembered.
   size_t contexts() const { return std::max(exact_.size(), latest_.size()); }  // there are no more loose_ than exact_
 
  private:
@@ -92,13 +91,13 @@ class Order {
     uint32_t segment_count;
     int64_t step_delta;
   };
-  // The last place of a site's segment: later ones follow from it.
+  // The last entry of a site's segment: later ones follow from it.
   struct Latest {
     uint32_t execution = 0;
     uint32_t step = 0;
     uint32_t stride = 1;  // executions since the one before: not every execution may come to a sum under a condition
   };
-  // What must be undone when a line of the log is void.
+  // Restores what an entry changed, should the entry turn out void.
   struct Undo {
     LogEntry entry;
     LogEntry last_before;
@@ -116,9 +115,9 @@ class Order {
   const size_t max_contexts_;
   uint64_t next_index_ = 0;
   uint64_t next_position_;
-  uint64_t announced_ = 0;      // log lines before this index are certain
-  LogEntry last_;               // line of pass 0, which predictions are made from
-  std::deque<Undo> unsettled_;  // the log's lines that may still be void; the last one has index next_index_ - 1
+  uint64_t announced_ = 0;      // log entries before this index are certain
+  LogEntry last_;               // the last of pass 0, from which predictions are made
+  std::deque<Undo> unsettled_;  // the log's entries that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length
   std::unordered_map<Context, Latest, ContextHash> latest_;    // by site and segment

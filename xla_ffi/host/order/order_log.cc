@@ -8,30 +8,29 @@ namespace passing {
 
 void OrderLog::Issue(std::unique_ptr<ActiveSum> sum) {
   ActiveSum& issued = sums_.Add(std::move(sum));
-  // The segments that have a place already, as rank 0 gives them places in order.
+  // Some of its first segments may have an entry already: rank 0 appends them in order.
   for (uint32_t segment = 0;; ++segment) {
     const auto found = not_issued_.find(issued.IdOf(segment));
     if (found == not_issued_.end()) return;
     PlacedSegment& placed = WithIndex(found->second);
     not_issued_.erase(found);
-    Join(placed, issued);
+    Connect(placed, issued);
   }
 }
 
 void OrderLog::Append(const LogEntry& entry) {
   entries_.push_back({.entry = entry});
   if (ActiveSum* sum = sums_.Find(entry.id)) {
-    Join(entries_.back(), *sum);
+    Connect(entries_.back(), *sum);
   } else {
     not_issued_.try_emplace(entry.id, entry.index);
   }
 }
 
-// Connects a line with this host's sum.
-void OrderLog::Join(PlacedSegment& placed, ActiveSum& sum) {
+void OrderLog::Connect(PlacedSegment& placed, ActiveSum& sum) {
   const SegmentId& id = placed.entry.id;
-  // Rank 0 places a sum's segments once each, in order: another line is a wrong guess, or a foul message. The site's
-  // hash covers operation, dtype and sizes, so a line that doesn't fit is a hash collision, or foul as well.
+  // Rank 0 appends a sum's segments once each, in order: any other entry is a wrong guess, or a forged message. The
+  // site's hash covers operation, dtype and sizes, so an entry that doesn't fit is a hash collision, or forged as well.
   if (id.segment != sum.next_segment() || sum.segments_left() == 0) return;
   const Segment& segment = sum.plan().segment(id.segment);
   if (segment.chunk_count() != placed.entry.chunk_count) return;

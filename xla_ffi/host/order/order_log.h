@@ -1,8 +1,8 @@
-// What this host knows of the job's order of sums, line by line: which segment has which positions, which sum of this
-// host it belongs to, and how far that is.
+// The job's log as this host sees it: which segment has which positions, which sum of this host it belongs to, and how
+// far that sum is.
 //
-// Predictions fill the log as far as the window reaches, which may be thousands of lines. So what has to do with sums
-// that this host has issued is found without a scan.
+// Predictions fill the log as far as the window reaches, which may be thousands of entries. So the entries of sums that
+// this host has issued are found without a scan.
 #ifndef XLA_FFI_HOST_ORDER_ORDER_LOG_H_
 #define XLA_FFI_HOST_ORDER_ORDER_LOG_H_
 
@@ -20,9 +20,10 @@
 
 namespace passing {
 
+// A segment with its entry in the log, and this host's progress with it.
 struct PlacedSegment {
   LogEntry entry;
-  ActiveSum* sum = nullptr;  // null until this host issues it, and once the line is done
+  ActiveSum* sum = nullptr;  // null until this host issues it, and once the segment is done
   bool is_prepared = false;  // this host's elements are there; nothing is sent before
   SegmentExponents exponents{};
   uint32_t next_chunk = 0;  // to be sent for the first time
@@ -33,11 +34,11 @@ struct PlacedSegment {
   uint32_t ChunkAt(uint64_t position) const { return static_cast<uint32_t>(position - entry.first_position); }
 };
 
-// Its first line is the first one that isn't done. The sums that this host has issued are in it even before their
-// segments have a line.
+// The log begins with the first segment that isn't done. It also holds the sums that this host has issued and whose
+// segments have no entry yet.
 class OrderLog {
  public:
-  // `last_exponents`: what small sums guess theirs by.
+  // `last_exponents`: small sums guess their exponents from these.
   explicit OrderLog(const LastExponents& last_exponents) : last_exponents_(last_exponents) {}
   OrderLog(const OrderLog&) = delete;
   OrderLog& operator=(const OrderLog&) = delete;
@@ -46,41 +47,43 @@ class OrderLog {
   const SumsInFlight& sums() const { return sums_; }
 
   void Issue(std::unique_ptr<ActiveSum> sum);
-  // So many elements of the sum with this first segment can be read; false if there is no such sum.
+  // Tells that the first `elements` elements of the sum with this first segment can be read. Returns false if there is
+  // no such sum.
   bool OnReady(const SegmentId& first, uint64_t elements);
-  // Whether the line may be sent: its sum's elements are there, from which its exponents are taken now.
+  // Computes the segment's exponents if its elements are there. Returns whether they are, and so whether it may be
+  // sent.
   bool Prepare(PlacedSegment& placed);
-  // Whether that line, or one before it, isn't prepared. A scan.
+  // Is this entry, or one before it, not prepared yet? Scans the entries with a sum.
   bool WaitsForElements(uint64_t index) const;
-  // Appends a line.
   void Append(const LogEntry& entry);
-  // Are there lines from this index on?
+  // Are there entries from this index on?
   bool Reaches(uint64_t index) const { return !entries_.empty() && entries_.back().entry.index >= index; }
-  // Drops those lines; returns the first position of them. Empty if one of them has a result: then rank 0 took part in
-  // it, and can't have placed something else there. The log is half changed then.
+  // Drops these entries and returns the first position of theirs. Empty if one of them has a result: then rank 0 took
+  // part in it and can't have appended anything else there. The log is half changed then.
   std::optional<uint64_t> DropFrom(uint64_t index);
-  // Its sum has all results of this line. Returns the sum if this was its last line: it is no longer in flight.
+  // Called when all results of the segment are there. Returns its sum if this was the last segment of it: the sum is no
+  // longer in flight.
   std::unique_ptr<ActiveSum> Finish(PlacedSegment& placed);
   void PopFront() { entries_.pop_front(); }
   void Clear();
 
   bool empty() const { return entries_.empty(); }
   const PlacedSegment& front() const { return entries_.front(); }
-  // Some line has this position.
+  // The entry that has this position; there must be one.
   PlacedSegment& At(uint64_t position);
-  // The lines with a sum: their indices, in order.
+  // The indices of the entries with a sum, in order.
   const std::set<uint64_t>& under_way() const { return under_way_; }
   PlacedSegment& WithIndex(uint64_t index) { return entries_[index - entries_.front().entry.index]; }
   const PlacedSegment& WithIndex(uint64_t index) const { return entries_[index - entries_.front().entry.index]; }
-  // The first line of a sum that isn't done; null if it has none. A scan.
+  // The first segment of a sum that isn't done; null if the sum has no entry. Scans the log.
   const PlacedSegment* FirstOf(const ActiveSum& sum) const;
 
  private:
-  void Join(PlacedSegment& placed, ActiveSum& sum);
+  void Connect(PlacedSegment& placed, ActiveSum& sum);
 
   const LastExponents& last_exponents_;
   std::deque<PlacedSegment> entries_;
-  std::unordered_map<SegmentId, uint64_t, SegmentIdHash> not_issued_;  // index of the line; the first, if told twice
+  std::unordered_map<SegmentId, uint64_t, SegmentIdHash> not_issued_;  // index in the log; the first announcement wins
   std::set<uint64_t> under_way_;
   SumsInFlight sums_;
 };

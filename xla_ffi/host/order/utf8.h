@@ -1,5 +1,4 @@
-// Text that Python is to read. Whatever isn't well-formed UTF-8 can't be: a message with it would be an error in
-// itself.
+// Checks text before Python reads it: ill-formed UTF-8 in a message would raise an error of its own there.
 #ifndef XLA_FFI_HOST_ORDER_UTF8_H_
 #define XLA_FFI_HOST_ORDER_UTF8_H_
 
@@ -10,10 +9,10 @@
 
 namespace passing {
 
-// As RFC 3629 has it: neither overlong, nor surrogates, nor beyond U+10FFFF.
+// Is this well-formed as RFC 3629 says: nothing overlong, no surrogates, nothing beyond U+10FFFF?
 bool IsUtf8(std::span<const uint8_t> bytes);
 
-// How many bytes of well-formed text fit into `limit`, if no character is cut.
+// The most bytes of well-formed text, up to `limit`, that cut no character.
 size_t Utf8Prefix(std::string_view text, size_t limit);
 
 }  // namespace passing

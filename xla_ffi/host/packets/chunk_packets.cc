@@ -17,7 +17,7 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
   assert(IsInRange(job));
 }
 
-// What is added up is checked, and not that of which the maximum is taken.
+// Chunks that are added up have a check; those whose maximum is taken have none.
 bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
   return check_ && !placed.segment().CarriesExponents(chunk) && placed.sum->shape().op == Op::kSum;
 }
@@ -35,7 +35,7 @@ uint32_t ChunkPackets::DataLanesOf(const PlacedSegment& placed, uint32_t chunk) 
                                          : plan.LanesOf(plan.DataRange(segment, chunk).count);
 }
 
-// That a chunk has; a packet may have more, which hold nothing.
+// The lanes of a chunk. A packet may have more, which are 0.
 uint32_t ChunkPackets::LanesOf(const PlacedSegment& placed, uint32_t chunk) const {
   return DataLanesOf(placed, chunk) + (IsChecked(placed, chunk) ? SumCheck::kLanes : 0);
 }
@@ -99,14 +99,14 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
 }
 
 const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
-                                    uint8_t* room) const {
+                                    uint8_t* scratch) const {
   if (check_) {
     for (uint32_t i = 0; i < DataLanesOf(placed, chunk); ++i) {
       const auto exponent = check_->OpenExponent(placed.PositionOf(chunk), i, wire::LoadLane(lanes, i));
       if (!exponent) return nullptr;
-      wire::StoreLane(room, i, static_cast<uint32_t>(*exponent));
+      wire::StoreLane(scratch, i, static_cast<uint32_t>(*exponent));
     }
-    lanes = room;
+    lanes = scratch;
   }
   return placed.exponents.MayBe(placed.sum->plan().ExponentRange(placed.segment(), chunk), lanes) ? lanes : nullptr;
 }

@@ -1,4 +1,4 @@
-// A chunk of the job's order as a packet: what this rank sends for it, and what its result must look like.
+// Makes a packet of a chunk, and checks the packet that comes back as its result.
 #ifndef XLA_FFI_HOST_PACKETS_CHUNK_PACKETS_H_
 #define XLA_FFI_HOST_PACKETS_CHUNK_PACKETS_H_
 
@@ -15,28 +15,29 @@
 
 namespace passing {
 
-// Every line that is handed in has its sum.
+// Every segment that is handed in must have its sum.
 class ChunkPackets {
  public:
   explicit ChunkPackets(const JobConfig& job);
 
   const Sharding& sharding() const { return sharding_; }
   uint32_t headroom_bits() const { return headroom_bits_; }
-  // Of a chunk: those for a check are left out.
+  // The lanes of a chunk that carry data, without those of the check.
   uint32_t data_lanes_per_chunk() const { return job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0); }
 
-  // Of the packet that this rank sends, without its flags, which its elements tell.
+  // The header of the packet that this rank sends, without its flags: these depend on the elements.
   wire::Header HeaderOf(const PlacedSegment& placed, uint32_t chunk) const;
   // Writes that packet; returns its size in bytes.
   size_t Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const;
   // Is this the header of the chunk's result?
   bool IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const;
-  // Has this packet, with the header of that result, the tag that only the switch can make, if packets have tags there?
+  // Does this packet, whose header is the expected result's, carry the switch's tag? Always true if packets have no
+  // tags.
   bool IsGenuine(std::span<const uint8_t> packet, uint64_t position) const;
-  // The lanes of an exponent chunk's result, if they may be the maxima of what all ranks sent, else null. They are no
-  // less than our own. `room`: for wire::kMaxLanes lanes, where they are put if the packet has them in another form.
-  const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* room) const;
-  // May these lanes be the sum of what all ranks sent for the chunk? Always, if nobody checks.
+  // Returns the lanes of an exponent chunk's result, or null unless every maximum is at least this host's own value.
+  // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed exponents where sums are checked.
+  const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* scratch) const;
+  // May these lanes be the sum of what all ranks sent for the chunk? Always true where sums aren't checked.
   bool IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
  private:

@@ -16,7 +16,7 @@ static_assert(uint64_t{kMaxRanks} * kPrime < uint64_t{1} << 32);
 constexpr uint32_t kMaxCheckedLanes = wire::kMaxLanes - SumCheck::kLanes + 1;  // the one that counts flags among them
 static_assert(uint64_t{kMaxCheckedLanes} * kPrime < uint64_t{1} << 31);        // times an int32: below 2^62
 
-// What is drawn from the key, so that no two draws are the same.
+// The purposes of draws from the key, so that no two draws are the same.
 enum class Draw : uint64_t { kFactor, kPads, kChunk, kExponent };
 
 // Exponents of floats lie between -1,074 and 1,024 and a little beyond. The one of no element is the least.
@@ -79,7 +79,7 @@ SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(r
   }
 }
 
-// Of its position and exponents: another chunk has another one.
+// A name for the chunk's position and exponents: no two chunks share one.
 uint64_t SumCheck::NameOf(const Chunk& chunk) const {
   uint64_t exponents = 0;
   for (const int32_t exponent : chunk.exponents) {

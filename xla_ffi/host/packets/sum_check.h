@@ -1,23 +1,23 @@
-// By which hosts notice that a chunk's sum isn't the sum of what all ranks sent: where packets have no tags, because
-// somebody else may have sent one, and because the switch itself may add wrongly. The switch needs to know nothing of
-// it.
+// Lets hosts notice that a chunk's sum isn't the sum of what all ranks sent. Where packets have no tags, somebody else
+// may have sent one, and the switch itself may add wrongly. The switch needs to know nothing of the check.
 //
-// Behind its data lanes x[i] a contribution has kLanes more. The first counts flags, as a lane x like the others. The
-// others are a message authentication code that may be added up (Agrawal, Boneh: Homomorphic MACs, ACNS 2009):
+// A contribution has kLanes lanes more than its data lanes x[i]. The first counts flags and is a lane x like the
+// others. The other two are a message authentication code that can be added up (Agrawal, Boneh: Homomorphic MACs, ACNS
+// 2009):
 //
 //     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo 4,194,301, a prime
 //
-// k comes from a key that only hosts know, and so do the pads, from the chunk's position and exponents, too: each pad
-// is used once, so that what is sent says nothing of k. Added up over all ranks, the equation holds for the sums, with
-// the sum of all pads. So each rank is in it once, and each with this chunk; other lanes pass with a probability of
-// 2^-22 for each of the two c. A lane c doesn't overflow, as 1,024 ranks times the prime stay below 2^32, and a float's
-// lanes don't either (docs/internals/fixed_point.md), nor do the counters of element_classes.h.
+// k is drawn from a key that only hosts know. The pads are drawn from that key and from the chunk's position and
+// exponents: each pad is used once, so the packets reveal nothing about k. Added up over all ranks, the equation holds
+// for the sums, with the sum of all pads. So every rank must be in the sum once, and with this chunk: other lanes pass
+// with a probability of 2^-22 for each of the two c. No lane c overflows, because 1,024 times the prime is below 2^32.
+// The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow either.
 //
-// An exponent, of which the greatest is taken, carries its own code in the lower 20 bits of its lane, so a wrong one
-// passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
+// Of exponents the switch takes the greatest. Each carries its own code in the lower 20 bits of its lane, so a wrong
+// one passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
 //
-// Lanes of integers may wrap, so theirs are modulo 2^32. There, what is wrong by an odd number in some lane passes with
-// 2^-64, but what is wrong by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
+// Lanes of integers may wrap, so their codes are modulo 2^32. An error by an odd number in some lane passes with 2^-64,
+// but an error by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
 #ifndef XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 #define XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 
@@ -39,24 +39,24 @@ class SumCheck {
 
   struct Chunk {
     uint64_t position;
-    std::span<const int32_t> exponents;  // of its segment; none for integers
-    bool may_wrap;                       // lanes of integers
+    std::span<const int32_t> exponents;  // its segment's; none for integers
+    bool may_wrap;                       // its lanes are integers
   };
 
   SumCheck(const Key& key, uint32_t rank, uint32_t world_size);
 
   // Writes kLanes lanes behind `count` data lanes of this rank's contribution.
   void Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const;
-  // May these be the sums of what all ranks wrote, flags or-ed?
+  // May these be the sums of what all ranks wrote, with the flags or-ed?
   bool Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const;
 
-  // Lane `lane` of the exponent chunk at this position: an exponent, or one's negative.
+  // Seals lane `lane` of the exponent chunk at this position. `exponent` may also be an exponent's negative.
   uint32_t SealExponent(uint64_t position, uint32_t lane, int32_t exponent) const;
-  // Empty if no rank sent this.
+  // Returns the exponent, or nothing if no rank sent this lane.
   std::optional<int32_t> OpenExponent(uint64_t position, uint32_t lane, uint32_t sealed) const;
 
  private:
-  static constexpr uint32_t kCodes = 2;  // the c of a chunk
+  static constexpr uint32_t kCodes = 2;  // lanes c of a chunk
   using Pads = std::array<uint32_t, kCodes>;
 
   uint64_t NameOf(const Chunk& chunk) const;

@@ -23,7 +23,7 @@ class ActiveSum {
   ActiveSum(const ActiveSum&) = delete;
   ActiveSum& operator=(const ActiveSum&) = delete;
 
-  // What this pass adds up: the caller's elements, or their classes.
+  // Describes what this pass adds up: the caller's elements, or their classes.
   const SumShape& shape() const { return *shape_; }
   const SumPlan& plan() const { return *plan_; }
   const SumKey& key() const { return key_; }

@@ -12,11 +12,11 @@
 
 namespace passing {
 
-// Which sum this is, alike on every host whatever order XLA issues them in.
+// Identifies a sum alike on every host, whatever order XLA issues sums in.
 struct SumKey {
   uint64_t site = 0;       // hash of program, identity, look-alike, group, devices: docs/internals/identity.md
-  uint32_t execution = 0;  // of the program on these devices, since the session began
-  uint32_t step = 0;       // how often this site was called before in this execution
+  uint32_t execution = 0;  // counts the program's executions on these devices since the session began
+  uint32_t step = 0;       // counts the earlier calls of this site in this execution
 
   friend bool operator==(const SumKey&, const SumKey&) = default;
 };
@@ -27,9 +27,9 @@ struct Failure {
   std::string message;
 };
 
-enum class Op : uint8_t { kSum, kMax };  // what is done with the elements
+enum class Op : uint8_t { kSum, kMax };
 
-// What is the same each time a site is called.
+// The properties of a sum that are the same each time its site is called.
 struct SumShape {
   std::string site_name;  // for people: "train.py:41:9 in step psum of float32[128,10] over d"
   DType dtype = DType::kFloat32;
@@ -37,7 +37,7 @@ struct SumShape {
   uint32_t device_count = 1;            // L
   Op op = Op::kSum;                     // kMax: of int32 alone
 
-  // Of one device's elements, as the program has them.
+  // Count of one device's elements.
   uint64_t elements() const {
     uint64_t elements = 0;
     for (const uint64_t leaf : leaf_elements) elements += leaf;
@@ -46,7 +46,7 @@ struct SumShape {
   uint64_t bytes() const { return elements() * SizeOf(Narrowed(dtype)); }
 };
 
-// Of a sum whose elements are all there when it starts.
+// Sum::ready_elements of a sum whose elements are all there when it starts.
 inline constexpr uint64_t kAllElements = UINT64_MAX;
 
 struct Sum {
@@ -58,20 +58,20 @@ struct Sum {
   std::vector<void*> outputs;
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
-  // How many elements of each device can be read when the sum starts: of its leaves end to end, from the first on.
-  // `Collective::Ready` tells when more have come from a GPU. Nothing else is read before.
+  // The number of elements of each device that can be read when the sum starts, counted over its leaves end to end.
+  // `Collective::Ready` tells when more have come from a GPU. No other element is read before.
   uint64_t ready_elements = kAllElements;
-  // Told each time that so many elements, counted alike, have their sums in `outputs` for good; not needed for those
-  // that are there only when `done` is called, nor called after that. Must not block. Null: nobody asks.
+  // Called each time the first so many elements, counted alike, have their final sums in `outputs`. The call is left
+  // out where `done` follows at once, and never comes after it. Must not block. Null if nobody asks.
   std::function<void(uint64_t elements)> written{};
 };
 
-// What the hosts compare before they sum: a program that runs on one set of devices.
+// A program on one set of devices. The hosts compare these before they sum.
 struct ProgramInfo {
   std::string name;                     // module name and device count
   std::string devices;                  // "0,1": indices among this process's, ascending; else as the program says
-  std::string fingerprint;              // of the compiled module; empty: no two sums of it look alike
-  std::vector<std::string> identities;  // of its sums, sorted, with repetition
+  std::string fingerprint;              // hash of the compiled module; empty if no two of its sums look alike
+  std::vector<std::string> identities;  // one for each sum, sorted
 };
 
 // Whatever can carry out a sum: the transport, or the host alone when the world has one rank.
@@ -81,12 +81,12 @@ class Collective {
   virtual uint32_t world_size() const = 0;
   // From any thread; never blocks on the network. After a failure `done` is called with it at once.
   virtual void Start(Sum sum) = 0;
-  // Of a sum that was started with fewer: so many can be read now. From any thread; of one sum, one call after the
-  // other. Means nothing for a sum that is over.
+  // Tells that so many elements of a sum, which was started with fewer, can be read now. May be called from any thread,
+  // but for one sum by one thread at a time. Ignored if the sum is over.
   virtual void Ready(const SumKey&, uint64_t /*elements*/) {}
-  // All sums, now and later. The first failure wins.
+  // Fails all sums, now and later. The first failure wins.
   virtual void Fail(const Failure&) {}
-  // Before the first sum of a program on these devices. From any thread, which may hold a lock: only takes note.
+  // Announces a program before its first sum on these devices. Only takes note, so the caller may hold a lock.
   virtual void Announce(const ProgramInfo&) {}
 };
 

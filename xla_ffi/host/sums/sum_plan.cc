@@ -43,7 +43,7 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
     }
     return;
   }
-  Segment segment;  // of whole blocks, so that no result overwrites input that a scale is still taken from
+  Segment segment;  // holds whole blocks, so that no result overwrites input that a scale is still computed from
   for (uint64_t block = 0; block < leaf_blocks_.back(); ++block) {
     const auto block_cells = static_cast<uint32_t>(cells(Block(block).count));
     if (segment.cell_count + block_cells > capacity) {

@@ -1,7 +1,7 @@
-// How a sum's elements are cut into segments, blocks and chunks. Pure; alike on every rank.
+// The plan of a sum cuts its elements into segments, blocks and chunks. Pure; alike on every rank.
 //
-// The leaves stand end to end on one line. Where two elements share a lane, a leaf of odd size takes a place more,
-// which holds nothing: so no lane belongs to two leaves.
+// The leaves' elements lie end to end in a row of cells. Where two elements share a lane, an odd-sized leaf is padded
+// by one empty cell, so no lane spans two leaves.
 #ifndef XLA_FFI_HOST_SUMS_SUM_PLAN_H_
 #define XLA_FFI_HOST_SUMS_SUM_PLAN_H_
 
@@ -15,29 +15,30 @@
 
 namespace passing {
 
-// A segment takes one place in the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and
-// 16 blocks of float32 (32 of bfloat16): no chunk but the last of a leaf is ever short.
+// A segment is one entry of the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and 16 blocks
+// of float32 (32 of bfloat16): no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
-// Lanes of a block in the exponent chunk of a segment that guesses: exponent, guess, -guess.
+// A segment that guesses has three lanes for each block in its exponent chunk: exponent, guess, -guess.
 inline constexpr uint32_t kGuessLanes = 3;
 
 struct Segment {
-  uint64_t first_cell = 0;  // on the line of elements
+  uint64_t first_cell = 0;
   uint32_t cell_count = 0;
   uint64_t first_block = 0;
   uint32_t block_count = 0;      // 0 for integers, which need no scale
   uint32_t exponent_chunks = 0;  // sent first, one lane a block
   uint32_t data_chunks = 0;
-  // A small sum's data travels with its exponents, at guessed ones; these places are for the data if a guess was wrong.
+  // The data of a small sum travels together with its exponents, scaled by guesses. These chunks carry the data again
+  // if a guess was wrong.
   uint32_t repeat_chunks = 0;
-  // The first exponent chunk. Guessed data goes ahead of it if that makes it the shorter packet: only the last of
-  // the packets that the kernel takes in one send may be shorter.
+  // Index of the first exponent chunk. Guessed data goes before it if the exponent chunk is the shorter packet: only
+  // the last of the packets that the kernel takes in one send may be shorter.
   uint32_t exponents_at = 0;
 
   uint32_t chunk_count() const { return exponent_chunks + data_chunks + repeat_chunks; }
   bool guesses() const { return repeat_chunks > 0; }
-  // What is sent before the job's exponents are known.
+  // The number of chunks that are sent before the job's exponents are known.
   uint32_t first_chunks() const { return exponent_chunks + (guesses() ? data_chunks : 0); }
   uint32_t lanes_per_block() const { return guesses() ? kGuessLanes : 1; }
   bool CarriesExponents(uint32_t chunk) const {
@@ -46,7 +47,7 @@ struct Segment {
   bool CarriesGuessedData(uint32_t chunk) const {
     return guesses() && chunk < first_chunks() && !CarriesExponents(chunk);
   }
-  // Which of the data chunks this one is.
+  // The index of this chunk among the data chunks.
   uint32_t DataChunk(uint32_t chunk) const {
     return (chunk - (chunk < exponents_at ? 0 : exponent_chunks)) % data_chunks;
   }
@@ -58,10 +59,10 @@ struct ElementRun {
   uint64_t first;  // in the leaf
   uint32_t count;
   uint64_t block;   // in the sum
-  uint32_t offset;  // in places, in the range that was asked for
+  uint32_t offset;  // in cells, in the range that was asked for
 };
 
-// The places of the sum, or the blocks of its segment, that a chunk carries.
+// The cells of the sum, or the blocks of its segment, that a chunk carries.
 struct ChunkRange {
   uint64_t first;
   uint32_t count;
@@ -75,7 +76,7 @@ class SumPlan {
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
-  // Lanes of this many places: a range of a chunk, or the offset of a run in it.
+  // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
   // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
@@ -88,13 +89,13 @@ class SumPlan {
     return {segment.first_cell + first, std::min(cells_per_chunk_, segment.cell_count - first)};
   }
 
-  // How many elements stand on the line before this place.
+  // The number of elements before this cell.
   uint64_t ElementsBefore(uint64_t cell) const {
     const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, cell) - leaf_starts_.begin() - 1;
     return leaf_firsts_[leaf] + std::min(cell - leaf_starts_[leaf], ElementsOf(leaf));
   }
 
-  // Calls f(ElementRun) for the runs in `count` places from `first` on, in order.
+  // Calls f(ElementRun) for the runs in `count` cells from `first` on, in order.
   template <typename F>
   void ForEachRun(uint64_t first, uint64_t count, F&& f) const {
     auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end(), first) - leaf_starts_.begin() - 1;
@@ -124,7 +125,7 @@ class SumPlan {
   uint32_t lanes_per_chunk_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
-  std::vector<uint64_t> leaf_starts_;  // place at which each leaf starts, and the end
+  std::vector<uint64_t> leaf_starts_;  // cell at which each leaf starts, and the end
   std::vector<uint64_t> leaf_firsts_;  // the same in elements
   std::vector<uint64_t> leaf_blocks_;  // and in blocks
   std::vector<Segment> segments_;

@@ -1,6 +1,5 @@
-// The sums that this host has issued and that aren't done. Hundreds of them may be in flight, and each segment that
-// gets its place asks here: so a sum is found by its name, and the one that rank 0 places next by what is left of it,
-// never by a scan.
+// The sums that this host has issued and that aren't done. There may be hundreds, and each new entry of the log looks
+// its sum up here: so sums are found by name, and the one that rank 0 places next by what it has left, never by a scan.
 #ifndef XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
 #define XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
 
@@ -18,14 +17,14 @@ namespace passing {
 
 class SumsInFlight {
  public:
-  // No two sums in flight have one name: the rendezvous counts executions and steps.
+  // No two sums in flight may have the same name: the rendezvous counts executions and steps.
   ActiveSum& Add(std::unique_ptr<ActiveSum> sum);
   std::unique_ptr<ActiveSum> Take(ActiveSum& sum);
   // The one that was added first; null if there is none.
   std::unique_ptr<ActiveSum> TakeFirst();
 
   bool empty() const { return sums_.empty(); }
-  // The sum that has this segment, by the segment's name alone: it need not have so many. Null if it isn't here.
+  // The sum whose name is part of this segment's; it need not have so many segments. Null if it isn't here.
   ActiveSum* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
   // behind a large one. Only those whose next segment is ready. Null if there is none.
@@ -33,12 +32,12 @@ class SumsInFlight {
   // The one that was started first; null if there is none.
   const ActiveSum* Oldest() const;
 
-  // So many elements of `sum` can be read.
+  // Tells that so many elements of `sum` can be read.
   void OnReady(ActiveSum& sum, uint64_t elements);
-  // The next segment of `sum` got its place, or lost it again.
+  // Tells that the next segment of `sum` was placed in the order, or lost its entry again.
   void CountPlaced(ActiveSum& sum);
   void CountVoid(ActiveSum& sum);
-  // How many segments, of whichever sum, got their place since this one was added.
+  // The number of segments, of all sums, that were placed since this sum was added.
   uint64_t PlacedSince(const ActiveSum& sum) const { return placed_ - sum.turn_.placed_before; }
 
  private:
@@ -47,7 +46,7 @@ class SumsInFlight {
 
   static SegmentId NameOf(const ActiveSum& sum) { return sum.IdOf(0); }
   static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
-  // Puts `sum` into its new place among those with a segment to place.
+  // Moves `sum` among those with a segment to place.
   void Reorder(const ToPlace& before, ActiveSum& sum);
 
   Sums sums_;                                                           // in the order in which they were added

@@ -1,4 +1,4 @@
-// What the transport asks of its session (Python), and the queue where that waits for the session's thread.
+// The requests of the transport to its session (Python), and the queue in which they wait for the session's thread.
 #ifndef XLA_FFI_HOST_TRANSPORT_EVENT_QUEUE_H_
 #define XLA_FFI_HOST_TRANSPORT_EVENT_QUEUE_H_
 
@@ -17,24 +17,24 @@
 
 namespace passing {
 
-// Relay it to all other ranks.
+// Asks to relay the message to all other ranks.
 struct OrderMessage {
   std::string bytes;
 };
 
-// Warn, and ask the switch who is missing.
+// Asks to warn, and to ask the switch who is missing.
 struct Stalled {
   Stall stall;
   double stalled_s = 0;
 };
 
-// Once a shard: its results don't reach us by multicast any more, so it must send each rank its own.
+// Tells, once for each shard, that its results no longer arrive by multicast: the shard must send each rank its own.
 struct GroupLost {
   uint32_t shard = 0;
 };
 
-// A program is to be compared with what the other ranks run. A failure, which comes once, is to be told to the switch,
-// whoever called Fail.
+// A ProgramInfo asks to compare the program with those of the other ranks. A Failure comes once and asks to tell the
+// switch, whoever called Fail.
 using TransportEvent = std::variant<OrderMessage, ProgramInfo, Stalled, GroupLost, Failure>;
 
 // From any thread.
@@ -46,7 +46,7 @@ class EventQueue {
     changed_.notify_all();
   }
 
-  // In place of one that nobody has taken: one is enough for a session that doesn't ask.
+  // Replaces an earlier Stalled that nobody has taken: a session that doesn't listen needs only one.
   void PushLatest(Stalled stalled) {
     std::lock_guard lock(mutex_);
     std::erase_if(events_, [](const TransportEvent& event) { return std::holds_alternative<Stalled>(event); });

@@ -16,8 +16,8 @@ namespace passing {
 
 class ShardSockets {
  public:
-  // By shard: the sockets connected to its data port, and those that hear its multicast group, if it has one
-  // (`groups` may be empty). `wake_fd` ends Sleep when it is readable.
+  // `sockets`: by shard, connected to its data port. `groups`: by shard, those that hear its multicast group, if it has
+  // one; may be empty. `wake_fd` ends Sleep when it is readable.
   ShardSockets(std::vector<UdpSocket> sockets, std::vector<std::optional<UdpSocket>> groups, uint32_t lanes_per_chunk,
                int wake_fd);
   ShardSockets(const ShardSockets&) = delete;  // the drivers refer to the sockets
@@ -29,9 +29,9 @@ class ShardSockets {
   // Frees the descriptors. Nothing is sent or received any more; the drivers are gone.
   void Close();
 
-  // Until a packet comes (then true), `wake_fd` is readable, or it is `due_us`; INT64_MAX: never.
+  // Sleeps until a packet comes (then returns true), `wake_fd` is readable, or it is `due_us`; INT64_MAX: never.
   bool Sleep(int64_t due_us);
-  // What the last Sleep found readable; else null.
+  // The socket if the last Sleep found it readable; else null.
   UdpSocket* ReadableSocket(uint32_t shard) { return IsReadable(shard) ? &sockets_[shard] : nullptr; }
   UdpSocket* ReadableGroup(uint32_t shard) { return IsReadable(shard_count() + shard) ? &*groups_[shard] : nullptr; }
   bool HasGroup(uint32_t shard) const { return groups_[shard].has_value(); }

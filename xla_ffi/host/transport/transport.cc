@@ -128,8 +128,7 @@ void Transport::Close() {
   std::lock_guard closing(close_mutex_);
   if (!thread_.joinable()) return;
   thread_.join();
-  // Who keeps a session that is over keeps none of its descriptors. A caller may still be in Start, with the core's
-  // lock.
+  // An object that outlives its session must hold no descriptors. A caller may still be in Start, with the core's lock.
   std::lock_guard core(core_mutex_);
   sockets_.Close();
   std::lock_guard lock(mutex_);
@@ -211,7 +210,7 @@ uint64_t Transport::ReceiveFrom(uint32_t shard, UdpSocket& socket) {
   return Results() - before;
 }
 
-// That a sum waited for, since the beginning.
+// The number of awaited results since the beginning.
 uint64_t Transport::Results() const {
   const AllReduceStats stats = core_.stats();
   return stats.packets_received - stats.packets_dropped;

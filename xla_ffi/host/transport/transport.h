@@ -1,4 +1,4 @@
-// AllReduce over UDP, on a thread of its own and on those of its callers: what a session holds.
+// Runs AllReduce over UDP for a session, on a thread of its own and on those of its callers.
 #ifndef XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
 #define XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
 
@@ -38,12 +38,12 @@ class Transport : public Collective {
   uint32_t world_size() const override { return options_.job.world_size; }
   void Start(Sum sum) override;
   void Ready(const SumKey& key, uint64_t elements) override;
-  // As an event, before those of the sums that follow.
+  // Pushes an event before those of the sums that follow.
   void Announce(const ProgramInfo& program) override;
 
   // From any thread.
   void DeliverOrderMessage(std::string message);
-  // What the session learned about the stall that was reported (missing ranks); part of the deadline's message.
+  // Keeps what the session learned about the reported stall (missing ranks) for the deadline's message.
   void NoteStall(std::string note);
   void Fail(const Failure& failure) override;
   std::optional<Failure> failure() const;
@@ -91,7 +91,7 @@ class Transport : public Collective {
   std::vector<ReadyElements> taken_ready_;
   std::vector<std::string> taken_order_messages_;
 
-  // What callers leave, and what they ask for.
+  // Callers leave these for the thread, or ask for them.
   mutable std::mutex mutex_;
   std::vector<Sum> starts_;
   std::vector<ReadyElements> ready_;

@@ -1,4 +1,4 @@
-// How long the transport's thread sleeps, and how callers end its sleep.
+// Puts the transport's thread to sleep, and lets callers end its sleep.
 #ifndef XLA_FFI_HOST_TRANSPORT_WAKE_UP_H_
 #define XLA_FFI_HOST_TRANSPORT_WAKE_UP_H_
 
@@ -12,7 +12,8 @@
 
 namespace passing {
 
-// With a lock that the thread and its callers share, except fd(). A system call is made only if the thread sleeps.
+// The thread and its callers share a lock, with which all but fd() is called. A caller makes a system call only if the
+// thread sleeps.
 class WakeUp {
  public:
   WakeUp() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -29,12 +30,12 @@ class WakeUp {
   // Readable once the thread is to wake up.
   int fd() const { return fd_; }
 
-  // After the last result the thread wakes once more, so late. A caller that sends the next sum by then needn't wake it
-  // to set its timers, which are due later: no RTO is shorter.
+  // The thread wakes once more, this long after the last result. A caller that sends the next sum before that needn't
+  // wake it to set its timers, which are due later: no RTO is shorter.
   static constexpr int64_t kLingerUs = 2'000;
 
-  // The thread is about to sleep; what it knows now needs it again at `due_us`, or never (INT64_MAX). Returns until
-  // when it sleeps.
+  // Called when the thread is about to sleep and has something to do at `due_us`, or never (INT64_MAX). Returns the
+  // time until which it sleeps.
   int64_t OnSleep(int64_t now_us, int64_t due_us) {
     asleep_ = true;
     if (due_us != INT64_MAX) {
@@ -62,7 +63,7 @@ class WakeUp {
     while (write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
     }
   }
-  // Unless it wakes by then anyway.
+  // Wakes the thread unless it wakes by then anyway.
   void WakeBy(int64_t due_us) {
     if (due_us < until_us_) Wake();
   }

@@ -1,5 +1,5 @@
-// How many chunks a rank has on their way at a time. SlotWindow asks nothing else of it: another control is another
-// class with these four names.
+// Limits how many chunks a rank has in flight. SlotWindow uses nothing else of it: another congestion control is
+// another class with these four members.
 #ifndef XLA_FFI_HOST_WINDOW_CONGESTION_WINDOW_H_
 #define XLA_FFI_HOST_WINDOW_CONGESTION_WINDOW_H_
 

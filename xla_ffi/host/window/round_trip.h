@@ -1,5 +1,5 @@
-// How long a result takes, and so how long to wait for one. SlotWindow asks nothing else of it: another estimate is
-// another class with these four names.
+// Estimates how long a result takes, and so how long to wait for one. SlotWindow uses nothing else of it: another
+// estimate is another class with these four members.
 #ifndef XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
 #define XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
 
@@ -13,10 +13,10 @@ namespace passing {
 // own. Loss is mostly found by overtaking: this is for the last chunks of a sum, and must wait for all ranks.
 class RoundTrip {
  public:
-  // A round trip includes the wait for stragglers: no more than this is learnt from those.
+  // A round trip includes the wait for stragglers, so a sample counts as no more than this.
   static constexpr int64_t kMaxRtoUs = 50'000;
 
-  // Of a chunk that was sent once, as the result of one sent again doesn't tell which of them it answers.
+  // Takes a sample from a chunk that was sent once: the result of one sent again doesn't tell which packet it answers.
   void Measure(int64_t sample_us, int64_t now_us) {
     if (now_us < next_sample_us_) return;
     next_sample_us_ = now_us + sample_us;

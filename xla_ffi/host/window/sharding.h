@@ -1,4 +1,4 @@
-// Where a position of the job's order lives: which shard, which of its slots, which version. Pure; alike on every rank.
+// Maps a position of the job's order to a shard, a slot there and a version. Pure; alike on every rank.
 //
 // A job's shards are switches that share its positions, so that each carries 1/N of the packets. A run of positions
 // stays on one shard, then comes the next one's turn. Together they are one switch with N * slots_per_shard slots: a
@@ -33,9 +33,9 @@ class Sharding {
   }
 
   uint32_t shard_count() const { return shard_count_; }
-  // How many positions a rank may be ahead of its first missing result.
+  // The number of positions from a rank's first missing result on that it may use.
   uint32_t window() const { return shard_count_ * slots_per_shard_; }
-  // How many positions stay on a shard: a power of two.
+  // The number of consecutive positions on one shard: a power of two.
   uint32_t run() const { return run_; }
 
   // A sum that guesses its exponents must fit into this window, and so skips less than half of it. With several shards

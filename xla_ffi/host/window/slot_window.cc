@@ -12,17 +12,17 @@ namespace {
 // contribution may have been the lost one.
 constexpr uint32_t kReorderChunks = 64;
 
-// After a silence no more chunks than this are sent again: a straggler makes every chunk time out, though nothing is
-// lost. Where nothing comes of a burst, as where a port overflows, the next one is half as long; under random loss some
-// of it is always answered, and it isn't shortened.
+// After a silence, at most this many chunks are sent again: a straggler makes every chunk time out, though nothing is
+// lost. If no result answers a burst, as where a port overflows, the next burst is half as long. Under random loss some
+// of it is always answered, so it isn't shortened.
 constexpr uint32_t kMaxFirstBurst = 8;
 constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
 
 // Silences last ever longer, up to so long.
 constexpr int64_t kMaxProbeIntervalUs = 100'000;
 
-// Where some of what was taken for lost has come, the rest isn't awaited for an RTO, but for two round trips, and no
-// less than this. While the results of a rank that was late come in, one after the other, nothing is sent again.
+// Once some results of a burst have come, the rest is awaited for two round trips instead of an RTO, and for no less
+// than this. While the results that a late rank held up come in one after the other, nothing is sent again.
 constexpr int64_t kMinRecoveryUs = 200;
 
 }  // namespace
@@ -58,7 +58,7 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
     path.answered_number = std::max(path.answered_number, chunk.send_number);
     path.answered_position = std::max(path.answered_position, position);
   }
-  // What was taken for lost waited for a resend of any rank.
+  // A chunk that was taken for lost waited for a resend of some rank, so its time is no round trip.
   if (!chunk.resent && chunk.send_number > path.lost_number) round_trip_.Measure(now_us - chunk.sent_us, now_us);
   silences_ = 0;
   probe_us_ = 0;

@@ -1,4 +1,4 @@
-// What is in flight, and what to resend: the sliding window over the positions of the job's order.
+// The sliding window over the positions of the job's order: it knows what is in flight, and what to resend.
 #ifndef XLA_FFI_HOST_WINDOW_SLOT_WINDOW_H_
 #define XLA_FFI_HOST_WINDOW_SLOT_WINDOW_H_
 
@@ -25,8 +25,8 @@ class SlotWindow {
 
   // Do the slots reach that far?
   bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
-  // May a chunk be sent, below whose position so many are in flight? Those above don't count: else ranks that got
-  // their sums in different orders could fill their windows with different chunks, none of which all of them sent,
+  // May a chunk be sent if so many chunks below its position are in flight? Those above don't count: else ranks that
+  // got their sums in different orders could fill their windows with different chunks, none of which all of them sent,
   // and wait for ever. The lowest chunk has none below it, so it can always be sent.
   bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
   void OnSent(uint64_t position, int64_t now_us);
@@ -70,7 +70,7 @@ class SlotWindow {
     uint64_t send_number;
   };
 
-  // What was sent to one shard. Switches answer at different paces, so overtaking means something only within one.
+  // The packets to one shard. Switches answer at different paces, so overtaking means something only within one path.
   struct Path {
     std::deque<Sent> sent{};  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
     uint64_t send_number = 0;
@@ -78,7 +78,7 @@ class SlotWindow {
     uint64_t answered_position = 0;  // and the last position
     int64_t progress_us = 0;         // when the last result came,
     int64_t revived_us = 0;          // and the last one that came first after a burst
-    // A silence began: what was sent up to then is taken for lost, and sent again in bursts.
+    // The last send when a silence began: all up to it are taken for lost, and are sent again in bursts.
     uint64_t lost_number = 0;
     int64_t burst_us = 0;  // when the last one began
     uint32_t burst = 16;   // chunks
@@ -90,7 +90,7 @@ class SlotWindow {
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
-  // Of what is taken for lost: the chunk that was sent first, and the lowest one.
+  // Of the chunks that are taken for lost, the one that was sent first, and the one with the lowest position.
   std::optional<uint64_t> FirstLost(const Path& path) const;
   std::optional<uint64_t> LowestLost(const Path& path) const;
   uint64_t NextOfBurst(Path& path);
@@ -103,7 +103,7 @@ class SlotWindow {
   }
   void OnSilence(int64_t now_us);
   void BeginBurst(Path& path, uint32_t chunks, int64_t now_us);
-  // The chunk that was sent first of a path's without a result; null if there is none.
+  // The path's chunk without a result that was sent first; null if there is none.
   const Chunk* FirstWaiting(const Path& path) const;
   struct Timeout {
     int64_t due_us = INT64_MAX;

@@ -80,7 +80,7 @@ class Target {
     if (!message.empty()) {
       for (uint32_t changes = 1 + input.Below(3); changes > 0; --changes) {
         const uint8_t at = input.Byte();
-        message[at < 64 ? 7 : at % message.size()] = static_cast<char>(input.Byte());  // 7: the index of its line
+        message[at < 64 ? 7 : at % message.size()] = static_cast<char>(input.Byte());  // 7: the index of its entry
       }
     }
     const auto more = input.Bytes(input.Below(128));
@@ -131,7 +131,7 @@ class Target {
   std::string delivered_;  // the last of them
   std::vector<LogEntry> truth_;
   std::vector<LogEntry> log_;
-  size_t certain_ = 0;  // lines of the log before this one were announced
+  size_t certain_ = 0;  // entries of the log before this one were announced
   SegmentId ids_[4] = {{.site = 1}, {.site = 2}, {.site = 3}, {.site = 4}};
 };
 

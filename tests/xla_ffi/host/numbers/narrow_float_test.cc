@@ -27,7 +27,7 @@ TEST(NarrowFloat, wideningKeepsTheValue) {
   }
 }
 
-// Of each value of the format, half a step above it (a tie), and the floats beside that.
+// Tries, for each value of the format, half a step above it (a tie), and the floats beside that.
 TEST(NarrowFloat, narrowingRoundsToTheNearest) {
   const auto expect = [](float x) {
     ASSERT_EQ(NarrowFloat16(x), reference::Round(DType::kFloat16, x)) << x;

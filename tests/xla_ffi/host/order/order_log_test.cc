@@ -26,7 +26,7 @@ class OrderLogTest : public testing::Test {
                                              /*headroom_bits=*/1, /*started_us=*/0));
     return *log_.sums().Find({.site = site});
   }
-  // Returns the index of the line.
+  // Returns the index of the entry.
   uint64_t Append(uint64_t site, uint32_t segment, uint32_t chunk_count = kChunks) {
     log_.Append({.id = {.site = site, .segment = segment},
                  .chunk_count = chunk_count,
@@ -91,14 +91,14 @@ TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(other)));
   EXPECT_FALSE(log_.WaitsForElements(first));
   EXPECT_TRUE(log_.WaitsForElements(late));
-  EXPECT_TRUE(log_.WaitsForElements(other));  // as lines are sent in order
+  EXPECT_TRUE(log_.WaitsForElements(other));  // because segments are sent in order
   EXPECT_FALSE(log_.OnReady({.site = 3}, 7));
   EXPECT_TRUE(log_.OnReady({.site = 1}, 2 * uint64_t{kSegmentLanes}));
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(late)));
   EXPECT_FALSE(log_.WaitsForElements(other));
 }
 
-// A wrong guess, a foul message or a collision of hashes: such a line must not touch the sum.
+// An entry from a wrong guess, a forged message or a hash collision must not touch the sum.
 TEST_F(OrderLogTest, aLineThatDoesNotFitTheSumStaysEmpty) {
   const ActiveSum& sum = Issue(1, 2);
   const uint64_t too_early = Append(1, 1), too_short = Append(1, 0, kChunks - 1);
@@ -124,7 +124,7 @@ TEST_F(OrderLogTest, droppedLinesGiveTheirSegmentsBack) {
   EXPECT_EQ(log_.under_way(), std::set<uint64_t>{a0});
 
   next_index_ = a1;
-  const ActiveSum& b = Issue(2, 1);  // its line is gone
+  const ActiveSum& b = Issue(2, 1);  // its entry is gone
   EXPECT_EQ(b.next_segment(), 0u);
   EXPECT_EQ(SumOf(Append(2, 0)), &b);
   EXPECT_EQ(SumOf(Append(1, 1)), &a);
@@ -137,7 +137,7 @@ TEST_F(OrderLogTest, linesWithResultsCanNotBeDropped) {
   EXPECT_EQ(log_.DropFrom(a0), std::nullopt);
 }
 
-// Of two lines for one segment the first counts, also after the second was dropped.
+// The first of two entries for one segment counts, also after the second was dropped.
 TEST_F(OrderLogTest, ofTwoLinesForOneSegmentTheFirstCounts) {
   const uint64_t first = Append(1, 0), second = Append(1, 0);
   EXPECT_EQ(log_.DropFrom(second), 1000 + kChunks);

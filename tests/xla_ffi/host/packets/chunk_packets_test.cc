@@ -23,7 +23,7 @@ const JobConfig kJob{.rank = 1,
                      .slots_per_shard = 64,
                      .lanes_per_chunk = 64};
 
-// A sum of one small leaf and its only line.
+// A sum of one small leaf and its only segment.
 template <typename T>
 struct SmallSum {
   std::vector<T> elements;

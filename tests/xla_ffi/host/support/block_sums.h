@@ -40,7 +40,7 @@ Bytes BytesOf(std::initializer_list<T> values) {
   return bytes;
 }
 
-// What a block's elements look like.
+// The kinds of elements of a block.
 enum class Kind { kAnyBits, kUniform, kTiny, kHugeAndTiny, kExtremes };
 inline constexpr Kind kKinds[] = {Kind::kAnyBits, Kind::kUniform, Kind::kTiny, Kind::kHugeAndTiny, Kind::kExtremes};
 
@@ -82,7 +82,7 @@ inline Bytes RandomElements(DType dtype, Kind kind, size_t count, std::mt19937_6
   return bytes;
 }
 
-// What H ranks and a switch make of their inputs.
+// The outcome of a sum over H ranks and a switch.
 struct Result {
   int32_t exponent = kNoExponent;
   uint8_t flags = 0;

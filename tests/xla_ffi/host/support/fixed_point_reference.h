@@ -1,4 +1,4 @@
-// What fixed_point.h must compute, written a second time: one element at a time, in wider arithmetic.
+// Computes what fixed_point.h must compute, one element at a time and in wider arithmetic.
 #ifndef TESTS_XLA_FFI_HOST_SUPPORT_FIXED_POINT_REFERENCE_H_
 #define TESTS_XLA_FFI_HOST_SUPPORT_FIXED_POINT_REFERENCE_H_
 

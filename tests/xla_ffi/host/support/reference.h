@@ -21,7 +21,7 @@ namespace passing {
 using Bytes = std::vector<uint8_t>;
 using HostBuffers = std::vector<Bytes>;  // device-major, as Sum has them
 
-// Of normally distributed elements of all magnitudes; `special` is the share of NaN and infinities among them.
+// Makes normally distributed elements of all magnitudes; `special` is the share of NaN and infinities among them.
 inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, std::mt19937_64& random, double special) {
   Bytes bytes(elements * SizeOf(shape.dtype));
   std::normal_distribution<> normal;
@@ -80,7 +80,7 @@ inline void Deliver(const HostBuffers& from, HostBuffers& to, const SumShape& sh
   });
 }
 
-// Whether these elements of all devices are those of the reference.
+// Are these elements of all devices those of the reference?
 inline bool AreRight(const HostBuffers& buffers, const std::vector<Bytes>& reference, const SumShape& shape,
                      uint64_t begin, uint64_t end) {
   bool right = true;

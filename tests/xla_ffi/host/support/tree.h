@@ -1,4 +1,4 @@
-// Which switches there are, one below another, and which of them each rank sends to.
+// A tree of switches, and the switch that each rank sends to.
 #ifndef TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
 #define TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
 

@@ -50,7 +50,7 @@ class Workload {
   // From now on only some elements of a sum are there when it is issued, as if a GPU delivered them. Each next piece,
   // of up to `piece` elements, comes up to `gap_us` later.
   void DeliverLate(uint64_t seed, uint64_t piece, int64_t gap_us) { late_ = {std::mt19937_64(seed), piece, gap_us}; }
-  // How often a host was told of results before its sum was done.
+  // The number of times a host was told of results before its sum was done.
   uint64_t told() const { return told_; }
 
   // One execution of a program that calls `sites`: every host issues them in its own order and at its own pace.

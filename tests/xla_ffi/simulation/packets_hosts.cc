@@ -1,0 +1,268 @@
+// The packets of a simulated cluster: its hosts.
+#include "../tests/xla_ffi/simulation/packets.h"
+
+namespace passing::simulation {
+
+uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op) {
+  sites_.push_back(std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
+                                                       .dtype = dtype,
+                                                       .leaf_elements = std::move(leaves),
+                                                       .device_count = device_count,
+                                                       .op = op}));
+  return static_cast<uint32_t>(sites_.size() - 1);
+}
+
+uint32_t Packets::AddHost(const JobConfig& job, const std::vector<uint32_t>& sockets, uint32_t incarnation,
+                          double warn_s, double deadline_s) {
+  const uint32_t number = ++last_;
+  Host& host = hosts_[number];
+  host.job = job;
+  host.deadline_s = deadline_s;
+  host.sockets = sockets;
+  host.incarnation = incarnation;
+  host.group_watches.resize(sockets.size());
+  std::vector<Driver*> drivers;
+  for (uint32_t shard = 0; shard < sockets.size(); ++shard) {
+    Socket& socket = sockets_.at(sockets[shard]);
+    socket.owner = number;
+    socket.shard = shard;
+    host.machine = socket.own.machine;
+    host.drivers.push_back(std::make_unique<FakeDriver>(
+        [this, own = socket.own, to = *socket.peer](auto packet) { Send(own, to, std::move(packet), up_); }));
+    drivers.push_back(host.drivers.back().get());
+  }
+  host.core = std::make_unique<AllReduce>(job, drivers, [this, number](std::string message) {
+    events_.push_back({.kind = Event::kOrderMessage, .who = number, .text = std::move(message)});
+  });
+  host.stall_watch = std::make_unique<StallWatch>(ToUs(std::min(warn_s, deadline_s / 2)), ToUs(deadline_s));
+  auto& ranks = incarnations_[incarnation];
+  ranks.resize(job.world_size);
+  if (ranks[job.rank] != 0) Violate(number, "two hosts are rank " + std::to_string(job.rank) + " of one incarnation");
+  ranks[job.rank] = number;
+  return number;
+}
+
+void Packets::Execute(uint32_t number, uint32_t execution, const std::vector<uint32_t>& sites, int64_t spread_us) {
+  Host& host = hosts_.at(number);
+  host.left_of[execution] = static_cast<uint32_t>(sites.size());
+  std::map<uint32_t, uint32_t> steps;
+  for (const uint32_t site : sites) {
+    const CallKey key{site, execution, steps[site]++};
+    network_.After(network_.Below(spread_us + 1), [this, number, key] { Issue(number, key); });
+  }
+}
+
+void Packets::RemoveHost(uint32_t number) {
+  Host& host = hosts_.at(number);
+  for (const uint32_t socket : host.sockets) Close(socket);
+  const uint32_t incarnation = host.incarnation;
+  hosts_.erase(number);
+  const auto& ranks = incarnations_.at(incarnation);
+  if (std::any_of(ranks.begin(), ranks.end(), [this](uint32_t rank) { return hosts_.contains(rank); })) return;
+  // Nobody is left that has its results.
+  references_.erase(references_.lower_bound({incarnation, CallKey{}}),
+                    references_.lower_bound({incarnation + 1, CallKey{}}));
+}
+
+void Packets::OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group) {
+  Host& host = hosts_.at(socket.owner);
+  const uint64_t before = Results(host);
+  host.core->OnPacket(socket.shard, packet, now_us());
+  const uint64_t results = Results(host) - before;
+  wire::GroupWatch& watch = host.group_watches[socket.shard];
+  if (results > 0) host.progress_us = now_us();
+  if (host.core->failure() && !host.has_failed) {  // WrongSumError
+    const Failure failure = *host.core->failure();
+    events_.push_back(
+        {.kind = Event::kFailed, .who = socket.owner, .kind_of_failure = failure.kind, .text = failure.message});
+    return Fail(socket.owner, failure);
+  }
+  if (by_group) {
+    watch.OnGroupResults(results);
+  } else if (socket.group && watch.OnOwnResults(results)) {
+    events_.push_back({.kind = Event::kGroupLost, .who = socket.owner, .number = socket.shard});
+  }
+  WakeAt(socket.owner, now_us() + network_.Below(kBatchUs));  // some more packets may come before it looks
+}
+
+void Packets::Issue(uint32_t number, const CallKey& key) {
+  const auto found = hosts_.find(number);
+  if (found == hosts_.end()) return;
+  Host& host = found->second;
+  if (WaitsForPause(host.machine, [this, number, key] { Issue(number, key); })) return;
+  const auto [site, execution, step] = key;
+  if (host.core->idle()) host.progress_us = now_us();
+  HostBuffers& buffers = host.calls[key] = InputsOf(number, key);
+  Sum sum{.key = {.site = 0x9E3779B97F4A7C15 * (site + 1), .execution = execution, .step = step},
+          .shape = sites_[site],
+          .inputs = {},
+          .outputs = {}};
+  for (Bytes& buffer : buffers) {
+    sum.inputs.push_back(buffer.data());
+    sum.outputs.push_back(buffer.data());
+  }
+  sum.done = [this, number, key](const Failure* failure) { OnDone(number, key, failure); };
+  DeliverLate(number, key, sum);
+  host.core->Start(std::move(sum), now_us());
+  WakeAt(number, now_us());
+}
+
+// Of some sums only some elements are there from the start, as if a GPU delivered them.
+void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
+  const auto [site, execution, step] = key;
+  std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 1u};
+  const auto random = std::make_shared<std::mt19937_64>(seeds);
+  if ((*random)() % 4 != 0) return;
+  HostBuffers& buffers = hosts_.at(number).calls.at(key);
+  const auto late = std::make_shared<const HostBuffers>(buffers);
+  sum.ready_elements = 1 + (*random)() % ElementsOf(*sum.shape);
+  Spoil(buffers, *sum.shape, sum.ready_elements);
+  sum.written = [this, number, key](uint64_t elements) {
+    const Host& host = hosts_.at(number);
+    const auto* reference = ReferenceOf(host.incarnation, key);
+    const SumShape& shape = *sites_[std::get<0>(key)];
+    if (reference == nullptr || !AreRight(host.calls.at(key), *reference, shape, 0, elements)) {
+      Violate(number, "told of a wrong sum: " + shape.site_name);
+    }
+  };
+  DeliverNext(number, key, sum.key, late, sum.ready_elements, random);
+}
+
+void Packets::DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
+                          const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
+                          const std::shared_ptr<std::mt19937_64>& random) {
+  if (begin == ElementsOf(*sites_[std::get<0>(key)])) return;
+  const auto delay_us = static_cast<int64_t>((*random)() % kLateUs);
+  network_.After(delay_us, [this, number, key, sum_key, late, begin, random] {
+    Deliver(number, key, sum_key, late, begin, random);
+  });
+}
+
+void Packets::Deliver(uint32_t number, const CallKey& key, const SumKey& sum_key,
+                      const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
+                      const std::shared_ptr<std::mt19937_64>& random) {
+  const auto found = hosts_.find(number);
+  if (found == hosts_.end()) return;
+  Host& host = found->second;
+  const auto call = host.calls.find(key);
+  if (call == host.calls.end()) return;  // it has failed
+  const auto again = [this, number, key, sum_key, late, begin, random] {
+    Deliver(number, key, sum_key, late, begin, random);
+  };
+  if (WaitsForPause(host.machine, again)) return;
+  const SumShape& shape = *sites_[std::get<0>(key)];
+  const uint64_t end = begin + 1 + (*random)() % (ElementsOf(shape) - begin);
+  passing::Deliver(*late, call->second, shape, begin, end);
+  host.core->OnReady(sum_key, end);
+  WakeAt(number, now_us());
+  DeliverNext(number, key, sum_key, late, end, random);
+}
+
+void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure) {
+  Host& host = hosts_.at(number);
+  const auto found = host.calls.find(key);
+  if (found == host.calls.end()) return Violate(number, "a sum is done twice");
+  // One whose deadline was missed: whoever waits for it would hang.
+  if (now_us() - host.progress_us > ToUs(host.deadline_s) + kNoticedUs) Violate(number, "a sum ends too late");
+  if (failure != nullptr) {
+    ++sums_failed_;
+    host.calls.erase(found);
+    return;
+  }
+  const std::vector<Bytes>* reference = ReferenceOf(host.incarnation, key);
+  bool right = reference != nullptr;
+  for (size_t i = 0; right && i < found->second.size(); ++i) {
+    right = found->second[i] == (*reference)[i % reference->size()];
+  }
+  if (!right) Violate(number, "wrong sum: " + sites_[std::get<0>(key)]->site_name);
+  ++sums_right_;
+  host.calls.erase(found);
+  if (--host.left_of.at(std::get<1>(key)) > 0) return;
+  host.left_of.erase(std::get<1>(key));
+  events_.push_back({.kind = Event::kExecuted, .who = number, .number = std::get<1>(key)});
+}
+
+// Alike whoever asks, and unlike for any two hosts and calls.
+HostBuffers Packets::InputsOf(uint32_t number, const CallKey& key) const {
+  const auto [site, execution, step] = key;
+  std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step};
+  std::mt19937_64 random(seeds);
+  const SumShape& shape = *sites_[site];
+  const double special = random() % 8 == 0 ? 0.001 : 0;
+  HostBuffers buffers;
+  for (uint32_t device = 0; device < shape.device_count; ++device) {
+    for (const uint64_t elements : shape.leaf_elements) {
+      buffers.push_back(RandomLeaf(shape, elements, random, special));
+    }
+  }
+  return buffers;
+}
+
+// Null if a rank of the incarnation has never been there.
+const std::vector<Bytes>* Packets::ReferenceOf(uint32_t incarnation, const CallKey& key) {
+  auto [found, is_new] = references_.try_emplace({incarnation, key});
+  if (is_new) {
+    std::vector<HostBuffers> inputs;
+    for (const uint32_t number : incarnations_.at(incarnation)) {
+      if (number == 0) return references_.erase(found), nullptr;
+      inputs.push_back(InputsOf(number, key));
+    }
+    found->second = Reference(*sites_[std::get<0>(key)], inputs);
+  }
+  return &found->second;
+}
+
+// As the transport's thread: it sleeps until then, or until something comes earlier.
+void Packets::WakeAt(uint32_t number, int64_t at_us) {
+  Host& host = hosts_.at(number);
+  if (at_us >= host.wake_us) return;
+  host.wake_us = at_us;
+  network_.After(at_us - now_us(), [this, number, at_us] { Wake(number, at_us); });
+}
+
+void Packets::Wake(uint32_t number, int64_t at_us) {
+  const auto found = hosts_.find(number);
+  if (found == hosts_.end() || found->second.wake_us != at_us) return;
+  Host& host = found->second;
+  if (WaitsForPause(host.machine, [this, number, at_us] { Wake(number, at_us); })) return;
+  host.wake_us = INT64_MAX;
+  if (host.has_failed) return;
+  if (now_us() >= host.core->next_timer_us()) host.core->OnTimer(now_us());
+  CheckStall(number, host);
+  const int64_t due_us = std::min(host.core->next_timer_us(), host.stall_watch->next_timer_us());
+  if (due_us != INT64_MAX) WakeAt(number, std::max(due_us, now_us()));
+}
+
+void Packets::CheckStall(uint32_t number, Host& host) {
+  if (!host.stall_watch->IsDue(Results(host), host.core->idle(), now_us())) return;
+  const Stall stall = *host.core->OldestStall();
+  const StallWatch::Verdict verdict = host.stall_watch->Judge(stall.since_us, now_us());
+  if (verdict.state == StallWatch::Verdict::kStalled) {
+    if (verdict.is_new) host.stall_note.clear();
+    const double stalled_s = static_cast<double>(verdict.stalled_us) / 1e6;
+    events_.push_back({.kind = Event::kStalled, .who = number, .stalled_s = stalled_s, .stall = stall});
+  } else if (verdict.state == StallWatch::Verdict::kLost) {
+    const Failure failure = DeadlineExceeded(host.job, stall, verdict.stalled_us, host.stall_note, host.deadline_s);
+    events_.push_back(
+        {.kind = Event::kFailed, .who = number, .kind_of_failure = failure.kind, .text = failure.message});
+    Fail(number, failure);
+  }
+}
+
+uint64_t Packets::Results(const Host& host) {
+  const AllReduceStats stats = host.core->stats();
+  return stats.packets_received - stats.packets_dropped;
+}
+
+// Whether a machine is paused; then `event` happens when it goes on.
+bool Packets::WaitsForPause(uint32_t machine, std::function<void()> event) {
+  const auto paused = paused_until_.find(machine);
+  if (paused == paused_until_.end() || now_us() >= paused->second) return false;
+  for (auto& [number, host] : hosts_) {
+    if (host.machine == machine) host.progress_us = paused->second;
+  }
+  network_.After(paused->second - now_us(), std::move(event));
+  return true;
+}
+
+}  // namespace passing::simulation
