@@ -1,4 +1,4 @@
-"""Who may include whom, beside what import-linter checks. docs/internals/architecture.md draws the directions."""
+"""Rooms include downwards only, beside what import-linter checks. docs/internals/architecture.md draws the directions."""
 
 import ast
 import re

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the program takes of the chip, by the logs that the compiler left in FOLDER. Usage: resources.py FOLDER"""
+"""Prints what the program takes of the chip, by the logs that the compiler left in FOLDER. Usage: resources.py FOLDER"""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
 
 
 def _containers(logs: Path) -> list[dict]:
-    """Those in use, each once."""
+    """Lists the ones in use, each once."""
     containers = json.loads((logs / "phv.json").read_text())["containers"]
     return list({each["phv_number"]: each for each in containers}.values())
 

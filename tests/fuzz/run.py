@@ -93,7 +93,7 @@ def write_command(source: Path, path: Path) -> None:
 
 
 class Run:
-    """Of one target."""
+    """A run of one target."""
 
     def __init__(self, target: Target, build: Path, minutes: float | None, seed: int):
         self.target = target
@@ -126,7 +126,7 @@ class Run:
         return done.returncode == 0
 
     def keep(self) -> None:
-        """Of what was found, the fewest and shortest inputs that reach all places."""
+        """Keeps the fewest and shortest inputs found that reach all that was reached."""
         smaller = self._found.with_suffix(".merged")
         shutil.rmtree(smaller, ignore_errors=True)
         smaller.mkdir()

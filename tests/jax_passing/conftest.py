@@ -1,4 +1,4 @@
-"""What all tests of the package share. Nothing here imports JAX but fixtures that need it."""
+"""All tests of the package share this. Nothing here imports JAX but fixtures that need it."""
 
 import os
 
@@ -41,7 +41,7 @@ def session():
 
 @pytest.fixture
 def compiled_fast():
-    """What runs so rarely takes longer to optimise than to run."""
+    """Compiles without most optimisations: programs that run once take longer to optimise than to run."""
     import jax
 
     jax.config.update("jax_disable_most_optimizations", True)

@@ -1,4 +1,4 @@
-"""What XLA makes of sums on a GPU that isn't there: python tests/manual/compile_for_gpu.py
+"""Shows what XLA makes of sums on a GPU that isn't there: python tests/manual/compile_for_gpu.py
 
 It needs the packages of the examples, and JAX's plugin for CUDA, of jaxlib's version; no GPU, no driver, no CUDA:
 
@@ -145,7 +145,7 @@ class Block:
         return [name for name, line in self.lines.items() if f'custom_call_target="{target}"' in line]
 
     def operands(self, call: str) -> list[tuple[str, str]]:
-        """Of a custom call, each as (instruction, index in its tuple)."""
+        """Returns the operands of a custom call, each as (instruction, index in its tuple)."""
         inside = re.search(r"custom-call\((.*?)\), custom_call_target", self.lines[call])
         assert inside is not None
         return [self._source(name) for name in re.findall(r"%([\w.\-]+)", inside[1])]

@@ -42,7 +42,7 @@ LOADS = {"1 KiB": {"elements": 256, "dtype": "int32"}, "4 MiB": {"elements": 1 <
 
 @dataclass
 class Row:
-    """Of the matrix: what came of one fault under one load."""
+    """A cell of the matrix: the outcome of one fault under one load."""
 
     faults: int = 0
     sums: int = 0
@@ -162,7 +162,7 @@ class Campaign:
     def _check(
         self, row: Row, fault: str, rank: int, victim: int | None, fault_s: float, promised_s: float, deadline_s: float
     ) -> None:
-        """What a host that is left over says."""
+        """Returns what a host that is left over says."""
         host = self.hosts[rank]
         try:
             answer = _ending(host, promised_s + IN_TIME_S + HUNG_S)

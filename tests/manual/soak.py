@@ -28,7 +28,7 @@ DRIFT = 0.01
 
 @dataclass(frozen=True)
 class Sample:
-    """Of a process between two jobs."""
+    """The resources of a process between two jobs."""
 
     at_s: float
     memory_kib: int
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass
 class Life:
-    """Of a process."""
+    """The growth of a process."""
 
     name: str
     samples: list[Sample] = field(default_factory=list)

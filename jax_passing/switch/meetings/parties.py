@@ -1,4 +1,4 @@
-"""Of the hosts that wait to meet some go on and some begin anew, and some decide when."""
+"""Hosts that wait to meet form parties: some go on, some begin anew, and some decide when."""
 
 from dataclasses import dataclass
 

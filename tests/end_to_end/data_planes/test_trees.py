@@ -106,7 +106,7 @@ def running(cluster: "Cluster", places: Sequence[str]) -> "list[Process]":
 
 
 def raised(process: "Process", kind: str, within_s: float = DEADLINE_S) -> str:
-    """What the host got; afterwards it must have gone on."""
+    """Returns what the host got; afterwards it must have gone on."""
     match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)")
     assert match[1] == kind, process.text
     assert float(match[2]) <= within_s, process.text

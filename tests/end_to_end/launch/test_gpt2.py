@@ -93,7 +93,7 @@ def test_hosts_whose_rows_differ_are_told_so(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("flag", [None, "size", "rows", "steps", "text"])
 def test_the_flag_that_differs_is_named(program: Any, monkeypatch: pytest.MonkeyPatch, flag: str | None) -> None:
-    """Of three hosts, where the second has one of its own."""
+    """The second of three hosts has a flag of its own."""
     given = [{name: f"{name} 1" for name in ("size", "rows", "steps", "text")} for _ in range(3)]
     if flag is not None:
         given[1][flag] = "another"

@@ -1,4 +1,4 @@
-"""What psum gives on several real hosts, through a real switch."""
+"""psum gives the right sums on several real hosts, through a real switch."""
 
 import re
 from pathlib import Path

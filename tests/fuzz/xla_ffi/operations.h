@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <span>
 
-// What must hold whatever the input is. Unlike an assertion, it says what was expected.
+// This must hold whatever the input is. Unlike an assertion, it says what was expected.
 #define EXPECT_ALWAYS(condition)                                                     \
   do {                                                                               \
     if (!(condition)) {                                                              \

@@ -1,4 +1,4 @@
-"""What hosts tell each other of their programs: through a switch, with transports that tell of programs as told."""
+"""Hosts tell each other of their programs through a switch; the transports here tell of programs as they are told."""
 
 import dataclasses
 import queue

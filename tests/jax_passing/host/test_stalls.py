@@ -1,4 +1,4 @@
-"""What is said of a sum that makes no progress. test_session.py has stalls of real sessions."""
+"""A sum that makes no progress is described. test_session.py has stalls of real sessions."""
 
 from dataclasses import dataclass
 

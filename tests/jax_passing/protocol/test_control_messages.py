@@ -1,4 +1,4 @@
-"""What is decoded, and what is refused."""
+"""Messages are decoded, or refused."""
 
 import contextlib
 

@@ -50,7 +50,7 @@ def test_derived_keys_differ():
 
 
 def handshake(client_key, server_key):
-    """What both ends say of it, and hear of each other."""
+    """Returns what both ends say of the handshake, and hear of each other."""
 
     def end(mine, key, *, server_side):
         context = secure_channel.context(key, server_side=server_side)

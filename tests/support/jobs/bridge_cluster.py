@@ -21,7 +21,7 @@ class BridgeCluster(BridgeNetwork):
         super().__exit__()
 
     def place(self, machine: int | None = None) -> str:
-        """Of the switch on it."""
+        """Returns the address of the switch on it."""
         return f"{self.address(machine)}:{PORT}"
 
     def start(self, machine: int | None, command: Sequence[str], env: dict[str, str] | None = None) -> Process:

@@ -106,7 +106,7 @@ def finish(processes: Sequence[Process], timeout_s: float = 250) -> None:
 
 
 def digest(processes: Sequence[Process]) -> str:
-    """Of the bits of all results that each of them has told of: the same of all."""
+    """Returns the digest of all results' bits that each of them has told: it is the same for all."""
     finish(processes)
     (found,) = {process.wait_for(r"^digest (\w+)$", 1)[1] for process in processes}
     return found

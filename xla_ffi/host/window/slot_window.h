@@ -90,7 +90,7 @@ class SlotWindow {
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
-  // Of the chunks that are taken for lost, the one that was sent first, and the one with the lowest position.
+  // The chunk sent first and the one with the lowest position, among the chunks that are taken for lost.
   std::optional<uint64_t> FirstLost(const Path& path) const;
   std::optional<uint64_t> LowestLost(const Path& path) const;
   uint64_t NextOfBurst(Path& path);

@@ -65,12 +65,12 @@ def jax_devices_per_host() -> int:
 
 
 def equal_value(leaf: Any) -> np.ndarray:
-    """What is equal on all devices: one of its copies."""
+    """Returns one of the copies of what is equal on all devices."""
     return np.asarray(leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf)
 
 
 def own_rows(leaf: Any) -> np.ndarray:
-    """What has a row for each device: those of this process, in order."""
+    """Returns this process's rows, in order, of what has a row for each device."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(leaf)
     parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in leaf.addressable_shards}

@@ -51,7 +51,7 @@ def late(x: np.ndarray) -> np.ndarray:
 
 
 def bent(x: Any, how: str, here: bool) -> Any:
-    """Of another shape or dtype."""
+    """Gives x another shape or dtype."""
     if not here:
         return x
     if how == "shape":
@@ -66,7 +66,7 @@ def dict_of(rank: int, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(rank: int, check_vma: bool) -> dict[str, Any]:
-    """What the source of a program may say."""
+    """Lists the names that the source of a program may use."""
 
     def scan(body: Any, start: Any, steps: int) -> Any:
         return jax.lax.scan(body, start, jnp.arange(steps, dtype=start.dtype))

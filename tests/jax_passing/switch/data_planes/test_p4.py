@@ -1,4 +1,4 @@
-"""What the P4 program's tables are told, on a device that keeps it in memory and may be lost at any time."""
+"""The P4 program's tables are filled, on a device that keeps them in memory and may be lost at any time."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How far ahead of what is complete a contribution may be: what hosts can send, and no more than it takes."""
+"""The reach lets through whatever hosts can send, and no more than it takes."""
 
 import pytest
 from support.switch.control import scenario

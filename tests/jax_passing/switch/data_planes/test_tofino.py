@@ -1,4 +1,4 @@
-"""What a Tofino's tables are told of a job, and what its registers tell."""
+"""A Tofino's tables are told of a job, and its registers tell of its slots."""
 
 import pytest
 

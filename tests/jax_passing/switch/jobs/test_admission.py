@@ -1,4 +1,4 @@
-"""What a switch checks before it admits a rank: each rule by itself, then as hosts and racks hear of it."""
+"""A switch checks a rank before it admits it: each rule by itself, then as hosts and racks hear of it."""
 
 import itertools
 from functools import reduce

@@ -1,4 +1,4 @@
-"""Who has to go when there are too many connections, and what no address may have alone."""
+"""Quotas say who has to go when there are too many connections, and what no address may have alone."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which slots belong to which job."""
+"""Slots are given to jobs, and come back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

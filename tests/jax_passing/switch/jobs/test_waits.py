@@ -1,4 +1,4 @@
-"""What ranks hear that have waited for the others in vain."""
+"""Ranks that have waited for the others in vain hear why."""
 
 from support.switch.control import RecordingDataPlane, StillOutside, scenario
 from support.switch.control_trees import in_tree, rack_says

@@ -1,4 +1,4 @@
-"""Who notices that a host, a rack or the device is gone: leases, checks, and what goes wrong in them."""
+"""The watch notices that a host, a rack or the device is gone: leases, checks, and what goes wrong in them."""
 
 import asyncio
 from unittest import mock
@@ -29,7 +29,7 @@ async def test_a_device_that_loses_its_state_ends_running_jobs_alone(switch):
 
 @scenario()
 async def test_a_device_that_loses_its_state_after_the_join_deadline(switch):
-    """Of ranks that run, nobody waits to join any more. (Seed 4982 of the simulator.)"""
+    """Ranks that run no longer wait to join. (Seed 4982 of the simulator.)"""
     hosts, _ = await switch.job(join_deadline_s=0.2)
     await asyncio.sleep(0.3)
     switch.data_plane.lost = "its tables are empty"

@@ -1,4 +1,4 @@
-"""How many connections the limit of open files leaves."""
+"""The limit of open files leaves so many connections."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""What members say while a job runs: what is answered, and what costs them their connection."""
+"""Members speak while a job runs: some messages are answered, some cost them their connection."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Who is missing in a chunk, as a host hears it, from one switch and from all of a tree."""
+"""A host hears who is missing in a chunk, from one switch and from all of a tree."""
 
 import pytest
 from support.switch.control import scenario, until

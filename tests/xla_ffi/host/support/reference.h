@@ -50,7 +50,7 @@ inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, std::mt19937_6
   return bytes;
 }
 
-// Of one device.
+// Returns the number of elements of one device.
 inline uint64_t ElementsOf(const SumShape& shape) { return shape.bytes() / SizeOf(shape.dtype); }
 
 // Calls f(buffer, byte, byte_count) for elements of each device: its leaves end to end, from the `begin`th on.

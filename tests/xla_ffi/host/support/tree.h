@@ -36,7 +36,7 @@ struct Tree {
     return tree;
   }
 
-  // Of at most `levels`; hosts may be at any of them. Some ranks' racks are mixed up.
+  // A tree of at most `levels`; hosts may be at any of them. Some ranks' racks are mixed up.
   static Tree Random(uint32_t world_size, uint32_t levels, std::mt19937_64& random) {
     Tree tree;
     std::vector<uint32_t> level{1};  // by switch

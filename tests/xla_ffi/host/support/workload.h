@@ -142,7 +142,7 @@ class Workload {
       DeliverNext(call, rank, key, shape, end);
     });
   }
-  // What a host is told of stays as it is.
+  // A host's input stays as it is once the host was told of it.
   void OnWritten(Call& call, size_t site, uint32_t execution, uint64_t elements) {
     ASSERT_FALSE(call.done);
     ASSERT_GT(elements, call.written);
