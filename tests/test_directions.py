@@ -1,4 +1,4 @@
-"""Rooms include downwards only, beside what import-linter checks. docs/internals/architecture.md draws the directions."""
+"""Rooms include downwards only, beside what import-linter checks. docs/internals/architecture.md draws them."""
 
 import ast
 import re

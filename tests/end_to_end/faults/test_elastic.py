@@ -71,5 +71,5 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster") -> No
 
 
 def compilations(process: Process) -> int:
-    """Counts compilations of its programs; session.rejoin has one of its own, which waits for all that was dispatched."""
+    """Counts compilations of its programs; session.rejoin has its own, which waits for what was dispatched."""
     return sum("Finished XLA compilation" in line and "jit(_work)" not in line for line in list(process.lines))
