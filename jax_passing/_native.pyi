@@ -232,29 +232,10 @@ class HostProgram:
     process's."""
 
     def __init__(self) -> None: ...
-    def add_sum(
-        self,
-        *,
-        program: str,
-        ordinal: int,
-        site: int,
-        identity: str,
-        site_name: str,
-        dtype: str,
-        op: str,
-        leaf_elements: Sequence[int],
-        member_count: int,
-        local_member_count: int,
-        replica_count: int,
-        world_size: int,
-        flat: bool,
-        conditional: bool,
-        devices: str,
-    ) -> int:
-        """Returns the site's index. The attributes are those of SiteInfo in xla_ffi/ffi/instance.h."""
+    def add(self, spec: str) -> int:
+        """Returns the index of the sum, or visit, that this text of a SumSpec describes. Raises ValueError."""
 
-    def add_visit(self, *, program: str, ordinal: int) -> None: ...
-    def begin(self, *, place: int, device: int) -> int:
+    def begin(self, *, entry: int, device: int) -> int:
         """Returns the number of the execution that begins."""
 
     def sum(
@@ -285,15 +266,15 @@ def ffi_targets() -> dict[str, dict[str, CapsuleType]]:
     """XLA FFI handlers for jax.ffi.register_ffi_target: {"passing_psum": {"instantiate": ..., "execute": ...}, ...}.
 
     `passing_psum` takes int32[2] (group, member), int32[] that is there when the sums before it are done, and the
-    leaves; it gives int32[] for the sums after it, and the leaves' sums. Its attributes are those of SiteInfo in
-    xla_ffi/ffi/instance.h. `passing_rank` takes nothing and gives int32[]. `passing_hold`: see hold.py, call_order.py.
+    leaves; it gives int32[] for the sums after it, and the leaves' sums. Its attribute `spec` is the text of a
+    SumSpec. `passing_rank` takes nothing and gives int32[]. `passing_hold`: see hold.py, order.py.
     """
 
 def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
     """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""
 
 def cuda_ffi_targets() -> dict[str, dict[str, CapsuleType]]:
-    """The same as `ffi_targets` for platform "CUDA", with `passing_psum_done`: xla_ffi/ffi/cuda_handlers.h."""
+    """The same as `ffi_targets` for platform "CUDA", with `passing_psum_done`: xla_ffi/ffi/handlers.h."""
 
 def cuda_ffi_targets_on_cpu(library: str) -> dict[str, dict[str, CapsuleType]]:
     """For tests: those of sums for platform "cpu", with a driver that stands in for CUDA's."""

@@ -1,15 +1,12 @@
-#include "ffi/cuda_handlers.h"
-
-#include <memory>
+#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "ffi/cuda_sums.h"
 #include "ffi/handler_parts.h"
+#include "ffi/handlers.h"
 #include "ffi/rendezvous.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -20,21 +17,13 @@ namespace ffi = xla::ffi;
 
 using Stream = ffi::PlatformStream<CUstream>;
 
-// Of one device in the sums of a site.
-struct Place {
-  int64_t group = 0;
-  int64_t member = 0;
-  int64_t shard = 0;
-};
-
-constexpr int64_t kAnyDevice = -1;
-
-using Places = std::unordered_map<int64_t, Place>;  // by the mesh's numbers of the devices
-
-struct CudaState : InstanceState {
+struct CudaState {
   static ffi::TypeId id;
-  CudaState(SiteInfo info, Places its_places) : InstanceState(std::move(info)), places(std::move(its_places)) {}
-  const Places places;
+  explicit CudaState(SumSpec spec) : roles(spec), instance(std::move(spec)) {}
+  const DeviceRoles roles;
+  Instance instance;
+  std::once_flag needs_are_known;
+  PinnedNeeds needs;
 };
 ffi::TypeId CudaState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 constexpr ffi::TypeInfo kCudaStateTypeInfo = ffi::MakeTypeInfo<CudaState>();
@@ -54,46 +43,12 @@ ffi::Error RefuseDevice(const std::string& which) {
   return ToError(failure);
 }
 
-// Null if it isn't in the mesh.
-const Place* PlaceOf(const Places& places, const SiteInfo& info, const CudaDevice& device) {
-  auto place = places.find(info.devices.empty() ? device.index : device.id);
-  if (place == places.end()) place = places.find(kAnyDevice);
-  return place == places.end() ? nullptr : &place->second;
-}
-
-ffi::ErrorOr<std::unique_ptr<CudaState>> Instantiate(ffi::Dictionary attributes) {
-  auto info = ParseSite(attributes);
-  if (info.has_error()) return ffi::Unexpected(info.error());
-  info->on_gpu = true;
-  const auto beside = attributes.get<int64_t>("beside"), shard_elements = attributes.get<int64_t>("shard_elements");
-  for (const auto* each : {&beside, &shard_elements}) {
-    if (each->has_error()) return ffi::Unexpected(each->error());
-  }
-  info->beside = *beside;
-  info->shard_elements = static_cast<uint64_t>(*shard_elements);
-  using Numbers = ffi::Span<const int64_t>;
-  const auto mesh = attributes.get<Numbers>("mesh"), groups = attributes.get<Numbers>("groups"),
-             members = attributes.get<Numbers>("members"), shards = attributes.get<Numbers>("shards");
-  for (const auto* each : {&mesh, &groups, &members, &shards}) {
-    if (each->has_error()) return ffi::Unexpected(each->error());
-    if (each->value().size() != mesh->size()) {
-      return ffi::Unexpected(ffi::Error::InvalidArgument("passing_psum: mesh, groups... differ in size"));
-    }
-  }
-  Places places;
-  for (size_t i = 0; i < mesh->size(); ++i) places[(*mesh)[i]] = {(*groups)[i], (*members)[i], (*shards)[i]};
-  std::set<int64_t> local_groups;
-  for (const CudaDevice& device : CudaSums::Get().devices()) {
-    if (const Place* place = PlaceOf(places, *info, device)) local_groups.insert(place->group);
-  }
-  info->group_count = static_cast<uint32_t>(local_groups.size());
-  return std::make_unique<CudaState>(std::move(*info), std::move(places));
-}
-
 // One sum speaks for all of the executable.
 ffi::Error Initialize(CudaState* state, int32_t ordinal) {
   const auto executable = state->instance.executable();
-  if (state->instance.is_first()) CudaSums::Get().Reserve(*executable, ordinal);
+  if (executable->sums.front().get() != &state->instance.spec()) return ffi::Error::Success();
+  std::call_once(state->needs_are_known, [&] { state->needs = CudaSums::Get().NeedsOf(*executable); });
+  CudaSums::Get().Reserve(state->needs, ordinal);
   return ffi::Error::Success();
 }
 
@@ -114,24 +69,20 @@ ffi::Error Start(CudaState* state, ffi::RunId run_id, int32_t ordinal, CUstream 
   const auto device = CudaSums::Get().Device(ordinal);
   if (!device) return RefuseDevice("GPU " + std::to_string(ordinal));
   Instance& instance = state->instance;
-  const Place* place = PlaceOf(state->places, instance.info(), *device);
-  if (place == nullptr) {
-    return RefuseDevice("GPU " + std::to_string(device->id) + " at " + instance.info().site_name);
+  const DeviceRole* role = state->roles.Find(*device);
+  if (role == nullptr) {
+    return RefuseDevice("GPU " + std::to_string(device->id) + " at " + instance.spec().site_name);
   }
   CudaCall call = MakeCall(run_id, ordinal, stream, token->untyped_data(), leaves);
   call.device = device->number;
-  call.member = place->member;
-  call.shard = place->shard;
-  return ToStatus(CudaSums::Get().Start(instance.SiteOf(place->group), std::move(call)));
+  call.member = role->member;
+  call.slice = role->slice;
+  return ToStatus(CudaSums::Get().Start(instance.SiteOf(role->group), std::move(call)));
 }
 
 ffi::Error Done(ffi::RunId run_id, int32_t ordinal, CUstream stream, ffi::AnyBuffer token, ffi::AnyBuffer /*gate*/,
                 ffi::RemainingArgs leaves, ffi::RemainingRets /*the sums*/) {
   return ToStatus(CudaSums::Get().Finish(MakeCall(run_id, ordinal, stream, token.untyped_data(), leaves)));
-}
-
-ffi::ErrorOr<std::unique_ptr<CudaState>> InstantiateVisit(std::string_view program, int64_t ordinal) {
-  return std::make_unique<CudaState>(ParseVisit(program, ordinal), Places());
 }
 
 ffi::Error Visit(CudaState* state, ffi::RunId run_id, int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
@@ -158,122 +109,100 @@ ffi::Error WorldSize(int32_t ordinal, CUstream stream, ffi::Result<ffi::BufferR0
                      result);
 }
 
-}  // namespace
-
 // None has the command-buffer trait: XLA would trace a call once and replay what it enqueued, without asking us again.
 
-XLA_FFI_Error* CudaPsumInstantiate(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::BindInstantiate().Attrs().To(Instantiate).release();
-  return handler->Call(frame);
-}
+// Before each execution of the program on a device. If there are collectives of XLA's own among its calls, XLA lets
+// none of the process's devices go on before all are here.
+constexpr auto kInitialize = [] {
+  return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::State<CudaState>>().Ctx<ffi::DeviceOrdinal>().To(
+      Initialize);
+};
+constexpr auto kStart = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CudaState>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<Stream>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .Ret<ffi::AnyBuffer>()
+      .RemainingRets()
+      .To(Start);
+};
+constexpr auto kDone = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<Stream>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets()
+      .To(Done);
+};
+constexpr auto kVisit = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CudaState>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .To(Visit);
+};
+constexpr auto kRank = [] {
+  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<Stream>().Ret<ffi::BufferR0<ffi::S32>>().To(Rank);
+};
+constexpr auto kWorldSize = [] {
+  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<Stream>().Ret<ffi::BufferR0<ffi::S32>>().To(WorldSize);
+};
 
-XLA_FFI_Error* CudaPsumInitialize(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
-                             .Ctx<ffi::State<CudaState>>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .To(Initialize)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaPsumExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::State<CudaState>>()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .Ret<ffi::AnyBuffer>()
-                             .RemainingRets()
-                             .To(Start)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaPsumDoneExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(Done)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaPsumOnCpuExecute(XLA_FFI_CallFrame* frame) {
+// For tests: the same for CPU devices, with a driver that stands in for CUDA's and whose default stream is always idle.
+constexpr auto kStartOnCpu = [] {
   const auto start = [](CudaState* state, ffi::RunId run_id, int32_t ordinal, ffi::AnyBuffer before,
                         ffi::RemainingArgs leaves, ffi::Result<ffi::AnyBuffer> token, ffi::RemainingRets rets) {
     Initialize(state, ordinal);  // XLA doesn't for CPU devices
     return Start(state, run_id, ordinal, nullptr, before, leaves, token, rets);
   };
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::State<CudaState>>()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .Ret<ffi::AnyBuffer>()
-                             .RemainingRets()
-                             .To(start)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaPsumDoneOnCpuExecute(XLA_FFI_CallFrame* frame) {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CudaState>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .Ret<ffi::AnyBuffer>()
+      .RemainingRets()
+      .To(start);
+};
+constexpr auto kDoneOnCpu = [] {
   const auto done = [](ffi::RunId run_id, int32_t ordinal, ffi::AnyBuffer token, ffi::AnyBuffer gate,
                        ffi::RemainingArgs leaves,
                        ffi::RemainingRets sums) { return Done(run_id, ordinal, nullptr, token, gate, leaves, sums); };
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(done)
-                             .release();
-  return handler->Call(frame);
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets()
+      .To(done);
+};
+
+}  // namespace
+
+Platform CudaPlatform() {
+  return {.calls = {{"passing_psum", Handle<kStart>, Instantiate<CudaState>, Handle<kInitialize>},
+                    {"passing_psum_done", Handle<kDone>},
+                    {"passing_visit", Handle<kVisit>, Instantiate<CudaState>},
+                    {"passing_rank", Handle<kRank>},
+                    {"passing_world_size", Handle<kWorldSize>},
+                    {"passing_hold", HoldExecute}},
+          .state_name = "passing_psum_cuda_instance",
+          .state_id = &CudaState::id,
+          .state_info = &kCudaStateTypeInfo};
 }
 
-XLA_FFI_Error* CudaVisitInstantiate(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::BindInstantiate()
-                             .Attr<std::string_view>("program")
-                             .Attr<int64_t>("ordinal")
-                             .To(InstantiateVisit)
-                             .release();
-  return handler->Call(frame);
+std::vector<CustomCall> CudaCallsOnCpu() {
+  return {{"passing_psum", Handle<kStartOnCpu>, Instantiate<CudaState>}, {"passing_psum_done", Handle<kDoneOnCpu>}};
 }
-
-XLA_FFI_Error* CudaVisitExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::State<CudaState>>()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(Visit)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaRankExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<Stream>().Ret<ffi::BufferR0<ffi::S32>>().To(Rank).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaWorldSizeExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<Stream>().Ret<ffi::BufferR0<ffi::S32>>().To(WorldSize).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_TypeId* CudaStateTypeId() { return &CudaState::id; }
-const XLA_FFI_TypeInfo* CudaStateTypeInfo() { return &kCudaStateTypeInfo; }
 
 }  // namespace passing

@@ -1,6 +1,7 @@
 #include "ffi/cuda_sums.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,18 @@ std::vector<void*> LeavesIn(const PinnedBlock& block, const SumShape& shape) {
 }
 
 }  // namespace
+
+DeviceRoles::DeviceRoles(const SumSpec& spec) : by_id_(!spec.devices.empty()) {
+  for (size_t i = 0; i < spec.gpus.size(); ++i) {
+    roles_[spec.gpus[i]] = {spec.gpu_groups[i], spec.gpu_members[i], spec.gpu_slices[i]};
+  }
+}
+
+const DeviceRole* DeviceRoles::Find(const CudaDevice& device) const {
+  auto role = roles_.find(by_id_ ? device.id : device.index);
+  if (role == roles_.end()) role = roles_.find(kAnyDevice);
+  return role == roles_.end() ? nullptr : &role->second;
+}
 
 CudaSums& CudaSums::Get() {
   static auto& sums = *new CudaSums(Rendezvous::Get(), CudaDriver::kLibrary);
@@ -78,14 +91,14 @@ SharedBlocks& CudaSums::Shared() {
   return *shared_;
 }
 
-SliceInBlock CudaSums::PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call) {
-  const size_t bytes = site->shard_elements * SizeOf(site->shape->dtype);
-  const auto shard = static_cast<size_t>(call.shard);
-  auto block = Shared().BlockFor(site, call.run_id, shard, site->shard_count, site->shard_count * bytes);
+SliceInBlock CudaSums::SlicePlaceOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call) {
+  const size_t bytes = site->slice_elements * SizeOf(site->shape->dtype);
+  const auto slice = static_cast<size_t>(call.slice);
+  auto block = Shared().BlockFor(site, call.run_id, slice, site->slice_count, site->slice_count * bytes);
   std::lock_guard lock(mutex_);
   const auto gpu =
       std::find_if(devices_.begin(), devices_.end(), [&](const auto& each) { return each.ordinal == call.ordinal; });
-  return {std::move(block), static_cast<size_t>(gpu - devices_.begin()), shard * bytes};
+  return {std::move(block), static_cast<size_t>(gpu - devices_.begin()), slice * bytes};
 }
 
 std::optional<Failure> CudaSums::Try(const std::function<std::optional<Failure>()>& action) {
@@ -111,27 +124,45 @@ std::optional<Failure> CudaSums::TryOrForget(const CudaCall& call,
   return failure;
 }
 
-void CudaSums::Reserve(const Executable& executable, int32_t ordinal) {
-  std::vector<size_t> blocks;
-  for (const auto& leaves : executable.leaf_bytes) blocks.push_back(StagedSum::BlockBytes(leaves));
+PinnedNeeds CudaSums::NeedsOf(const Executable& executable) {
+  PinnedNeeds needs;
+  for (const auto& spec : executable.sums) {
+    if (spec->slice_elements) {
+      const DeviceRoles roles(*spec);
+      std::set<int64_t> groups;
+      for (const CudaDevice& device : devices()) {
+        if (const DeviceRole* role = roles.Find(device)) groups.insert(role->group);
+      }
+      const size_t bytes = spec->local_member_count * spec->slice_elements * SizeOf(Widened(spec->dtype));
+      needs.shared.insert(needs.shared.end(), groups.size(), bytes);
+      continue;
+    }
+    std::vector<size_t> leaves;
+    for (const uint64_t elements : spec->leaf_elements) leaves.push_back(elements * SizeOf(spec->dtype));
+    needs.of_each_device.push_back(StagedSum::BlockBytes(leaves));
+  }
+  return needs;
+}
+
+void CudaSums::Reserve(const PinnedNeeds& needs, int32_t ordinal) {
   try {
-    StagingOf(ordinal).Reserve(blocks);
-    if (!executable.shard_bytes.empty()) Shared().Reserve(executable.shard_bytes);
+    StagingOf(ordinal).Reserve(needs.of_each_device);
+    if (!needs.shared.empty()) Shared().Reserve(needs.shared);
   } catch (const CudaError&) {
   }
 }
 
-std::optional<Failure> CudaSums::Start(const std::shared_ptr<const Site>& site, CudaCall call) {
+std::optional<Failure> CudaSums::Start(const std::shared_ptr<const SumSite>& site, CudaCall call) {
   return TryOrForget(call, [&]() -> std::optional<Failure> {
     const SumShape& shape = *site->shape;
-    const bool sharded = site->shard_count > 1;
+    const bool sliced = site->slice_count > 1;
     const size_t element_bytes = SizeOf(shape.dtype);
     std::vector<DeviceArray> leaves;
     for (size_t i = 0; i < call.leaves.size(); ++i) {
-      const uint64_t elements = sharded ? site->shard_elements : shape.leaf_elements[i];
+      const uint64_t elements = sliced ? site->slice_elements : shape.leaf_elements[i];
       leaves.push_back({call.leaves[i], elements * element_bytes});
     }
-    const auto place = sharded ? std::optional(PlaceOf(site, call)) : std::nullopt;
+    const auto place = sliced ? std::optional(SlicePlaceOf(site, call)) : std::nullopt;
     const auto part =
         StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), place);
     const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_FFI_CUDA_SUMS_H_
 #define XLA_FFI_FFI_CUDA_SUMS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,6 +10,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -16,6 +19,7 @@
 #include "cuda/staging.h"
 #include "ffi/instance.h"
 #include "ffi/rendezvous.h"
+#include "ffi/sum_spec.h"
 
 namespace passing {
 
@@ -27,13 +31,40 @@ struct CudaDevice {
   int64_t number = 0;   // for the rendezvous: as if it were the CPU device of the same index
 };
 
+// What one device does in the sums of a site.
+struct DeviceRole {
+  int64_t group = 0;
+  int64_t member = 0;
+  int64_t slice = 0;
+};
+
+// The roles that a SumSpec gives to GPUs.
+class DeviceRoles {
+ public:
+  explicit DeviceRoles(const SumSpec& spec);
+  // Null if the device isn't in the program's mesh.
+  const DeviceRole* Find(const CudaDevice& device) const;
+
+ private:
+  static constexpr int64_t kAnyDevice = -1;  // of SumSpec::gpus
+
+  const bool by_id_;
+  std::unordered_map<int64_t, DeviceRole> roles_;
+};
+
+// Sizes of the blocks of pinned memory that the sums of an executable need.
+struct PinnedNeeds {
+  std::vector<size_t> of_each_device;  // one for each sum to which devices bring whole leaves
+  std::vector<size_t> shared;          // one for each sum to which they bring slices, and for each group of devices
+};
+
 // Where one device's call of a sum comes from.
 struct CudaCall {
   int32_t run_id = 0;
   int32_t ordinal = 0;
   int64_t device = 0;  // CudaDevice::number
   int64_t member = 0;
-  int64_t shard = 0;  // which one its only leaf is, where the site has shards
+  int64_t slice = 0;  // which one its only leaf is, where the site has slices
   CUstream stream = nullptr;
   CUdeviceptr token = 0;
   std::vector<CUdeviceptr> leaves;
@@ -55,13 +86,14 @@ class CudaSums {
   // Null if jax_passing wasn't told of it.
   std::optional<CudaDevice> Device(int32_t ordinal);
 
+  PinnedNeeds NeedsOf(const Executable& executable);
   // Before an execution on this GPU: pins what its sums need, as that may wait for other GPUs of this process, which in
   // the midst of an execution may wait for this one. What can't be pinned now `Start` tries again, and says if it can't
   // be: an error before the execution would leave the other GPUs' threads waiting in XLA for this one.
-  void Reserve(const Executable& executable, int32_t ordinal);
+  void Reserve(const PinnedNeeds& needs, int32_t ordinal);
   // Blocks no longer than PinnedPool's Acquire. The sum itself may have failed already: `Finish` returns that, and what
   // becomes of the copies.
-  std::optional<Failure> Start(const std::shared_ptr<const Site>& site, CudaCall call);
+  std::optional<Failure> Start(const std::shared_ptr<const SumSite>& site, CudaCall call);
   // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
   // by piece.
   std::optional<Failure> Finish(const CudaCall& call);
@@ -75,8 +107,8 @@ class CudaSums {
   // These throw CudaError.
   Staging& StagingOf(int32_t ordinal);
   SharedBlocks& Shared();
-  // In the block of its sum.
-  SliceInBlock PlaceOf(const std::shared_ptr<const Site>& site, const CudaCall& call);
+  // Where the slice of this call is in the block of its sum.
+  SliceInBlock SlicePlaceOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call);
 
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
   // XLA breaks off an execution at a failure, on this GPU.

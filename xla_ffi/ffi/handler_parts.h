@@ -2,32 +2,46 @@
 #ifndef XLA_FFI_FFI_HANDLER_PARTS_H_
 #define XLA_FFI_FFI_HANDLER_PARTS_H_
 
-#include <cstdint>
-#include <string>
+#include <exception>
+#include <memory>
 #include <string_view>
-#include <utility>
 
 #include "ffi/instance.h"
+#include "ffi/rendezvous.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace passing {
 
 // JAX shows the text; jax_passing.errors turns it back into the exception of that kind.
-xla::ffi::Error ToError(const Failure& failure);
+inline xla::ffi::Error ToError(const Failure& failure) {
+  return xla::ffi::Error(xla::ffi::ErrorCode::kAborted, failure.kind + ": " + failure.message);
+}
 
-// What each instance of passing_psum and passing_visit keeps. Each platform gives it an id of its own, as XLA may keep
-// the types of platforms in registries that don't know each other.
-struct InstanceState {
-  explicit InstanceState(SiteInfo info) : instance(std::move(info)) {}
-  Instance instance;
-};
+// Calls what `bind`, a lambda without captures, binds to a function of ours; it does so once.
+template <auto bind>
+XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
+  static auto* const handler = bind().release();
+  return handler->Call(frame);
+}
 
-// Sets dtype and op by their names. Returns what is wrong with these, for people; nothing if they are right.
-std::string SetElements(SiteInfo& info, const std::string& dtype_name, const std::string& op_name);
-// From the attributes of passing_psum.
-xla::ffi::ErrorOr<SiteInfo> ParseSite(const xla::ffi::Dictionary& attributes);
-// From those of passing_visit.
-SiteInfo ParseVisit(std::string_view program, int64_t ordinal);
+template <typename State>
+xla::ffi::ErrorOr<std::unique_ptr<State>> MakeState(std::string_view spec) {
+  try {
+    return std::make_unique<State>(ParseSumSpec(spec));
+  } catch (const std::exception& error) {
+    return xla::ffi::Unexpected(xla::ffi::Error::InvalidArgument(error.what()));
+  }
+}
+
+// Makes what an instance of passing_psum or passing_visit keeps. The type is each platform's own, as XLA may keep the
+// types of platforms in registries that don't know each other.
+template <typename State>
+XLA_FFI_Error* Instantiate(XLA_FFI_CallFrame* frame) {
+  constexpr auto bind = [] {
+    return xla::ffi::Ffi::BindInstantiate().Attr<std::string_view>("spec").To(MakeState<State>);
+  };
+  return Handle<bind>(frame);
+}
 
 }  // namespace passing
 

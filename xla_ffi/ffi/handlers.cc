@@ -17,20 +17,15 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-struct State : InstanceState {
+struct State {
   static ffi::TypeId id;
-  using InstanceState::InstanceState;
+  explicit State(SumSpec spec) : instance(std::move(spec)) {}
+  Instance instance;
 };
 ffi::TypeId State::id = XLA_FFI_UNKNOWN_TYPE_ID;
 constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<State>();
 
-ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary attributes) {
-  auto info = ParseSite(attributes);
-  if (info.has_error()) return ffi::Unexpected(info.error());
-  return std::make_unique<State>(std::move(*info));
-}
-
-ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> place,
+ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
                     ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
                     ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums) {
   *after->typed_data() = 0;
@@ -39,7 +34,7 @@ ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::Buffer
   Call call;
   call.run_id = static_cast<int32_t>(run_id.run_id);
   call.device = device;
-  call.member = place.typed_data()[1];
+  call.member = position.typed_data()[1];
   call.inputs.reserve(leaves.size());
   call.outputs.reserve(sums.size());
   for (size_t i = 0; i < leaves.size(); ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
@@ -51,12 +46,8 @@ ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::Buffer
       promise.SetAvailable();
     }
   };
-  Rendezvous::Get().Arrive(state->instance.SiteOf(place.typed_data()[0]), std::move(call));
+  Rendezvous::Get().Arrive(state->instance.SiteOf(position.typed_data()[0]), std::move(call));
   return future;
-}
-
-ffi::ErrorOr<std::unique_ptr<State>> InstantiateVisit(std::string_view program, int64_t ordinal) {
-  return std::make_unique<State>(ParseVisit(program, ordinal));
 }
 
 ffi::Error Visit(State* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
@@ -83,65 +74,45 @@ ffi::Error WorldSize(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
 // The compiler lets operands and results share their buffers, as it is told.
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
+constexpr auto kPsum = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<State>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::BufferR1<ffi::S32>>()
+      .Arg<ffi::BufferR0<ffi::S32>>()
+      .RemainingArgs()
+      .Ret<ffi::BufferR0<ffi::S32>>()
+      .RemainingRets()
+      .To(Execute);
+};
+constexpr auto kVisit = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<State>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .To(Visit);
+};
+constexpr auto kRank = [] { return ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(Rank); };
+constexpr auto kWorldSize = [] { return ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(WorldSize); };
+
 }  // namespace
 
-XLA_FFI_Error* PsumInstantiate(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::BindInstantiate().Attrs().To(Instantiate).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* PsumExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::State<State>>()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .Arg<ffi::BufferR1<ffi::S32>>()
-                             .Arg<ffi::BufferR0<ffi::S32>>()
-                             .RemainingArgs()
-                             .Ret<ffi::BufferR0<ffi::S32>>()
-                             .RemainingRets()
-                             .To(Execute)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* VisitInstantiate(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::BindInstantiate()
-                             .Attr<std::string_view>("program")
-                             .Attr<int64_t>("ordinal")
-                             .To(InstantiateVisit)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* VisitExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<ffi::State<State>>()
-                             .Ctx<ffi::RunId>()
-                             .Ctx<ffi::DeviceOrdinal>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .To(Visit)
-                             .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* RankExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(Rank).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* WorldSizeExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::S32>>().To(WorldSize).release();
-  return handler->Call(frame);
-}
-
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind().RemainingArgs().RemainingRets().To(Hold).release();
-  return handler->Call(frame);
+  return Handle<[] { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().To(Hold); }>(frame);
 }
 
-XLA_FFI_TypeId* StateTypeId() { return &State::id; }
-const XLA_FFI_TypeInfo* StateTypeInfo() { return &kStateTypeInfo; }
+Platform CpuPlatform() {
+  return {.calls = {{"passing_psum", Handle<kPsum>, Instantiate<State>},
+                    {"passing_visit", Handle<kVisit>, Instantiate<State>},
+                    {"passing_rank", Handle<kRank>},
+                    {"passing_world_size", Handle<kWorldSize>},
+                    {"passing_hold", HoldExecute}},
+          .state_name = "passing_psum_instance",
+          .state_id = &State::id,
+          .state_info = &kStateTypeInfo};
+}
 
 }  // namespace passing

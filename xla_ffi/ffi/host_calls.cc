@@ -6,31 +6,31 @@
 
 namespace passing {
 
-size_t HostProgram::AddSite(SiteInfo info) {
+size_t HostProgram::Add(SumSpec spec) {
   std::lock_guard lock(mutex_);
   assert(instances_.empty());
-  infos_.push_back(std::move(info));
-  return infos_.size() - 1;
+  specs_.push_back(std::move(spec));
+  return specs_.size() - 1;
 }
 
-int32_t HostProgram::Begin(int64_t place, int64_t device) {
+int32_t HostProgram::Begin(int64_t entry, int64_t device) {
   const auto attached = rendezvous_.attached();
   const uint64_t attachment = attached ? attached->number : 0;
   std::unique_lock lock(mutex_);
-  for (SiteInfo& info : infos_) instances_.push_back(std::make_unique<Instance>(std::move(info)));
-  infos_.clear();
+  for (SumSpec& spec : specs_) instances_.push_back(std::make_unique<Instance>(std::move(spec)));
+  specs_.clear();
   if (attachment != attachment_) {
-    // Where a session failed, some devices may not have come to all places. Now all of them count anew.
+    // Where a session failed, some devices may not have come to all entries. Now all of them count anew.
     attachment_ = attachment;
     before_ = last_;
     begun_.clear();
   }
-  const uint32_t count = ++begun_[{place, device}];
+  const uint32_t count = ++begun_[{entry, device}];
   const auto execution = static_cast<int32_t>(static_cast<uint32_t>(before_) + count);
   if (IsLater(execution, last_)) last_ = execution;
   lock.unlock();
   for (const auto& instance : instances_) {
-    if (!attached || !instance->is_visit()) continue;
+    if (!attached || !instance->spec().is_visit()) continue;
     if (const auto executable = instance->executable()) {
       rendezvous_.Visit(executable, execution, attached->first_device_id + device);
     }
@@ -48,14 +48,14 @@ std::optional<Failure> HostProgram::Sum(size_t site, int32_t execution, int64_t 
   std::unique_lock lock(mutex_);
   Instance& instance = *instances_.at(site);
   lock.unlock();
-  const SiteInfo& info = instance.info();
+  const SumSpec& spec = instance.spec();
   std::vector<size_t> bytes;
-  for (const uint64_t elements : info.leaf_elements) bytes.push_back(elements * SizeOf(info.dtype));
+  for (const uint64_t elements : spec.leaf_elements) bytes.push_back(elements * SizeOf(spec.dtype));
   if (buffers.bytes != bytes || buffers.inputs.size() != bytes.size() || buffers.outputs.size() != bytes.size()) {
-    throw std::invalid_argument("buffers that aren't those of " + info.site_name);
+    throw std::invalid_argument("buffers that aren't those of " + spec.site_name);
   }
   const auto attached = rendezvous_.attached();
-  if (attached && BeganBeforeSession(execution, attached->number)) return BeganBefore(info.site_name);
+  if (attached && BeganBeforeSession(execution, attached->number)) return BeganBefore(spec.site_name);
   if (attached) {
     // At once: if the platform has few threads for such calls, the other devices come only when this one has returned.
     if (auto failure = rendezvous_.failure()) return failure;

@@ -27,12 +27,12 @@ class HostProgram {
   explicit HostProgram(Rendezvous& rendezvous) : rendezvous_(rendezvous) {}
   HostProgram(const HostProgram&) = delete;
 
-  // While it is lowered: one more site, or a visit. Returns which one it is.
-  size_t AddSite(SiteInfo info);
+  // While it is lowered: one more sum, or a visit. Returns which one it is.
+  size_t Add(SumSpec spec);
 
-  // A device begins an execution at this place, of which there may be several: each is passed once in each execution.
+  // A device enters an execution here. A program may have several entries: each is passed once in each execution.
   // Returns the execution's number, for all its calls: higher than those before, and the same on all devices.
-  int32_t Begin(int64_t place, int64_t device);
+  int32_t Begin(int64_t entry, int64_t device);
 
   // What a device adds to the sum of a site. Blocks until the sum is done, or has failed, or the session's deadline is
   // past; returns what went wrong, if anything did. Buffers as those of a Call; throws std::invalid_argument if their
@@ -52,13 +52,13 @@ class HostProgram {
   Rendezvous& rendezvous_;
 
   std::mutex mutex_;
-  std::vector<SiteInfo> infos_;  // until it is executed: then it is known to be complete
+  std::vector<SumSpec> specs_;  // until it is executed: then it is known to be complete
   // Its sites, from then on. They join the list of their executable all together, whatever else is compiled meanwhile.
   std::vector<std::unique_ptr<Instance>> instances_;
   uint64_t attachment_ = 0;                                // during which the last execution began; 0: without any
   int32_t before_ = 0;                                     // the highest number that was given before it
   int32_t last_ = 0;                                       // the highest one of all
-  std::map<std::pair<int64_t, int64_t>, uint32_t> begun_;  // since then, how often, by place and device
+  std::map<std::pair<int64_t, int64_t>, uint32_t> begun_;  // since then, how often, by entry and device
 };
 
 }  // namespace passing

@@ -9,15 +9,15 @@ namespace passing {
 namespace {
 
 // Everything about a sum that its hosts must agree on.
-uint64_t HashOf(const SiteInfo& info) {
+uint64_t HashOf(const SumSpec& spec) {
   Hash hash;
-  hash.Add(info.identity);
-  hash.Add(static_cast<uint64_t>(info.dtype));
-  hash.Add(static_cast<uint64_t>(info.op));
-  hash.Add(info.member_count);
-  hash.Add(info.leaf_elements.size());
-  for (const uint64_t count : info.leaf_elements) hash.Add(count);
-  hash.Add(info.devices);
+  hash.Add(spec.identity);
+  hash.Add(static_cast<uint64_t>(spec.dtype));
+  hash.Add(static_cast<uint64_t>(spec.op));
+  hash.Add(spec.member_count);
+  hash.Add(spec.leaf_elements.size());
+  for (const uint64_t count : spec.leaf_elements) hash.Add(count);
+  hash.Add(spec.devices);
   return hash.value();
 }
 
@@ -28,10 +28,10 @@ class OpenExecutable {
  public:
   explicit OpenExecutable(ModuleId id) : id_(std::move(id)) {}
 
-  static std::shared_ptr<OpenExecutable> Join(Instance* instance);
+  static std::shared_ptr<OpenExecutable> Add(Instance* instance);
   static std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules);
   static void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
-  void Leave(Instance* instance);
+  void Remove(Instance* instance);
 
   // Completes the list of instances, and numbers look-alikes. Null if there is no sum among them.
   std::shared_ptr<Executable> CompletedExecutable();
@@ -65,16 +65,16 @@ class OpenExecutable {
   std::shared_ptr<Executable> executable_;  // once complete
 };
 
-std::shared_ptr<OpenExecutable> OpenExecutable::Join(Instance* instance) {
+std::shared_ptr<OpenExecutable> OpenExecutable::Add(Instance* instance) {
   std::lock_guard lock(registry().mutex);
-  const ModuleId id{instance->info().program, instance->info().ordinal};
+  const ModuleId id{instance->spec().program, instance->spec().ordinal};
   auto& open = registry().open[id];
   if (!open) open = std::make_shared<OpenExecutable>(id);
   open->instances_.push_back(instance);
   return open;
 }
 
-void OpenExecutable::Leave(Instance* instance) {
+void OpenExecutable::Remove(Instance* instance) {
   std::lock_guard lock(registry().mutex);
   if (executable_) return;
   std::erase(instances_, instance);
@@ -114,11 +114,11 @@ void OpenExecutable::SetFingerprint(const ModuleId& module, std::string_view fin
 std::map<uint64_t, std::vector<Instance*>> OpenExecutable::ByHash() const {
   std::map<uint64_t, std::vector<Instance*>> by_hash;
   for (Instance* instance : instances_) {
-    if (!instance->is_visit()) by_hash[instance->hash_].push_back(instance);
+    if (!instance->spec().is_visit()) by_hash[instance->hash_].push_back(instance);
   }
   for (auto& [hash, alike] : by_hash) {
     std::stable_sort(alike.begin(), alike.end(),
-                     [](const Instance* a, const Instance* b) { return a->info().site < b->info().site; });
+                     [](const Instance* a, const Instance* b) { return a->spec().site < b->spec().site; });
   }
   return by_hash;
 }
@@ -126,7 +126,7 @@ std::map<uint64_t, std::vector<Instance*>> OpenExecutable::ByHash() const {
 std::vector<Instance*> OpenExecutable::Ambiguous() const {
   if (!fingerprint_.empty()) return {};
   for (const auto& [hash, alike] : ByHash()) {
-    if (alike.size() > 1 && alike.front()->info().world_size != 1) return alike;
+    if (alike.size() > 1 && alike.front()->spec().world_size != 1) return alike;
   }
   return {};
 }
@@ -137,15 +137,14 @@ void OpenExecutable::Complete() {
   program.name = id_.first;
   const Instance* conditional = nullptr;
   for (const Instance* instance : instances_) {
-    executable_->visits |= instance->is_visit();
-    if (instance->is_visit()) continue;
-    executable_->on_gpu = instance->info().on_gpu;
-    if (instance->info().conditional && instance->info().world_size != 1) conditional = instance;
-    program.devices = instance->info().devices;
-    if (executable_->on_gpu) instance->TellBytes(*executable_);
+    const SumSpec& spec = instance->spec();
+    executable_->visits |= spec.is_visit();
+    if (spec.is_visit()) continue;
+    executable_->on_gpu = spec.on_gpu;
+    if (spec.conditional && spec.world_size != 1) conditional = instance;
+    program.devices = spec.devices;
+    executable_->sums.push_back(instance->spec_);
   }
-  const auto first = std::find_if(instances_.begin(), instances_.end(), [](auto* each) { return !each->is_visit(); });
-  if (first != instances_.end()) (*first)->is_first_ = true;
   program.fingerprint = fingerprint_;
   Hash hash;
   hash.Add(program.name);
@@ -154,7 +153,7 @@ void OpenExecutable::Complete() {
   // In the order of the hashes, which is the same on all hosts: that of the sites, or of their instances, may not be.
   for (const auto& [sum, alike] : ByHash()) {
     for (size_t nth = 0; nth < alike.size(); ++nth) alike[nth]->nth_ = nth;
-    program.identities.insert(program.identities.end(), alike.size(), alike.front()->info().identity);
+    program.identities.insert(program.identities.end(), alike.size(), alike.front()->spec().identity);
     hash.Add(sum);
     hash.Add(alike.size());
   }
@@ -163,7 +162,7 @@ void OpenExecutable::Complete() {
   if (conditional != nullptr && !executable_->visits) {
     executable_->refused = Failure{
         "ProgramMismatchError",
-        conditional->info().site_name +
+        conditional->spec().site_name +
             ": nothing in the compiled program counts its executions, so a host that skips the sum in one of them "
             "would meet what the others skip in another one. Put the loop or branch inside of jax.shard_map, or let "
             "the loop carry a scalar integer that its condition needs; compile it while the session is open"};
@@ -171,7 +170,7 @@ void OpenExecutable::Complete() {
   if (const auto alike = Ambiguous(); !alike.empty()) {
     executable_->refused = Failure{
         "ProgramMismatchError",
-        std::to_string(alike.size()) + " sums (" + alike.front()->info().site_name + ") of program " + program.name +
+        std::to_string(alike.size()) + " sums (" + alike.front()->spec().site_name + ") of program " + program.name +
             " come from equal calls: in a loop that is differentiated, under jax.checkpoint, or in a jitted function "
             "with shardings of its own. Only XLA's order tells them apart, and the compiled module can't be compared "
             "with the other hosts'. Put each call on a line, or in a jax.named_scope, of its own"};
@@ -186,19 +185,19 @@ std::shared_ptr<Executable> OpenExecutable::CompletedExecutable() {
   return executable_->program.identities.empty() ? nullptr : executable_;
 }
 
-Instance::Instance(SiteInfo info)
-    : info_(std::move(info)),
-      hash_(HashOf(info_)),
-      shape_(std::make_shared<SumShape>(SumShape{.site_name = info_.site_name,
-                                                 .dtype = info_.shard_elements ? Widened(info_.dtype) : info_.dtype,
-                                                 .leaf_elements = info_.leaf_elements,
-                                                 .device_count = info_.shard_elements ? 1 : info_.local_member_count,
-                                                 .op = info_.op})),
-      open_executable_(OpenExecutable::Join(this)) {}
+Instance::Instance(SumSpec spec)
+    : spec_(std::make_shared<const SumSpec>(std::move(spec))),
+      hash_(HashOf(*spec_)),
+      shape_(std::make_shared<SumShape>(SumShape{.site_name = spec_->site_name,
+                                                 .dtype = spec_->slice_elements ? Widened(spec_->dtype) : spec_->dtype,
+                                                 .leaf_elements = spec_->leaf_elements,
+                                                 .device_count = spec_->slice_elements ? 1 : spec_->local_member_count,
+                                                 .op = spec_->op})),
+      open_executable_(OpenExecutable::Add(this)) {}
 
-Instance::~Instance() { open_executable_->Leave(this); }
+Instance::~Instance() { open_executable_->Remove(this); }
 
-std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
+std::shared_ptr<const SumSite> Instance::SiteOf(int64_t group) {
   std::lock_guard lock(mutex_);
   auto& site = sites_[group];
   if (!site) {
@@ -208,31 +207,20 @@ std::shared_ptr<const Site> Instance::SiteOf(int64_t group) {
     hash.Add(hash_);
     hash.Add(nth_);
     hash.Add(static_cast<uint64_t>(group));
-    site = std::make_shared<const Site>(Site{.hash = hash.value(),
-                                             .shape = shape_,
-                                             .executable = executable,
-                                             .replica_count = info_.replica_count,
-                                             .world_size = info_.world_size,
-                                             .flat = info_.flat,
-                                             .beside = info_.beside,
-                                             .shard_count = info_.shard_elements ? info_.local_member_count : 1,
-                                             .shard_elements = info_.shard_elements});
+    site = std::make_shared<const SumSite>(SumSite{.hash = hash.value(),
+                                                   .shape = shape_,
+                                                   .executable = executable,
+                                                   .replica_count = spec_->replica_count,
+                                                   .world_size = spec_->world_size,
+                                                   .flat = spec_->flat,
+                                                   .overlap_group = spec_->overlap_group,
+                                                   .slice_count = spec_->slice_elements ? spec_->local_member_count : 1,
+                                                   .slice_elements = spec_->slice_elements});
   }
   return site;
 }
 
-void Instance::TellBytes(Executable& executable) const {
-  const size_t element_bytes = SizeOf(shape_->dtype);
-  if (info_.shard_elements) {
-    const size_t bytes = info_.local_member_count * info_.shard_elements * element_bytes;
-    executable.shard_bytes.insert(executable.shard_bytes.end(), info_.group_count, bytes);
-    return;
-  }
-  auto& leaves = executable.leaf_bytes.emplace_back();
-  for (const uint64_t elements : info_.leaf_elements) leaves.push_back(elements * element_bytes);
-}
-
-std::shared_ptr<Executable> Instance::executable() { return open_executable_->CompletedExecutable(); }
+std::shared_ptr<const Executable> Instance::executable() { return open_executable_->CompletedExecutable(); }
 
 std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules) {
   return OpenExecutable::EndCompilation(modules);

@@ -28,102 +28,62 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/sum_spec.h"
 #include "host/sums/sum.h"
 
 namespace passing {
 
-// The world size of a program that was compiled in an elastic session: as many as the session has when it runs.
-inline constexpr uint32_t kAnyWorldSize = 0;
-
-// What jax_passing/collective/lowering/cpu.py writes into the custom call.
-struct SiteInfo {
-  std::string program;    // module name and device count
-  int64_t ordinal = 0;    // tells this process's modules of one program apart; means nothing to other hosts
-  int64_t site = 0;       // which psum of the module; orders look-alikes, means nothing else to other hosts
-  std::string identity;   // what the program says about this sum; empty: this is no sum, but a visit
-  std::string site_name;  // for people
-  DType dtype = DType::kFloat32;
-  Op op = Op::kSum;
-  std::vector<uint64_t> leaf_elements;
-  uint32_t member_count = 1;        // devices that are added up, over all hosts; with any world size, of each host
-  uint32_t local_member_count = 1;  // of these, in this process
-  uint32_t replica_count = 1;       // devices of this process that make the same call for one member
-  uint32_t world_size = 1;          // ranks at the switch that the program was compiled for, or kAnyWorldSize
-  bool flat = false;                // each device is a rank, not each host
-  bool conditional = false;         // in a loop or branch, which not every execution may come to
-  std::string devices;              // of a mesh that spans processes; empty: this process's, known when they meet
-  bool on_gpu = false;              // means nothing to other hosts
-  // The first of the sums that may be under way beside each other, as their program has them in one call: its `site`.
-  // XLA may call them in any order. Means nothing to other hosts, either: on CPU XLA calls sums when they may start.
-  int64_t beside = 0;
-  // Not 0: this host's members add up their elements before they come, and each comes with a shard of so many, widened.
-  // Means nothing to other hosts, either.
-  uint64_t shard_elements = 0;
-  uint32_t group_count = 1;  // groups of this process's devices that sum separately; asked for only on GPU
-};
-
 // What the sums of one executable share.
 struct Executable {
-  uint64_t hash = 0;                            // of `program` but its devices
-  ProgramInfo program;                          // devices: as SiteInfo says
-  bool visits = false;                          // it tells of each execution: not each may come to a sum
-  bool on_gpu = false;                          // runs on this host's GPUs, not its CPU devices
-  std::vector<std::vector<size_t>> leaf_bytes;  // there, that each device brings to each sum
-  std::vector<size_t> shard_bytes;              // that devices bring to each sum together, where these bring shards
-  std::optional<Failure> refused;               // why its sums can't be told apart
-
-  // Its executions; guarded by the rendezvous.
-  uint64_t attachment = 0;  // during which the last one was seen; 0: never any
-  int32_t run_id = 0;       // the highest seen
+  uint64_t hash = 0;    // of `program` but its devices
+  ProgramInfo program;  // its devices are those of SumSpec
+  bool visits = false;  // it tells of each execution: not each may come to a sum
+  bool on_gpu = false;  // it runs on this host's GPUs, not on its CPU devices
+  std::vector<std::shared_ptr<const SumSpec>> sums;
+  std::optional<Failure> refused;  // why its sums can't be told apart
 };
 
 // One instance's sums of one group of devices: all calls that ever meet.
-struct Site {
+struct SumSite {
   uint64_t hash = 0;                      // the devices are still to be added, unless the mesh spans processes
-  std::shared_ptr<const SumShape> shape;  // device_count: the local members, 1 if these have shards
-  std::shared_ptr<Executable> executable;
+  std::shared_ptr<const SumShape> shape;  // of what meets here: slices are the elements of one device
+  std::shared_ptr<const Executable> executable;
   uint32_t replica_count = 1;
   uint32_t world_size = 1;
   bool flat = false;
-  int64_t beside = 0;           // SiteInfo's, on GPU
-  uint32_t shard_count = 1;     // calls that bring the elements of one device together: their buffers are the same
-  uint64_t shard_elements = 0;  // that each of them brings, if they are several
+  int64_t overlap_group = 0;    // that of SumSpec, on GPU
+  uint32_t slice_count = 1;     // calls that bring the elements of one device together: their buffers are the same
+  uint64_t slice_elements = 0;  // that each of them brings, if they are several
 
-  size_t call_count() const { return size_t{shape->device_count} * replica_count * shard_count; }
+  size_t call_count() const { return size_t{shape->device_count} * replica_count * slice_count; }
 };
 
 class OpenExecutable;
 
 class Instance {
  public:
-  explicit Instance(SiteInfo info);
+  explicit Instance(SumSpec spec);
   ~Instance();
   Instance(const Instance&) = delete;
 
-  const SiteInfo& info() const { return info_; }
-  bool is_visit() const { return info_.identity.empty(); }
+  const SumSpec& spec() const { return *spec_; }
   // `group`: which of the groups of devices that sum separately. The first call completes the executable's list of
   // instances.
-  std::shared_ptr<const Site> SiteOf(int64_t group);
+  std::shared_ptr<const SumSite> SiteOf(int64_t group);
   // Which a visit belongs to; null if it has no sums.
-  std::shared_ptr<Executable> executable();
-  // One of the executable's sums. Once that is complete.
-  bool is_first() const { return is_first_; }
+  std::shared_ptr<const Executable> executable();
 
  private:
   friend class OpenExecutable;
 
-  void TellBytes(Executable& executable) const;
-
-  const SiteInfo info_;
+  const std::shared_ptr<const SumSpec> spec_;
   const uint64_t hash_;  // equal for look-alikes
   const std::shared_ptr<const SumShape> shape_;
   uint64_t nth_ = 0;  // which one of its look-alikes it is, once the executable is complete
-  bool is_first_ = false;
   // The last of these: from here on, other threads may complete the executable.
   const std::shared_ptr<OpenExecutable> open_executable_;
   std::mutex mutex_;
-  std::unordered_map<int64_t, std::shared_ptr<const Site>> sites_;  // by group
+  std::unordered_map<int64_t, std::shared_ptr<const SumSite>> sites_;  // by group
 };
 
 using ModuleId = std::pair<std::string, int64_t>;  // program and ordinal

@@ -29,7 +29,7 @@ std::string Members(const std::vector<Call>& calls) {
 // device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
 // XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
 // that comes first.
-Failure TooLate(const Site& site, const std::vector<Call>& calls, double deadline_s) {
+Failure TooLate(const SumSite& site, const std::vector<Call>& calls, double deadline_s) {
   return {"DeadlineExceededError", site.shape->site_name + ": only " + std::to_string(calls.size()) + " of " +
                                        std::to_string(site.call_count()) + " devices of this host came within " +
                                        std::to_string(static_cast<int64_t>(deadline_s)) + " s (members " +
@@ -97,19 +97,15 @@ void Rendezvous::Detach() {
   for (auto& gathering : open) Finish(std::move(gathering), &failure);
 }
 
-std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bool& fatal) {
+std::optional<Failure> Rendezvous::Refuse(const SumSite& site, const Call& call, bool& fatal) {
   const std::string& name = site.shape->site_name;
-  Executable& executable = *site.executable;
-  const bool seen = executable.attachment != 0 && !IsLater(call.run_id, executable.run_id);
-  if (!seen) executable.run_id = call.run_id;
-  if (!attachment_) {
-    if (!seen) executable.attachment = attachment_number_;  // the one before
-    return NotInitialized(name);
-  }
-  if (seen && executable.attachment != attachment_number_) {
-    return BeganBefore(name);
-  }
-  executable.attachment = attachment_number_;
+  const auto is_new = !last_executions_.contains(site.executable);
+  if (is_new) std::erase_if(last_executions_, [](const auto& each) { return each.first.expired(); });
+  LastExecution& last = last_executions_[site.executable];
+  const bool seen = !is_new && !IsLater(call.run_id, last.run_id);
+  if (!seen) last = {attachment_number_, call.run_id};  // without an attachment it is the number of the one before
+  if (!attachment_) return NotInitialized(name);
+  if (last.attachment != attachment_number_) return BeganBefore(name);
   if (site.flat && !attachment_->flat) {
     return Failure{"ConfigError", name +
                                       " was compiled for strategy 'flat', which this session doesn't know: call "
@@ -122,7 +118,7 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
                                       ": compile it again in this session"};
   }
   fatal = true;
-  if (executable.refused) return executable.refused;
+  if (site.executable->refused) return site.executable->refused;
   const auto open = open_.find(site.hash);
   if (open == open_.end()) return std::nullopt;
   for (const auto& gathering : open->second) {
@@ -135,7 +131,7 @@ std::optional<Failure> Rendezvous::Refuse(const Site& site, const Call& call, bo
   return std::nullopt;
 }
 
-void Rendezvous::Arrive(const std::shared_ptr<const Site>& site, Call call) {
+void Rendezvous::Arrive(const std::shared_ptr<const SumSite>& site, Call call) {
   std::unique_lock lock(mutex_);
   bool fatal = false;
   if (const auto failure = Refuse(*site, call, fatal)) {
@@ -164,7 +160,7 @@ void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int3
   if (names_) names_->Visit(executable, run_id, device);
 }
 
-std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const Site>& site, Call call) {
+std::shared_ptr<Rendezvous::Gathering> Rendezvous::Join(const std::shared_ptr<const SumSite>& site, Call call) {
   // A sum may come before all visits of its execution.
   if (site->executable->visits) names_->Visit(site->executable, call.run_id, call.device);
   auto& alike = open_[site->hash];  // one, or those of a program that was compiled for several sets of devices
@@ -212,7 +208,7 @@ std::optional<uint32_t> Rendezvous::world_size() {
 }
 
 void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key) {
-  const Site& site = *gathering->site;
+  const SumSite& site = *gathering->site;
   auto& calls = gathering->calls;
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
   Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .done = {}};
@@ -224,7 +220,7 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
     assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
     if (call.member != calls[i - i % site.replica_count].member ||
         (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member) ||
-        (site.shard_count > 1 && call.inputs != calls.front().inputs)) {
+        (site.slice_count > 1 && call.inputs != calls.front().inputs)) {
       const Failure failure{"ProgramMismatchError", "the devices that met at " + site.shape->site_name +
                                                         " don't belong together: members " + Members(calls)};
       FailSession(failure);
@@ -232,19 +228,19 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
       return;
     }
     if (i % site.replica_count != 0) continue;  // carries the same data as the replica before it
-    if (i % site.shard_count != 0) continue;    // its shard stands in the same buffers
+    if (i % site.slice_count != 0) continue;    // its slice stands in the same buffers
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
   }
   // Each of the calls asks, or none; of replicas the first one alone is told.
   if (calls.front().written) {
     sum.written = [gathering](uint64_t elements) {
-      const Site& site = *gathering->site;
+      const SumSite& site = *gathering->site;
       for (size_t i = 0; i < gathering->calls.size(); i += site.replica_count) {
-        const uint64_t first = site.shard_elements * i;
+        const uint64_t first = site.slice_elements * i;
         if (elements <= first) return;
         const uint64_t its_own = elements - first;
-        gathering->calls[i].written(site.shard_count > 1 ? std::min(its_own, site.shard_elements) : its_own);
+        gathering->calls[i].written(site.slice_count > 1 ? std::min(its_own, site.slice_elements) : its_own);
       }
     };
   }
@@ -266,25 +262,25 @@ void Rendezvous::StartSum(std::shared_ptr<Gathering> gathering, const SumKey& ke
 
 void Rendezvous::StartAsInputsCome(const std::shared_ptr<Gathering>& gathering, Sum sum,
                                    const std::vector<std::shared_future<void>>& before, std::promise<void>& started) {
-  const Site& site = *gathering->site;
+  const SumSite& site = *gathering->site;
   auto& calls = gathering->calls;
   const uint64_t all = sum.shape->elements();
   std::vector<uint64_t> ready(calls.size());  // elements of each call
-  // Where every call has all elements, what can be read is what has come from all of them. Shards follow one another,
+  // Where every call has all elements, what can be read is what has come from all of them. Slices follow one another,
   // so it ends in the first one that isn't there as a whole.
   const auto count = [&] {
-    if (site.shard_count == 1) return *std::min_element(ready.begin(), ready.end());
+    if (site.slice_count == 1) return *std::min_element(ready.begin(), ready.end());
     uint64_t elements = 0;
     for (const uint64_t its_own : ready) {
       elements += its_own;
-      if (its_own < site.shard_elements) break;
+      if (its_own < site.slice_elements) break;
     }
     return std::min(elements, all);
   };
   // Blocks until the call has more, if that is what the others wait for.
   const auto await_more = [&](uint64_t elements) -> std::optional<Failure> {
     for (size_t i = 0; i < ready.size(); ++i) {
-      if (site.shard_count == 1 ? ready[i] > elements : elements / site.shard_elements != i) continue;
+      if (site.slice_count == 1 ? ready[i] > elements : elements / site.slice_elements != i) continue;
       if (auto failure = calls[i].await_inputs(ready[i])) return failure;
     }
     return std::nullopt;
@@ -321,13 +317,13 @@ std::vector<std::shared_future<void>> Rendezvous::TakeTurn(const Gathering& gath
     if (line.started.valid()) before.push_back(line.started);
     const bool same_execution =
         line.executable == gathering.site->executable.get() && line.run_id == gathering.calls.front().run_id;
-    if (!same_execution || gathering.site->beside != line.beside) {
+    if (!same_execution || gathering.site->overlap_group != line.overlap_group) {
       if (same_execution) before.insert(before.end(), line.done.begin(), line.done.end());
       line.done.clear();
     }
     line.executable = gathering.site->executable.get();
     line.run_id = gathering.calls.front().run_id;
-    line.beside = gathering.site->beside;
+    line.overlap_group = gathering.site->overlap_group;
     line.started = turn.started;
     line.done.push_back(turn.done);
   }
@@ -342,13 +338,13 @@ void Rendezvous::Finish(std::shared_ptr<Gathering> gathering, const Failure* fai
     }
     pool_.Run(std::move(tasks));
   };
-  const Site& site = *gathering->site;
+  const SumSite& site = *gathering->site;
   if (failure || site.replica_count == 1) {
     complete_all();
     return;
   }
   pool_.Run([gathering, complete_all = std::move(complete_all)] {
-    const Site& site = *gathering->site;
+    const SumSite& site = *gathering->site;
     const size_t element_size = SizeOf(site.shape->dtype);
     auto& calls = gathering->calls;
     for (size_t i = 0; i < calls.size(); ++i) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -72,7 +73,7 @@ class Rendezvous {
   // attachment: the hosts may have lost different parts of them.
   void Detach();
 
-  void Arrive(const std::shared_ptr<const Site>& site, Call call);
+  void Arrive(const std::shared_ptr<const SumSite>& site, Call call);
   // A device began an execution of a program whose sums stand in loops or branches.
   void Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device);
 
@@ -95,7 +96,7 @@ class Rendezvous {
   static std::atomic<Rendezvous*>& OfProcess();
 
   struct Gathering {
-    std::shared_ptr<const Site> site;
+    std::shared_ptr<const SumSite> site;
     std::shared_ptr<Collective> collective;
     int64_t opened_us = 0;
     std::vector<Call> calls;
@@ -111,7 +112,7 @@ class Rendezvous {
   struct Line {
     const Executable* executable = nullptr;  // of the last one
     int32_t run_id = 0;
-    int64_t beside = 0;
+    int64_t overlap_group = 0;
     std::shared_future<void> started;
     std::vector<std::shared_future<void>> done;  // of the last one, and of those before that may be beside it
   };
@@ -119,9 +120,9 @@ class Rendezvous {
   // With the lock held.
   //
   // Why `call` can't join; the session fails too if `fatal`.
-  std::optional<Failure> Refuse(const Site& site, const Call& call, bool& fatal);
+  std::optional<Failure> Refuse(const SumSite& site, const Call& call, bool& fatal);
   // The gathering that `call` completes, which isn't open any more.
-  std::shared_ptr<Gathering> Join(const std::shared_ptr<const Site>& site, Call call);
+  std::shared_ptr<Gathering> Join(const std::shared_ptr<const SumSite>& site, Call call);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
 
   // Without the lock.
@@ -135,8 +136,15 @@ class Rendezvous {
   void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
   void Watch();
 
+  // The execution of an executable with the highest run id that was seen.
+  struct LastExecution {
+    uint64_t attachment = 0;  // during which it was seen first
+    int32_t run_id = 0;
+  };
+
   CompletionPool& pool_;
   std::mutex mutex_;
+  std::map<std::weak_ptr<const Executable>, LastExecution, std::owner_less<>> last_executions_;
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash

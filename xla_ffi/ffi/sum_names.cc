@@ -57,7 +57,7 @@ void SumNames::Visit(const std::shared_ptr<const Executable>& executable, int32_
   if (executions.last != now) executions.Begin(now);  // else it has several loops, branches or sums
 }
 
-std::variant<SumKey, Failure> SumNames::Name(const Site& site, int32_t run_id, std::vector<int64_t> devices) {
+std::variant<SumKey, Failure> SumNames::Name(const SumSite& site, int32_t run_id, std::vector<int64_t> devices) {
   const Execution now{site.executable, run_id};
   const auto& executable = now.executable;
   std::sort(devices.begin(), devices.end());

@@ -47,7 +47,7 @@ class SumNames {
 
   // The key of a sum at which these devices, of XLA's numbers, met in this execution; or why it can't have one.
   // Announces the program to the session if it is new on these devices.
-  std::variant<SumKey, Failure> Name(const Site& site, int32_t run_id, std::vector<int64_t> devices);
+  std::variant<SumKey, Failure> Name(const SumSite& site, int32_t run_id, std::vector<int64_t> devices);
 
  private:
   struct Execution {

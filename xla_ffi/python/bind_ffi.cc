@@ -4,23 +4,24 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "ffi/cuda_handlers.h"
 #include "ffi/cuda_sums.h"
 #include "ffi/flat_collective.h"
-#include "ffi/handler_parts.h"
 #include "ffi/handlers.h"
 #include "ffi/host_calls.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
+#include "ffi/sum_spec.h"
 #include "host/transport/transport.h"
 #include "python/bindings.h"
 #include "python/stats.h"
@@ -31,17 +32,23 @@ using namespace nb::literals;
 namespace passing {
 namespace {
 
-using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
+nb::capsule Capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
 
-nb::capsule Capsule(Handler handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+// The handlers of each call's stages, by target.
+nb::dict Bundles(const std::vector<CustomCall>& calls) {
+  nb::dict bundles;
+  for (const CustomCall& call : calls) {
+    nb::dict bundle;
+    if (call.instantiate) bundle["instantiate"] = Capsule(call.instantiate);
+    if (call.initialize) bundle["initialize"] = Capsule(call.initialize);
+    bundle["execute"] = Capsule(call.execute);
+    bundles[call.target] = bundle;
+  }
+  return bundles;
+}
 
-// The stages of a custom call; without a state there is nothing to instantiate.
-nb::dict Bundle(Handler instantiate, Handler execute, Handler initialize = nullptr) {
-  nb::dict bundle;
-  if (instantiate) bundle["instantiate"] = Capsule(instantiate);
-  if (initialize) bundle["initialize"] = Capsule(initialize);
-  bundle["execute"] = Capsule(execute);
-  return bundle;
+nb::tuple StateType(const Platform& platform) {
+  return nb::make_tuple(platform.state_name, nb::capsule(platform.state_id), nb::capsule(platform.state_info));
 }
 
 using Local = std::shared_ptr<LocalCollective>;
@@ -85,31 +92,6 @@ void AttachTransports(const SharedTransport& host, double deadline_s, const std:
                  .deadline_s = deadline_s,
                  .rank = rank,
                  .first_device_id = first_device_id});
-}
-
-size_t AddSum(HostProgram& self, std::string program, int64_t ordinal, int64_t site, std::string identity,
-              std::string site_name, const std::string& dtype_name, const std::string& op_name,
-              std::vector<uint64_t> leaf_elements, uint32_t member_count, uint32_t local_member_count,
-              uint32_t replica_count, uint32_t world_size, bool flat, bool conditional, std::string devices) {
-  SiteInfo info{.program = std::move(program),
-                .ordinal = ordinal,
-                .site = site,
-                .identity = std::move(identity),
-                .site_name = std::move(site_name),
-                .leaf_elements = std::move(leaf_elements),
-                .member_count = member_count,
-                .local_member_count = local_member_count,
-                .replica_count = replica_count,
-                .world_size = world_size,
-                .flat = flat,
-                .conditional = conditional,
-                .devices = std::move(devices)};
-  if (const auto wrong = SetElements(info, dtype_name, op_name); !wrong.empty()) throw std::invalid_argument(wrong);
-  return self.AddSite(std::move(info));
-}
-
-void AddVisit(HostProgram& self, const std::string& program, int64_t ordinal) {
-  self.AddSite(ParseVisit(program, ordinal));
 }
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -157,11 +139,9 @@ void BindFfi(nb::module_& m) {
 
   nb::class_<HostProgram>(m, "HostProgram")
       .def("__init__", [](HostProgram* self) { new (self) HostProgram(Rendezvous::Get()); })
-      .def("add_sum", AddSum, nb::kw_only(), "program"_a, "ordinal"_a, "site"_a, "identity"_a, "site_name"_a, "dtype"_a,
-           "op"_a, "leaf_elements"_a, "member_count"_a, "local_member_count"_a, "replica_count"_a, "world_size"_a,
-           "flat"_a, "conditional"_a, "devices"_a)
-      .def("add_visit", AddVisit, nb::kw_only(), "program"_a, "ordinal"_a)
-      .def("begin", &HostProgram::Begin, nb::kw_only(), "place"_a, "device"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "add", [](HostProgram& self, std::string_view spec) { return self.Add(ParseSumSpec(spec)); }, "spec"_a)
+      .def("begin", &HostProgram::Begin, nb::kw_only(), "entry"_a, "device"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("sum", SumOfHosts, "site"_a, nb::kw_only(), "execution"_a, "group"_a, "member"_a, "device"_a, "inputs"_a,
            "outputs"_a);
 
@@ -172,40 +152,17 @@ void BindFfi(nb::module_& m) {
         SetFingerprint({std::move(program), ordinal}, fingerprint);
       },
       "program"_a, "ordinal"_a, "fingerprint"_a);
-  m.def("ffi_targets", [] {
-    nb::dict targets;
-    targets["passing_psum"] = Bundle(PsumInstantiate, PsumExecute);
-    targets["passing_visit"] = Bundle(VisitInstantiate, VisitExecute);
-    targets["passing_rank"] = Bundle(nullptr, RankExecute);
-    targets["passing_world_size"] = Bundle(nullptr, WorldSizeExecute);
-    targets["passing_hold"] = Bundle(nullptr, HoldExecute);
-    return targets;
-  });
-  m.def("ffi_state_type",
-        [] { return nb::make_tuple(kStateName, nb::capsule(StateTypeId()), nb::capsule(StateTypeInfo())); });
-  m.def("cuda_ffi_targets", [] {
-    nb::dict targets;
-    targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumExecute, CudaPsumInitialize);
-    targets["passing_psum_done"] = Bundle(nullptr, CudaPsumDoneExecute);
-    targets["passing_visit"] = Bundle(CudaVisitInstantiate, CudaVisitExecute);
-    targets["passing_rank"] = Bundle(nullptr, CudaRankExecute);
-    targets["passing_world_size"] = Bundle(nullptr, CudaWorldSizeExecute);
-    targets["passing_hold"] = Bundle(nullptr, HoldExecute);
-    return targets;
-  });
+  m.def("ffi_targets", [] { return Bundles(CpuPlatform().calls); });
+  m.def("ffi_state_type", [] { return StateType(CpuPlatform()); });
+  m.def("cuda_ffi_targets", [] { return Bundles(CudaPlatform().calls); });
+  m.def("cuda_ffi_state_type", [] { return StateType(CudaPlatform()); });
   m.def(
       "cuda_ffi_targets_on_cpu",
       [](std::string library) {
         CudaSums::Get().SetLibrary(std::move(library));
-        nb::dict targets;
-        targets["passing_psum"] = Bundle(CudaPsumInstantiate, CudaPsumOnCpuExecute);
-        targets["passing_psum_done"] = Bundle(nullptr, CudaPsumDoneOnCpuExecute);
-        return targets;
+        return Bundles(CudaCallsOnCpu());
       },
       "library"_a);
-  m.def("cuda_ffi_state_type", [] {
-    return nb::make_tuple(kCudaStateName, nb::capsule(CudaStateTypeId()), nb::capsule(CudaStateTypeInfo()));
-  });
   m.def(
       "set_cuda_devices",
       [](const std::vector<std::pair<int32_t, int64_t>>& ordinals_and_ids, int64_t first_device_id) {

@@ -14,8 +14,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from jax_passing._compat import host_callbacks, inlined_calls, jaxprs, lowered_modules
-from jax_passing.collective.lowering.cpu import INT32_2, Call, HostsSum, group_and_member, lower_by
-from jax_passing.collective.lowering.order import INT32, execution_of
+from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, group_and_member, rule
+from jax_passing.collective.lowering.order import INT32, Turn
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.compiled_text import STREAM, stream_text
 from jax_passing.errors import Failure, UnsupportedDtypeError
@@ -27,37 +27,32 @@ log = logging.getLogger("jax_passing")
 _EXIT_S = 60  # longest wait for executions when Python ends
 
 
-def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
+def _emit(
+    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+) -> tuple[Any, Sequence[Any]]:
     mesh, (platform,) = total.mesh, lowered_modules.platforms(ctx)
+    name = total.spec.site_name
     if not mesh.all_manual:
         raise NotImplementedError(
-            f"{total.attributes['site_name']}: on {platform}, sums over hosts run in jax.shard_map over all axes of "
-            "the mesh, or on one device. Here XLA would partition some of the program."
+            f"{name}: on {platform}, sums over hosts run in jax.shard_map over all axes of the mesh, or on one device. "
+            "Here XLA would partition some of the program."
         )
     if inlined_calls.in_shared_function():
         raise NotImplementedError(
-            f"{total.attributes['site_name']} stands in a jitted function that has shardings of its own, which XLA "
-            f"copies where it is called; on {platform} nothing tells the copies apart. Leave out in_shardings and "
-            "out_shardings of the inner jax.jit."
+            f"{name} stands in a jitted function that has shardings of its own, which XLA copies where it is called; "
+            f"on {platform} nothing tells the copies apart. Leave out in_shardings and out_shardings of the inner "
+            "jax.jit."
         )
-    if platform == "tpu" and total.attributes["dtype"] == "float64":
-        raise UnsupportedDtypeError(f"{total.attributes['site_name']}: a TPU has no numbers of 64 bits with a point")
+    if platform == "tpu" and total.spec.dtype == "float64":
+        raise UnsupportedDtypeError(f"{name}: a TPU has no numbers of 64 bits with a point")
     program = host_calls.program_of(ctx).native
-    attributes = {name: _plain(value) for name, value in total.attributes.items()}
-    attributes |= {name: bool(attributes[name]) for name in ("flat", "conditional")}
-    number = program.add_sum(**attributes)
-    devices = host_calls.local_indices(mesh)
-    if devices is not None:
-        devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
-        devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
-        member_count = int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int))
-        devices = devices.reshape(-1, member_count)  # of (group, member)
-    where = group_and_member(ctx, total)
+    number = program.add(total.spec.encode())
+    devices = _devices(total)
     rows = [_packed_type(aval) for aval in total.avals]
     token = jax.core.ShapedArray((1,), np.dtype(np.int32))
 
-    def add(place: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
-        group, member = (int(number) for number in place)
+    def add(position: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
+        group, member = (int(number) for number in position)
         sums = [np.empty(aval.shape, aval.dtype) for aval in rows]
         failure = program.sum(
             number,
@@ -72,33 +67,37 @@ def _by_host_calls(ctx: mlir.LoweringRuleContext, total: HostsSum) -> Call:
             raise Failure(*failure).exception()
         return [np.zeros(1, np.int32), *sums]
 
-    def call(before: Any, leaves: Sequence[Any], _first: int) -> tuple[Any, list[Any]]:
-        execution = execution_of(ctx)
-        given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
-        avals_in = [INT32_2, INT32, INT32, *rows]
-        operands = [*where, execution, before, *given]
-        done, *sums = host_calls.call(ctx, add, operands, avals_in, [token, *rows], has_side_effect=True)
-        _note(done, STREAM, stream_text(total.site.stream))
-        unpacked = [
-            _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
-            for value, row, aval in zip(sums, rows, total.avals, strict=True)
-        ]
-        return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
-
-    return call
+    execution = turn.order.execution(ctx)
+    given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
+    operands = [group_and_member(ctx, total), execution, turn.before, *given]
+    avals_in = [POSITION, INT32, INT32, *rows]
+    done, *sums = host_calls.call(ctx, add, operands, avals_in, [token, *rows], has_side_effect=True)
+    _note(done, STREAM, stream_text(total.site.stream))
+    unpacked = [
+        _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
+        for value, row, aval in zip(sums, rows, total.avals, strict=True)
+    ]
+    return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
 
 
-lower_by_host_calls = functools.partial(lower_by, _by_host_calls)
+lower_by_host_calls = rule(_emit)
 """JAX's rule for the primitive on such a platform."""
 
 
+def _devices(total: HostsSum) -> np.ndarray | None:
+    """Returns int[group, member], which device of this process each is, or None: host_calls.local_indices."""
+    mesh = total.mesh
+    devices = host_calls.local_indices(mesh)
+    if devices is None:
+        return None
+    devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
+    devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
+    return devices.reshape(-1, int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int)))
+
+
 def _axis_order(names: list[Any], axes: Sequence[Any]) -> list[int]:
-    """Of a mesh's axes in the order of (group, member): those of the sum last."""
+    """Returns the order of a mesh's axes for (group, member): those of the sum last."""
     return [names.index(axis) for axis in [*(name for name in names if name not in axes), *axes]] or [0]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -134,7 +133,7 @@ def _unpack(x: jax.Array, aval: Any) -> jax.Array:
 
 
 def _convert(ctx: mlir.LoweringRuleContext, convert: Callable[[jax.Array], jax.Array], value: Any, *types: Any) -> Any:
-    """`value`, converted from a type to another."""
+    """Lowers the conversion of `value` from a type to another."""
     of, to = (jax.core.ShapedArray(aval.shape, aval.dtype) for aval in types)
     own = ctx.replace(primitive=None, avals_in=[of], avals_out=[to], tokens_out=None)
     (result,) = mlir.lower_fun(convert, multiple_results=False)(own, value)

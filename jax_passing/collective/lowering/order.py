@@ -13,15 +13,14 @@ beside them and buffers of their size XLA doesn't take the program for a small o
 What a loop or branch comes to must be the same on all hosts, but may not be. So beside the outermost one goes a visit,
 which counts the executions of the program: a sum meets only those of the same execution.
 
-It is the order of one straight line of code: of a body of shard_map, of a loop or a branch. A jitted function inside of
-it counts as the lines that it stands for, a loop or branch as one call (docs/internals/identity.md).
+It is the order of one straight piece of code: of a body of shard_map, of a loop or a branch. A jitted function inside
+of it counts as the code that it stands for, a loop or branch as one call (docs/internals/identity.md).
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from jax.interpreters import mlir
 
 from jax_passing._compat import jaxprs, lowered_modules, meshes, patches
 from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.host import scope as scopes
@@ -40,71 +40,124 @@ _IDLE_CALLS = 8  # XLA runs up to so many operations one after the other, whatev
 INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
 
 
-@dataclass
-class _Line:
-    """The calls in one block of a module so far: those of the last group started side by side."""
+class BlockOrder:
+    """The order of the sums in one block of a module. The last ones may have started side by side, as one group."""
 
-    execution: Any = None  # its number, if calls of Python have asked for it
-    group: object = None
-    first: int = 0  # the number of the first call of that group
-    before: Any = None  # what they had to wait for
-    after: list[Any] = field(default_factory=list)  # what is there when they are done
-    tokens: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of each result: its call's before and after
-    held: list[tuple[Any, Any]] = field(default_factory=list)  # on GPU, of the calls held last: a sum, its type
-    awaited: set[Any] = field(default_factory=set)  # on GPU, of `after`: what calls were held until
-    new: list[tuple[object, Any]] = field(default_factory=list)  # of the calls since to_hurry: whose they are, int32[]
-    shared: dict[object, Any] = field(default_factory=dict)  # what its calls have in common
+    def __init__(self) -> None:
+        self._execution: Any = None  # its number, if calls of Python have asked for it
+        self._group: object = None
+        self._overlap_group = 0  # the number of the group's first call
+        self._before: Any = None  # what the group's calls had to wait for
+        self._after: list[Any] = []  # what is there when they are done
+        self._tokens: dict[Any, tuple[Any, Any]] = {}  # by result of a call: what is before and after the call
+        self._held: list[tuple[Any, Any]] = []  # on GPU, of the calls held last: a sum, its type
+        self._awaited: set[Any] = set()  # on GPU, of `_after`: what calls were held until
+        self._new: list[tuple[object, Any]] = []  # calls since take_newest_buckets: whose they are, int32[]
+        self._shared: dict[object, Any] = {}  # what its calls have in common
+
+    @classmethod
+    def of(cls, ctx: mlir.LoweringRuleContext) -> "BlockOrder":
+        """Returns the order of the block that is being lowered."""
+        return lowered_modules.of_block(ctx, cls)
+
+    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, number: int, size_bytes: int, *, on_gpu: bool) -> "Turn":
+        """Gives a call its turn, behind those before it.
+
+        Args:
+          ctx: lowering context of the call.
+          site: the sum that is called.
+          number: which call of the module it is.
+          size_bytes: total of its leaves.
+          on_gpu: the call only starts the sum, and the rendezvous needs to know its group (start_and_done.py).
+        """
+        # A call that blocks its device can't have others beside it.
+        side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
+        whose = (site.place, site.call, site.kind, site.function, site.stream)
+        group = whose if side_by_side else object()
+        if self._group != group or not self._after:
+            self._overlap_group = number
+            self._before = self.done(ctx)
+            self._group, self._after = group, []
+        elif len(self._after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
+            _make_larger(ctx)
+        return Turn(self, whose, self._before, self._overlap_group)
+
+    def leave(self, turn: "Turn", after: Any, results: Sequence[Any]) -> None:
+        """Notes that the call with this turn is made: `after` is int32[] that is there when it is done, or on GPU when
+        it has started."""
+        self._after.append(after)
+        self._new.append((turn.whose, after))
+        self._tokens.update((result, (turn.before, after)) for result in results)
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._after)
+
+    def done(self, ctx: mlir.LoweringRuleContext) -> Any:
+        """Lowers int32[] that is there when all calls so far are done."""
+        return _sum_of(ctx, self._after)
+
+    def go_on_after(self, after: Any) -> None:
+        """Has all further calls wait for this int32[], which is there when the calls so far are done."""
+        self._group, self._after = None, [after]
+
+    def execution(self, ctx: mlir.LoweringRuleContext) -> Any:
+        """Returns int32[], the number of the execution, for calls of Python."""
+        for order in lowered_modules.of_blocks_around(ctx):
+            if order._execution is not None:
+                return order._execution
+        if in_control_flow():
+            raise NotImplementedError(_OUTSIDE)
+        self._execution = host_calls.begin(ctx)
+        return self._execution
+
+    def share(self, key: object, make: Callable[[], Any]) -> Any:
+        """Returns what `make` made when this block first asked for that key: all its calls share it."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def tokens_of(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the int32[] that the calls wait for, and produce, whose results are among `values`.
+
+        Who takes them as operands keeps XLA from giving their memory to others while the calls are under way.
+        """
+        return list(dict.fromkeys(token for value in values for token in self._tokens.get(value, ())))
+
+    def take_unawaited(self) -> list[Any]:
+        """Returns the int32[] that say that sums have started, on GPUs, but for those that were taken before."""
+        new = [after for after in self._after if after not in self._awaited]
+        self._awaited.update(new)
+        return new
+
+    def take_newest_buckets(self) -> list[Any]:
+        """Returns the int32[] of the buckets of the last sum, if they weren't taken before."""
+        new, self._new = self._new, []
+        return [after for whose, after in new if whose == new[-1][0]]
+
+    def exchange_held(self, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Returns a sum, and its type, of each call that was held last, before those of `held` are."""
+        before, self._held = self._held, held
+        return before
 
 
-def in_order(
-    ctx: mlir.LoweringRuleContext,
-    site: Site,
-    size_bytes: int,
-    number: int,
-    call: Callable[[Any, int], tuple[Any, Any]],
-    *,
-    on_gpu: bool = False,
-) -> Any:
-    """Lowers a call of the primitive in its place.
+class Turn(NamedTuple):
+    """The turn of one call.
 
-    Args:
-      ctx: of the call.
-      site: its.
-      size_bytes: of its leaves.
-      number: of its call in the module.
-      call: given int32[] to wait for, and the number of the first of the calls that may be under way beside it, makes
-        the call: (int32[] that is there when it is done, its results).
-      on_gpu: there the int32[] is there when the call has started, and the rendezvous needs that number
-        (start_and_done.py).
+    Attributes:
+      order: that of its block.
+      whose: which call of `psum` it is a bucket of.
+      before: int32[] to wait for.
+      overlap_group: the number of the first of the calls that may be under way together with it.
     """
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    # A call that blocks its device can't have others beside it.
-    side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
-    whose = (site.place, site.call, site.kind, site.function, site.stream)
-    group = whose if side_by_side else object()
-    if line.group != group or not line.after:
-        line.first = number
-        line.before = _sum_of(ctx, line.after)
-        line.group, line.after = group, []
-    elif len(line.after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
-        _make_larger(ctx)
-    after, results = call(line.before, line.first)
-    line.after.append(after)
-    line.new.append((whose, after))
-    line.tokens.update((result, (line.before, after)) for result in results)
-    return results
 
+    order: BlockOrder
+    whose: object
+    before: Any
+    overlap_group: int
 
-def execution_of(ctx: mlir.LoweringRuleContext) -> Any:
-    """int32[], the number of the execution, for calls of Python."""
-    for line in lowered_modules.of_blocks_around(ctx):
-        if line.execution is not None:
-            return line.execution
-    if in_control_flow():
-        raise NotImplementedError(_OUTSIDE)
-    line = lowered_modules.of_block(ctx, _Line)
-    line.execution = host_calls.begin(ctx)
-    return line.execution
+    def leave(self, after: Any, results: Sequence[Any]) -> None:
+        self.order.leave(self, after, results)
 
 
 _OUTSIDE = (
@@ -113,76 +166,36 @@ _OUTSIDE = (
 )
 
 
-def share(ctx: mlir.LoweringRuleContext, key: object, make: Callable[[], Any]) -> Any:
-    """Returns what `make` made when this block first asked for that key: all its calls share it."""
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    if key not in line.shared:
-        line.shared[key] = make()
-    return line.shared[key]
-
-
-def tokens_of(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
-    """The int32[] that the calls in this block wait for, and produce, whose results are among `values`.
-
-    Who takes them as operands keeps XLA from giving their memory to others while the calls are under way.
-    """
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    return list(dict.fromkeys(token for value in values for token in line.tokens.get(value, ())))
-
-
-def not_awaited(ctx: mlir.LoweringRuleContext) -> list[Any]:
-    """The int32[] that say that sums of this block have started, on GPUs, but for those that were asked for before."""
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    new = [after for after in line.after if after not in line.awaited]
-    line.awaited.update(new)
-    return new
-
-
-def to_hurry(ctx: mlir.LoweringRuleContext) -> list[Any]:
-    """The int32[] of the buckets of the last sum of this block, if it wasn't asked for them before."""
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    new, line.new = line.new, []
-    return [after for whose, after in new if whose == new[-1][0]]
-
-
-def exchange_held(ctx: mlir.LoweringRuleContext, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """A sum, and its type, of each call that was held last in this block before those of `held` are."""
-    line: _Line = lowered_modules.of_block(ctx, _Line)
-    before, line.held = line.held, held
-    return before
-
-
 @patches.LOOPS_AND_BRANCHES.uses
 def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a loop or a branch with sums inside: it starts when the sums before it are done, and those after it wait."""
+    """Has a loop or branch with sums inside start when the sums before it are done, and those after it wait."""
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
         if not any(map(jaxprs.holds_sums, jaxprs.bodies(params))):
             return rule(ctx, *operands, **params)
-        in_line = meshes.lowering_mesh(ctx).all_manual
+        all_manual = meshes.lowering_mesh(ctx).all_manual
+        order = BlockOrder.of(ctx)
         scope = scopes.of_session()
         counted = scope is not None and not scope.alone and not in_control_flow()
         if platforms.by_host_calls(ctx):
-            if not in_line:
+            if not all_manual:
                 raise NotImplementedError(_OUTSIDE)
-            execution_of(ctx)
+            order.execution(ctx)
             if counted:
                 host_calls.count_executions(ctx)
         else:
             register_ffi()
             if counted:
-                operands = _visit(ctx, operands, in_line)
-        line: _Line = lowered_modules.of_block(ctx, _Line)
+                operands = _visit(ctx, operands, all_manual)
         smallest = _smallest(ctx.avals_in)
-        if in_line and line.after and smallest is not None:
-            held = hold_until(ctx, ctx.avals_in[smallest], operands[smallest], INT32, _sum_of(ctx, line.after))
+        if all_manual and order.has_calls and smallest is not None:
+            held = hold_until(ctx, ctx.avals_in[smallest], operands[smallest], INT32, order.done(ctx))
             operands = (*operands[:smallest], held, *operands[smallest + 1 :])
         with _inside():
             results = rule(ctx, *operands, **params)
         smallest = _smallest(ctx.avals_out)
-        if smallest is not None and in_line:
-            after = hold_until(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest])
-            line.group, line.after = None, [after]
+        if smallest is not None and all_manual:
+            order.go_on_after(hold_until(ctx, INT32, _zero(), ctx.avals_out[smallest], results[smallest]))
         return results
 
     return lower
@@ -205,12 +218,12 @@ def _inside() -> Iterator[None]:
         _depth.of_thread -= 1
 
 
-def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], in_line: bool) -> tuple[Any, ...]:
+def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], all_manual: bool) -> tuple[Any, ...]:
     """Tells of the execution, wherever XLA puts it: sums that come earlier tell of it, too. Returns the operands."""
     program = lowered_modules.program_name(ctx)
-    attributes = {"program": program, "ordinal": np.int64(lowered_modules.module_ordinal(ctx, program))}
-    if in_line:
-        _effect(ctx, "passing_visit", **attributes)
+    spec = SumSpec(lowered_modules.module_ordinal(ctx, program), program).encode()
+    if all_manual:
+        _effect(ctx, "passing_visit", spec=spec)
         return operands
     # XLA refuses side effects in what it partitions, so there the call hangs on what XLA can't do without: the index of
     # a branch, or a scalar that counts iterations. (An array might be gathered from all devices for it.) If XLA finds
@@ -220,7 +233,7 @@ def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], in_line: bo
         if _is_plain(aval) and aval.ndim == 0 and aval.dtype.kind in "biu":
             own = ctx.replace(primitive=None, avals_in=(aval,), avals_out=(aval,))
             call = jax.ffi.ffi_lowering("passing_visit", operand_output_aliases={0: 0})
-            (held,) = call(own, operands[i], **attributes)
+            (held,) = call(own, operands[i], spec=spec)
             return (*operands[:i], held, *operands[i + 1 :])
     return operands
 

@@ -7,7 +7,7 @@ layer's gradient waits until the sum is complete, and backward pass and sums tak
 
 `hold(sums, gate)` returns `sums`, but to the compiler it is an operation that needs `gate` as well, which is there when
 gradients of all buckets are. So all uses of the sums stand behind the backward pass in the line, and it doesn't reuse
-the buffer of a sum under way. Nor that of the token that the sum produces for the next one in order (call_order.py), as
+the buffer of a sum under way. Nor that of the token that the sum produces for the next one in order (order.py), as
 the operation takes it, too: a token that nobody reads is 4 bytes, and a layer's next temporary array would be laid over
 them. That costs nothing at run time, and saves copies of parameters that would be updated while the backward pass still
 needs them. (An optimization_barrier is gone before the line is made.)
@@ -29,7 +29,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_passing.collective.lowering.gpu.start_and_done import finish_behind
-from jax_passing.collective.lowering.order import INT32, tokens_of
+from jax_passing.collective.lowering.order import INT32, BlockOrder
 from jax_passing.collective.runtime.handlers import register_ffi
 
 passing_hold_p = Primitive("passing_hold")
@@ -88,7 +88,7 @@ def _batch(primitive: Primitive, operands: Any, dims: Any, *, count: int) -> tup
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, count: int) -> Sequence[Any]:
     register_ffi()
-    tokens = tokens_of(ctx, operands[:count])
+    tokens = BlockOrder.of(ctx).tokens_of(operands[:count])
     own = ctx.replace(avals_in=[*ctx.avals_in, *[INT32] * len(tokens)])
     aliases = {i: i for i in range(count or 1)}  # new memory might be what a sum under way still reads
     call = jax.ffi.ffi_lowering("passing_hold", operand_output_aliases=aliases)

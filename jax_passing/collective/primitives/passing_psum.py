@@ -24,7 +24,8 @@ from jax.interpreters import ad, batching
 from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Axes, Extent
 from jax_passing.collective.lowering.by_host_calls import lower_by_host_calls
-from jax_passing.collective.lowering.cpu import lower, lower_on_gpu
+from jax_passing.collective.lowering.cpu import lower
+from jax_passing.collective.lowering.gpu.start_and_done import lower_on_gpu
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.runtime import platforms
 from jax_passing.errors import GradientError

@@ -10,30 +10,34 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
 from jax_passing._compat import patches, process
+from jax_passing.collective.naming.sum_spec import beginning, values_of
 from jax_passing.errors import ThreadError
 from jax_passing.host import scope as scopes
 
 
-def fingerprint_of_module(target: str, attributes: Mapping[str, int]) -> str | None:
-    """A digest of the newest executable whose module calls `target` with these attributes, and a summary for people:
+def fingerprint_of_module(program: str, ordinal: int) -> str | None:
+    """Returns a digest of the newest executable of a module, and a summary for people:
     "<sha256> 14 fusion, 3 dot; (f32[4,8])->f32[4]". None if there is none.
 
-    The module is the scheduled one, after all of XLA's passes: it decides in which order XLA makes the copies of a
-    call. The digest leaves out where sources lie, and the attributes.
+    The text is that of the scheduled module, after all of XLA's passes: it decides in which order XLA makes the copies
+    of a call. The digest leaves out where sources lie, and the ordinal.
     """
+    of_module = re.compile(
+        rf'custom_call_target="passing_psum"[^\n]*\bspec = "{re.escape(_escaped(beginning(program, ordinal)))}'
+    )
     for device in (jax.local_devices(backend="cpu")[0], *process.cuda_devices()[:1]):
         for executable in device.client.live_executables():
             for module in executable.hlo_modules():
                 text = module.to_string()
-                if target in text and all(_attribute(name, value).search(text) for name, value in attributes.items()):
-                    return _digest(text, attributes)
+                if of_module.search(text):
+                    return _digest(text)
     return None
 
 
@@ -45,31 +49,33 @@ def stream_text(stream: str) -> str:
 
 
 def streams(compiled: Any) -> frozenset[str]:
-    """Those of the sums of a `jax.stages.Compiled`, as XLA kept them."""
+    """Returns the streams of the sums of a `jax.stages.Compiled`, as XLA kept them."""
     text = compiled.as_text() or ""
     by_host_calls = (bytes.fromhex(each).decode() for each in re.findall(rf'\b{STREAM}="x([0-9a-f]*)"', text))
     return frozenset([*(identity["stream"] for identity in _identities(text)), *by_host_calls])
 
 
 def _identities(text: str) -> list[dict[str, Any]]:
-    """What the sums that are called by FFI are told apart by."""
-    texts = re.findall(r'custom_call_target="passing_psum"[^\n]*?\bidentity = "((?:[^"\\]|\\.)*)"', text)
-
-    def character(match: re.Match[str]) -> str:
-        return "\\" if match[1] == "\\" else chr(int(match[1], 16))
-
-    return [json.loads(re.sub(r"\\(\\|[0-9A-F]{2})", character, text)) for text in texts]
+    """Returns what tells the sums apart that are called by FFI."""
+    specs = re.findall(r'custom_call_target="passing_psum"[^\n]*?\bspec = "((?:[^"\\]|\\.)*)"', text)
+    return [json.loads(values_of(_unescaped(spec))["identity"]) for spec in specs]
 
 
-def _attribute(name: str, value: int | str) -> re.Pattern[str]:
-    return re.compile(rf"\b{name} = {value}(?= : i64|\b)")
+# MLIR writes a backslash as two, and quotes and line breaks by their code.
 
 
-def _digest(text: str, attributes: Mapping[str, int]) -> str:
+def _escaped(text: str) -> str:
+    return re.sub(r'[\\"\n]', lambda match: "\\\\" if match[0] == "\\" else f"\\{ord(match[0]):02X}", text)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(\\|[0-9A-F]{2})", lambda match: "\\" if match[1] == "\\" else chr(int(match[1], 16)), text)
+
+
+def _digest(text: str) -> str:
     text = re.sub(r", metadata=\{[^{}]*\}", "", text)
     text = re.sub(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text, flags=re.MULTILINE)
-    for name in attributes:
-        text = _attribute(name, r"\d+").sub("", text)
+    text = re.sub(r'(?<=\bspec = ")ordinal=\d+', "", text)
     operations = collections.Counter(re.findall(r" = (?:\([^=]*?\)|\S+) ([a-z][\w-]*)\(", text))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(operations.items()))
     layout = re.search(r"entry_computation_layout=\{(.*?)\}(?:,|$)", text, re.MULTILINE)

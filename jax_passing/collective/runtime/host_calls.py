@@ -16,6 +16,7 @@ from jax.interpreters import mlir
 
 from jax_passing import _native
 from jax_passing._compat import host_callbacks, jax_collectives, lowered_modules, meshes
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.errors import ConfigError
 
 _INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -26,7 +27,7 @@ class Program:
     """The calls of one module."""
 
     native: _native.HostProgram = field(default_factory=_native.HostProgram)
-    place_count: int = 0  # where it begins
+    entry_count: int = 0  # how many entries it has: points where an execution begins
     has_visit: bool = False
 
 
@@ -92,11 +93,11 @@ def calling(devices: np.ndarray | None, position: Any) -> int:
 def begin(ctx: mlir.LoweringRuleContext) -> Any:
     """Lowers the beginning of an execution: int32[], its number."""
     program, mesh = program_of(ctx), meshes.lowering_mesh(ctx)
-    native, place, devices = program.native, program.place_count, local_indices(mesh)
-    program.place_count += 1
+    native, entry, devices = program.native, program.entry_count, local_indices(mesh)
+    program.entry_count += 1
 
     def number(position: np.ndarray) -> Sequence[np.ndarray]:
-        return [np.array(native.begin(place=place, device=calling(devices, int(position))), np.int32)]
+        return [np.array(native.begin(entry=entry, device=calling(devices, int(position))), np.int32)]
 
     names = tuple(mesh.axis_sizes) if mesh.device_count > 1 else ()
 
@@ -114,7 +115,7 @@ def count_executions(ctx: mlir.LoweringRuleContext) -> None:
     program = program_of(ctx)
     if not program.has_visit:
         name = lowered_modules.program_name(ctx)
-        program.native.add_visit(program=name, ordinal=lowered_modules.module_ordinal(ctx, name))
+        program.native.add(SumSpec(lowered_modules.module_ordinal(ctx, name), name).encode())
         program.has_visit = True
 
 

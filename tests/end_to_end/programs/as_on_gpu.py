@@ -14,8 +14,7 @@ import jax
 from jax.interpreters import mlir
 
 from jax_passing import _native
-from jax_passing.collective.lowering import cpu
-from jax_passing.collective.lowering.gpu import in_host
+from jax_passing.collective.lowering.gpu import in_host, start_and_done
 from jax_passing.collective.primitives import hold, passing_psum
 
 
@@ -27,7 +26,7 @@ def as_on_gpu(driver: str) -> None:
     jax.ffi.register_ffi_type(name, {"type_id": type_id, "type_info": type_info}, platform="cpu")
     _native.set_cuda_devices([(device.id, device.id) for device in devices], first_device_id=devices[0].id)
     for each in (passing_psum.passing_psum_p, passing_psum.passing_psum_invariant_p):
-        mlir.register_lowering(each, cpu.lower_on_gpu, platform="cpu", cacheable=False)
+        mlir.register_lowering(each, start_and_done.lower_on_gpu, platform="cpu", cacheable=False)
     in_host.WORTH_BYTES = 0
     scatter = in_host.scatter
 

@@ -3,7 +3,6 @@
 # ruff: noqa: B008, B023 (each function is called in the loop that makes it)
 
 import functools
-import re
 import threading
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support.jax.lowered_sums import specs
 
 import jax_passing
 from jax_passing._compat import jaxprs
@@ -491,8 +491,8 @@ def test_they_are_known_to_hold_sums():
 
         mapped = on_mesh(program)
         assert jaxprs.holds_sums(jax.make_jaxpr(mapped)(jnp.ones(16)).jaxpr)
-        ordinals = re.findall(r"site = (\d+) : i64", mapped.lower(jnp.ones(16)).as_text())
-        assert len(ordinals) == len(set(ordinals)) == 2
+        sites = [spec["site"] for spec in specs(mapped.lower(jnp.ones(16)).as_text())]
+        assert len(sites) == len(set(sites)) == 2
         mapped(jnp.ones(16)).block_until_ready()
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from support.jax.lowered_sums import specs
 
 import jax_passing
 from jax_passing import _native
@@ -26,18 +27,11 @@ def lowered(f, *shape, sizes=(8,), axis_names=("d",), **options):
     return jax.jit(mapped).lower(jnp.ones(shape)).as_text()
 
 
-def calls(text):
-    """The attributes of each custom call, in the order of the text."""
-    pattern = re.compile(r"custom_call @passing_psum.*?mhlo\.backend_config = \{(.*?)\}, operand_layouts", re.S)
-    values = re.compile(r'(\w+) = (?:"((?:[^"\\]|\\.)*)"|(?:dense<\[?)?([-\d, ]*\d))')
-    return [{k: s or n for k, s, n in values.findall(config)} for config in pattern.findall(text)]
-
-
 def test_attributes():
     def step(x):
         return jax_passing.psum((x, x.astype(jnp.complex64)), "d")
 
-    second, first = calls(lowered(step, 16, 3))  # the last leaf first
+    second, first = specs(lowered(step, 16, 3))  # the last leaf first
     assert first["program"] == "jit_step on 8 devices"
     assert re.fullmatch(
         r"test_lowering\.py:\d+:\d+ in test_attributes.<locals>.step psum of float32\[2,3\] over d", first["site_name"]
@@ -56,10 +50,10 @@ def test_same_program_is_lowered_alike_but_for_its_ordinal():
     # From one line, as on two hosts.
     first, again = [lowered(step, 16, 3) for _ in range(2)]
     assert first != again
-    ordinals = [{call["ordinal"] for call in calls(text)} for text in (first, again)]
+    ordinals = [{call["ordinal"] for call in specs(text)} for text in (first, again)]
     assert all(len(each) == 1 for each in ordinals)
     assert ordinals[0] != ordinals[1]
-    without = [re.sub(r"ordinal = \d+", "", text) for text in (first, again)]
+    without = [re.sub(r"ordinal=\d+", "", text) for text in (first, again)]
     assert without[0] == without[1]
 
 
@@ -68,7 +62,7 @@ def test_groups_and_replicas():
     mapped = jax.shard_map(
         lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"}, check_vma=False
     )
-    (call,) = calls(jax.jit(mapped).lower(jnp.ones(8)).as_text())
+    (call,) = specs(jax.jit(mapped).lower(jnp.ones(8)).as_text())
     assert (call["member_count"], call["local_member_count"], call["replica_count"]) == ("4", "4", "2")
 
 
@@ -79,12 +73,12 @@ def test_results_alias_their_operands():
 
 def test_equal_calls_have_sites_of_their_own():
     text = lowered(lambda x: sum(jax_passing.psum(x, "d") for _ in range(3)), 8)
-    assert [call["site"] for call in calls(text)] == ["0", "1", "2"]
+    assert [call["site"] for call in specs(text)] == ["0", "1", "2"]
 
 
 def test_empty_leaves_make_no_call():
-    assert calls(lowered(lambda x: jax_passing.psum(x[:0], "d"), 8)) == []
-    (call,) = calls(lowered(lambda x: jax_passing.psum((x[:0], x), "d"), 8))
+    assert specs(lowered(lambda x: jax_passing.psum(x[:0], "d"), 8)) == []
+    (call,) = specs(lowered(lambda x: jax_passing.psum((x[:0], x), "d"), 8))
     assert call["leaf_elements"] == "1"
 
 
@@ -131,10 +125,10 @@ def test_pmean_and_counts_include_the_hosts():
 
 
 def identities(f):
-    return [json.loads(call["identity"].replace("\\22", '"')) for call in calls(lowered(f, 8))]
+    return [json.loads(call["identity"]) for call in specs(lowered(f, 8))]
 
 
-def test_calls_of_one_jitted_function_are_places_of_their_own():
+def test_calls_of_one_jitted_function_are_told_apart():
     total = jax.jit(lambda x: jax_passing.psum(x, "d"))
 
     def program(x):
@@ -179,11 +173,11 @@ def test_a_module_has_a_fingerprint():
 
     def fingerprint(factor):
         compiled = program(factor).lower(jnp.ones(8)).compile()
-        (ordinal,) = {int(number) for number in re.findall(r"ordinal = (\d+)", compiled.as_text())}
-        return fingerprint_of_module("passing_psum", {"ordinal": ordinal})
+        (ordinal,) = {int(number) for number in re.findall(r'spec = "ordinal=(\d+)', compiled.as_text())}
+        return fingerprint_of_module("jit__lambda on 1 devices", ordinal)
 
     assert fingerprint(2) == fingerprint(2)  # of two modules, whose ordinals differ
     assert fingerprint(2).split()[0] != fingerprint(3).split()[0]
     assert "2 custom-call" in fingerprint(2)
     assert "(f32[8])->f32[8]" in fingerprint(2)
-    assert fingerprint_of_module("passing_psum", {"ordinal": 1 << 40}) is None
+    assert fingerprint_of_module("jit__lambda on 1 devices", 1 << 40) is None

@@ -4,6 +4,7 @@ What several hosts do is in tests/end_to_end/sums/test_by_host_calls.py.
 """
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.export
@@ -17,6 +18,7 @@ from support.jax.host_calls_on_cpu import host_calls_on_cpu
 import jax_passing
 from jax_passing._native import HostProgram
 from jax_passing.collective import axes
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
 from jax_passing.host import scope
 
@@ -375,16 +377,9 @@ def test_visits_are_not_called():
     assert "passing_visit" not in text
 
 
-@pytest.mark.parametrize(
-    ("dtype", "op", "says"),
-    [
-        ("float32", "max", "maxima are of int32, not float32"),
-        ("float32", "min", "unknown op min"),
-        ("float31", "sum", "unknown dtype float31"),
-    ],
-)
-def test_sums_that_there_are_not_are_refused_as_by_the_handlers(dtype, op, says):
-    names = {"program": "p", "identity": "i", "site_name": "s", "devices": "", "dtype": dtype, "op": op}
-    numbers = dict.fromkeys(("ordinal", "site", "replica_count", "world_size", "member_count", "local_member_count"), 1)
-    with pytest.raises(ValueError, match=says):
-        HostProgram().add_sum(**names, **numbers, leaf_elements=[1], flat=False, conditional=False)
+def test_the_spec_is_read_as_by_the_handlers():
+    program = HostProgram()
+    spec = SumSpec(3, "program", identity="{}", leaf_elements=(1,))
+    assert [program.add(spec.encode()) for _ in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match="It expects op, not"):
+        program.add(replace(spec, op="min").encode())

@@ -115,7 +115,7 @@ struct Device {
   }
 };
 
-std::shared_ptr<Site> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members, size_t size = 1000) {
+std::shared_ptr<SumSite> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members, size_t size = 1000) {
   const auto site = MakeSite(hash, members);
   site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {size, 10}, members});
   return site;
@@ -125,18 +125,18 @@ constexpr size_t kLarge = 5 * PinnedBlock::kPieceBytes / sizeof(float) / 2;  // 
 
 // Each of two devices brings half of the elements, which they added up before, in its array `a`: as many as there are
 // with one more, which belongs to no leaf.
-std::shared_ptr<Site> MakeSiteOfShards(uint64_t hash, size_t shard_elements = 1000) {
+std::shared_ptr<SumSite> MakeSiteOfSlices(uint64_t hash, size_t slice_elements = 1000) {
   const auto site = MakeSite(hash, 1);
   site->shape =
-      std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 2 * shard_elements - 701}, 1});
-  site->shard_count = 2;
-  site->shard_elements = shard_elements;
+      std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 2 * slice_elements - 701}, 1});
+  site->slice_count = 2;
+  site->slice_elements = slice_elements;
   return site;
 }
 
-CudaCall ShardOf(Device& device, int32_t run_id) {
+CudaCall SliceOf(Device& device, int32_t run_id) {
   CudaCall call = device.MakeCall(run_id);
-  call.shard = call.member;
+  call.slice = call.member;
   call.leaves.resize(1);
   return call;
 }
@@ -204,16 +204,16 @@ TEST_F(CudaSumsTest, sumsOfTwoDevices) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-TEST_F(CudaSumsTest, shardsOfTwoDevices) {
+TEST_F(CudaSumsTest, slicesOfTwoDevices) {
   sums_.SetDevices({{.ordinal = 1}, {.ordinal = 0}});
-  const auto site = MakeSiteOfShards(7);
+  const auto site = MakeSiteOfSlices(7);
   Device &one = MakeDevice(0, 0), &two = MakeDevice(1, 0);
   std::iota(one.a.begin(), one.a.end(), 0.f);
   std::iota(two.a.begin(), two.a.end(), 1000.f);
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 10))), "");
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 10))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(two, 10))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(one, 10))), "");
   for (Device* device : {&one, &two}) {
-    EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, 10))), "");
+    EXPECT_EQ(KindOf(sums_.Finish(SliceOf(*device, 10))), "");
     Fake().synchronize(device->stream);
   }
   for (size_t i = 0; i < 1000; ++i) {
@@ -224,21 +224,21 @@ TEST_F(CudaSumsTest, shardsOfTwoDevices) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-TEST_F(CudaSumsTest, shardsOfDifferentExecutionsDontMeet) {
+TEST_F(CudaSumsTest, slicesOfDifferentExecutionsDontMeet) {
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
-  const auto site = MakeSiteOfShards(7);
+  const auto site = MakeSiteOfSlices(7);
   Device &one = MakeDevice(0, 1), &two = MakeDevice(1, 10);
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 10))), "");  // breaks off
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 11))), "");
-  EXPECT_EQ(KindOf(sums_.Finish(ShardOf(two, 11))), "ProgramMismatchError");
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(one, 10))), "");  // breaks off
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(two, 11))), "");
+  EXPECT_EQ(KindOf(sums_.Finish(SliceOf(two, 11))), "ProgramMismatchError");
   EXPECT_EQ(session_failure(), "ProgramMismatchError");
   EXPECT_EQ(two.a, std::vector<float>(1000, 10));
   rendezvous_.Detach();
   Attach();
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(two, 12))), "");
-  EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(one, 12))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(two, 12))), "");
+  EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(one, 12))), "");
   for (Device* device : {&one, &two}) {
-    EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, 12))), "");
+    EXPECT_EQ(KindOf(sums_.Finish(SliceOf(*device, 12))), "");
     Fake().synchronize(device->stream);
   }
   EXPECT_EQ(one.a, std::vector<float>(1000, 2));
@@ -246,9 +246,9 @@ TEST_F(CudaSumsTest, shardsOfDifferentExecutionsDontMeet) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-TEST_F(CudaSumsTest, largeShardsGoInPieces) {
+TEST_F(CudaSumsTest, largeSlicesGoInPieces) {
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
-  const auto site = MakeSiteOfShards(7, kLarge);
+  const auto site = MakeSiteOfSlices(7, kLarge);
   Device &one = MakeDevice(0, 0, kLarge), &two = MakeDevice(1, 0, kLarge);
   std::vector<float> expected(2 * kLarge);
   for (int32_t run_id = 10; run_id < 14; ++run_id) {
@@ -259,14 +259,14 @@ TEST_F(CudaSumsTest, largeShardsGoInPieces) {
     expected.back() /= 2;  // belongs to no leaf
     Fake().hold_copies(run_id % 4);
     for (Device* device : run_id % 2 ? std::array{&one, &two} : std::array{&two, &one}) {
-      EXPECT_EQ(KindOf(sums_.Start(site, ShardOf(*device, run_id))), "");
+      EXPECT_EQ(KindOf(sums_.Start(site, SliceOf(*device, run_id))), "");
     }
     std::thread gpus([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       Fake().hold_copies(-1);
     });
     for (Device* device : {&one, &two}) {
-      EXPECT_EQ(KindOf(sums_.Finish(ShardOf(*device, run_id))), "");
+      EXPECT_EQ(KindOf(sums_.Finish(SliceOf(*device, run_id))), "");
       Fake().synchronize(device->stream);
     }
     gpus.join();
@@ -465,14 +465,14 @@ TEST_F(CudaSumsTest, executionsThatBreakOffLeaveNothingBehind) {
 // As XLA breaks them off, too; the blocks of those that aren't finished are the next execution's.
 TEST_F(CudaSumsTest, executionsOfWhichASumFailsLeaveNothingBehind) {
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
-  const std::vector<std::shared_ptr<Site>> sites{MakeSiteOfShards(7), MakeSiteOfShards(8), MakeSiteOfShards(9)};
-  Executable executable;
-  for (const auto& site : sites) executable.shard_bytes.push_back(2 * site->shard_elements * sizeof(float));
+  const std::vector<std::shared_ptr<SumSite>> sites{MakeSiteOfSlices(7), MakeSiteOfSlices(8), MakeSiteOfSlices(9)};
+  PinnedNeeds needs;
+  for (const auto& site : sites) needs.shared.push_back(2 * site->slice_elements * sizeof(float));
   collective_->Hold();
   std::vector<std::vector<CudaCall>> calls(2);  // by ordinal
   for (const int32_t ordinal : {0, 1}) {
-    for (size_t i = 0; i < sites.size(); ++i) calls[ordinal].push_back(ShardOf(MakeDevice(ordinal, 1), 10));
-    sums_.Reserve(executable, ordinal);
+    for (size_t i = 0; i < sites.size(); ++i) calls[ordinal].push_back(SliceOf(MakeDevice(ordinal, 1), 10));
+    sums_.Reserve(needs, ordinal);
   }
   for (size_t i = 0; i < sites.size(); ++i) {
     for (const auto& of_device : calls) ASSERT_FALSE(sums_.Start(sites[i], of_device[i]));
@@ -490,7 +490,7 @@ TEST_F(CudaSumsTest, executionsOfWhichASumFailsLeaveNothingBehind) {
   pool_.emplace();
   Attach();
   const size_t pinned = Fake().pinned_bytes();
-  for (const int32_t ordinal : {0, 1}) sums_.Reserve(executable, ordinal);
+  for (const int32_t ordinal : {0, 1}) sums_.Reserve(needs, ordinal);
   Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
   for (size_t i = 0; i < sites.size(); ++i) {
     for (auto& of_device : calls) {
@@ -511,24 +511,33 @@ TEST_F(CudaSumsTest, whatIsReservedIsNotPinnedInTheMidst) {
   Fake().seed(kSeed);
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
   constexpr int kSteps = 50;
-  const std::vector<std::shared_ptr<Site>> whole{MakeSiteOfTwoLeaves(100, 2), MakeSiteOfTwoLeaves(101, 2)};
-  const std::vector<std::shared_ptr<Site>> by_shards{MakeSiteOfShards(102), MakeSiteOfShards(103)};
+  const std::vector<std::shared_ptr<SumSite>> whole{MakeSiteOfTwoLeaves(100, 2), MakeSiteOfTwoLeaves(101, 2)};
+  const std::vector<std::shared_ptr<SumSite>> by_slices{MakeSiteOfSlices(102), MakeSiteOfSlices(103)};
   Executable executable;
   for (const auto& site : whole) {
-    auto& leaves = executable.leaf_bytes.emplace_back();
-    for (const uint64_t elements : site->shape->leaf_elements) leaves.push_back(elements * sizeof(float));
+    executable.sums.push_back(
+        std::make_shared<SumSpec>(SumSpec{.leaf_elements = site->shape->leaf_elements, .local_member_count = 2}));
   }
-  for (const auto& site : by_shards) executable.shard_bytes.push_back(2 * site->shard_elements * sizeof(float));
+  for (const auto& site : by_slices) {
+    executable.sums.push_back(std::make_shared<SumSpec>(SumSpec{.leaf_elements = site->shape->leaf_elements,
+                                                                .local_member_count = 2,
+                                                                .slice_elements = site->slice_elements,
+                                                                .gpus = {-1},
+                                                                .gpu_groups = {0},
+                                                                .gpu_members = {0},
+                                                                .gpu_slices = {0}}));
+  }
+  const PinnedNeeds needs = sums_.NeedsOf(executable);
   const auto pinned = 2 * 2 * PinnedPool::SizeClass(4096 + 256) + 2 * PinnedPool::SizeClass(8000);
-  for (const int32_t ordinal : {0, 1, 0}) sums_.Reserve(executable, ordinal);
+  for (const int32_t ordinal : {0, 1, 0}) sums_.Reserve(needs, ordinal);
   EXPECT_EQ(Fake().pinned_bytes(), pinned);
   Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
   std::mutex mutex;
   std::set<std::string> failures;
   const auto train = [&](int32_t ordinal) {
-    std::vector<std::pair<std::shared_ptr<Site>, CudaCall>> calls;
+    std::vector<std::pair<std::shared_ptr<SumSite>, CudaCall>> calls;
     for (const auto& site : whole) calls.emplace_back(site, MakeDevice(ordinal, 1).MakeCall(0));
-    for (const auto& site : by_shards) calls.emplace_back(site, ShardOf(MakeDevice(ordinal, 1), 0));
+    for (const auto& site : by_slices) calls.emplace_back(site, SliceOf(MakeDevice(ordinal, 1), 0));
     for (int step = 1; step <= kSteps; ++step) {
       for (auto& [site, call] : calls) {
         call.run_id = step;
@@ -559,22 +568,37 @@ TEST_F(CudaSumsTest, reservingKeepsTheCallersContext) {
   const CudaDriver driver(FAKE_CUDA_DRIVER);
   CUcontext before = nullptr, after = nullptr;
   driver.ContextGetCurrent(&before);
-  Executable executable;
-  executable.leaf_bytes = {{4000}};
-  executable.shard_bytes = {8000};
-  sums_.Reserve(executable, 1);
+  const PinnedNeeds needs{.of_each_device = {4000}, .shared = {8000}};
+  sums_.Reserve(needs, 1);
   driver.ContextGetCurrent(&after);
   EXPECT_NE(before, nullptr);
   EXPECT_EQ(after, before);
   EXPECT_TRUE(AllIsReturned());
 }
 
+TEST_F(CudaSumsTest, needsAreThoseOfEachSumAndGroup) {
+  sums_.SetDevices({{.ordinal = 0, .id = 30, .index = 0}, {.ordinal = 1, .id = 31, .index = 1}});
+  SumSpec whole{.leaf_elements = {1000, 10}};
+  SumSpec slices{.dtype = DType::kBFloat16, .leaf_elements = {13}, .local_member_count = 2, .slice_elements = 7};
+  slices.gpus = {0, 1, 2};
+  slices.gpu_groups = {5, 6, 7};  // the last one is another process's
+  slices.gpu_members = slices.gpu_slices = {0, 0, 0};
+  SumSpec by_id = slices;
+  by_id.devices = "30,31";
+  by_id.gpus = {30, 31, 32};
+  by_id.gpu_groups = {5, 5, 6};
+  Executable executable;
+  for (const SumSpec& spec : {whole, slices, by_id}) executable.sums.push_back(std::make_shared<SumSpec>(spec));
+  const PinnedNeeds needs = sums_.NeedsOf(executable);
+  EXPECT_EQ(needs.of_each_device, std::vector<size_t>{StagedSum::BlockBytes({4000, 40})});
+  EXPECT_EQ(needs.shared, std::vector<size_t>(3, 2 * 7 * sizeof(float)));  // bfloat16 is added up as float32
+}
+
 TEST_F(CudaSumsTest, whatCantBeReservedIsSaidByTheSum) {
   Device& device = MakeDevice(0, 1);
   Fake().fail("cuMemHostAlloc", kFakeOutOfMemory, 0);
-  Executable executable;
-  executable.leaf_bytes = {{4000, 40}};
-  sums_.Reserve(executable, 0);
+  const PinnedNeeds needs{.of_each_device = {4096 + 256}, .shared = {}};
+  sums_.Reserve(needs, 0);
   EXPECT_EQ(session_failure(), "");
   EXPECT_EQ(KindOf(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10))), "AcceleratorError");
   Fake().fail("cuMemHostAlloc", 0, 0);
@@ -582,14 +606,14 @@ TEST_F(CudaSumsTest, whatCantBeReservedIsSaidByTheSum) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-TEST_F(CudaSumsTest, sumsOfShardsWithoutGrowth) {
+TEST_F(CudaSumsTest, sumsOfSlicesWithoutGrowth) {
   constexpr uint64_t kSeed = 31;
   SCOPED_TRACE(kSeed);
   Fake().seed(kSeed);
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
   constexpr int kSteps = 100, kSites = 4;
-  std::vector<std::shared_ptr<Site>> sites;
-  for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfShards(100 + i));
+  std::vector<std::shared_ptr<SumSite>> sites;
+  for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfSlices(100 + i));
   std::atomic<int> wrong = 0;
   const auto train = [&](int32_t ordinal) {
     std::vector<Device*> layers;
@@ -597,10 +621,10 @@ TEST_F(CudaSumsTest, sumsOfShardsWithoutGrowth) {
     for (int step = 1; step <= kSteps; ++step) {
       for (int i = 0; i < kSites; ++i) {
         layers[i]->a.assign(1000, static_cast<float>(step + i + ordinal));
-        wrong += sums_.Start(sites[i], ShardOf(*layers[i], step)).has_value();
+        wrong += sums_.Start(sites[i], SliceOf(*layers[i], step)).has_value();
       }
       for (int i = kSites - 1; i >= 0; --i) {
-        wrong += sums_.Finish(ShardOf(*layers[i], step)).has_value();
+        wrong += sums_.Finish(SliceOf(*layers[i], step)).has_value();
         Fake().synchronize(layers[i]->stream);
         for (size_t j = 0; j < 999; ++j) wrong += layers[i]->a[j] != 2 * static_cast<float>(step + i + ordinal);
       }
@@ -619,7 +643,7 @@ TEST_F(CudaSumsTest, aThousandSumsOfTwoDevicesAtOnce) {
   SCOPED_TRACE(kSeed);
   Fake().seed(kSeed);
   constexpr int kSteps = 125, kSites = 8;
-  std::vector<std::shared_ptr<Site>> sites;
+  std::vector<std::shared_ptr<SumSite>> sites;
   for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfTwoLeaves(100 + i, 2));
   std::atomic<int> wrong = 0;
   const auto train = [&](int32_t ordinal) {

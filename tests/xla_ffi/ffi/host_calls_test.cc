@@ -33,22 +33,22 @@ class DoublingCollective : public Collective {
   std::optional<Failure> failure;
 };
 
-SiteInfo Info(uint32_t devices, const std::string& identity) {
-  SiteInfo info;
-  info.program = "jit_step";
-  info.identity = identity;
-  info.site_name = "train.py:41";
-  info.leaf_elements = {1};
-  info.member_count = 2 * devices;
-  info.local_member_count = devices;
-  info.world_size = 2;
-  return info;
+SumSpec Spec(uint32_t devices, const std::string& identity) {
+  SumSpec spec;
+  spec.program = "jit_step";
+  spec.identity = identity;
+  spec.site_name = "train.py:41";
+  spec.leaf_elements = {1};
+  spec.member_count = 2 * devices;
+  spec.local_member_count = devices;
+  spec.world_size = 2;
+  return spec;
 }
 
-SiteInfo Visit() {
-  SiteInfo info;
-  info.program = "jit_step";
-  return info;
+SumSpec Visit() {
+  SumSpec spec;
+  spec.program = "jit_step";
+  return spec;
 }
 
 class HostCallsTest : public testing::Test {
@@ -82,7 +82,7 @@ class HostCallsTest : public testing::Test {
 };
 
 TEST_F(HostCallsTest, devicesMeetInOneExecution) {
-  const size_t site = program_.AddSite(Info(2, "a"));
+  const size_t site = program_.Add(Spec(2, "a"));
   for (int32_t execution = 1; execution <= 2; ++execution) {
     ASSERT_EQ(program_.Begin(0, 0), execution);
     ASSERT_EQ(program_.Begin(0, 1), execution);
@@ -97,7 +97,7 @@ TEST_F(HostCallsTest, devicesMeetInOneExecution) {
 }
 
 TEST_F(HostCallsTest, stepsOfOneExecutionAreTold) {
-  const size_t site = program_.AddSite(Info(1, "a"));
+  const size_t site = program_.Add(Spec(1, "a"));
   const int32_t first = program_.Begin(0, 0);
   EXPECT_EQ(Sum(site, first, 0, 1), "2");
   EXPECT_EQ(Sum(site, first, 0, 1), "2");
@@ -107,7 +107,7 @@ TEST_F(HostCallsTest, stepsOfOneExecutionAreTold) {
   EXPECT_EQ(counts, (std::vector<std::pair<uint32_t, uint32_t>>{{0, 0}, {0, 1}, {1, 0}}));
 }
 
-TEST_F(HostCallsTest, placesOfOneExecutionHaveOneNumber) {
+TEST_F(HostCallsTest, entriesOfOneExecutionHaveOneNumber) {
   EXPECT_EQ(program_.Begin(0, 0), 1);
   EXPECT_EQ(program_.Begin(1, 0), 1);
   EXPECT_EQ(program_.Begin(1, 0), 2);
@@ -115,10 +115,10 @@ TEST_F(HostCallsTest, placesOfOneExecutionHaveOneNumber) {
 }
 
 TEST_F(HostCallsTest, executionsWithoutSumsCountWhereSumsAreConditional) {
-  SiteInfo info = Info(1, "a");
-  info.conditional = true;
-  const size_t site = program_.AddSite(std::move(info));
-  program_.AddSite(Visit());
+  SumSpec spec = Spec(1, "a");
+  spec.conditional = true;
+  const size_t site = program_.Add(std::move(spec));
+  program_.Add(Visit());
   program_.Begin(0, 0);
   program_.Begin(0, 0);
   EXPECT_EQ(Sum(site, program_.Begin(0, 0), 0, 1), "2");
@@ -127,22 +127,22 @@ TEST_F(HostCallsTest, executionsWithoutSumsCountWhereSumsAreConditional) {
 
 TEST_F(HostCallsTest, namesAreThoseOfInstances) {
   // The same program, called by XLA.
-  Instance instance(Info(1, "a"));
+  Instance instance(Spec(1, "a"));
   const auto site = instance.SiteOf(0);
-  const size_t own = program_.AddSite(Info(1, "a"));
+  const size_t own = program_.Add(Spec(1, "a"));
   EXPECT_EQ(Sum(own, program_.Begin(0, 0), 0, 1), "2");
   SumNames names(*collective_, 2048);
   EXPECT_EQ(std::get<SumKey>(names.Name(*site, 7, {2048})), collective_->keys.at(0));
 }
 
 TEST_F(HostCallsTest, failureIsReturned) {
-  const size_t site = program_.AddSite(Info(1, "a"));
+  const size_t site = program_.Add(Spec(1, "a"));
   collective_->failure = Failure{"HostLostError", "rank 1"};
   EXPECT_EQ(Sum(site, program_.Begin(0, 0), 0, 1), "HostLostError: rank 1");
 }
 
 TEST_F(HostCallsTest, devicesDontWaitForEachOtherInAFailedSession) {
-  const size_t site = program_.AddSite(Info(2, "a"));
+  const size_t site = program_.Add(Spec(2, "a"));
   const int32_t execution = program_.Begin(0, 0);
   program_.Begin(0, 1);
   failure_ = Failure{"HostLostError", "rank 1"};
@@ -151,13 +151,13 @@ TEST_F(HostCallsTest, devicesDontWaitForEachOtherInAFailedSession) {
 }
 
 TEST_F(HostCallsTest, withoutASession) {
-  const size_t site = program_.AddSite(Info(1, "a"));
+  const size_t site = program_.Add(Spec(1, "a"));
   rendezvous_.Detach();
   EXPECT_TRUE(Sum(site, program_.Begin(0, 0), 0, 1).starts_with("NotInitializedError: "));
 }
 
 TEST_F(HostCallsTest, devicesCountAnewInTheNextSession) {
-  const size_t site = program_.AddSite(Info(2, "a"));
+  const size_t site = program_.Add(Spec(2, "a"));
   const int32_t old = program_.Begin(0, 0);
   program_.Begin(0, 1);
   program_.Begin(0, 1);  // one device was ahead when the session failed
@@ -175,7 +175,7 @@ TEST_F(HostCallsTest, devicesCountAnewInTheNextSession) {
 }
 
 TEST_F(HostCallsTest, buffersOfOtherSizesAreRefused) {
-  const size_t site = program_.AddSite(Info(1, "a"));
+  const size_t site = program_.Add(Spec(1, "a"));
   const int32_t execution = program_.Begin(0, 0);
   double value = 1, sum = 0;
   EXPECT_THROW(program_.Sum(site, execution, 0, 0, 0, {{&value}, {&sum}, {sizeof(double)}}), std::invalid_argument);

@@ -13,27 +13,27 @@ namespace {
 // Modules of different tests must not meet: the registry is the process's.
 ModuleId Module(int64_t ordinal) { return {testing::UnitTest::GetInstance()->current_test_info()->name(), ordinal}; }
 
-SiteInfo Info(int64_t ordinal, int64_t site) {
-  SiteInfo info;
-  info.program = Module(ordinal).first;
-  info.ordinal = ordinal;
-  info.site = site;
-  info.identity = "sum " + std::to_string(site);
-  info.site_name = "train.py:41 psum of float32[8]";
-  info.leaf_elements = {8};
-  info.member_count = 4;
-  info.local_member_count = 2;
-  return info;
+SumSpec Spec(int64_t ordinal, int64_t site) {
+  SumSpec spec;
+  spec.program = Module(ordinal).first;
+  spec.ordinal = ordinal;
+  spec.site = site;
+  spec.identity = "sum " + std::to_string(site);
+  spec.site_name = "train.py:41 psum of float32[8]";
+  spec.leaf_elements = {8};
+  spec.member_count = 4;
+  spec.local_member_count = 2;
+  return spec;
 }
 
 uint64_t HashOf(Instance& instance, int64_t group = 0) { return instance.SiteOf(group)->hash; }
 
 // A sum that XLA inlined: only its order of instantiation tells it from the others of this identity.
-SiteInfo LookAlike(int64_t ordinal, int64_t site = 0) {
-  SiteInfo info = Info(ordinal, site);
-  info.identity = "look-alike";
-  info.world_size = 2;
-  return info;
+SumSpec LookAlike(int64_t ordinal, int64_t site = 0) {
+  SumSpec spec = Spec(ordinal, site);
+  spec.identity = "look-alike";
+  spec.world_size = 2;
+  return spec;
 }
 
 // As the session does when the compilation of a module ended.
@@ -44,8 +44,8 @@ std::vector<ModuleId> EndWith(const std::string& fingerprint, int64_t ordinal = 
 }
 
 TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
-  Instance a0(Info(0, 0)), a1(Info(0, 1)), other(Info(1, 5));
-  SiteInfo late = Info(7, 1), early = Info(7, 0);  // this host lowered its sums in the other order
+  Instance a0(Spec(0, 0)), a1(Spec(0, 1)), other(Spec(1, 5));
+  SumSpec late = Spec(7, 1), early = Spec(7, 0);  // this host lowered its sums in the other order
   late.site = 0;
   early.site = 1;
   Instance b1(late), b0(early);
@@ -55,20 +55,14 @@ TEST(Instance, hostsAgree_whateverTheirOrdinalsSitesAndOtherModules) {
   EXPECT_EQ(a0.SiteOf(0)->executable->program.identities, b0.SiteOf(0)->executable->program.identities);
 }
 
-TEST(Instance, gpusKnowWhatTheirSumsBring) {
-  std::vector<SiteInfo> infos{Info(0, 0), Info(0, 0), Info(0, 1), Info(0, 2)};
-  for (SiteInfo& info : infos) info.on_gpu = true;
-  infos[0].identity = "";  // a visit
-  infos[2].leaf_elements = {3, 5};
-  infos[3].dtype = DType::kBFloat16;  // this host's devices add up float32
-  infos[3].shard_elements = 7;
-  infos[3].group_count = 2;
-  std::vector<std::unique_ptr<Instance>> instances;
-  for (const SiteInfo& info : infos) instances.push_back(std::make_unique<Instance>(info));
-  const auto executable = instances[0]->executable();
-  EXPECT_EQ(executable->leaf_bytes, (std::vector<std::vector<size_t>>{{32}, {12, 20}}));
-  EXPECT_EQ(executable->shard_bytes, std::vector<size_t>(2, 56));
-  for (const auto& each : instances) EXPECT_EQ(each->is_first(), each == instances[1]);
+TEST(Instance, executablesKnowTheirSums) {
+  SumSpec visit;
+  visit.program = Spec(0, 0).program;
+  Instance before(visit), first(Spec(0, 0)), second(Spec(0, 1));
+  const auto executable = before.executable();
+  ASSERT_EQ(executable->sums.size(), 2);
+  EXPECT_EQ(executable->sums[0].get(), &first.spec());
+  EXPECT_EQ(executable->sums[1].get(), &second.spec());
 }
 
 TEST(Instance, lookAlikesAreNumberedBySiteThenByOrder) {
@@ -84,16 +78,16 @@ TEST(Instance, lookAlikesAreNumberedBySiteThenByOrder) {
 }
 
 TEST(Instance, aVisitBelongsToTheExecutableOfTheSumsAround) {
-  SiteInfo visit;
-  visit.program = Info(0, 0).program;
-  Instance before(visit), sum(Info(0, 0)), after(visit);
+  SumSpec visit;
+  visit.program = Spec(0, 0).program;
+  Instance before(visit), sum(Spec(0, 0)), after(visit);
   EndWith("");
   EXPECT_EQ(before.executable(), sum.SiteOf(0)->executable);
   EXPECT_EQ(after.executable(), before.executable());
   EXPECT_TRUE(before.executable()->visits);
   EXPECT_EQ(before.executable()->program.identities, std::vector<std::string>{"sum 0"});
 
-  Instance other(Info(1, 0));
+  Instance other(Spec(1, 0));
   EXPECT_NE(HashOf(other), HashOf(sum));  // one host's sums are conditional, the other's aren't
 
   visit.ordinal = 2;
@@ -102,34 +96,34 @@ TEST(Instance, aVisitBelongsToTheExecutableOfTheSumsAround) {
 }
 
 TEST(Instance, sumsInLoopsAndBranchesNeedAVisit) {
-  SiteInfo info = Info(0, 0);
-  info.conditional = true;
-  info.world_size = 2;
-  Instance alone(info);
+  SumSpec spec = Spec(0, 0);
+  spec.conditional = true;
+  spec.world_size = 2;
+  Instance alone(spec);
   const auto& refused = alone.SiteOf(0)->executable->refused;
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->kind, "ProgramMismatchError");
 
-  info.ordinal = 1;
-  SiteInfo visit;
-  visit.program = info.program;
+  spec.ordinal = 1;
+  SumSpec visit;
+  visit.program = spec.program;
   visit.ordinal = 1;
-  Instance visited(info), beside(visit);
+  Instance visited(spec), beside(visit);
   EXPECT_FALSE(visited.SiteOf(0)->executable->refused);
 
-  info.ordinal = 2;
-  info.world_size = 1;
-  Instance without_others(info);
+  spec.ordinal = 2;
+  spec.world_size = 1;
+  Instance without_others(spec);
   EXPECT_FALSE(without_others.SiteOf(0)->executable->refused);
 
-  info.ordinal = 3;
-  info.world_size = kAnyWorldSize;
-  Instance elastic(info);
+  spec.ordinal = 3;
+  spec.world_size = kAnyWorldSize;
+  Instance elastic(spec);
   EXPECT_TRUE(elastic.SiteOf(0)->executable->refused);
 }
 
 TEST(Instance, lookAlikesNeedAFingerprint) {
-  Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Info(0, 7));
+  Instance a0(LookAlike(0)), a1(LookAlike(0)), other(Spec(0, 7));
   const auto asked = EndCompilation({Module(0)});
   EXPECT_EQ(asked, std::vector<ModuleId>{Module(0)});
   EXPECT_EQ(EndCompilation({Module(0)}), std::vector<ModuleId>{});  // once
@@ -154,9 +148,9 @@ TEST(Instance, withFingerprintLookAlikesAreSummed) {
 }
 
 TEST(Instance, inAWorldOfOneLookAlikesNeedNoFingerprint) {
-  SiteInfo info = LookAlike(0);
-  info.world_size = 1;
-  Instance a0(info), a1(info);
+  SumSpec spec = LookAlike(0);
+  spec.world_size = 1;
+  Instance a0(spec), a1(spec);
   EXPECT_EQ(EndCompilation({Module(0)}).size(), 0);
   EXPECT_FALSE(a0.SiteOf(0)->executable->refused);
   EXPECT_NE(HashOf(a0), HashOf(a1));
@@ -166,7 +160,7 @@ TEST(Instance, fingerprintChangesEverySumOfItsProgram) {
   std::set<uint64_t> hashes;
   for (const auto* fingerprint : {"f", "g"}) {
     static int64_t ordinal = 0;
-    Instance a0(LookAlike(++ordinal)), a1(LookAlike(ordinal)), other(Info(ordinal, 7));
+    Instance a0(LookAlike(++ordinal)), a1(LookAlike(ordinal)), other(Spec(ordinal, 7));
     EndWith(fingerprint, ordinal);
     for (Instance* each : {&a0, &a1, &other}) hashes.insert(HashOf(*each));
   }
@@ -196,7 +190,7 @@ TEST(Instance, fingerprintOfAProgramThatIsGone) {
 }
 
 TEST(Instance, groupsAreApart) {
-  Instance a(Info(0, 0));
+  Instance a(Spec(0, 0));
   EXPECT_NE(HashOf(a, 0), HashOf(a, 1));
   EXPECT_EQ(a.SiteOf(1), a.SiteOf(1));
 }
@@ -204,69 +198,69 @@ TEST(Instance, groupsAreApart) {
 TEST(Instance, anyDifferenceOfTheProgramsChangesEverySite) {
   const auto hash_with = [](auto change) {
     static int64_t ordinal = 0;
-    SiteInfo first = Info(++ordinal, 0), second = Info(ordinal, 1);
+    SumSpec first = Spec(++ordinal, 0), second = Spec(ordinal, 1);
     change(second);
     Instance a(first), b(second);
     return HashOf(a);
   };
-  std::set<uint64_t> hashes{hash_with([](SiteInfo&) {})};
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.identity += " "; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.op = Op::kMax; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.devices = "TPU 0"; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.dtype = DType::kInt32; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.leaf_elements = {4, 4}; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.leaf_elements = {9}; })).second);
-  EXPECT_TRUE(hashes.insert(hash_with([](SiteInfo& info) { info.member_count = 5; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo&) {})).second);
+  std::set<uint64_t> hashes{hash_with([](SumSpec&) {})};
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.identity += " "; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.op = Op::kMax; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.devices = "TPU 0"; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.dtype = DType::kInt32; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.leaf_elements = {4, 4}; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.leaf_elements = {9}; })).second);
+  EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.member_count = 5; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec&) {})).second);
   // What differs between hosts of one job does not.
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.site = 2; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.site_name += " "; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.local_member_count = 1; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.replica_count = 2; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SiteInfo& info) { info.shard_elements = 4; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.site = 2; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.site_name += " "; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.local_member_count = 1; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.replica_count = 2; })).second);
+  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.slice_elements = 4; })).second);
 }
 
-TEST(Instance, shardsAreThoseOfOneDevice) {
-  SiteInfo info = Info(0, 0);
-  info.dtype = DType::kBFloat16;
-  EXPECT_EQ(Instance(info).SiteOf(0)->shape->device_count, 2);
-  info.shard_elements = 4;
-  Instance instance(info);
+TEST(Instance, slicesAreThoseOfOneDevice) {
+  SumSpec spec = Spec(0, 0);
+  spec.dtype = DType::kBFloat16;
+  EXPECT_EQ(Instance(spec).SiteOf(0)->shape->device_count, 2);
+  spec.slice_elements = 4;
+  Instance instance(spec);
   const auto site = instance.SiteOf(0);
   EXPECT_EQ(site->shape->device_count, 1);
   EXPECT_EQ(site->shape->dtype, DType::kWideBFloat16);
   EXPECT_EQ(site->shape->bytes(), 16);
-  EXPECT_EQ(site->shard_elements, 4);
+  EXPECT_EQ(site->slice_elements, 4);
   EXPECT_EQ(site->call_count(), 2);
 }
 
 TEST(Instance, numberOfCopiesIsPartOfTheProgram) {
-  Instance a0(Info(0, 0)), a1(Info(0, 0));
-  Instance b0(Info(1, 0));
+  Instance a0(Spec(0, 0)), a1(Spec(0, 0));
+  Instance b0(Spec(1, 0));
   EXPECT_NE(HashOf(a0), HashOf(b0));
 }
 
 TEST(Instance, instancesThatAreGoneBeforeExecutionDontCount) {
-  auto gone = std::make_unique<Instance>(Info(0, 0));
-  Instance a(Info(0, 0));
+  auto gone = std::make_unique<Instance>(Spec(0, 0));
+  Instance a(Spec(0, 0));
   gone.reset();
-  Instance b(Info(1, 0));
+  Instance b(Spec(1, 0));
   EXPECT_EQ(HashOf(a), HashOf(b));
 }
 
 TEST(Instance, instantiatedAfterExecutionIsAnotherExecutable) {
-  Instance a(Info(0, 0));
+  Instance a(Spec(0, 0));
   const uint64_t hash = HashOf(a);
-  Instance b(Info(0, 0));
+  Instance b(Spec(0, 0));
   EXPECT_EQ(HashOf(b), hash);  // the same program, compiled again
   EXPECT_NE(a.SiteOf(0)->executable, b.SiteOf(0)->executable);
   EXPECT_EQ(HashOf(a), hash);
 }
 
 TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
-  Instance a0(Info(0, 0)), a1(Info(0, 0));
+  Instance a0(Spec(0, 0)), a1(Spec(0, 0));
   EndCompilation({Module(0)});
-  Instance b0(Info(0, 0)), b1(Info(0, 0));
+  Instance b0(Spec(0, 0)), b1(Spec(0, 0));
   EndCompilation({Module(0)});
   EXPECT_EQ(HashOf(b1), HashOf(a1));
   EXPECT_EQ(HashOf(a0), HashOf(b0));
@@ -275,19 +269,19 @@ TEST(Instance, twoExecutablesOfOneModuleBeforeEitherRuns) {
 }
 
 TEST(Instance, endOfAnotherModulesCompilationChangesNothing) {
-  Instance a0(Info(0, 0));
+  Instance a0(Spec(0, 0));
   EndCompilation({Module(1), {"another", 0}});
-  Instance a1(Info(0, 0));
+  Instance a1(Spec(0, 0));
   EXPECT_NE(HashOf(a0), HashOf(a1));
   EXPECT_EQ(a0.SiteOf(0)->executable, a1.SiteOf(0)->executable);
 }
 
 TEST(Instance, closedProgramOutlivesTheRegistrysNextOne) {
-  auto a = std::make_unique<Instance>(Info(0, 0));
+  auto a = std::make_unique<Instance>(Spec(0, 0));
   EndCompilation({Module(0)});
-  Instance b0(Info(0, 0));
+  Instance b0(Spec(0, 0));
   a.reset();  // was never executed; must not close the program that b0 opened
-  Instance b1(Info(0, 0));
+  Instance b1(Spec(0, 0));
   EXPECT_EQ(b0.SiteOf(0)->executable, b1.SiteOf(0)->executable);
   EXPECT_NE(HashOf(b0), HashOf(b1));
 }

@@ -10,24 +10,28 @@
 
 namespace passing {
 
+// A test's own executable, to be changed before anything meets there.
+inline Executable& Change(const std::shared_ptr<SumSite>& site) { return const_cast<Executable&>(*site->executable); }
+
 // Of a mesh that spans processes, so that the site's hash is its sums' name.
-inline std::shared_ptr<Site> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
-  auto site = std::make_shared<Site>();
+inline std::shared_ptr<SumSite> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
+  auto site = std::make_shared<SumSite>();
   site->hash = hash;
   site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {1}, members});
-  site->executable = std::make_shared<Executable>();
-  site->executable->hash = hash;
-  site->executable->program.name = "program " + std::to_string(hash);
-  site->executable->program.devices = "mesh";
+  const auto executable = std::make_shared<Executable>();
+  executable->hash = hash;
+  executable->program.name = "program " + std::to_string(hash);
+  executable->program.devices = "mesh";
+  site->executable = executable;
   site->replica_count = replicas;
   site->world_size = 2;
   return site;
 }
 
 // Of a mesh inside this process: the devices that meet are part of the name.
-inline std::shared_ptr<Site> MakeLocalSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
+inline std::shared_ptr<SumSite> MakeLocalSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
   auto site = MakeSite(hash, members, replicas);
-  site->executable->program.devices = "";
+  Change(site).program.devices = "";
   return site;
 }
 

@@ -96,7 +96,7 @@ struct Deliveries {
   }
 };
 
-std::shared_ptr<Site> MakeSiteOf(uint64_t elements, uint32_t members, uint32_t replicas = 1) {
+std::shared_ptr<SumSite> MakeSiteOf(uint64_t elements, uint32_t members, uint32_t replicas = 1) {
   const auto site = MakeSite(7, members, replicas);
   site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {elements}, members});
   return site;
@@ -239,9 +239,9 @@ TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
   }
 }
 
-TEST_F(RendezvousTest, shardsAreInTheSameBuffers) {
+TEST_F(RendezvousTest, slicesAreInTheSameBuffers) {
   const auto site = MakeSite(7, 1);
-  site->shard_count = 2;
+  site->slice_count = 2;
   float buffer = 5;
   const auto in_buffer = [&](Device& device, int64_t member) {
     Call call = device.MakeCall(10, member);
@@ -366,8 +366,8 @@ TEST_F(RendezvousTest, sumsOfAnExecutionThatWaitStartWhenThoseBeforeAreDone) {
   std::deque<Device> devices;
   const auto first = MakeSite(7, 1), second = MakeSite(8, 1), third = MakeSite(9, 1), next = MakeSite(10, 1);
   for (const auto& site : {second, third, next}) site->executable = first->executable;
-  second->beside = third->beside = next->beside = 8;
-  const auto arrive = [&](const std::shared_ptr<Site>& site, int32_t run_id) {
+  second->overlap_group = third->overlap_group = next->overlap_group = 8;
+  const auto arrive = [&](const std::shared_ptr<SumSite>& site, int32_t run_id) {
     Call call = devices.emplace_back(Device{1}).MakeCall(run_id, 0);
     call.await_inputs = [](uint64_t& elements) -> std::optional<Failure> {
       elements = 1;
@@ -447,11 +447,11 @@ TEST_F(RendezvousTest, sumsStartWithTheFirstInputs) {
 }
 
 // Each call brings four of the ten elements, the last one also two that belong to no leaf.
-TEST_F(RendezvousTest, shardsAreThereOneAfterTheOther) {
+TEST_F(RendezvousTest, slicesAreThereOneAfterTheOther) {
   const auto site = MakeSite(7, 1);
   site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kWideBFloat16, {10}, 1});
-  site->shard_count = 3;
-  site->shard_elements = 4;
+  site->slice_count = 3;
+  site->slice_elements = 4;
   float* const elements = Ten(1);
   Device devices[] = {Device{0}, Device{1}, Device{2}};
   Deliveries deliveries[3];
@@ -605,7 +605,7 @@ TEST_F(RendezvousTest, programsOnOtherDevicesShareNoQueue) {
 
 TEST_F(RendezvousTest, visitsCountExecutions_asDoesASumThatComesBeforeThem) {
   const auto site = MakeSite(7, 1);
-  site->executable->visits = true;
+  Change(site).visits = true;
   Device a{1}, b{2};
   const auto visit = [&](int32_t run_id) { rendezvous_.Visit(site->executable, run_id, kFirstDevice); };
   visit(10);  // comes to no sum
@@ -626,7 +626,7 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
   other_sum->executable = first->executable;
   std::vector<Device> devices(20);
   size_t next = 0;
-  const auto run = [&](const std::shared_ptr<Site>& site, int32_t run_id) {
+  const auto run = [&](const std::shared_ptr<SumSite>& site, int32_t run_id) {
     for (uint32_t member = 0; member < site->shape->device_count; ++member) {
       rendezvous_.Arrive(site, devices[next++].MakeCall(run_id, member));
     }
@@ -650,7 +650,7 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
 
 TEST_F(RendezvousTest, lookAlikesWithoutFingerprintFailTheSession) {
   const auto site = MakeLocalSite(7, 2);
-  site->executable->refused = Failure{"ProgramMismatchError", "2 sums"};
+  Change(site).refused = Failure{"ProgramMismatchError", "2 sums"};
   Device a{1}, b{2};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
   rendezvous_.Arrive(site, b.MakeCall(10, 1));
@@ -755,7 +755,7 @@ TEST_F(RendezvousTest, manySitesAtOnce) {
                                   .fail = [local](const Failure& failure) { local->Fail(failure); }}));
   constexpr int kDevices = 4, kSites = 50, kSteps = 20;
   constexpr int kStrides[kDevices] = {1, 3, 7, 9};
-  std::vector<std::shared_ptr<Site>> sites;
+  std::vector<std::shared_ptr<SumSite>> sites;
   for (int i = 0; i < kSites; ++i) {
     sites.push_back(MakeSite(100 + i, kDevices));
     sites.back()->world_size = 1;

@@ -27,25 +27,25 @@ constexpr int64_t kFirstDevice = 2048;
 
 class SumNamesTest : public testing::Test {
  protected:
-  std::variant<SumKey, Failure> Name(const std::shared_ptr<Site>& site, int32_t run_id,
+  std::variant<SumKey, Failure> Name(const std::shared_ptr<SumSite>& site, int32_t run_id,
                                      std::vector<int64_t> devices = {0}) {
     for (int64_t& device : devices) device += kFirstDevice;
     return names_.Name(*site, run_id, std::move(devices));
   }
   // That it has none comes as a key that no sum has here.
-  SumKey Key(const std::shared_ptr<Site>& site, int32_t run_id, std::vector<int64_t> devices = {0}) {
+  SumKey Key(const std::shared_ptr<SumSite>& site, int32_t run_id, std::vector<int64_t> devices = {0}) {
     const auto name = Name(site, run_id, std::move(devices));
     const auto* failure = std::get_if<Failure>(&name);
     EXPECT_EQ(failure, nullptr) << failure->message;
     return failure ? SumKey{} : std::get<SumKey>(name);
   }
   // "" if it has a key.
-  std::string Refusal(const std::shared_ptr<Site>& site, int32_t run_id) {
+  std::string Refusal(const std::shared_ptr<SumSite>& site, int32_t run_id) {
     const auto name = Name(site, run_id);
     const auto* failure = std::get_if<Failure>(&name);
     return failure ? failure->kind + ": " + failure->message : "";
   }
-  void Visit(const std::shared_ptr<Site>& site, int32_t run_id, int64_t device) {
+  void Visit(const std::shared_ptr<SumSite>& site, int32_t run_id, int64_t device) {
     names_.Visit(site->executable, run_id, kFirstDevice + device);
   }
 
@@ -71,7 +71,7 @@ TEST_F(SumNamesTest, runIdsOfTwoExecutablesArentCompared) {
 
 TEST_F(SumNamesTest, aProgramStaysOnOneKindOfDevice) {
   const auto site = MakeSite(7, 1), on_gpu = MakeSite(7, 1);
-  on_gpu->executable->on_gpu = true;
+  Change(on_gpu).on_gpu = true;
   EXPECT_EQ(Key(on_gpu, 11), (SumKey{7, 0, 0}));
   EXPECT_TRUE(Refusal(site, 12).starts_with("ProgramMismatchError: the program of train.py:41 ran on CPU devices"));
 }
@@ -98,7 +98,7 @@ TEST_F(SumNamesTest, programsAreAnnouncedOnceForEachSetOfDevices) {
 // A host that skips a sum in one execution must not meet, with the next one, what others skip later.
 TEST_F(SumNamesTest, whereSumsAreConditionalVisitsCountTheExecutions) {
   const auto site = MakeLocalSite(7, 2), again = MakeLocalSite(7, 2);  // the same program, compiled again
-  site->executable->visits = again->executable->visits = true;
+  Change(site).visits = Change(again).visits = true;
   for (int64_t device : {0, 1}) Visit(site, 10, device);
   const SumKey first = Key(site, 10, {0, 1});
   EXPECT_EQ(first, (SumKey{first.site, 0, 0}));
@@ -114,14 +114,14 @@ TEST_F(SumNamesTest, whereSumsAreConditionalVisitsCountTheExecutions) {
 
 TEST_F(SumNamesTest, sumOfAnExecutionThatTheDeviceIsNotIn) {
   const auto site = MakeSite(7, 1);
-  site->executable->visits = true;
+  Change(site).visits = true;
   Visit(site, 11, 0);
   EXPECT_TRUE(Refusal(site, 10).starts_with("ProgramMismatchError: two executions"));
 }
 
 // What counts executions is never forgotten.
 TEST_F(SumNamesTest, moreNamesThanItCountsAreRefused) {
-  const std::shared_ptr<Site> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
+  const std::shared_ptr<SumSite> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
   EXPECT_EQ(Key(sites[0], 10), (SumKey{7, 0, 0}));
   EXPECT_EQ(Key(sites[1], 10), (SumKey{8, 0, 0}));
   EXPECT_EQ(Key(sites[0], 11), (SumKey{7, 1, 0}));  // known already
@@ -130,7 +130,7 @@ TEST_F(SumNamesTest, moreNamesThanItCountsAreRefused) {
 
 TEST_F(SumNamesTest, moreVisitsThanItCountsAreRefusedWithTheirSums) {
   const auto site = MakeSite(7, 1), other = MakeSite(8, 1);
-  site->executable->visits = other->executable->visits = true;
+  Change(site).visits = Change(other).visits = true;
   for (int64_t device : {0, 1}) Visit(site, 12, device);
   Visit(other, 11, 0);  // not counted
   EXPECT_TRUE(Refusal(other, 11).starts_with("TooManyProgramsError: program 8: "));

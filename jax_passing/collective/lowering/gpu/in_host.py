@@ -1,7 +1,7 @@
-"""A host's GPUs add up among themselves, so each exchanges only a shard with the host (docs/internals/accelerators.md).
+"""A host's GPUs add up among themselves, so each exchanges only a slice with the host (docs/internals/accelerators.md).
 
-`scatter` has each device add up one shard of the elements of all; `gather` gives all of them the sums of all shards.
-Both are ordinary operations of XLA. Between them stands the sum over the hosts, of one shard for each device.
+`scatter` has each device add up one slice of the elements of all; `gather` gives all of them the sums of all slices.
+Both are ordinary operations of XLA. Between them stands the sum over the hosts, of one slice for each device.
 
 The bits are those of xla_ffi/host/numbers/host_elements.h, where the host adds up its devices' elements itself.
 """
@@ -24,26 +24,26 @@ WORTH_BYTES = 2 << 20
 80 us, about what the two collectives are expected to take that spare it (NCCL: 20 to 30 us each at least)."""
 
 MOST_BYTES = 64 << 20
-"""Of device memory beyond the leaves. `scatter` takes most: the leaves end to end, as much from all devices, a shard
+"""Of device memory beyond the leaves. `scatter` takes most: the leaves end to end, as much from all devices, a slice
 (docs/internals/accelerators.md)."""
 
 
-class Shards(NamedTuple):
+class Slices(NamedTuple):
     """How the elements of a sum are spread over the devices of a host.
 
     Attributes:
       axes: of the sum, along which the members of a group are.
-      members: of each process, where the mesh spans several; in the order of their shards.
-      shard_count: one for each of this host's members.
-      numbers: int64[device], which shard each device of the mesh has.
-      elements: in a shard; a complex number is two. The last shard is filled up.
+      members: of each process, where the mesh spans several; in the order of their slices.
+      slice_count: one for each of this host's members.
+      numbers: int64[device], which slice each device of the mesh has.
+      elements: in a slice; a complex number is two. The last slice is filled up.
       dtype: of the leaves, or of the parts of complex ones.
       op: how they are added up: "sum" or "max".
     """
 
     axes: Axes
     members: list[list[int]] | None
-    shard_count: int
+    slice_count: int
     numbers: np.ndarray
     elements: int
     dtype: np.dtype[Any]
@@ -61,11 +61,11 @@ class Shards(NamedTuple):
 
     @property
     def aval(self) -> Any:
-        """Of a shard."""
+        """Of a slice."""
         return jax.core.ShapedArray((self.elements,), self.wide)
 
 
-def shards(
+def slices(
     axes: Axes,
     placement: Placement,
     processes: np.ndarray,
@@ -74,7 +74,7 @@ def shards(
     elements: int,
     dtype: np.dtype[Any],
     op: str,
-) -> Shards | None:
+) -> Slices | None:
     """None if the sum had better be left to the host.
 
     Args:
@@ -92,7 +92,7 @@ def shards(
     if (rows != rows[0]).any() or {len(part) for part in parts} != {placement.local_member_count}:
         return None  # XLA's groups of members are the same everywhere, and of one size
     numbers = {member: number for part in parts for number, member in enumerate(part)}
-    found = Shards(
+    found = Slices(
         axes,
         parts if len(parts) > 1 else None,
         placement.local_member_count,
@@ -101,38 +101,38 @@ def shards(
         dtype,
         op,
     )
-    whole, shard = elements * dtype.itemsize, found.elements * found.wide.itemsize
-    return found if 2 * (whole - shard) >= WORTH_BYTES and 2 * whole + shard <= MOST_BYTES else None
+    whole, slice_ = elements * dtype.itemsize, found.elements * found.wide.itemsize
+    return found if 2 * (whole - slice_) >= WORTH_BYTES and 2 * whole + slice_ <= MOST_BYTES else None
 
 
-def scatter(ctx: mlir.LoweringRuleContext, of: Shards, avals: Sequence[Any], leaves: Sequence[Any]) -> Any:
-    """This device's shard of the leaves' elements, added up over this host's devices."""
+def scatter(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    """This device's slice of the leaves' elements, added up over this host's devices."""
 
     def add_up(*leaves: jax.Array) -> jax.Array:
         flat = lax.concatenate([_elements(leaf, of) for leaf in leaves], 0)
-        filled = lax.pad(flat, np.zeros((), flat.dtype)[()], [(0, of.shard_count * of.elements - flat.size, 0)])
+        filled = lax.pad(flat, np.zeros((), flat.dtype)[()], [(0, of.slice_count * of.elements - flat.size, 0)])
         # All rows come out of it, this device's own, too. So no addition is joined with the operations that made a
         # leaf: neither with a product, whose rounding would be left out, nor with a rounding to 16 bits.
         rows = jax_collectives.all_to_all(
-            lax.reshape(filled, (of.shard_count, of.elements)), of.axes, 0, 0, axis_index_groups=of.members, tiled=True
+            lax.reshape(filled, (of.slice_count, of.elements)), of.axes, 0, 0, axis_index_groups=of.members, tiled=True
         )
         add = {"sum": lax.add, "max": lax.max}[of.op]
         # One addition after the other, in the order of the members: XLA doesn't regroup those of floats.
         return functools.reduce(
-            add, [_widened(lax.index_in_dim(rows, i, keepdims=False), of) for i in range(of.shard_count)]
+            add, [_widened(lax.index_in_dim(rows, i, keepdims=False), of) for i in range(of.slice_count)]
         )
 
-    (shard,) = _lower(ctx, lambda *leaves: [add_up(*leaves)], avals, [of.aval], leaves)
-    return shard
+    (slice_,) = _lower(ctx, lambda *leaves: [add_up(*leaves)], avals, [of.aval], leaves)
+    return slice_
 
 
-def gather(ctx: mlir.LoweringRuleContext, of: Shards, avals: Sequence[Any], shard: Any) -> list[Any]:
-    """Leaves of these types, whose elements stand in the shards of this host's devices."""
+def gather(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], slice_: Any) -> list[Any]:
+    """Leaves of these types, whose elements stand in the slices of this host's devices."""
 
-    def cut(shard: jax.Array) -> list[jax.Array]:
+    def cut(slice_: jax.Array) -> list[jax.Array]:
         if of.half:  # the host left them in the low halves, as they are
-            shard = lax.convert_element_type(lax.bitcast_convert_type(shard, np.uint32), np.uint16)
-        flat = jax_collectives.all_gather(shard, of.axes, axis_index_groups=of.members, tiled=True)
+            slice_ = lax.convert_element_type(lax.bitcast_convert_type(slice_, np.uint32), np.uint16)
+        flat = jax_collectives.all_gather(slice_, of.axes, axis_index_groups=of.members, tiled=True)
         leaves, first = [], 0
         for aval in avals:
             size = aval.size * aval.dtype.itemsize // of.dtype.itemsize
@@ -140,10 +140,10 @@ def gather(ctx: mlir.LoweringRuleContext, of: Shards, avals: Sequence[Any], shar
             first += size
         return leaves
 
-    return _lower(ctx, cut, [of.aval], avals, [shard])
+    return _lower(ctx, cut, [of.aval], avals, [slice_])
 
 
-def _elements(leaf: jax.Array, of: Shards) -> jax.Array:
+def _elements(leaf: jax.Array, of: Slices) -> jax.Array:
     """In one dimension; of 16-bit floats the bits, of which XLA makes no others."""
     if np.issubdtype(leaf.dtype, np.complexfloating):
         parts = [lax.expand_dims(part, (leaf.ndim,)) for part in (lax.real(leaf), lax.imag(leaf))]
@@ -153,11 +153,11 @@ def _elements(leaf: jax.Array, of: Shards) -> jax.Array:
     return lax.reshape(leaf, (leaf.size,))
 
 
-def _widened(elements: jax.Array, of: Shards) -> jax.Array:
+def _widened(elements: jax.Array, of: Slices) -> jax.Array:
     return lax.convert_element_type(lax.bitcast_convert_type(elements, of.dtype), of.wide) if of.half else elements
 
 
-def _leaf(elements: jax.Array, aval: Any, of: Shards) -> jax.Array:
+def _leaf(elements: jax.Array, aval: Any, of: Slices) -> jax.Array:
     """The leaf of this type with these elements."""
     if np.issubdtype(aval.dtype, np.complexfloating):
         parts = lax.reshape(elements, (aval.size, 2))

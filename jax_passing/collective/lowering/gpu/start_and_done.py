@@ -9,26 +9,80 @@ them are done; the rendezvous sees to it.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing._compat import meshes
 from jax_passing.collective.axes import Axes
+from jax_passing.collective.lowering.gpu import in_host
 from jax_passing.collective.lowering.gpu.early_starts import start_early
-from jax_passing.collective.lowering.order import INT32, exchange_held, not_awaited, to_hurry, tokens_of
+from jax_passing.collective.lowering.hosts_sum import HostsSum, rule
+from jax_passing.collective.lowering.order import INT32, BlockOrder, Turn
+from jax_passing.collective.naming.sum_spec import ANY_DEVICE, SumSpec
+from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.errors import ConfigError
-
-_ANY_DEVICE = -1  # of xla_ffi/ffi/cuda_handlers.h
 
 _DONE = "passing_psum_done"
 _GATE = 1  # which operand of a done call says when it may block
 
 
-def start_and_done(
-    ctx: mlir.LoweringRuleContext, before: Any, leaves: Sequence[Any], *, has_side_effect: bool, **attributes: Any
+def _emit(
+    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+) -> tuple[Any, Sequence[Any]]:
+    register_ffi()
+    roles = device_roles(total.mesh, total.axes, total.spans, total.site.place)
+    slices = _slices(total, roles)
+    spec = replace(
+        total.spec,
+        on_gpu=True,
+        overlap_group=turn.overlap_group,
+        slice_elements=0 if slices is None else slices.elements,
+        gpus=_ints(roles.gpus),
+        gpu_groups=_ints(roles.groups),
+        gpu_members=_ints(roles.members),
+        gpu_slices=_ints(np.zeros_like(roles.gpus) if slices is None else slices.numbers),
+    )
+    if slices is None:
+        own = ctx.replace(avals_in=total.avals, avals_out=total.avals_out)
+        return _start_and_done(own, turn.before, leaves, spec, total.has_side_effect)
+    own = ctx.replace(avals_in=[slices.aval], avals_out=[slices.aval])
+    given = in_host.scatter(ctx, slices, total.avals, leaves)
+    after, (summed,) = _start_and_done(own, turn.before, [given], spec, total.has_side_effect)
+    return after, in_host.gather(ctx, slices, total.avals, summed)
+
+
+lower_on_gpu = rule(_emit, on_gpu=True)
+"""JAX's rule for the primitive on GPU."""
+
+
+def _slices(total: HostsSum, roles: "DeviceRoles") -> in_host.Slices | None:
+    """Returns how this host's devices add up their elements before the sum over the hosts, if they are to."""
+    if not total.mesh.all_manual or total.spec.flat or total.spec.conditional:
+        return None  # NCCL would wait for ever for a device that doesn't come to a loop or branch
+    devices = total.mesh.devices
+    return in_host.slices(
+        total.axes,
+        total.placement,
+        np.array([device.process_index for device in devices]) if devices else np.zeros_like(roles.groups),
+        roles.groups,
+        roles.members,
+        sum(total.spec.leaf_elements),
+        jnp.dtype(total.spec.dtype),
+        total.spec.op,
+    )
+
+
+def _ints(numbers: np.ndarray) -> tuple[int, ...]:
+    return tuple(numbers.tolist())
+
+
+def _start_and_done(
+    ctx: mlir.LoweringRuleContext, before: Any, leaves: Sequence[Any], spec: SumSpec, has_side_effect: bool
 ) -> tuple[Any, list[Any]]:
     """Lowers a sum of `leaves`, whose types are those of `ctx`: (int32[] that is there when it has started, sums)."""
     count = len(leaves)
@@ -38,7 +92,7 @@ def start_and_done(
         has_side_effect=has_side_effect,
     )
     own = ctx.replace(avals_in=[INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_in])
-    token, *under_way = start(own, before, *leaves, **attributes)
+    token, *under_way = start(own, before, *leaves, spec=spec.encode())
     done = jax.ffi.ffi_lowering(
         _DONE,
         operand_output_aliases={i + 2: i for i in range(count)},
@@ -58,11 +112,12 @@ def finish_behind(
     Args:
       avals: types of `sums`, then of `others`.
     """
+    order = BlockOrder.of(ctx)
     given: dict[Any, dict[Any, None]] = {}  # by done call: what makes sums of its results, in order
     last: dict[Any, tuple[Any, Any]] = {}  # by done call: one of these sums, its type
     for value, aval in zip(sums, avals, strict=False):
         # Of this block: in another one, a loop's or a branch's, it might not be carried out as often.
-        if tokens_of(ctx, [value]):
+        if order.tokens_of([value]):
             operations = _way_from_done(value)
             given.setdefault(operations[0], {}).update(dict.fromkeys(operations))
             last[operations[0]] = (value, aval)
@@ -70,21 +125,21 @@ def finish_behind(
     if not calls:
         return
     if meshes.lowering_mesh(ctx).all_manual:
-        adds_up_first = any(len(way) > 1 for way in calls.values())  # what comes behind done gathers the shards
-        start_early(ctx, [token.owner.operation for token in to_hurry(ctx)], int(adds_up_first))
+        adds_up_first = any(len(way) > 1 for way in calls.values())  # what comes behind done gathers the slices
+        start_early(ctx, [token.owner.operation for token in order.take_newest_buckets()], int(adds_up_first))
     needed = [
-        *exchange_held(ctx, [last[call] for call in calls]),
+        *order.exchange_held([last[call] for call in calls]),
         *zip(others, avals[len(sums) :], strict=True),
-        *((token, INT32) for token in not_awaited(ctx)),
+        *((token, INT32) for token in order.take_unawaited()),
     ]
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
     for call, way in calls.items():
         call.operands[_GATE] = gate
-        place = gate.owner
+        last_moved = gate.owner
         for operation in way:
-            operation.move_after(place)
-            place = operation
+            operation.move_after(last_moved)
+            last_moved = operation
 
 
 def _way_from_done(value: Any) -> list[Any]:
@@ -103,21 +158,34 @@ def _is_used(operations: Collection[Any]) -> bool:
     return any(use.owner.operation not in operations for each in operations for out in each.results for use in out.uses)
 
 
-def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: Any) -> dict[str, np.ndarray]:
-    """The attributes of a start call that say which devices add up: the host can't read the GPU's own index in time.
+class DeviceRoles(NamedTuple):
+    """What the devices of a mesh do in a sum.
+
+    Attributes:
+      gpus: int64[device], the number of each, as SumSpec has it.
+      groups, members: int64[device], the group of each, and which member of the group it is.
+    """
+
+    gpus: np.ndarray
+    groups: np.ndarray
+    members: np.ndarray
+
+
+def device_roles(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, location: Any) -> DeviceRoles:
+    """Returns which devices add up: the host can't read the GPU's own index in time.
 
     Args:
       mesh: which the program is lowered for.
       axes: of the sum.
       spans: whether the mesh spans processes. Else devices count from this process's first, as on all hosts.
-      where: the place of the call.
+      location: where the sum is called.
     """
     if mesh.device_count == 1 or not mesh.axis_sizes:
-        return _attributes([_ANY_DEVICE], [0], [0])
+        return DeviceRoles(np.array([ANY_DEVICE]), np.zeros(1, np.int64), np.zeros(1, np.int64))
     if mesh.devices is None:
         raise ConfigError(
-            f"the sum at {where} is lowered for {mesh.device_count} GPUs that JAX doesn't name: give jax.shard_map its "
-            "mesh of devices (mesh=jax.make_mesh(...)), not an abstract one."
+            f"the sum at {location} is lowered for {mesh.device_count} GPUs that JAX doesn't name: give jax.shard_map "
+            "its mesh of devices (mesh=jax.make_mesh(...)), not an abstract one."
         )
     numbers = [device.id for device in mesh.devices]
     if not spans:
@@ -133,8 +201,4 @@ def places(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, where: Any) -> di
         return total
 
     others = [axis for axis in mesh.axis_sizes if axis in mesh.manual_axes and axis not in axes]
-    return _attributes(numbers, index(others), index(axes))
-
-
-def _attributes(mesh: Any, groups: Any, members: Any) -> dict[str, np.ndarray]:
-    return {name: np.array(each, np.int64) for name, each in (("mesh", mesh), ("groups", groups), ("members", members))}
+    return DeviceRoles(np.array(numbers), index(others), index(axes))

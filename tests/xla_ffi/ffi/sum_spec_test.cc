@@ -1,0 +1,77 @@
+#include "ffi/sum_spec.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../tests/xla_ffi/ffi/sum_spec_example.h"
+
+namespace passing {
+namespace {
+
+TEST(SumSpec, everyFieldIsRead) {
+  const SumSpec spec = ParseSumSpec(kSumSpecExample);
+  EXPECT_EQ(spec.ordinal, 3);
+  EXPECT_EQ(spec.program, "jit_step on 4 devices");
+  EXPECT_EQ(spec.site, 5);
+  EXPECT_EQ(spec.identity, R"({"place":["train.py:41:9 in step"],"stream":"a=b"})");
+  EXPECT_EQ(spec.site_name, "train.py:41:9 in step psum of bfloat16[3,4] over d");
+  EXPECT_EQ(spec.dtype, DType::kBFloat16);
+  EXPECT_EQ(spec.op, Op::kSum);
+  EXPECT_EQ(spec.leaf_elements, (std::vector<uint64_t>{12, 70'000'000'000}));
+  EXPECT_EQ(spec.member_count, 8);
+  EXPECT_EQ(spec.local_member_count, 4);
+  EXPECT_EQ(spec.replica_count, 2);
+  EXPECT_EQ(spec.world_size, 9);
+  EXPECT_FALSE(spec.flat);
+  EXPECT_TRUE(spec.conditional);
+  EXPECT_EQ(spec.devices, "0,1,2048,2049");
+  EXPECT_TRUE(spec.on_gpu);
+  EXPECT_EQ(spec.overlap_group, 6);
+  EXPECT_EQ(spec.slice_elements, 7);
+  EXPECT_EQ(spec.gpus, (std::vector<int64_t>{-1, 2049}));
+  EXPECT_EQ(spec.gpu_groups, (std::vector<int64_t>{10, 11}));
+  EXPECT_EQ(spec.gpu_members, (std::vector<int64_t>{13, 14}));
+  EXPECT_EQ(spec.gpu_slices, (std::vector<int64_t>{15, 16}));
+  EXPECT_FALSE(spec.is_visit());
+}
+
+TEST(SumSpec, anythingElseIsRefusedByName) {
+  const std::string right = kSumSpecExample;
+  const std::pair<const char*, const char*> changes[] = {
+      {"site=5\n", ""},                               // a line is missing
+      {"site=5\n", "site=5\nsite=5\n"},               // one is there twice
+      {"site=5\n", "site\n"},                         // one has no value
+      {"site=5\n", "site=5 \n"},                      // more than a number
+      {"site=5\n", "site=\n"},                        // no number
+      {"world_size=9\n", "world_size=-9\n"},          // no number of this kind
+      {"world_size=9\n", "world_size=4294967296\n"},  // one too large
+      {"leaf_elements=12,70000000000\n", "leaf_elements=12,,7\n"},
+      {"dtype=bfloat16\n", "dtype=float12\n"},
+      {"op=sum\n", "op=min\n"},
+      {"op=sum\n", "op=max\n"},                    // maxima are of int32
+      {"gpu_slices=15,16\n", "gpu_slices=15\n"},   // not as many as GPUs
+      {"gpu_slices=15,16\n", "gpu_slices=15,16"},  // breaks off
+      {"gpu_slices=15,16\n", "gpu_slices=15,16\nmore=1\n"},
+  };
+  for (const auto& [from, to] : changes) {
+    SCOPED_TRACE(to);
+    std::string wrong = right;
+    ASSERT_NE(wrong.find(from), std::string::npos);
+    wrong.replace(wrong.find(from), std::string(from).size(), to);
+    EXPECT_THROW(ParseSumSpec(wrong), std::invalid_argument);
+  }
+  try {
+    ParseSumSpec("ordinal=3\nsite=5\n");
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("It expects program, not \"site=5\""), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(ParseSumSpec(""), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace passing
