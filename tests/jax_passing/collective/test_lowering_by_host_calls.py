@@ -336,7 +336,7 @@ def test_every_call_of_a_function_is_lowered_by_itself(function):
     with host_calls_on_cpu():
         calls = re.findall(r"xla_ffi_python_cpu_callback.*index = (\d+)", program().lower(x).as_text())
     assert calls == [str(number) for number in range(3)]  # the execution, and two sums
-    assert "site = 1" in program().lower(x).as_text()
+    assert "site=1\\0A" in program().lower(x).as_text()
     same_as_ffi(program, x)
 
 
