@@ -12,8 +12,8 @@ from jax_passing._compat import named_axes
 from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives import composed
+from jax_passing.collective.primitives.bits import from_words, to_words
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
-from jax_passing.collective.primitives.words import from_words, to_words
 from jax_passing.errors import ConfigError
 
 _T = TypeVar("_T")

@@ -13,8 +13,8 @@ from jax_passing._compat import jax_collectives
 from jax_passing.collective.axes import Span, extent, span
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives import composed
+from jax_passing.collective.primitives.bits import from_key, halves, to_key, whole
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
-from jax_passing.collective.primitives.sort_keys import from_key, halves, to_key, whole
 
 _T = TypeVar("_T")
 

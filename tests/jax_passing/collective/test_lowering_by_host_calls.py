@@ -17,8 +17,8 @@ from support.jax.host_calls_on_cpu import host_calls_on_cpu
 
 import jax_passing
 from jax_passing._native import HostProgram
-from jax_passing.collective import axes
 from jax_passing.collective.naming.sum_spec import SumSpec
+from jax_passing.collective.runtime.rank import rank
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError, UnsupportedDtypeError, failure_in
 from jax_passing.host import scope
 
@@ -164,7 +164,7 @@ def test_rank_and_number_of_hosts():
     same = program()(jnp.zeros(4, np.int32))
     with host_calls_on_cpu():
         assert bits(program()(jnp.zeros(4, np.int32))) == bits(same)
-        program = jax.jit(axes.rank)
+        program = jax.jit(rank)
         assert "xla_ffi_python_cpu_callback" in program.lower().as_text()
         assert program() == 0
 
@@ -302,7 +302,7 @@ def test_calls_of_a_tpu_sum():
 
 
 def test_other_lowerings_for_tpu():
-    text = jax.jit(axes.rank).trace().lower(lowering_platforms=("tpu",)).as_text()
+    text = jax.jit(rank).trace().lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.recv") == 1
     text = lowered_for("tpu", lambda x: jax_passing.psum(x[:0], "d"), jnp.ones((4, 3))).as_text()
     assert "stablehlo.recv" not in text
@@ -347,7 +347,7 @@ def test_a_program_for_tpu_cannot_be_exported():
 
 
 @pytest.mark.parametrize("platforms", [("cpu", "tpu"), ("tpu", "cpu"), ("cpu", "cuda"), ("cpu", "rocm")])
-@pytest.mark.parametrize("function", [lambda x: jax_passing.psum(x, "d"), lambda _: axes.rank()[None]])
+@pytest.mark.parametrize("function", [lambda x: jax_passing.psum(x, "d"), lambda _: rank()[None]])
 def test_several_platforms_at_once_are_refused(platforms, function):
     program = on_mesh(function)
     message = f"lowered for {' and '.join(platforms)} at once.*one platform at a time"
@@ -362,7 +362,7 @@ def test_other_platforms_are_refused():
     with pytest.raises(NotImplementedError, match=message):
         lowered_for("rocm", lambda x: jax_passing.psum(x, "d"), jnp.ones((4, 3)))
     with pytest.raises(NotImplementedError, match=message):
-        jax.jit(axes.rank).trace().lower(lowering_platforms=("rocm",))
+        jax.jit(rank).trace().lower(lowering_platforms=("rocm",))
 
 
 def test_visits_are_not_called():
