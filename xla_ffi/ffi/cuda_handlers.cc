@@ -94,19 +94,22 @@ ffi::Error Visit(CudaState* state, ffi::RunId run_id, int32_t ordinal, ffi::Rema
   return ffi::Error::Success();
 }
 
-ffi::Error WriteNumber(std::optional<uint32_t> number, const char* what, int32_t ordinal, CUstream stream,
-                       ffi::Result<ffi::BufferR0<ffi::S32>>& result) {
-  if (!number) return ToError(NotInitialized(what));
-  return ToStatus(CudaSums::Get().Write(ordinal, stream, AddressOf(result->untyped_data()), static_cast<int>(*number)));
+using Number = ffi::Result<ffi::BufferR0<ffi::S32>>;
+
+ffi::Error WriteNumber(uint32_t number, int32_t ordinal, CUstream stream, Number& result) {
+  return ToStatus(CudaSums::Get().Write(ordinal, stream, AddressOf(result->untyped_data()), static_cast<int>(number)));
 }
 
-ffi::Error Rank(int32_t ordinal, CUstream stream, ffi::Result<ffi::BufferR0<ffi::S32>> result) {
-  return WriteNumber(Rendezvous::Get().rank(), "a program that asks for its rank", ordinal, stream, result);
+ffi::Error Rank(int32_t ordinal, CUstream stream, Number result) {
+  const auto attached = Rendezvous::Get().attached();
+  if (!attached) return ToError(NotInitialized("a program that asks for its rank"));
+  return WriteNumber(attached->rank, ordinal, stream, result);
 }
 
-ffi::Error WorldSize(int32_t ordinal, CUstream stream, ffi::Result<ffi::BufferR0<ffi::S32>> result) {
-  return WriteNumber(Rendezvous::Get().world_size(), "a program that asks for the number of hosts", ordinal, stream,
-                     result);
+ffi::Error WorldSize(int32_t ordinal, CUstream stream, Number result) {
+  const auto attached = Rendezvous::Get().attached();
+  if (!attached) return ToError(NotInitialized("a program that asks for the number of hosts"));
+  return WriteNumber(attached->world_size, ordinal, stream, result);
 }
 
 // None has the command-buffer trait: XLA would trace a call once and replay what it enqueued, without asking us again.

@@ -1,7 +1,6 @@
 #include "ffi/handlers.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,17 +56,19 @@ ffi::Error Visit(State* state, ffi::RunId run_id, int32_t device, ffi::Remaining
   return ffi::Error::Success();
 }
 
-ffi::Error Rank(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
-  const std::optional<uint32_t> rank = Rendezvous::Get().rank();
-  if (!rank) return ToError(NotInitialized("a program that asks for its rank"));
-  *result->typed_data() = static_cast<int32_t>(*rank);
+using Number = ffi::Result<ffi::BufferR0<ffi::S32>>;
+
+ffi::Error Rank(Number result) {
+  const auto attached = Rendezvous::Get().attached();
+  if (!attached) return ToError(NotInitialized("a program that asks for its rank"));
+  *result->typed_data() = static_cast<int32_t>(attached->rank);
   return ffi::Error::Success();
 }
 
-ffi::Error WorldSize(ffi::Result<ffi::BufferR0<ffi::S32>> result) {
-  const std::optional<uint32_t> world_size = Rendezvous::Get().world_size();
-  if (!world_size) return ToError(NotInitialized("a program that asks for the number of hosts"));
-  *result->typed_data() = static_cast<int32_t>(*world_size);
+ffi::Error WorldSize(Number result) {
+  const auto attached = Rendezvous::Get().attached();
+  if (!attached) return ToError(NotInitialized("a program that asks for the number of hosts"));
+  *result->typed_data() = static_cast<int32_t>(attached->world_size);
   return ffi::Error::Success();
 }
 

@@ -5,49 +5,22 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
-#include <future>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "ffi/attachment.h"
 #include "ffi/completion_pool.h"
+#include "ffi/gathering.h"
 #include "ffi/instance.h"
+#include "ffi/staged_start.h"
 #include "ffi/sum_names.h"
 #include "host/sums/sum.h"
 
 namespace passing {
-
-// What a session lends to the process's handlers.
-struct Attachment {
-  std::shared_ptr<Collective> collective;
-  std::shared_ptr<Collective> flat{};               // null: no device has a rank of its own
-  std::function<std::optional<Failure>()> failure;  // why the session failed, if it did
-  std::function<void(const Failure&)> fail;
-  double deadline_s = 60;
-  uint32_t rank = 0;            // of this host
-  int64_t first_device_id = 0;  // XLA's number of this process's first device: the processes may count as one
-};
-
-// One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
-struct Call {
-  int32_t run_id = 0;  // XLA's number of this execution of the executable; wraps
-  int64_t device = 0;  // XLA's number of it
-  int64_t member = 0;
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
-  // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
-  // first on, and sets it to how many.
-  std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};
-  // Null, or told how many elements, counted alike, have their sums in the outputs already: Sum::written.
-  std::function<void(uint64_t elements)> written{};
-  std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
-};
 
 // Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
 //
@@ -82,84 +55,43 @@ class Rendezvous {
   // Why no sum succeeds any more: the session failed, or is over.
   std::optional<Failure> failure();
 
-  // Which attachment there is, if any: its number, which no other one has, and the first device.
+  // What is known of the attachment, if there is one.
   struct Attached {
-    uint64_t number = 0;
+    uint64_t number = 0;  // no other attachment has it
     int64_t first_device_id = 0;
+    uint32_t rank = 0;
+    uint32_t world_size = 0;  // hosts
   };
   std::optional<Attached> attached();
-  // Of this host in its session, if there is one.
-  std::optional<uint32_t> rank();
-  std::optional<uint32_t> world_size();  // hosts of that session
 
  private:
   static std::atomic<Rendezvous*>& OfProcess();
 
-  struct Gathering {
-    std::shared_ptr<const SumSite> site;
-    std::shared_ptr<Collective> collective;
-    int64_t opened_us = 0;
-    std::vector<Call> calls;
-  };
-
-  // Sums that have to wait for their inputs start as XLA calls them on CPU, or hosts of both kinds might wait for each
-  // other: in the order in which a device came to them, that of the program; and of one execution when those before are
-  // done, unless the program lets them be under way beside each other.
-  struct Turn {
-    std::shared_future<void> started, done;
-  };
-  // Those of one device.
-  struct Line {
-    const Executable* executable = nullptr;  // of the last one
-    int32_t run_id = 0;
-    int64_t overlap_group = 0;
-    std::shared_future<void> started;
-    std::vector<std::shared_future<void>> done;  // of the last one, and of those before that may be beside it
-  };
-
   // With the lock held.
   //
-  // Why `call` can't join; the session fails too if `fatal`.
+  // Why `call` isn't let in; the session fails too if `fatal`.
   std::optional<Failure> Refuse(const SumSite& site, const Call& call, bool& fatal);
   // The gathering that `call` completes, which isn't open any more.
-  std::shared_ptr<Gathering> Join(const std::shared_ptr<const SumSite>& site, Call call);
+  std::shared_ptr<Gathering> Add(const std::shared_ptr<const SumSite>& site, Call call);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
 
   // Without the lock.
-  void StartSum(std::shared_ptr<Gathering> gathering, const SumKey& key);
-  // Returns what the sum with this turn waits for.
-  std::vector<std::shared_future<void>> TakeTurn(const Gathering& gathering, const Turn& turn);
-  // Starts a sum when the first of its inputs are there, once those before are as far as it waits for, and tells of the
-  // others.
-  void StartAsInputsCome(const std::shared_ptr<Gathering>& gathering, Sum sum,
-                         const std::vector<std::shared_future<void>>& before, std::promise<void>& started);
-  void Finish(std::shared_ptr<Gathering> gathering, const Failure* failure);
+  void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key);
   void Watch();
 
-  // The execution of an executable with the highest run id that was seen.
-  struct LastExecution {
-    uint64_t attachment = 0;  // during which it was seen first
-    int32_t run_id = 0;
-  };
-
   CompletionPool& pool_;
+  StagedStarts staged_starts_{pool_, [this](const Failure& failure) { FailSession(failure); }};
   std::mutex mutex_;
-  std::map<std::weak_ptr<const Executable>, LastExecution, std::owner_less<>> last_executions_;
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
-  std::unordered_map<int64_t, Line> lines_;                                     // by device
-  uint64_t attachment_number_ = 1;                                              // before the first one
+  SeenExecutions seen_;
+  uint64_t attachment_number_ = 1;  // before the first one
 
   std::condition_variable wake_watch_;
   std::thread watch_;        // fails gatherings that stay open
   bool watch_idle_ = false;  // it looks at none until it is woken; else every now and then
 };
-
-// `what` needs a session, which a process that was forked from one with a session can't have.
-Failure NotInitialized(const std::string& what);
-// An execution is older than the session.
-Failure BeganBefore(const std::string& site_name);
 
 }  // namespace passing
 

@@ -330,7 +330,7 @@ def test_inside_a_program_with_automatic_sharding():
         return lambda x: jax.vmap(lambda row: psum(row, "batch"), axis_name="batch")(x * 2)
 
     same(make, x)
-    assert "replica_count = 8" in jax.jit(make(jax_passing.psum)).lower(x).as_text()
+    assert "replica_count=8\\0A" in jax.jit(make(jax_passing.psum)).lower(x).as_text()
 
 
 def test_pmap():

@@ -660,10 +660,12 @@ TEST_F(RendezvousTest, lookAlikesWithoutFingerprintFailTheSession) {
   EXPECT_EQ(collective_->announced.size(), 0);
 }
 
-TEST_F(RendezvousTest, rankIsTheSessions) {
-  EXPECT_EQ(rendezvous_.rank(), 1);
+TEST_F(RendezvousTest, rankAndWorldSizeAreTheSessions) {
+  ASSERT_TRUE(rendezvous_.attached());
+  EXPECT_EQ(rendezvous_.attached()->rank, 1);
+  EXPECT_EQ(rendezvous_.attached()->world_size, 2);
   rendezvous_.Detach();
-  EXPECT_EQ(rendezvous_.rank(), std::nullopt);
+  EXPECT_FALSE(rendezvous_.attached());
 }
 
 TEST_F(RendezvousTest, withoutSession) {
@@ -690,9 +692,6 @@ TEST_F(RendezvousTest, anyWorldSize) {
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
   collective_->Complete(0);
   EXPECT_EQ(a.Result(), "");
-  EXPECT_EQ(rendezvous_.world_size(), 2);
-  rendezvous_.Detach();
-  EXPECT_EQ(rendezvous_.world_size(), std::nullopt);
 }
 
 TEST_F(RendezvousTest, detachFailsOpenGatherings_andRefusesTheirExecutions) {

@@ -1,0 +1,60 @@
+#include "ffi/attachment.h"
+
+#include <atomic>
+#include <string>
+
+#include "ffi/sum_names.h"
+
+namespace passing {
+namespace {
+
+std::atomic<bool> is_forked = false;
+
+}  // namespace
+
+bool SeenExecutions::Note(const std::shared_ptr<const Executable>& executable, int32_t run_id, uint64_t attachment) {
+  auto last = last_.find(executable);
+  if (last == last_.end()) {
+    std::erase_if(last_, [](const auto& each) { return each.first.expired(); });
+    last = last_.emplace(executable, Last{attachment, run_id}).first;
+  } else if (IsLater(run_id, last->second.run_id)) {
+    last->second = {attachment, run_id};
+  }
+  return last->second.attachment == attachment;
+}
+
+Failure NotInitialized(const std::string& what) {
+  if (is_forked) {
+    return {"PassingError",
+            "this process was forked from one with a session, whose threads exist only there, and can't run " + what +
+                ": start it with the method 'spawn' of multiprocessing instead"};
+  }
+  return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
+}
+
+Failure BeganBefore(const std::string& site_name) {
+  return {"ClosedError", "this execution of " + site_name + " began before the session did"};
+}
+
+void NoteFork() { is_forked = true; }
+
+Failure ShutDown() { return {"ClosedError", "the session was shut down while sums were under way"}; }
+
+std::optional<Failure> RefuseSite(const SumSite& site, const Attachment& attachment) {
+  const std::string& name = site.shape->site_name;
+  const auto& collective = attachment.CollectiveOf(site);
+  if (!collective) {
+    return Failure{"ConfigError", name +
+                                      " was compiled for strategy 'flat', which this session doesn't know: call "
+                                      "jax_passing.init(strategy='flat') again, or compile it again in this session"};
+  }
+  const uint32_t world_size = collective->world_size();
+  if (site.world_size != kAnyWorldSize && site.world_size != world_size) {
+    return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
+                                      " ranks, but the session has " + std::to_string(world_size) +
+                                      ": compile it again in this session"};
+  }
+  return std::nullopt;
+}
+
+}  // namespace passing

@@ -1,0 +1,99 @@
+#include "ffi/gathering.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "ffi/sum_names.h"
+
+namespace passing {
+namespace {
+
+std::string Members(const std::vector<Call>& calls) {
+  std::vector<int64_t> members;
+  for (const Call& call : calls) members.push_back(call.member);
+  return Joined(members);
+}
+
+}  // namespace
+
+std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key) {
+  const SumSite& site = *gathering->site;
+  auto& calls = gathering->calls;
+  std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
+  Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .done = {}};
+  const size_t leaf_count = site.shape->leaf_elements.size();
+  sum.inputs.reserve(site.shape->device_count * leaf_count);
+  sum.outputs.reserve(site.shape->device_count * leaf_count);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Call& call = calls[i];
+    assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
+    if (call.member != calls[i - i % site.replica_count].member ||
+        (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member) ||
+        (site.slice_count > 1 && call.inputs != calls.front().inputs)) {
+      return Failure{"ProgramMismatchError", "the devices that met at " + site.shape->site_name +
+                                                 " don't belong together: members " + Members(calls)};
+    }
+    if (i % site.replica_count != 0) continue;  // carries the same data as the replica before it
+    if (i % site.slice_count != 0) continue;    // its slice stands in the same buffers
+    sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
+    sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
+  }
+  // Each of the calls asks, or none; of replicas the first one alone is told.
+  if (calls.front().written) {
+    sum.written = [gathering](uint64_t elements) {
+      const SumSite& site = *gathering->site;
+      for (size_t i = 0; i < gathering->calls.size(); i += site.replica_count) {
+        const uint64_t first = site.slice_elements * i;
+        if (elements <= first) return;
+        const uint64_t its_own = elements - first;
+        gathering->calls[i].written(site.slice_count > 1 ? std::min(its_own, site.slice_elements) : its_own);
+      }
+    };
+  }
+  return sum;
+}
+
+void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure) {
+  auto complete_all = [&pool, gathering, failure = failure ? std::optional(*failure) : std::nullopt] {
+    std::vector<std::function<void()>> tasks;
+    for (Call& call : gathering->calls) {
+      tasks.push_back([done = std::move(call.done), failure] { done(failure ? &*failure : nullptr); });
+    }
+    pool.Run(std::move(tasks));
+  };
+  const SumSite& site = *gathering->site;
+  if (failure || site.replica_count == 1) {
+    complete_all();
+    return;
+  }
+  pool.Run([gathering, complete_all = std::move(complete_all)] {
+    const SumSite& site = *gathering->site;
+    const size_t element_size = SizeOf(site.shape->dtype);
+    auto& calls = gathering->calls;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Call& source = calls[i - i % site.replica_count];
+      for (size_t leaf = 0; i % site.replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
+        std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], site.shape->leaf_elements[leaf] * element_size);
+      }
+    }
+    complete_all();
+  });
+}
+
+// A device may compute for as long as it likes before it comes, by itself under lax.cond or in a host callback, and no
+// device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
+// XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
+// that comes first.
+Failure TooLate(const Gathering& gathering, double deadline_s) {
+  const SumSite& site = *gathering.site;
+  const std::vector<Call>& calls = gathering.calls;
+  return {"DeadlineExceededError", site.shape->site_name + ": only " + std::to_string(calls.size()) + " of " +
+                                       std::to_string(site.call_count()) + " devices of this host came within " +
+                                       std::to_string(static_cast<int64_t>(deadline_s)) + " s (members " +
+                                       Members(calls) + ")"};
+}
+
+}  // namespace passing

@@ -1,0 +1,53 @@
+// The calls of one host's devices that meet at a site, and the sum that they make.
+#ifndef XLA_FFI_FFI_GATHERING_H_
+#define XLA_FFI_FFI_GATHERING_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "ffi/completion_pool.h"
+#include "ffi/instance.h"
+#include "host/sums/sum.h"
+
+namespace passing {
+
+// One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
+struct Call {
+  int32_t run_id = 0;  // XLA's number of this execution of the executable; wraps
+  int64_t device = 0;  // XLA's number of it
+  int64_t member = 0;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
+  // first on, and sets it to how many.
+  std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};
+  // Null, or told how many elements, counted alike, have their sums in the outputs already: Sum::written.
+  std::function<void(uint64_t elements)> written{};
+  std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
+};
+
+struct Gathering {
+  std::shared_ptr<const SumSite> site;
+  std::shared_ptr<Collective> collective;
+  int64_t opened_us = 0;
+  std::vector<Call> calls;
+
+  bool is_complete() const { return calls.size() == site->call_count(); }
+};
+
+// The sum of all calls, without `done`; or why they don't belong together. Puts the calls into the order of members.
+std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key);
+
+// Completes all calls, on the pool.
+void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure);
+
+// Not all devices came in time.
+Failure TooLate(const Gathering& gathering, double deadline_s);
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_GATHERING_H_
