@@ -1,4 +1,4 @@
-"""Over which devices, on which hosts, an axis goes."""
+"""Tells over which devices, on which hosts, an axis goes."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def as_axes(axis_name: Any) -> Axes:
 
 
 class Extent(NamedTuple):
-    """What a collective over some axes goes over.
+    """The extent of a collective over some axes.
 
     Attributes:
       axes: names, each bound where this was asked.
@@ -116,7 +116,7 @@ class Span(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Of the axes, and the number of hosts in its place.
+        """The sizes of the axes, and the number of hosts where it comes.
 
         Raises ConfigError in an elastic session, if the hosts are among them: what has the shape of a world of one size
         doesn't suit another one."""
@@ -154,7 +154,7 @@ class Span(NamedTuple):
         return total
 
     def without(self, axis: Any) -> tuple["Span", int]:
-        """What is left when `axis` of vmap has become a dimension, and which of `sizes` was its own."""
+        """Returns what is left when `axis` of vmap has become a dimension, and which of `sizes` was its own."""
         k = self.along.axes.index(axis)
         along = self.along._replace(axes=self.along.axes[:k] + self.along.axes[k + 1 :])
         if self.hosts_at is None or k < self.hosts_at:
@@ -170,7 +170,7 @@ def span(along: Extent) -> Span:
 
 
 def declared(axes: Sequence[Any], scope: scopes.Scope) -> list[Any]:
-    """Those of `axes` that continue over the hosts."""
+    """Returns those of `axes` that continue over the hosts."""
     return [axis for axis in axes if axis in scope.axis_names]
 
 

@@ -107,20 +107,20 @@ def _transpose(
 ) -> list[Any]:
     if of_sums:
         raise GradientError(
-            f"jax_passing.pvary casts at {site.place} what comes from a sum over the same devices. Under "
+            f"jax_passing.pvary casts at {site.location} what comes from a sum over the same devices. Under "
             "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
             "several times: leave out the cast, or use check_vma=True."
         )
     if not named_axes.check_vma() and any(jaxprs.comes_from(ct, _is_loss) for ct in cotangents):
         raise GradientError(
-            f"the loss whose gradient reaches what jax_passing.pvary cast at {site.place} is itself a psum or pmean. "
-            "Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would come "
-            "out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for a "
-            "mean) and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
+            f"the loss whose gradient reaches what jax_passing.pvary cast at {site.location} is itself a psum or "
+            "pmean. Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would "
+            "come out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for "
+            "a mean) and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
         )
     if transposed_by_shard_map():
         raise GradientError(
-            f"the gradient of what jax_passing.pvary cast at {site.place} is taken from outside of "
+            f"the gradient of what jax_passing.pvary cast at {site.location} is taken from outside of "
             "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient "
             "inside the mapped function, or use check_vma=True."
         )

@@ -14,7 +14,7 @@ from jax_passing.collective.axes import Axes, undeclared
 from jax_passing.collective.lowering.order import BlockOrder, Turn, in_control_flow
 from jax_passing.collective.lowering.placement import Placement, place
 from jax_passing.collective.naming.sites import Site, canonical, type_text
-from jax_passing.collective.naming.source_location import place_of
+from jax_passing.collective.naming.source_location import location_of
 from jax_passing.collective.naming.sum_spec import ANY_WORLD_SIZE, SumSpec
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
 from jax_passing.host import scope as scopes
@@ -77,7 +77,7 @@ def _lower(
 ) -> Sequence[Any]:
     """passing_psum.py says what the parameters are."""
     if over_hosts is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.place}")
+        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.location}")
     mesh, order = meshes.lowering_mesh(ctx), BlockOrder.of(ctx)
     key = ("placement", *mesh.axis_sizes.items(), mesh.manual_axes, axes, world_size, over_hosts)
     placement: Placement = order.share(key, lambda: _placement(mesh, axes, world_size, over_hosts))
@@ -148,9 +148,10 @@ def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, ov
 def _check_stream(site: Site, mesh: meshes.LoweringMesh, world_size: int | None) -> None:
     if site.stream and mesh.device_count > 1 and world_size != 1:
         raise ThreadError(
-            f"the sum at {site.place} is in the stream {site.stream!r}, in a program on {mesh.device_count} devices. "
-            "XLA runs such programs one after the other, and hosts whose threads come in another order would wait for "
-            "each other: dispatch them from the thread that called init, and only programs on one device from others."
+            f"the sum at {site.location} is in the stream {site.stream!r}, in a program on {mesh.device_count} "
+            "devices. XLA runs such programs one after the other, and hosts whose threads come in another order would "
+            "wait for each other: dispatch them from the thread that called init, and only programs on "
+            "one device from others."
         )
 
 
@@ -193,7 +194,7 @@ def _names(
     program = lowered_modules.program_name(ctx)
     identity = site.identity(
         name_stack=str(ctx.name_stack),
-        calls=[place_of(frames) for frames in inlined_calls.calls_around()],
+        calls=[location_of(frames) for frames in inlined_calls.calls_around()],
         axes=[str(axis) for axis in axes],
         op=op,
         leaves=types,
@@ -216,7 +217,7 @@ def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
     leaves = list(types[:4]) + ([f"{len(types) - 4} more"] if len(types) > 4 else [])
     kind = ("flat " if flat else "") + site.function
     where = " in a loop or branch that all hosts must go through alike" if in_control_flow() else ""
-    name = f"{site.place} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}{where}"
+    name = f"{site.location} {kind} of {', '.join(leaves)} over {', '.join(map(str, axes)) or 'the hosts'}{where}"
     return name.replace("\n", " ")  # a spec has a line for it
 
 

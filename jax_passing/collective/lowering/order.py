@@ -1,4 +1,4 @@
-"""In which order a program's sums start: that of the program, on all hosts.
+"""A program's sums start in the order of the program, on all hosts.
 
 XLA's CPU runtime carries out a program's operations concurrently, as soon as their operands are there; but small
 programs one after the other, and an operation may have to wait for one that used its buffer before. Both follow an
@@ -72,7 +72,7 @@ class BlockOrder:
         """
         # A call that blocks its device can't have others beside it.
         side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
-        whose = (site.place, site.call, site.kind, site.function, site.stream)
+        whose = (site.location, site.call, site.kind, site.function, site.stream)
         group = whose if side_by_side else object()
         if self._group != group or not self._after:
             self._overlap_group = number
@@ -205,7 +205,7 @@ _depth = threading.local()  # .of_thread: loops and branches around what is bein
 
 
 def in_control_flow() -> bool:
-    """Whether what is being lowered lies in a loop or branch."""
+    """Returns whether what is being lowered lies in a loop or branch."""
     return getattr(_depth, "of_thread", 0) > 0
 
 
@@ -239,7 +239,7 @@ def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], all_manual:
 
 
 def _smallest(avals: Sequence[Any]) -> int | None:
-    """Index of the array with the fewest bytes, of those that have any: XLA may have to copy it."""
+    """Returns the index of the array with the fewest bytes, of those that have any: XLA may have to copy it."""
     sizes = {i: aval.size * aval.dtype.itemsize for i, aval in enumerate(avals) if _is_plain(aval) and aval.size}
     return min(sizes, key=sizes.__getitem__, default=None)
 
@@ -249,7 +249,7 @@ def _is_plain(aval: Any) -> bool:
 
 
 def hold_until(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
-    """`value`, which is there when `other` is."""
+    """Lowers `value` so that it is there only when `other` is."""
     if platforms.by_host_calls(ctx):
         return host_calls.hold(ctx, aval, value, other_aval, other)
     own = ctx.replace(primitive=None, avals_in=(aval, other_aval), avals_out=(aval,))
@@ -262,7 +262,7 @@ def _zero() -> Any:
 
 
 def _sum_of(ctx: mlir.LoweringRuleContext, values: list[Any]) -> Any:
-    """int32[] that is there when all of `values` are."""
+    """Lowers int32[] that is there when all of `values` are."""
 
     def total(*values: Any) -> Any:
         return sum(values, np.zeros((), np.int32)) if len(values) > 1 else values[0]
@@ -280,6 +280,6 @@ def _make_larger(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def _effect(ctx: mlir.LoweringRuleContext, target: str, **attributes: Any) -> None:
-    """A call without operands and results, which XLA leaves where it is."""
+    """Lowers a call without operands and results, which XLA leaves where it is."""
     nothing = ctx.replace(primitive=None, avals_in=(), avals_out=())
     jax.ffi.ffi_lowering(target, has_side_effect=True)(nothing, **attributes)

@@ -1,4 +1,4 @@
-"""Which devices of a mesh add up, and which of them belong to this process. Pure."""
+"""Works out which devices of a mesh add up, and which of them belong to this process. Pure."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class Placement:
     """One process's part in the sums of one psum. A *group* of devices is summed apart from the other groups.
 
     Attributes:
-      member_count: shards that a group adds up, in all processes of the mesh.
+      member_count: parts that a group adds up, in all processes of the mesh.
       local_member_count: of these, in this process.
-      replica_count: devices of this process that hold the same shard of the same group.
-      local: every process that holds any of a group's shards holds them all.
+      replica_count: devices of this process that hold the same part of the same group.
+      local: every process that holds any of a group's parts holds them all.
       process_count: processes of the mesh.
     """
 
@@ -34,7 +34,7 @@ def place(
     axes: Sequence[Hashable],
     process: int,
 ) -> Placement:
-    """Where a psum over `axes` puts `process`.
+    """Returns the part of `process` in a psum over `axes`.
 
     Args:
       processes: int[device], the process of each of the mesh's devices in row-major order.
@@ -44,7 +44,7 @@ def place(
       process: this one.
 
     Raises:
-      ConfigError: the sum would join some processes of the mesh but not all, or unequally. Alike in every process.
+      ConfigError: the sum would add up some processes of the mesh but not all, or unequally. Alike in every process.
     """
     names = list(axis_sizes)
     order = [a for a in names if a in manual_axes and a not in axes] + list(axes)
@@ -75,9 +75,9 @@ def place(
         ):
             kinds.add("across")
         else:
-            raise _error(axes, f"joins processes {present} of {everyone}")
+            raise _error(axes, f"adds up processes {present} of {everyone}")
     if len(kinds) != 1:
-        raise _error(axes, "joins all processes for some shards and none for others")
+        raise _error(axes, "adds up all processes for some of its parts and none for others")
     local_member_count, replica_count = parts[process]
     return Placement(members, local_member_count, replica_count, kinds == {"local"}, len(everyone))
 

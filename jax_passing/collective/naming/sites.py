@@ -1,4 +1,4 @@
-"""What names a sum, alike on all hosts: docs/internals/identity.md."""
+"""Sums are named alike on all hosts: docs/internals/identity.md."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jax_passing._compat import jaxprs
-from jax_passing.collective.naming.source_location import Place, here
+from jax_passing.collective.naming.source_location import SourceLocation, here
 from jax_passing.host import scope as scopes
 
 
@@ -19,20 +19,20 @@ class Site:
     """One call of the primitive, as the program says it. A parameter of the primitive.
 
     Attributes:
-      place: where it is called.
+      location: where it is called.
       call: how many calls came from there before it, in the same trace.
       stream: the order of sums that it belongs to.
       strategy: how it is carried out.
       bucket_bytes: what the call said.
-      paths: of its leaves in their tree.
+      paths: where its leaves are in their tree.
       bucket: which of the call's buckets.
       kind: how it came from the call: "j" for a tangent, "t" for a transpose, several letters for several steps.
       function: what was called, and what must be the same on all hosts: "broadcast from 2".
-      types: of its leaves, where what travels has others.
+      types: those of its leaves, where what travels has others.
       vmapped: size of the axis of vmap that continues over the hosts; 0 without one.
     """
 
-    place: Place
+    location: SourceLocation
     call: int
     stream: str
     strategy: str
@@ -45,7 +45,7 @@ class Site:
     vmapped: int = 0
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
-        """Of some of the leaves, and a step further from the call."""
+        """Returns the site of some of the leaves, a step further from the call."""
         paths = tuple(self.paths[i] for i in indices)
         types = tuple(self.types[i] for i in indices) if self.types else ()
         return replace(self, paths=paths, types=types, kind=self.kind + kind)
@@ -53,16 +53,16 @@ class Site:
     @property
     def in_order(self) -> bool:
         """Whether the order of calls that are alike is that of the program."""
-        return not self.kind and not self.place.transposing and _same_loops()
+        return not self.kind and not self.location.transposing and _same_loops()
 
     def identity(
-        self, *, name_stack: str, calls: Sequence[Place], axes: Sequence[str], op: str, leaves: Sequence[str]
+        self, *, name_stack: str, calls: Sequence[SourceLocation], axes: Sequence[str], op: str, leaves: Sequence[str]
     ) -> dict[str, Any]:
-        """For canonical JSON.
+        """Returns what tells sums apart, for canonical JSON.
 
         Args:
           name_stack: JAX's: transforms, modules of Flax, `jax.named_scope`.
-          calls: of the jitted functions around the call, the innermost first.
+          calls: those of the jitted functions around the call, the innermost first.
           axes: names.
           op: "sum" or "max".
           leaves: their types, "float32[3,4]".
@@ -72,13 +72,13 @@ class Site:
             "bucket": self.bucket,
             "bucket_bytes": self.bucket_bytes,
             "call": self.call,
-            "calls": [[*place.frames, place.further] for place in calls],
+            "calls": [[*location.frames, location.further] for location in calls],
             "function": self.function,
-            "further": self.place.further,
+            "further": self.location.further,
             "kind": self.kind,
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
             "op": op,
-            "place": self.place.frames,
+            "place": self.location.frames,
             "name_stack": name_stack,
             "strategy": self.strategy,
             "stream": self.stream,
@@ -91,7 +91,7 @@ def canonical(identity: dict[str, Any]) -> str:
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 
-_counts: WeakKeyDictionary[Any, dict[Place, int]] = WeakKeyDictionary()  # of each trace under way
+_counts: WeakKeyDictionary[Any, dict[SourceLocation, int]] = WeakKeyDictionary()  # of each trace under way
 _counts_lock = threading.Lock()
 
 
@@ -105,34 +105,34 @@ def new_site(
     strategy: str,
     bucket_bytes: int,
     paths: Sequence[str],
-    place: Place | None = None,
+    location: SourceLocation | None = None,
     *,
     function: str = "psum",
     types: Sequence[str] = (),
 ) -> Site:
-    """The site of a call of this package, or of JAX at `place`.
+    """Returns the site of a call of this package, or of JAX at `location`.
 
-    Calls from one place are counted in the order of the program, if that is sure to be the same on all hosts: a loop
+    Calls from one location are counted in the order of the program, if that is sure to be the same on all hosts: a loop
     over a set of texts goes in another order in each process, unless PYTHONHASHSEED says otherwise. Those that JAX
     makes while it transposes aren't counted, as it makes up their order, which may depend on the program's other parts.
     """
-    place = here() if place is None else place
+    location = here() if location is None else location
     call = 0
-    trace = None if place.transposing or not _same_loops() else jaxprs.current_trace()
+    trace = None if location.transposing or not _same_loops() else jaxprs.current_trace()
     if trace is not None:  # else there may be no program: each line is one of its own
         with _counts_lock:
             counts = _counts.setdefault(trace, {})
-            call = counts.get(place, 0)
-            counts[place] = call + 1
-    return Site(place, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types))
+            call = counts.get(location, 0)
+            counts[location] = call + 1
+    return Site(location, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types))
 
 
 def paths_of(tree: Any) -> tuple[str, ...]:
-    """The path of each leaf: "['layer']['w']"; "" for a tree that is one leaf."""
+    """Returns the path of each leaf: "['layer']['w']"; "" for a tree that is one leaf."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
 
 
 def type_text(aval: Any) -> str:
-    """Of an array, for identities and messages."""
+    """Returns the text of an array's type, for identities and messages."""
     # Made of what can't differ between hosts: JAX's own text of a type lists sets in any order.
     return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"

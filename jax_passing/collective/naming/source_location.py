@@ -17,7 +17,7 @@ _FRAMES_MAX = 64
 Frames = Iterable[Frame]  # the innermost first
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """A call, seen from the innermost user's frame outwards, up to the `jax.jit` that traces it.
 
     Attributes:
@@ -34,13 +34,13 @@ class Place(NamedTuple):
         return self.frames[0] if self.frames else "unknown place"
 
 
-def here() -> Place:
-    """Where this package was called."""
-    return place_of(_stack())
+def here() -> SourceLocation:
+    """Returns where this package was called."""
+    return location_of(_stack())
 
 
-def place_of(frames: Frames) -> Place:
-    """The place that a stack stands for.
+def location_of(frames: Frames) -> SourceLocation:
+    """Returns the location that a stack stands for.
 
     Outside of jit only the innermost frame counts: a program that runs line by line may call a sum from anywhere.
     """
@@ -56,9 +56,9 @@ def place_of(frames: Frames) -> Place:
         elif not is_of_package(code) and len(found) < _FRAMES_MAX:
             found.append(_describe(code, instruction))
     if not traced:
-        return Place(tuple(found[:1]), "", transposing)
+        return SourceLocation(tuple(found[:1]), "", transposing)
     further = hashlib.sha256("\n".join(found[_SHOWN_MAX:]).encode()).hexdigest()[:16]
-    return Place(tuple(found[:_SHOWN_MAX]), further if len(found) > _SHOWN_MAX else "", transposing)
+    return SourceLocation(tuple(found[:_SHOWN_MAX]), further if len(found) > _SHOWN_MAX else "", transposing)
 
 
 def _stack() -> Iterator[Frame]:

@@ -23,7 +23,7 @@ def to_words(array: jax.Array) -> jax.Array:
 
 
 def from_words(words: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """What `to_words` was given, of every row: int32[*rows, words] to [*rows, *shape]."""
+    """Returns what `to_words` was given, for every row: int32[*rows, words] to [*rows, *shape]."""
     rows = words.shape[:-1]
     wide, parts = _wide(dtype)
     count = int(np.prod(shape, dtype=int)) * parts
@@ -42,7 +42,7 @@ def _wide(dtype: Any) -> tuple[np.dtype, int]:
 
 
 def _width(dtype: Any) -> int:
-    """Bits of an element."""
+    """Returns how many bits an element has."""
     if dtype == np.bool_:
         return 8
     if jnp.issubdtype(dtype, jnp.integer):
@@ -122,5 +122,5 @@ def halves(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def whole(upper: jax.Array, lower: jax.Array) -> jax.Array:
-    """What `halves` took apart."""
+    """Puts together what `halves` took apart."""
     return jax.lax.bitcast_convert_type(jnp.stack([lower ^ np.iinfo(np.int32).min, upper], axis=-1), np.int64)

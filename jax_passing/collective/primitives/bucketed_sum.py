@@ -20,8 +20,8 @@ from jax_passing.settings_parser import did_you_mean
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether it is a Python number, which is the same on all devices. A scalar of numpy, such as np.float64, is an
-    array, though some of these are subclasses of Python's."""
+    """Returns whether it is a Python number, which is the same on all devices. A scalar of numpy, such as np.float64,
+    is an array, though some of these are subclasses of Python's."""
     return isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
 
 
@@ -33,7 +33,7 @@ def check_bucket_bytes(bucket_bytes: Any) -> int:
 
 
 def check_strategy(strategy: str | None, along: Extent) -> str:
-    """The strategy of a call. Raises ConfigError if it is unknown, or can't sum over these axes."""
+    """Returns the strategy of a call. Raises ConfigError if it is unknown, or can't sum over these axes."""
     default, alone = along.scope.strategy, along.scope.alone
     if strategy is None:
         strategy = default
@@ -65,7 +65,7 @@ def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
 def bucketed_sum(
     arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
 ) -> list[Any]:
-    """The sum of each array over the extent; `site.paths` names them, in their order.
+    """Returns the sum of each array over the extent; `site.paths` names them, in their order.
 
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
@@ -105,7 +105,7 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_cast
 
 
 def _choice(along: Extent, operands: list[Any]) -> str:
-    """What is fastest for a bucket. Depends on nothing that could differ between hosts."""
+    """Returns what is fastest for a bucket. It depends on nothing that could differ between hosts."""
     current = session.current()
     world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
     links = None if current is None else current.links
@@ -124,7 +124,7 @@ def _choice(along: Extent, operands: list[Any]) -> str:
 
 
 def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:
-    """The token of each bucket's last array, which is exchanged for what tells."""
+    """Returns the token of each bucket's last array, which is exchanged for what tells."""
     tokens = []
     for members in buckets:
         arrays[members[-1]], token = ready(arrays[members[-1]])
@@ -133,7 +133,7 @@ def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:
 
 
 def _hold_behind_all(sums: list[Any], buckets: list[list[int]], tokens: list[Any]) -> None:
-    """So that all buckets' sums travel beside the backward pass: `hold` says how."""
+    """Makes all buckets' sums travel beside the backward pass: `hold` says how."""
     gate = all_ready(tokens)
     for members in buckets:
         for index, held in zip(members, hold([sums[i] for i in members], gate), strict=True):

@@ -1,4 +1,4 @@
-"""Which leaves share a call. Pure, and alike on every host: decided only by the leaves' paths, dtypes and sizes."""
+"""Decides which leaves share a call, by nothing but their paths, dtypes and sizes: alike on every host. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ FIRST_BUCKET_BYTES = 1 << 20
 
 
 class Leaf(NamedTuple):
-    """What matters of an array.
+    """An array, as far as it matters here.
 
     Attributes:
       dtype: anything that can be compared and hashed.
-      size_bytes: of its elements.
+      size_bytes: total of its elements.
       path: in its tree: "['Dense_10']['kernel']".
     """
 
@@ -54,7 +54,7 @@ def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int) -> list[list[int]]:
         bucket.append(index)
         open_buckets[dtype] = bucket, used + size_bytes
     closed += [bucket for bucket, _ in open_buckets.values()]
-    position = {index: place for place, index in enumerate(order)}
+    position = {index: nth for nth, index in enumerate(order)}
     return sorted(closed, key=lambda bucket: position[bucket[-1]])
 
 

@@ -56,8 +56,8 @@ def define(
         moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
         if moving and transpose is None:
             raise GradientError(
-                f"{name} at {site.place} can't be differentiated, as jax.lax.{name} can't: put jax.lax.stop_gradient "
-                "around its operand if the gradient may ignore it."
+                f"{name} at {site.location} can't be differentiated, as jax.lax.{name} can't: put "
+                "jax.lax.stop_gradient around its operand if the gradient may ignore it."
             )
         if moving:
             check_not_vmapped(name, params["vmapped"], params["span"].along.scope.world_size)
@@ -120,25 +120,25 @@ def by_jax(along: Extent) -> bool:
 
 
 def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing") -> Site:
-    """Of a call with the leaves of `tree`, as `arrays`."""
+    """Returns the site of a call with the leaves of `tree`, as `arrays`."""
     types = [type_text(jax.typeof(array)) for array in arrays]
     stream, paths = along.scope.stream, paths_of(tree)
     return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types)
 
 
 def equal_along(aval: Any, *, span: Span, **_: Any) -> Any:
-    """The type of a result that has the shape of its leaf, and is the same on all devices of the span."""
+    """Returns the type of a result that has the shape of its leaf, and is the same on all devices of the span."""
     return named_axes.without_varying(aval, span.along.axes)
 
 
 def operands(tree: Any, along: Extent) -> tuple[list[Any], Any]:
-    """The leaves of `tree` as arrays, cast as JAX casts them; and its structure."""
+    """Returns the leaves of `tree` as arrays, cast as JAX casts them; and its structure."""
     leaves, treedef = jax.tree.flatten(tree)
     return [varying(jnp.asarray(leaf), along.axes) for leaf in leaves], treedef
 
 
 def varying(array: Any, axes: Sequence[Any]) -> Any:
-    """Under `check_vma=True`: `array`, cast as JAX casts the operands of its own collectives."""
+    """Returns `array`, cast under `check_vma=True` as JAX casts the operands of its own collectives."""
     if not named_axes.check_vma():
         return array
     return named_axes.pvary(array, named_axes.must_vary(axes) - named_axes.varying(jax.typeof(array)))

@@ -16,7 +16,7 @@ from jax.interpreters import ad
 from jax_passing._compat import patches, stacks
 from jax_passing.collective.axes import Extent, declared
 from jax_passing.collective.naming.sites import new_site
-from jax_passing.collective.naming.source_location import place_of
+from jax_passing.collective.naming.source_location import location_of
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import GradientError
@@ -47,9 +47,9 @@ def _cast(rule: Rule) -> Rule:
         scope = None if type(cotangent) is ad.Zero else _over_hosts(axes)
         if scope is None:
             return rule(cotangent, operand, axes=axes)
-        place = place_of(stacks.traced_frames())._replace(transposing=True)
+        location = location_of(stacks.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
-        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], place).only([0], "t")
+        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], location).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
 
     return transpose
@@ -60,10 +60,10 @@ def _psum(rule: Rule) -> Rule:
     def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
         if type(cotangent) is not ad.Zero and _over_hosts(axes) is not None:
             raise GradientError(
-                f"the gradient through jax.lax.psum over {axes} at {place_of(stacks.traced_frames())}: its sum stays "
-                "inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as all "
-                "gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` around a "
-                "library that calls it; or, where host by host is meant, take the gradient in a "
+                f"the gradient through jax.lax.psum over {axes} at {location_of(stacks.traced_frames())}: its sum "
+                "stays inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as "
+                "all gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` around "
+                "a library that calls it; or, where host by host is meant, take the gradient in a "
                 "`with jax_passing.per_host_gradients():`."
             )
         return rule(cotangent, operand, axes=axes)

@@ -70,7 +70,7 @@ def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> t
 
 
 def check_not_vmapped(name: str, vmapped: bool, world_size: int | None) -> None:
-    """What is equal in all elements of a vmap has a gradient that JAX sums outside of it, over this host only."""
+    """Refuses what is equal in all elements of a vmap: JAX sums its gradient outside of it, over this host only."""
     if vmapped and world_size != 1:
         raise GradientError(
             f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
@@ -82,7 +82,7 @@ def check_not_vmapped(name: str, vmapped: bool, world_size: int | None) -> None:
 def linear_jvp(
     primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Of a primitive that maps each leaf linearly to a result."""
+    """The rule for tangents of a primitive that maps each leaf linearly to a result."""
     results = primitive.bind(*primals, site=site, **params)
     moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     result_tangents: list[Any] = [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
@@ -135,7 +135,7 @@ def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any])
 
 
 def declared_here(axis: Any, over_hosts: bool | None) -> bool:
-    """Whether this is the axis that continues over the hosts."""
+    """Returns whether this is the axis that continues over the hosts."""
     scope = scopes.current()
     return bool(over_hosts) and scope is not None and axis in scope.axis_names
 

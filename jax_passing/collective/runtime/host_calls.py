@@ -32,7 +32,7 @@ class Program:
 
 
 def program_of(ctx: mlir.LoweringRuleContext) -> Program:
-    """That of the module that is being lowered."""
+    """Returns the program of the module that is being lowered."""
     return lowered_modules.of_module(ctx, Program)
 
 
@@ -59,8 +59,9 @@ def call(
 
 
 def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
-    """Of each device of the mesh, in row-major order: its index among this process's devices of that platform, by id;
-    -1 for other processes'. None if there is no mesh and JAX doesn't tell the devices: such a program can be looked at.
+    """Returns the index of each device of the mesh, in row-major order, among this process's devices of that platform,
+    by id; -1 for other processes'. None if there is no mesh and JAX doesn't tell the devices: such a program
+    can be looked at.
 
     Raises:
       ConfigError: the mesh is an abstract one.
@@ -78,7 +79,7 @@ def local_indices(mesh: meshes.LoweringMesh) -> np.ndarray | None:
 
 
 def calling(devices: np.ndarray | None, position: Any) -> int:
-    """What `local_indices` says of the device at this position of the mesh, which calls.
+    """Returns what `local_indices` says of the device at this position of the mesh, which calls.
 
     Raises:
       RuntimeError: it says nothing, or that the device isn't one of this process's.
@@ -120,7 +121,7 @@ def count_executions(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
-    """`value`, which is there when `other` is: reckoned from both in a way that the compiler can't see through."""
+    """Lowers `value` so that it is there when `other` is: from both, in a way that the compiler can't see through."""
 
     def held(value: jax.Array, other: jax.Array) -> jax.Array:
         first = jnp.reshape(other, -1)[0]

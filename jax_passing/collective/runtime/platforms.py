@@ -1,4 +1,4 @@
-"""On which platforms programs with sums over hosts run, and how XLA reaches this process there."""
+"""The platforms on which programs with sums over hosts run, and how XLA reaches this process there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ BY_HOST_CALLS = ("tpu",)  # XLA can call Python alone
 
 
 def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program that is being lowered reaches this process by calls of Python.
+    """Returns whether the program that is being lowered reaches this process by calls of Python.
 
     Raises:
       NotImplementedError: it is lowered for such a platform and for others at once.
@@ -26,7 +26,7 @@ def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def _only(platforms: tuple[str, ...]) -> str:
-    """The one that it is."""
+    """Returns the only one of them."""
     if len(platforms) > 1:
         raise NotImplementedError(
             f"A program with sums over hosts is lowered for {' and '.join(platforms)} at once. It calls back into this "

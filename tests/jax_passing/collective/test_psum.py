@@ -306,7 +306,7 @@ def test_tracing_needs_no_session_but_the_number_of_devices_does(session):
     assert shape.shape == (1, 3)
 
 
-def test_each_call_is_a_place_of_its_own():
+def test_each_call_has_a_name_of_its_own():
     def helper(x):
         return jax_passing.psum(x, "d")
 
@@ -315,8 +315,8 @@ def test_each_call_is_a_place_of_its_own():
         return first + sum(helper(i * x) for i in range(3))
 
     found = sites(jax.make_jaxpr(jax.jit(on_mesh(program)))(jnp.ones(4)).jaxpr)
-    assert len({(site.place, site.call) for site in found}) == 5
-    assert all(site.place.frames[0].startswith("test_psum.py:") for site in found)
+    assert len({(site.location, site.call) for site in found}) == 5
+    assert all(site.location.frames[0].startswith("test_psum.py:") for site in found)
     assert [site.call for site in found] == [0, 0, 0, 1, 2]
 
 

@@ -2,14 +2,14 @@
 
 from jax_passing import _native
 from jax_passing.collective.naming.sites import Site, canonical
-from jax_passing.collective.naming.source_location import Place
+from jax_passing.collective.naming.source_location import SourceLocation
 
 PLACE = ("train.py:41:9 in step", "train.py:80:5 in main")
 
 
 def identity(**changes):
     """Returns a sum's identity, as all hosts write it."""
-    site = Site(Place(PLACE), 0, "", "passing", 26214400, ("['w']",))
+    site = Site(SourceLocation(PLACE), 0, "", "passing", 26214400, ("['w']",))
     fields = site.identity(name_stack="jit(step)", calls=[], axes=["d"], op="sum", leaves=["float32[3,4]"])
     return canonical(fields | {"nth": 0, **changes})
 

@@ -25,12 +25,12 @@ from jax_passing.collective.lowering.order import INT32, hold_until
 _FLOATS = {"f16": jnp.float16, "bf16": jnp.bfloat16, "f32": jnp.float32, "f64": jnp.float64}  # by MLIR's names
 
 
-def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], buckets_beside: int) -> None:
+def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], more_buckets: int) -> None:
     """Has these start calls, of the buckets of one sum, stand within the backward pass where it is in their block.
 
     Args:
       starts: the operations, of one block.
-      buckets_beside: how many more buckets' gradients may be made before a bucket has started. Where devices add up
+      more_buckets: how many more buckets' gradients may be made before a bucket has started. Where devices add up
         first it takes a while until there is something to start, for which the GPU isn't to wait.
     """
     if len(starts) < 2:
@@ -41,7 +41,7 @@ def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], buckets_be
     bits = sorted((1 << s for s in range(len(starts))), key=lambda bit: sum(by & bit > 0 for by in needed_by))
     number, moved = -1, set()
     for k, bit in enumerate(bits):
-        before, later = sum(bits[: k + 1 + buckets_beside]), bits[k + 1 + buckets_beside :]
+        before, later = sum(bits[: k + 1 + more_buckets]), bits[k + 1 + more_buckets :]
         # What several of them need isn't the gradient of one of them, but on the way to what follows.
         several = min(2, len(later)) or 1
         rest = range(number + 1, len(operations))
@@ -49,21 +49,21 @@ def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], buckets_be
         product = next((i for i in of_later if _is_product(operations[i])), None)
         if product is None:
             continue
-        number, place = product, operations[product]
+        number, last_moved = product, operations[product]
         for i in range(product + 1, len(operations)):
             if needed_by[i] & bit and i not in moved:
-                operations[i].move_after(place)
-                place = operations[i]
+                operations[i].move_after(last_moved)
+                last_moved = operations[i]
                 moved.add(i)
         result = operations[product].results[0]
         token = starts[bit.bit_length() - 1].results[0]
         held = hold_until(ctx, _aval(result.type), result, INT32, token)
-        held.owner.operation.move_after(place)
+        held.owner.operation.move_after(last_moved)
         result.replace_all_uses_except(held, held.owner.operation)
 
 
 def _needed_by(operations: Sequence[Any], starts: Sequence[Any]) -> list[int]:
-    """Of each operation of a block, which start calls need it, or are it: bit s for that of number s."""
+    """Returns for each operation of a block which start calls need it, or are it: bit s for that of number s."""
     number = {operation: i for i, operation in enumerate(operations)}
     needed_by = [0] * len(operations)
     for s, start in enumerate(starts):
@@ -77,7 +77,7 @@ def _needed_by(operations: Sequence[Any], starts: Sequence[Any]) -> list[int]:
 
 
 def _owners(operation: Any) -> Iterator[Any]:
-    """The operations whose results this one takes, or what its regions hold."""
+    """Yields the operations whose results this one takes, or what its regions hold."""
     for operand in operation.operands:
         if not isinstance(operand.owner, ir.Block):
             yield operand.owner.operation
@@ -88,7 +88,7 @@ def _owners(operation: Any) -> Iterator[Any]:
 
 
 def _is_product(operation: Any) -> bool:
-    """Of matrices: XLA makes an outer product, which may be huge, only where it is used."""
+    """Returns whether it multiplies matrices: XLA makes an outer product, which may be huge, only where it is used."""
     if operation.name != "stablehlo.dot_general" or _aval(operation.results[0].type) is None:
         return False
     left, right, result = (math.prod(each.type.shape) for each in (*operation.operands, operation.results[0]))
@@ -96,6 +96,6 @@ def _is_product(operation: Any) -> bool:
 
 
 def _aval(of: Any) -> Any:
-    """None if it isn't one of floats whose shape is known."""
+    """Returns the type in JAX; None if it isn't one of floats whose shape is known."""
     dtype = _FLOATS.get(str(of.element_type))
     return jax.core.ShapedArray(tuple(of.shape), np.dtype(dtype)) if dtype and of.has_static_shape else None

@@ -20,12 +20,12 @@ from jax_passing.collective.axes import Axes
 from jax_passing.collective.lowering.placement import Placement
 
 WORTH_BYTES = 2 << 20
-"""What a GPU must be spared on its link to the host, both ways together: at 25 to 50 GB/s (PCIe 4 and 5) it takes 40 to
-80 us, about what the two collectives are expected to take that spare it (NCCL: 20 to 30 us each at least)."""
+"""How much a GPU must be spared on its link to the host, both ways together: at 25 to 50 GB/s (PCIe 4 and 5) it takes
+40 to 80 us, about what the two collectives are expected to take that spare it (NCCL: 20 to 30 us each at least)."""
 
 MOST_BYTES = 64 << 20
-"""Of device memory beyond the leaves. `scatter` takes most: the leaves end to end, as much from all devices, a slice
-(docs/internals/accelerators.md)."""
+"""How much device memory it may take beyond the leaves. `scatter` takes most: the leaves end to end, as much from all
+devices, a slice (docs/internals/accelerators.md)."""
 
 
 class Slices(NamedTuple):
@@ -51,7 +51,7 @@ class Slices(NamedTuple):
 
     @property
     def wide(self) -> np.dtype[Any]:
-        """Of the elements that were added up: 16-bit floats aren't rounded before they are summed over the hosts."""
+        """The type of added elements: 16-bit floats aren't rounded before they are summed over the hosts."""
         return np.dtype(np.float32) if self.half else self.dtype
 
     @property
@@ -61,7 +61,7 @@ class Slices(NamedTuple):
 
     @property
     def aval(self) -> Any:
-        """Of a slice."""
+        """The type of a slice."""
         return jax.core.ShapedArray((self.elements,), self.wide)
 
 
@@ -75,7 +75,7 @@ def slices(
     dtype: np.dtype[Any],
     op: str,
 ) -> Slices | None:
-    """None if the sum had better be left to the host.
+    """Returns how the elements are spread; None if the sum had better be left to the host.
 
     Args:
       axes, op: of the sum.
@@ -106,7 +106,7 @@ def slices(
 
 
 def scatter(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], leaves: Sequence[Any]) -> Any:
-    """This device's slice of the leaves' elements, added up over this host's devices."""
+    """Lowers this device's slice of the leaves' elements, added up over this host's devices."""
 
     def add_up(*leaves: jax.Array) -> jax.Array:
         flat = lax.concatenate([_elements(leaf, of) for leaf in leaves], 0)
@@ -127,7 +127,7 @@ def scatter(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], lea
 
 
 def gather(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], slice_: Any) -> list[Any]:
-    """Leaves of these types, whose elements stand in the slices of this host's devices."""
+    """Lowers leaves of these types, whose elements stand in the slices of this host's devices."""
 
     def cut(slice_: jax.Array) -> list[jax.Array]:
         if of.half:  # the host left them in the low halves, as they are
@@ -144,7 +144,7 @@ def gather(ctx: mlir.LoweringRuleContext, of: Slices, avals: Sequence[Any], slic
 
 
 def _elements(leaf: jax.Array, of: Slices) -> jax.Array:
-    """In one dimension; of 16-bit floats the bits, of which XLA makes no others."""
+    """Returns the leaf in one dimension; for 16-bit floats their bits, of which XLA makes no others."""
     if np.issubdtype(leaf.dtype, np.complexfloating):
         parts = [lax.expand_dims(part, (leaf.ndim,)) for part in (lax.real(leaf), lax.imag(leaf))]
         leaf = lax.concatenate(parts, leaf.ndim)
@@ -158,7 +158,7 @@ def _widened(elements: jax.Array, of: Slices) -> jax.Array:
 
 
 def _leaf(elements: jax.Array, aval: Any, of: Slices) -> jax.Array:
-    """The leaf of this type with these elements."""
+    """Returns the leaf of this type with these elements."""
     if np.issubdtype(aval.dtype, np.complexfloating):
         parts = lax.reshape(elements, (aval.size, 2))
         elements = lax.complex(*(lax.index_in_dim(parts, i, axis=1, keepdims=False) for i in (0, 1)))

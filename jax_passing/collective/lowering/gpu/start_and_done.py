@@ -35,7 +35,7 @@ def _emit(
     ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
-    roles = device_roles(total.mesh, total.axes, total.spans, total.site.place)
+    roles = device_roles(total.mesh, total.axes, total.spans, total.site.location)
     slices = _slices(total, roles)
     spec = replace(
         total.spec,
@@ -116,7 +116,7 @@ def finish_behind(
     given: dict[Any, dict[Any, None]] = {}  # by done call: what makes sums of its results, in order
     last: dict[Any, tuple[Any, Any]] = {}  # by done call: one of these sums, its type
     for value, aval in zip(sums, avals, strict=False):
-        # Of this block: in another one, a loop's or a branch's, it might not be carried out as often.
+        # Only in this block: in another one, a loop's or a branch's, it might not be carried out as often.
         if order.tokens_of([value]):
             operations = _way_from_done(value)
             given.setdefault(operations[0], {}).update(dict.fromkeys(operations))
@@ -143,7 +143,7 @@ def finish_behind(
 
 
 def _way_from_done(value: Any) -> list[Any]:
-    """The operations that make `value` of the results of a done call, in order; the first one is this call."""
+    """Returns the operations that make `value` of the results of a done call, in order; the first one is this call."""
     operation = value.owner.operation
     if operation.name == "stablehlo.custom_call" and f'"{_DONE}"' == str(operation.attributes["call_target_name"]):
         return [operation]
@@ -154,12 +154,12 @@ def _way_from_done(value: Any) -> list[Any]:
 
 
 def _is_used(operations: Collection[Any]) -> bool:
-    """Whether others than these use their results."""
+    """Returns whether others than these use their results."""
     return any(use.owner.operation not in operations for each in operations for out in each.results for use in out.uses)
 
 
 class DeviceRoles(NamedTuple):
-    """What the devices of a mesh do in a sum.
+    """The roles of a mesh's devices in a sum.
 
     Attributes:
       gpus: int64[device], the number of each, as SumSpec has it.
