@@ -1,0 +1,117 @@
+"""Sums where the session ends, another one begins, or another thread comes."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support.jax.on_mesh import on_mesh as on_mesh_of
+
+import jax_passing
+from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+
+pytestmark = pytest.mark.usefixtures("session")
+
+on_mesh = functools.partial(on_mesh_of, devices=4, out_specs=P())
+
+
+def test_without_session(session):
+    f = on_mesh(lambda x: jax_passing.psum(x, "d"))
+    x = jnp.ones(4)
+    f(x)
+    compiled = f.lower(x).compile()
+    session.shutdown()
+    with pytest.raises(NotInitializedError, match=r"jax_passing\.init\(\)"):
+        f(x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError: no session"):
+        compiled(x).block_until_ready()
+    with jax_passing.init(world_size=1, rank=0, axis_name="d"):
+        assert f(x).item() == 4
+        assert compiled(x).item() == 4
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_executions_of_an_earlier_session_never_join_the_next(session, devices):
+    def slow(count, x):
+        x = jax.lax.fori_loop(0, count[0], lambda _, x: jnp.sin(x @ x), x)
+        return jax_passing.psum(x, "d")
+
+    f = on_mesh(slow, in_specs=(P(), P("d")), devices=devices)
+    x = jnp.ones((devices * 200, 200))
+    f(jnp.array([0]), x).block_until_ready()
+    late = f(jnp.array([1000]), x)
+    assert not late.is_ready()
+    session._shut_down(abandon="a failure of the job")  # doesn't wait for dispatched executions
+    with jax_passing.init(world_size=1, rank=0, axis_name="d"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError"):
+            late.block_until_ready()
+        np.testing.assert_array_equal(f(jnp.array([0]), x), devices * x[:200])
+
+
+def test_steady_state_neither_retraces_nor_relowers():
+    traces = 0
+
+    def count(x):
+        nonlocal traces
+        traces += 1
+        return jax_passing.psum(x, "d")
+
+    f = on_mesh(count)
+    for step in range(5):
+        assert f(jnp.full(4, float(step))).item() == 4 * step
+    assert traces == 1
+
+
+def test_another_thread_needs_a_stream(session):
+    f = on_mesh(lambda x: jax_passing.psum(x, "d"))
+    x = jnp.arange(4.0)
+    assert f(x) == 6
+
+    def beside():
+        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+            f(x)
+        with jax_passing.stream("beside"):
+            with pytest.raises(ConfigError, match="in use"), jax_passing.stream("beside"):
+                pass
+            return float(f(x)[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(beside).result() == 6
+
+
+def test_an_executable_stays_in_the_stream_in_which_it_was_lowered(session):
+    x = jnp.arange(4.0)
+
+    def compiled(f):
+        return f.lower(x).compile()
+
+    def program(x):
+        return jax_passing.psum(x, "d")
+
+    ours = compiled(on_mesh(program))
+    without_sums = compiled(jax.jit(lambda x: x + 1))
+    name = 'a "name" with \\ and é'
+
+    def beside():
+        np.testing.assert_array_equal(without_sums(x), x + 1)
+        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+            ours(x)
+        with jax_passing.stream(name):
+            theirs = compiled(on_mesh(program))
+            assert theirs(x) == 6
+            with pytest.raises(ThreadError, match="lowered in the thread that called jax_passing.init is called"):
+                ours(x)
+        with jax_passing.stream("another"), pytest.raises(ThreadError, match=r"lowered in the stream 'a \"name\" .*é'"):
+            theirs(x)
+        return theirs
+
+    assert ours(x) == 6
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(beside).result()
+    assert ours(x) == 6
+    np.testing.assert_array_equal(without_sums(x), x + 1)
+    with pytest.raises(ThreadError, match="is called in the thread that called jax_passing.init: hosts"):
+        theirs(x)
