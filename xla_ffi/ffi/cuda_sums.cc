@@ -91,7 +91,7 @@ SharedBlocks& CudaSums::Shared() {
   return *shared_;
 }
 
-SliceInBlock CudaSums::SlicePlaceOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call) {
+SliceInBlock CudaSums::SharedBlockOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call) {
   const size_t bytes = site->slice_elements * SizeOf(site->shape->dtype);
   const auto slice = static_cast<size_t>(call.slice);
   auto block = Shared().BlockFor(site, call.run_id, slice, site->slice_count, site->slice_count * bytes);
@@ -162,10 +162,10 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const SumSite>& sit
       const uint64_t elements = sliced ? site->slice_elements : shape.leaf_elements[i];
       leaves.push_back({call.leaves[i], elements * element_bytes});
     }
-    const auto place = sliced ? std::optional(SlicePlaceOf(site, call)) : std::nullopt;
+    const auto shared = sliced ? std::optional(SharedBlockOf(site, call)) : std::nullopt;
     const auto part =
-        StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), place);
-    const auto memory = place ? LeavesIn(*place->block, shape) : part->memory();
+        StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), shared);
+    const auto memory = shared ? LeavesIn(*shared->block, shape) : part->memory();
     rendezvous_.Arrive(
         site, {.run_id = call.run_id,
                .device = call.device,

@@ -107,8 +107,8 @@ class CudaSums {
   // These throw CudaError.
   Staging& StagingOf(int32_t ordinal);
   SharedBlocks& Shared();
-  // Where the slice of this call is in the block of its sum.
-  SliceInBlock SlicePlaceOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call);
+  // The block that the slices of this sum share, and where this call's is in it.
+  SliceInBlock SharedBlockOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call);
 
   std::optional<Failure> Try(const std::function<std::optional<Failure>()>& action);
   // XLA breaks off an execution at a failure, on this GPU.

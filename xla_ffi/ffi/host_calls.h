@@ -53,7 +53,8 @@ class HostProgram {
 
   std::mutex mutex_;
   std::vector<SumSpec> specs_;  // until it is executed: then it is known to be complete
-  // Its sites, from then on. They join the list of their executable all together, whatever else is compiled meanwhile.
+  // Its sites, from then on. They come into the list of their executable all together, whatever else is compiled
+  // meanwhile.
   std::vector<std::unique_ptr<Instance>> instances_;
   uint64_t attachment_ = 0;                                // during which the last execution began; 0: without any
   int32_t before_ = 0;                                     // the highest number that was given before it

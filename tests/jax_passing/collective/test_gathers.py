@@ -1,0 +1,228 @@
+"""`all_gather` and `psum_scatter` beside those of JAX, on one host whose axes are declared."""
+
+# ruff: noqa: B008, B023 (each function is called in the loop that makes it)
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
+
+import jax_passing
+from jax_passing.errors import (
+    ConfigError,
+    UnsupportedDtypeError,
+)
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, *FLOATS, *X64, "complex64", "complex128", "float4_e2m1fn"])
+def test_all_gather_moves_the_bits_of_every_dtype(dtype):
+    with jax.enable_x64(dtype in X64 or dtype == "complex128"):
+        if dtype == "float4_e2m1fn":
+            x = jax.lax.bitcast_convert_type(any_bits("uint4", (4, 3, 7)), dtype)
+        else:
+            x = any_bits(dtype, (4, 3, 7))
+        f = on_mesh(lambda x: jax_passing.all_gather(x, "d", tiled=True), check_vma=len(dtype) % 2 == 0)
+        gathered = f(x)
+        # Not beside jax.lax, which turns signalling NaN into quiet ones here.
+        same_bits(gathered, jnp.tile(x, (4, 1, 1)))
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_all_gather_along_every_dimension(axis, tiled, check_vma):
+    x = numbers("float16", (8, 3, 5))
+    options = {"axis": axis, "tiled": tiled}
+    same(
+        lambda x: jax_passing.all_gather(x, "d", **options),
+        lambda x: jax.lax.all_gather(x, "d", **options),
+        x,
+        check_vma=check_vma,
+    )
+
+
+def test_all_gather_of_trees_scalars_and_nothing(check_vma):
+    tree = {"a": numbers("float32", (4, 3)), "b": [numbers("int8", (4, 0)), numbers("uint16", (4,))]}
+
+    def f(of, x):
+        gathered = of((jax.tree.map(lambda leaf: leaf[0], x), 2.0), "d")
+        assert gathered[0]["b"][0].shape == (4, 0)
+        return gathered[0]["a"], gathered[0]["b"][1], gathered[1]
+
+    same(
+        functools.partial(f, jax_passing.all_gather),
+        functools.partial(f, jax.lax.all_gather),
+        tree,
+        check_vma=check_vma,
+    )
+    assert on_mesh(lambda x: jax_passing.all_gather(x[:0], "d")[0], check_vma=check_vma)(jnp.ones(4)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint16", "float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_psum_scatter(dtype, tiled, check_vma):
+    small = np.random.default_rng(0).integers(0, 8, (4, 2, 8 if tiled else 4, 3))
+    x = jnp.asarray(small, dtype)
+    options = {"scatter_dimension": 1, "tiled": tiled}
+    same(
+        lambda x: jax_passing.psum_scatter(x[0], "d", **options),
+        lambda x: jax.lax.psum_scatter(x[0], "d", **options),
+        x,
+        check_vma=check_vma,
+    )
+
+
+def test_over_two_axes(check_vma):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (16, 8)), np.float32)
+    for axes in (("d", "m"), "d", "m"):
+        size = {"d": 4, "m": 2}.get(axes, 8)
+        for ours, theirs in (
+            (lambda x: jax_passing.all_gather(x, axes), lambda x: jax.lax.all_gather(x, axes)),
+            (
+                lambda x: jax_passing.psum_scatter(x[:, :size], axes, scatter_dimension=1),
+                lambda x: jax.lax.psum_scatter(x[:, :size], axes, scatter_dimension=1),
+            ),
+        ):
+            same_bits(on_grid(ours, check_vma=check_vma)(x), on_grid(theirs, check_vma=check_vma)(x))
+    # JAX orders the devices as the mesh does; we as the axes are named, like axis_index.
+    index = on_grid(
+        lambda x: jax_passing.all_gather(jax_passing.axis_index(("m", "d")), ("m", "d")), check_vma=check_vma
+    )
+    np.testing.assert_array_equal(index(x).reshape(8, 8), np.tile(np.arange(8), (8, 1)))
+
+
+def test_dimensions_that_do_not_fit(check_vma):
+    with pytest.raises(ValueError, match="axis 3 is out of bounds"):
+        on_mesh(lambda x: jax_passing.all_gather(x, "d", axis=3), check_vma=check_vma)(jnp.ones((4, 2)))
+    with pytest.raises(ConfigError, match="dimension 1 has size 3, but there are 4 devices.*tiled=True"):
+        on_mesh(lambda x: jax_passing.psum_scatter(x, "d", scatter_dimension=1), check_vma=check_vma)(jnp.ones((4, 3)))
+    with pytest.raises(ConfigError, match="a multiple of"):
+        on_mesh(lambda x: jax_passing.psum_scatter(x, "d", tiled=True), check_vma=check_vma)(jnp.ones((24, 3)))
+    with pytest.raises(UnsupportedDtypeError, match="bool"):
+        on_mesh(lambda x: jax_passing.psum_scatter(x, "d"), check_vma=check_vma)(jnp.ones((16, 3), np.bool_))
+    with pytest.raises(UnsupportedDtypeError, match="key_data"):
+        on_mesh(lambda x: jax_passing.all_gather(x, "d"), check_vma=check_vma)(jax.random.split(jax.random.key(0), 4))
+
+
+def gathering(lax):
+    of = jax.lax if lax else jax_passing
+
+    def f(x):
+        gathered = of.all_gather(jnp.sin(x), "d", axis=1, tiled=True)
+        weighted = gathered * jnp.cos(jnp.arange(gathered.size, dtype=x.dtype)).reshape(gathered.shape)
+        return of.psum_scatter(weighted * x.sum(), "d", scatter_dimension=1, tiled=True)
+
+    return f
+
+
+def test_gradients_of_gathers(check_vma):
+    x = jax.random.normal(jax.random.key(0), (8, 3))
+    t = jax.random.normal(jax.random.key(1), (8, 3))
+    ours, theirs = (on_mesh(gathering(lax), check_vma=check_vma) for lax in (False, True))
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+    for of_x in (
+        lambda f: f(x),
+        lambda f: jax.jvp(f, (x,), (t,)),
+        lambda f: jax.vjp(f, x)[1](t),
+        lambda f: jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))(x),
+        lambda f: jax.jit(jax.grad(lambda x: jax.grad(lambda x: (f(x) ** 3).sum())(x).sum()))(x),
+        lambda f: jax.linearize(f, x)[1](t),
+        lambda f: jax.grad(lambda x: (jax.checkpoint(f)(x) ** 2).sum())(x),
+        lambda f: jax.grad(lambda x: (jax.lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0] ** 2).sum())(x),
+    ):
+        jax.tree.map(close, of_x(ours), of_x(theirs))
+    inside = [
+        on_mesh(jax.grad(lambda x, f=gathering(lax): (f(x) ** 2).sum()), check_vma=check_vma)(x)
+        for lax in (False, True)
+    ]
+    close(*inside)
+
+
+def test_the_gradient_of_a_gather_is_a_scatter_and_the_reverse(check_vma):
+    text = str(
+        jax.make_jaxpr(jax.grad(lambda x: on_mesh(gathering(False), check_vma=check_vma)(x).sum()))(jnp.ones((8, 3)))
+    )
+    assert text.count("passing_all_gather[") == text.count("passing_psum_scatter[") == 2
+
+
+def test_gathers_over_an_axis_of_vmap():
+    x = jax.random.normal(jax.random.key(0), (4, 5, 3))
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+
+    def batched(lax, axes, reference_axes):
+        of = jax.lax if lax else jax_passing
+
+        def f(x):
+            y = of.all_gather(jnp.sin(x), reference_axes if lax else axes)
+            return of.psum_scatter(y * x.sum(), reference_axes if lax else axes)
+
+        return f
+
+    def over_v(f):
+        return jax.vmap(f, axis_name="v", in_axes=1, out_axes=1)
+
+    for axes in ("v", "d"):
+        ours, theirs = (on_mesh(over_v(batched(lax, axes, axes))) for lax in (False, True))
+        for of_x in (lambda f: f(x), jax.vmap, lambda f: jax.grad(lambda x: (f(x) ** 2).sum())(x)):
+            if of_x is not jax.vmap:
+                jax.tree.map(close, of_x(ours), of_x(theirs))
+    # JAX has no rule for several axes at once: compare with a mesh that has them all.
+    mine = on_mesh(over_v(batched(False, ("v", "d"), None)))
+    wide = jax.make_mesh((5, 1), ("v", "m"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:5])
+    theirs = jax.jit(
+        jax.shard_map(
+            lambda x: jax.vmap(batched(False, ("v", "b"), None), axis_name="b")(x[:, 0])[:, None],
+            mesh=wide, in_specs=P(None, "v"), out_specs=P(None, "v"), check_vma=False,
+        )
+    )  # fmt: skip
+    for of_x in (lambda f: f(x), lambda f: jax.grad(lambda x: (f(x) ** 2).sum())(x)):
+        close(of_x(lambda x: mine(x)), of_x(theirs))
+    expected = np.sin(x).transpose(1, 0, 2).reshape(20, 3)
+    gathered = on_mesh(over_v(lambda x: jax_passing.all_gather(jnp.sin(x)[0], ("v", "d"))))(x)
+    close(gathered[:20, 0], expected)
+    close(jax.vmap(lambda x: jax_passing.all_gather(x, "v")[0], axis_name="v", in_axes=None, axis_size=3)(x)[1], x)
+    close(jax.vmap(lambda x: jax_passing.psum_scatter(x, "v"), axis_name="v", in_axes=None, axis_size=4)(x), 4 * x)
+
+
+def test_types_under_check_vma_are_those_of_lax():
+    def f(x):
+        for ours, theirs in (
+            (jax_passing.pmax(x, "d"), jax.lax.pmax(x, "d")),
+            (jax_passing.all_gather(x, "d"), jax.lax.all_gather(x, "d")),
+            (jax_passing.psum_scatter(x, "d", tiled=True), jax.lax.psum_scatter(x, "d", tiled=True)),
+            (jax_passing.broadcast(x, "d"), jax.lax.psum(x, "d")),
+        ):
+            assert jax.typeof(ours) == jax.typeof(theirs)
+        return x
+
+    on_mesh(f, check_vma=True)(jnp.ones((16, 2)))
+
+
+def test_pmap():
+    x = numbers("float32", (4, 4, 3))
+    for ours, theirs in (
+        (lambda x: jax_passing.all_gather(x, "i"), lambda x: jax.lax.all_gather(x, "i")),
+        (lambda x: jax_passing.pmax(x, "i"), lambda x: jax.lax.pmax(x, "i")),
+        (lambda x: jax_passing.psum_scatter(x, "i"), lambda x: jax.lax.psum_scatter(x, "i")),
+    ):
+        results = [jax.pmap(f, axis_name="i", devices=jax.devices()[:4])(x) for f in (ours, theirs)]
+        np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+def test_without_jit(check_vma):
+    x = numbers("float32", (4, 3))
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    for ours, theirs in (
+        (lambda x: jax_passing.all_gather(x, "d"), lambda x: jax.lax.all_gather(x, "d")),
+        (lambda x: jax_passing.broadcast(x, "d", root=2)[None], lambda x: jax.lax.all_gather(x, "d")[2][None]),
+    ):
+        results = [
+            jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check_vma)(x)
+            for f in (ours, theirs)
+        ]
+        same_bits(*results)
