@@ -101,7 +101,7 @@ def test_extremes_over_an_axis_of_vmap(name):
 def test_extremes_have_no_gradient(check_vma):
     x = numbers("float32", (4,))
     f = on_mesh(lambda x: x * jax_passing.pmax(x, "d"), check_vma=check_vma)
-    with pytest.raises(GradientError, match="pmax at test_collectives.py.*stop_gradient"):
+    with pytest.raises(GradientError, match="pmax at test_extremes.py.*stop_gradient"):
         jax.grad(lambda x: f(x).sum())(x)
     g = on_mesh(lambda x: x * jax_passing.pmin(jax.lax.stop_gradient(x), "d"), check_vma=check_vma)
     np.testing.assert_array_equal(jax.grad(lambda x: g(x).sum())(x), jnp.full(4, x.min()))
