@@ -175,7 +175,7 @@ pytest_in() { timeout 3000 "$1/bin/pytest" --quiet --numprocesses=2 --dist=works
 
 # jaxlib 0.10 compiles in nearly half the time by what it did before its fusion emitters, though then it makes quiet NaN
 # of signalling ones. Newer ones can't do without these: newest_jax tests with them.
-signalling_nan=tests/jax_passing/collective/test_collectives.py::test_all_gather_moves_the_bits_of_every_dtype
+signalling_nan=tests/jax_passing/collective/test_gathers.py::test_all_gather_moves_the_bits_of_every_dtype
 compiling_fast() { XLA_FLAGS=--xla_cpu_use_fusion_emitters=false "$@"; }
 
 # By a third worker, too, as many of these tests wait.
