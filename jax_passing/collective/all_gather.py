@@ -16,9 +16,9 @@ from jax_passing._compat import jax_collectives
 from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.naming.sites import Site, paths_of
 from jax_passing.collective.primitives import composed
+from jax_passing.collective.primitives.bits import from_words, to_words
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_strategy
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, summand
-from jax_passing.collective.primitives.bits import from_words, to_words
 from jax_passing.errors import ConfigError
 
 _SCATTERED_DTYPES = SUPPORTED_DTYPES[1:]  # all but bool
