@@ -31,7 +31,7 @@ struct CudaDevice {
   int64_t number = 0;   // for the rendezvous: as if it were the CPU device of the same index
 };
 
-// What one device does in the sums of a site.
+// The part of one device in the sums of a site.
 struct DeviceRole {
   int64_t group = 0;
   int64_t member = 0;

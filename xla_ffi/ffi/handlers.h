@@ -16,7 +16,7 @@ struct CustomCall {
   XLA_FFI_Handler* initialize = nullptr;
 };
 
-// What Python registers for a platform of XLA. XLA sets the id of the type of states when that is registered.
+// A platform of XLA, as Python registers it. XLA sets the id of the type of states when that is registered.
 struct Platform {
   std::vector<CustomCall> calls;
   const char* state_name;

@@ -21,7 +21,7 @@ def on_grid(f, *, check_vma=False, in_specs=P(("d", "m")), out_specs=P(("d", "m"
 
 
 def any_bits(dtype, shape, seed=0):
-    """Of all kinds: numbers of any size and sign, NaN with a payload, infinities, denormals."""
+    """Returns elements of all kinds: numbers of any size and sign, NaN with a payload, infinities, denormals."""
     bits = np.random.default_rng(seed).integers(0, 256, (*shape, jnp.dtype(dtype).itemsize), np.uint8)
     if dtype == "bool":
         bits &= 1
@@ -33,7 +33,7 @@ def any_bits(dtype, shape, seed=0):
 
 
 def numbers(dtype, shape, seed=0):
-    """Of any bits, but NaN."""
+    """Returns numbers of any bits, but no NaN."""
     array = any_bits(dtype, shape, seed)
     if jnp.issubdtype(dtype, jnp.floating):
         array = jnp.where(

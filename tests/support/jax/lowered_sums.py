@@ -51,7 +51,7 @@ def calls(text, target="passing_psum"):
 
 
 def names(text):
-    """What hosts must have alike in each sum, in the order of the sums' names."""
+    """Returns what hosts must have alike in each sum, in the order of the sums' names."""
     alike = ("program", "identity", "dtype", "op", "leaf_elements", "member_count", "world_size", "flat", "devices")
     return sorted(json.dumps({name: spec[name] for name in alike}) for spec in specs(text))
 
