@@ -46,7 +46,7 @@ class HostsSum(NamedTuple):
 
     @property
     def has_side_effect(self) -> bool:
-        """Says whether its calls have one. The program says that they are carried out, and how often: with a side effect XLA
+        """Says whether its calls have one. The program says that they are carried out, and how often: with one XLA
         leaves them where they are. What it would remove, or hoist out of a loop, may depend on the rest of the program,
         in which hosts may differ. (XLA refuses side effects in what it partitions itself.)"""
         return self.mesh.all_manual
