@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 
 from jax_passing.config import Settings, address_text
@@ -50,6 +51,7 @@ def hash_seed() -> str:
     return seed if seed.isdecimal() else ""
 
 
+@cache  # it is read from a file, and parsed
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -11,6 +11,7 @@ import pytest
 from support.switch.control import Switch, scenario, until
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import stream
 from jax_passing.protocol.keys import job_key
 from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.server import control_server, member_conversation
@@ -43,7 +44,7 @@ async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
 @pytest.mark.parametrize("end", ["inside a line", "too long a line", "reset"])
 def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
     """At once, not when the garbage collector comes."""
-    monkeypatch.setattr(control_server, "FLUSH_S", 0.01)
+    monkeypatch.setattr(stream, "FLUSH_S", 0.01)
 
     @scenario()
     async def run(switch):
