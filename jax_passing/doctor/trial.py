@@ -16,10 +16,10 @@ from jax_passing import job_names
 from jax_passing.config import address_text
 from jax_passing.conformance.live.data_socket import GroupSocket
 from jax_passing.conformance.live.group_checks import hear
-from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join, receive
+from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
-from jax_passing.host.control_connection import connect_now
+from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.packet import (
@@ -89,10 +89,10 @@ def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
     began = time.monotonic()
     name = job_names.of_doctor(job, uuid.uuid4().hex[:12])
     try:
-        control, hello = connect_now(address, key=key, job=name)
+        control = ControlConnection(address, key=key, job=name)
         seen.connect_s = time.monotonic() - began
-        control.hang_up()
         control.close()
+        hello = control.hello
         if hello.protocol_version != messages.PROTOCOL_VERSION:
             version = messages.PROTOCOL_VERSION
             who = address_text(*address), hello.protocol_version, "this host", version, "this host"
@@ -165,7 +165,7 @@ def _leave(workers: Sequence[WorkerEnd]) -> None:
         for worker in workers:
             worker.control.send(messages.Leave())
         for worker in workers:
-            while not isinstance(receive(worker.control, until), messages.Bye):
+            while not isinstance(worker.control.receive(until), messages.Bye):
                 pass
 
 

@@ -1,16 +1,17 @@
-"""How a session joins its job: with the hosts that it has met before, where it is elastic or has a standby."""
+"""A session joins its job: with the hosts that it has met before, where it is elastic or has a standby. This does no
+I/O."""
 
 import dataclasses
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jax_passing.config import Settings
-from jax_passing.errors import HostLostError, NoSlotsError, SwitchLostError, SwitchUnreachableError
-from jax_passing.host.meetings import Meetings
+from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
+from jax_passing.host.meeting import Meeting
+from jax_passing.host.outside import Outside
 from jax_passing.host.ranks import Ranks
-from jax_passing.protocol import keys
+from jax_passing.protocol import control_messages as messages
 
 log = logging.getLogger("jax_passing")
 
@@ -26,71 +27,105 @@ class Joined(NamedTuple):
 
 
 class Joining:
-    """How one session joins: once, or again whenever it rejoins. Raises ConfigError if its key file is none."""
+    """One session joins by this: once, or again whenever it rejoins.
 
-    def __init__(self, settings: Settings, device_count: int):
-        self._settings, self._device_count = settings, device_count
-        # Once: a file that is replaced or removed later doesn't keep the session from joining again.
-        self._key = keys.read_key(settings.key_file, keys.JOB)
+    Attributes:
+      met: what was agreed on when the hosts met last; None if they haven't.
+    """
+
+    met: messages.Met | None = None
+
+    def __init__(self, outside: Outside, settings: Settings, device_count: int = 0, key: bytes | None = None):
+        """`key`: the job's, if there is one."""
+        self._outside, self._settings, self._device_count, self._key = outside, settings, device_count, key
         meets = bool(settings.standby) or settings.world_size_min is not None
-        self._meetings = Meetings(settings, self._key) if meets else None
+        self._meeting = Meeting(outside, settings, self, key) if meets else None
+        self._ranks: Ranks | None = None  # of the last join, or on their way
+        self._is_over = False
 
-    def join(self, step: int | None, lost: Sequence[int], former: Ranks | None) -> Joined:
-        """`step` and `lost` are those of `Meetings.meet`. `former`, the ranks before, end when the hosts have met.
+    def join(
+        self,
+        step: int | None,
+        lost: Sequence[int],
+        on_joined: Callable[[Joined], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """`step` and `lost` are those of `Meeting.meet`. The ranks before end when the hosts have met. Afterwards one
+        of the two is called, unless it is closed first: `on_failed` with what `Meeting.meet` tells or Ranks tell."""
+        self._step, self._lost, self._on_joined, self._on_failed = step, lost, on_joined, on_failed
+        self._is_over = False
+        self._until = self._outside.now() + self._settings.join_deadline_s
+        if self._meeting is None:
+            self._join(self._settings)
+        else:
+            self._points = list(range(len(self._meeting.points)))
+            self._meet()
 
-        Raises what Meetings.meet and Ranks raise.
-        """
+    def _join(self, settings: Settings) -> None:
+        self._joined_as = settings
         try:
-            joined = self._join_alone() if self._meetings is None else self._join_met(step, lost, former)
-        except BaseException:
+            self._ranks = Ranks(self._outside, settings, self, self._device_count, self._key)
+        except PassingError as error:
+            self._fail(error)
+
+    def _meet(self) -> None:
+        assert self._meeting is not None
+        self._meeting.meet(self._points, self._step, self._lost, self._until)
+
+    def _fail(self, error: PassingError) -> None:
+        if not self._is_over:
             self.close()
-            raise
-        if self._settings.world_size_min is None:
-            self.close()  # it meets nobody again
-        return joined
+            self._on_failed(error)
 
-    def _ranks(self, settings: Settings) -> Ranks:
-        return Ranks(settings, self._device_count, self._key)
+    # The owner of the meeting.
 
-    def _join_alone(self) -> Joined:
-        settings = self._settings
-        return Joined(self._ranks(settings), settings.rank, settings.world_size)
+    def on_met(self, point: int, met: messages.Met) -> None:
+        settings, meeting = self._settings, self._meeting
+        assert meeting is not None
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        rank, world_size = settings.rank, settings.world_size
+        if settings.world_size_min is not None:
+            rank, world_size = met.rank, met.world_size
+            if rank >= met.survivors:
+                self._step = None  # what it has is of another time
+        self._point, self.met = point, met
+        self._join(dataclasses.replace(settings, switch=meeting.points[point], rank=rank, world_size=world_size))
 
-    def _join_met(self, step: int | None, lost: Sequence[int], former: Ranks | None) -> Joined:
-        """Tries once more if a host or the switch is lost before all have joined."""
-        settings, meetings = self._settings, self._meetings
-        assert meetings is not None
-        rank, world_size, last_step, survivors = settings.rank, settings.world_size, None, 0
-        until = time.monotonic() + settings.join_deadline_s
-        places = list(range(len(meetings.places)))
-        while True:
-            place, met = meetings.meet(places, step, lost, until)
-            if former is not None:
-                former.close()
-            if settings.world_size_min is not None:
-                rank, world_size = met.rank, met.world_size
-                last_step, survivors = met.step, met.survivors
-                if rank >= survivors:
-                    step = None  # what it has is of another time
-            joined = dataclasses.replace(settings, switch=meetings.places[place], rank=rank, world_size=world_size)
-            try:
-                return Joined(self._ranks(joined), rank, world_size, last_step, survivors)
-            except (NoSlotsError, SwitchUnreachableError) as error:
-                if len(places) == 1:
-                    raise
+    def on_not_met(self, error: PassingError) -> None:
+        self._fail(error)
+
+    # The owner of the ranks.
+
+    def joined(self, ranks: Ranks) -> None:
+        joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)
+        if self._settings.world_size_min is not None and self.met is not None:
+            joined = joined._replace(step=self.met.step, survivors=self.met.survivors)
+        elif self._meeting is not None:
+            self._meeting.close()  # it meets nobody again
+        self._on_joined(joined)
+
+    def not_joined(self, error: PassingError) -> None:
+        """It tries once more if a host or the switch is lost before all have joined."""
+        self._ranks = None
+        match error:
+            case _ if self._meeting is None:
+                self._fail(error)
+            case NoSlotsError() | SwitchUnreachableError() if len(self._points) > 1:
                 log.warning("%s Going to the standby.", error)
-                places.remove(place)
-            except (HostLostError, SwitchLostError) as error:
-                if time.monotonic() >= until:
-                    raise
+                self._points.remove(self._point)
+                self._meet()
+            case HostLostError() | SwitchLostError() if self._outside.now() < self._until:
                 log.warning("%s Meeting the other hosts again.", error)
+                self._meet()
+            case _:
+                self._fail(error)
 
     def close(self) -> None:
-        """Gives up the seat, if there is one."""
-        if self._meetings is not None:
-            self._meetings.close()
-
-    def forget_in_child(self) -> None:
-        """In a child that was forked, whose parent keeps the connections."""
-        if self._meetings is not None:
-            self._meetings.forget_in_child()
+        """Gives up the seat, if there is one, and the ranks. Bounded in time."""
+        self._is_over = True
+        if self._meeting is not None:
+            self._meeting.close()
+        if self._ranks is not None:
+            self._ranks.close()

@@ -1,11 +1,10 @@
-"""What a host says of its programs with sums over hosts, and whether they are those of rank 0. It does no I/O.
+"""A host tells of its programs with sums over hosts, and compares them with those of rank 0. This does no I/O.
 
 When a program first runs, rank 0 tells all others of it; each compares it with its own. Sums of programs that differ
 never meet, as their names differ: what this adds is that all hosts hear why, at once.
 """
 
 import hashlib
-import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 IDENTITIES_BYTES_MAX = 512 * 1024  # of their JSON
 _NAME_MAX, _DEVICES_MAX, _FINGERPRINT_MAX = 1024, 4096, 16 * 1024  # characters, of up to 6 bytes each in JSON
 assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < messages.RELAY_BYTES_MAX
-PENDING_MAX = 1024  # of a line, on either side; hosts are as far apart as programs run before a sum has to be complete
+# Of a device queue, on either side. Hosts are as far apart as programs run before a sum has to be complete.
+PENDING_MAX = 1024
 _SHOWN_MAX = 3
 
 
@@ -31,7 +31,7 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       name: of the module, and the number of its devices.
-      devices: that it runs on, for people and to tell lines apart.
+      devices: that it runs on, for people and to tell device queues apart.
       fingerprint: "SHA256 SUMMARY" of the whole compiled module; empty unless some of its sums need it.
       identities: of its sums, JSON each; sorted by place, with repetition.
       digest: of all identities, if they are too long to be sent: then those above are only the first ones.
@@ -61,7 +61,7 @@ def _stream(identity: str) -> str:
 
 
 def bounded(info: "ProgramInfo") -> Program:
-    """What of it is compared: alike on both sides, so that what was left out makes no difference of its own."""
+    """Returns what of it is compared: alike on both sides, so that what was left out makes no difference of its own."""
     identities = tuple(sorted(info.identities, key=lambda identity: (place_of(identity), identity)))
     total, count = 0, 0
     for identity in identities:
@@ -92,27 +92,24 @@ def decode(payload: bytes) -> Program:
 class Ledger:
     """The programs of one host, and of rank 0, in the order in which they first ran.
 
-    A *line* is the programs of one stream on the same devices: they run in one order on every host, other lines beside
-    them in any. So the k-th of a line is compared with the k-th. Safe to call from several threads.
+    The programs of one stream on the same devices are a *device queue*: they run in one order on every host, and those
+    of other queues in any. So the k-th of a queue is compared with the k-th.
     """
 
     def __init__(self, rank: int):
         self._rank = rank
-        self._lock = threading.Lock()
-        # At most one of the two holds anything of a line: what the other side hasn't told of yet.
+        # At most one of the two holds anything of a device queue: what the other side hasn't told of yet.
         self._own: dict[tuple[str, str], deque[Program]] = {}
         self._rank_0s: dict[tuple[str, str], deque[Program]] = {}
         self._compared: Counter[tuple[str, str]] = Counter()
 
     def own(self, program: Program) -> Failure | None:
-        """This host runs it. A failure, of all hosts, if rank 0 runs another one in its place."""
-        with self._lock:
-            return self._add(program, self._own, self._rank_0s)
+        """Takes one that this host runs. Returns a failure, of all hosts, if rank 0 runs another one instead."""
+        return self._add(program, self._own, self._rank_0s)
 
     def rank_0s(self, program: Program) -> Failure | None:
-        """The same of a program that rank 0 runs."""
-        with self._lock:
-            return self._add(program, self._rank_0s, self._own)
+        """Does the same with a program that rank 0 runs."""
+        return self._add(program, self._rank_0s, self._own)
 
     def _add(
         self,
@@ -120,28 +117,24 @@ class Ledger:
         side: dict[tuple[str, str], deque[Program]],
         other: dict[tuple[str, str], deque[Program]],
     ) -> Failure | None:
-        line = program.devices, program.stream
-        if not (counterparts := other.get(line)):
-            waiting = side.setdefault(line, deque())
+        device_queue = program.devices, program.stream
+        if not (counterparts := other.get(device_queue)):
+            waiting = side.setdefault(device_queue, deque())
             waiting.append(program)
-            return None if len(waiting) <= PENDING_MAX else self._failure(self._waiting())
+            return None if len(waiting) <= PENDING_MAX else self._failure(self.waiting())
         counterpart = counterparts.popleft()
-        self._compared[line] += 1
+        self._compared[device_queue] += 1
         own, rank_0s = (program, counterpart) if side is self._own else (counterpart, program)
         if own == rank_0s:
             return None
-        text = difference(own, rank_0s, self._rank, self._compared[line])
+        text = difference(own, rank_0s, self._rank, self._compared[device_queue])
         return self._failure(text)
 
     def _failure(self, text: str) -> Failure:
         return Failure(ProgramMismatchError.__name__, text)
 
     def waiting(self) -> str:
-        """For a sum that makes no progress: programs of only one side, so far. Empty if there are none."""
-        with self._lock:
-            return self._waiting()
-
-    def _waiting(self) -> str:
+        """Tells, for a sum that makes no progress, of programs of only one side so far. Empty if there are none."""
         sentences = []
         sides = ((f"Rank {self._rank}", "rank 0", self._own), ("Rank 0", f"rank {self._rank}", self._rank_0s))
         for who, other, side in sides:

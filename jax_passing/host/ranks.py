@@ -1,16 +1,20 @@
-"""The ranks of this process at the switch: one for the host, and with strategy "flat" one more for each device."""
+"""This process has ranks at the switch: one for the host, and with strategy "flat" one more for each device. This does
+no I/O."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-from jax_passing import _native, config, job_names
-from jax_passing.errors import ConfigError, Failure
+from jax_passing import config, job_names
+from jax_passing.errors import ConfigError, Failure, PassingError
 from jax_passing.host.membership import Membership
+from jax_passing.host.outside import Outside
+
+SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 
 
 def _devices_have_ranks(settings: config.Settings, devices: int) -> bool:
-    """Whether each of this host's `devices` gets a rank of its own, as strategy "flat" needs it.
+    """Says whether each of this host's `devices` gets a rank of its own, as strategy "flat" needs it.
 
     Raises:
       ConfigError: there are more devices than a job may have ranks.
@@ -26,7 +30,7 @@ def _devices_have_ranks(settings: config.Settings, devices: int) -> bool:
 
 
 class Links(NamedTuple):
-    """Of a job, for those who predict how long its sums take. The same on all hosts.
+    """A job's links are told to those who predict how long its sums take. They are the same on all hosts.
 
     Attributes:
       host_gbit: the slowest host's rate; None if no host knows its own.
@@ -39,8 +43,16 @@ class Links(NamedTuple):
     switches: int
 
 
+class Owner(Protocol):
+    """It hears how the ranks join, unless they are closed first."""
+
+    def joined(self, ranks: "Ranks") -> None: ...
+
+    def not_joined(self, error: PassingError) -> None: ...
+
+
 class Ranks:
-    """Made by joining, which waits for all hosts. Raises what Membership raises.
+    """They begin by calling the switches; `owner` hears what comes of it.
 
     The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
     one of both.
@@ -50,52 +62,92 @@ class Ranks:
       devices: its devices' in the second job, in the order of the devices; none unless the strategy is "flat".
     """
 
-    def __init__(self, settings: config.Settings, device_count: int, key: bytes | None):
-        self._settings = settings
-        devices_have_ranks = _devices_have_ranks(settings, device_count)
-        self.host = Membership(settings, device_count, key)
+    def __init__(
+        self, outside: Outside, settings: config.Settings, owner: Owner, device_count: int = 0, key: bytes | None = None
+    ):
+        """The arguments are those of Membership. Raises ConfigError."""
+        self._outside, self._settings, self._owner = outside, settings, owner
+        self._device_count, self._key = device_count, key
+        self._devices_have_ranks = _devices_have_ranks(settings, device_count)
         self.devices: list[Membership] = []
-        try:
-            if devices_have_ranks:
-                self.devices = _join_devices(settings, device_count, key)
-        except BaseException:
-            self.host.close()
-            raise
-        self._all = [self.host, *self.devices]
+        self._waited_for = 1  # memberships that have still to join
+        self._staying: set[Membership] = set()  # whose job has ranks that haven't left
+        self._on_all_left: Callable[[None], None] | None = None
+        self.host = Membership(outside, settings, self, device_count, key)
 
     @property
-    def links(self) -> Links:
-        return Links(self.host.link_gbit, self.host.switch_link_gbit, len(self._settings.switch or ()))
+    def _all(self) -> list[Membership]:
+        return [self.host, *self.devices]
 
-    def attach(self, deadline_s: float, first_device_id: int) -> None:
-        """Lends the transports to this process's handlers."""
-        devices = [device.transport for device in self.devices]
-        _native.attach(
-            self.host.transport, deadline_s, devices, rank=self._settings.rank, first_device_id=first_device_id
+    # Joining: the owner of its memberships.
+
+    def joined(self, membership: Membership) -> None:
+        self._staying.add(membership)
+        self._waited_for -= 1
+        if membership is self.host and self._devices_have_ranks:
+            self._waited_for = self._device_count
+            self.devices = [self._join_device(device) for device in range(self._device_count)]
+        elif self._waited_for == 0:
+            self._owner.joined(self)
+
+    def _join_device(self, device: int) -> Membership:
+        settings, count = self._settings, self._device_count
+        assert settings.job is not None  # there is a switch
+        join = dataclasses.replace(
+            settings,
+            job=job_names.of_devices(settings.job),
+            rank=settings.rank * count + device,
+            world_size=settings.world_size * count,
         )
+        return Membership(self._outside, join, self, count, self._key)
 
-    def start(self) -> None:
-        for device in self.devices:
-            device.on_failed = self._device_failed
-        self.host.on_failed = self._host_failed
-        for member in self._all:
-            member.start()
+    def not_joined(self, error: PassingError) -> None:
+        self.close()
+        self._owner.not_joined(error)
 
-    def _host_failed(self, failure: Failure) -> None:
-        for device in self.devices:
-            device.fail(failure, tell=False)  # the other hosts hear of it in their job
+    # Failing and leaving.
 
-    def _device_failed(self, failure: Failure) -> None:
-        self.host.fail(self._of_hosts(failure))
+    def failed(self, membership: Membership, failure: Failure) -> None:
+        if self._waited_for:
+            self.not_joined(failure.exception())
+        elif membership is self.host:
+            for device in self.devices:
+                device.fail(failure, tell=False)  # the other hosts hear of it in their job
+            self._tell_if_all_left()
+        else:
+            self.host.fail(self._of_hosts(failure))
 
     def _of_hosts(self, failure: Failure) -> Failure:
-        """In the second job ranks count devices."""
+        """Translates a failure of the second job, whose ranks count devices."""
         hosts = {rank // len(self.devices) for rank in failure.ranks}
         return dataclasses.replace(failure, ranks=tuple(sorted(hosts)))
 
     def fail(self, failure: Failure) -> None:
         """Fails all sums; the first failure wins. Tells the switch, which tells the other hosts."""
         self.host.fail(failure)
+
+    def leave(self, on_all_left: Callable[[None], None]) -> None:
+        """Tells the switch. `on_all_left`: called once all other hosts have left, too, or a failure has come."""
+        self._on_all_left = on_all_left
+        for membership in self._all:
+            membership.leave()
+        self._tell_if_all_left()
+
+    def all_left(self, membership: Membership) -> None:
+        self._staying.discard(membership)
+        self._tell_if_all_left()
+
+    def _tell_if_all_left(self) -> None:
+        if self._on_all_left is not None and (not self._staying or self.host.failure is not None):
+            on_all_left, self._on_all_left = self._on_all_left, None
+            on_all_left(None)
+
+    def close(self) -> None:
+        """Fails what is pending. Bounded in time."""
+        for membership in self._all:
+            membership.close()
+
+    # This may be asked on any thread, once they have joined.
 
     @property
     def failure(self) -> Failure | None:
@@ -104,29 +156,20 @@ class Ranks:
             return failure
         return next((self._of_hosts(failure) for device in self.devices if (failure := device.failure)), None)
 
+    @property
+    def links(self) -> Links:
+        return Links(self.host.link_gbit, self.host.switch_link_gbit, len(self._settings.switch or ()))
+
     def drain(self, until: float) -> bool:
-        """False if sums are still pending at `until` (monotonic), or have failed."""
-        return all(member.drain(until) for member in self._all)
-
-    def leave(self, until: float) -> None:
-        """Tells the switch, and waits for the other hosts to leave."""
-        for member in self._all:
-            member.leave()
-        for member in self._all:
-            member.await_others(until)
-
-    def close(self) -> None:
-        """Fails what is pending. Bounded in time."""
-        for member in self._all:
-            member.close()
-
-    def forget_in_child(self) -> None:
-        """After a fork."""
-        for member in self._all:
-            member.forget_in_child()
+        """Waits for pending sums. False if some are pending at `until` (monotonic) still, or have failed."""
+        for membership in self._all:
+            while not membership.transport.drain(SLICE_S):
+                if self.failure is not None or self._outside.now() >= until:
+                    return False
+        return self.failure is None
 
     def stats(self) -> dict[str, int]:
-        """Counters of all ranks. Sums and their bytes count once each, though every device carries its part."""
+        """Returns counters of all ranks. Sums and their bytes count once each, though every device carries its part."""
         total = self.host.transport.stats()
         for index, device in enumerate(self.devices):
             for name, value in device.transport.stats().items():
@@ -137,25 +180,3 @@ class Ranks:
                 else:
                     total[name] += value
         return total
-
-
-def _join_devices(settings: config.Settings, device_count: int, key: bytes | None) -> list[Membership]:
-    assert settings.job is not None  # there is a switch
-    joins = [
-        dataclasses.replace(
-            settings,
-            job=job_names.of_devices(settings.job),
-            rank=settings.rank * device_count + device,
-            world_size=settings.world_size * device_count,
-        )
-        for device in range(device_count)
-    ]
-    with ThreadPoolExecutor(device_count) as pool:  # each waits for all
-        futures = [pool.submit(Membership, join, device_count, key) for join in joins]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        for future in futures:
-            if future.exception() is None:
-                future.result().close()
-        raise errors[0]
-    return [future.result() for future in futures]

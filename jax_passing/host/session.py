@@ -26,8 +26,8 @@ from jax_passing.errors import (
     typed,
 )
 from jax_passing.host import inside, scope
+from jax_passing.host.control import Control
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
-from jax_passing.host.joining import Joining
 from jax_passing.host.ranks import Links, Ranks
 from jax_passing.host.stats import NO_NETWORK, Stats
 from jax_passing.protocol import alike
@@ -76,8 +76,8 @@ class Session:
         self._began = time.monotonic()
         if _begin():
             _await_executions(settings.join_deadline_s)
+        self._control: Control | None = None  # as long as there is a switch to talk to
         self._ranks: Ranks | None = None
-        self._joining: Joining | None = None
         self._had_others = False
         self._sums_before = 0  # of earlier epochs
         self._local = _native.LocalCollective()  # sums of a host without a switch
@@ -87,13 +87,16 @@ class Session:
         self.survivors = 0
         for prepare in _preparations:
             prepare()
-        device_ids = [device.id for device in jax.local_devices(backend="cpu")]
-        self._first_device_id = min(device_ids)  # the others are numbered from it
+        self._first_device_id = min(device.id for device in jax.local_devices(backend="cpu"))  # others count from it
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
-            self._joining = Joining(settings, len(jax.local_devices()))  # of the platform on which programs run
-            self._join(step=None, lost=())
+            self._control = Control(settings, len(jax.local_devices()))
+            try:
+                self._join(step=None, lost=())
+            except BaseException:
+                self._close_control()
+                raise
         inside.begin()
         self._enter_scope()
         atexit.register(self._at_exit)
@@ -109,19 +112,12 @@ class Session:
     # Joining.
 
     def _join(self, step: int | None, lost: Sequence[int]) -> None:
-        """The arguments are those of `Meetings.meet`."""
-        assert self._joining is not None
-        ranks, self.rank, self.world_size, self.step, self.survivors = self._joining.join(step, lost, self._ranks)
-        self.device_ranks = len(ranks.devices)
-        self.epoch = ranks.host.epoch
-        try:
-            ranks.attach(self.settings.deadline_s, self._first_device_id)
-        except BaseException:
-            ranks.close()
-            self._joining.close()
-            raise
-        ranks.start()
-        self._ranks = ranks
+        """The arguments are those of `Meeting.meet`."""
+        assert self._control is not None
+        joined = self._control.join(step, lost, self._first_device_id)
+        self._ranks, self.rank, self.world_size, self.step, self.survivors = joined
+        self.device_ranks = len(joined.ranks.devices)
+        self.epoch = joined.ranks.host.epoch
         self._had_others |= self.world_size > 1
 
     def rejoin(self, step: int | None = None) -> int | None:
@@ -156,7 +152,8 @@ class Session:
             f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all.",
         )
         self._sums_before += ranks.stats()["sums_started"]
-        ranks.fail(failure)
+        assert self._control is not None
+        self._control.fail(ranks, failure)
         _native.detach()
         _await_executions(self.settings.join_deadline_s)
         self._join(step, failure.ranks)
@@ -200,8 +197,7 @@ class Session:
 
     @property
     def links(self) -> Links | None:
-        """The rates of the job's links, with which strategy "auto" reckons, the same on all hosts; None without a
-        switch."""
+        """The job's links, with which strategy "auto" reckons, the same on all hosts; None without a switch."""
         return None if self._ranks is None else self._ranks.links
 
     # Leaving.
@@ -242,8 +238,8 @@ class Session:
         until = time.monotonic() + self.settings.deadline_s
         if abandon is None:
             wait_for_arrays(until, lambda: self._failure is not None)
-        ranks = self._ranks
-        if ranks is None:
+        ranks, control = self._ranks, self._control
+        if ranks is None or control is None:
             return
         if abandon is None and not ranks.drain(until):
             abandon = f"its sums weren't complete {self.settings.deadline_s:g} s after shutdown"
@@ -256,18 +252,20 @@ class Session:
                 (self.rank,),
             )
         if failure is None:
-            ranks.leave(until)
+            control.leave(ranks, until)
         else:
-            ranks.fail(failure)
+            control.fail(ranks, failure)
 
     def _close(self) -> None:
         atexit.unregister(self._at_exit)
         scope.end()
         _native.detach()
-        if self._ranks is not None:
-            self._ranks.close()
-        if self._joining is not None:
-            self._joining.close()
+        self._close_control()
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
 
     def _at_exit(self) -> None:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
@@ -308,11 +306,9 @@ class Session:
         aren't here."""
         self._is_shut_down, self._shutdown_lock = True, threading.Lock()
         atexit.unregister(self._at_exit)
-        if self._ranks is not None:
-            self._ranks.forget_in_child()
-            self._ranks = None
-        if self._joining is not None:
-            self._joining.forget_in_child()
+        if self._control is not None:
+            self._control.forget_in_child()
+        self._control = self._ranks = None
 
 
 def _begin() -> bool:

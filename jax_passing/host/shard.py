@@ -1,216 +1,219 @@
-"""A job at one of its switches, from the host's side: the control connection, the socket for packets, the join."""
+"""A host calls one of a job's switches, joins the job there, and converses from then on. This does no I/O."""
 
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from typing import Protocol
 
-import msgspec
-
-from jax_passing import _native
-from jax_passing.config import address_text
-from jax_passing.errors import ConfigError, Failure, JoinError, SwitchLostError, SwitchUnreachableError
-from jax_passing.host.control_connection import connect
+from jax_passing.config import Settings, address_text
+from jax_passing.errors import (
+    Failure,
+    JoinError,
+    PassingError,
+    SwitchLostError,
+    SwitchUnreachableError,
+)
+from jax_passing.host.contact import Contact, Redial
+from jax_passing.host.outside import Outside, PacketSocket
 from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
-
-log = logging.getLogger("jax_passing")
+from jax_passing.protocol.outside import Timer
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 JOIN_GRACE_S = 5.0  # the switch keeps the deadline of a join, and knows who is missing
-ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
-HUNG_UP_S = 5.0  # who waits for a switch hears at once that the connection is closed
+
+
+class Owner(Protocol):
+    """The membership."""
+
+    def greeted(self, shard: "Shard") -> None:
+        """It may be joined. This is called again if it was connected anew."""
+
+    def welcomed(self, shard: "Shard") -> None: ...
+
+    def not_joined(self, error: PassingError) -> None: ...
+
+    def heard(self, shard: "Shard", message: messages.FromSwitch) -> None:
+        """Is called once it is welcomed."""
+
+    def lost(self, shard: "Shard", reason: str) -> None:
+        """Is called if it was welcomed, and isn't over."""
 
 
 class Shard:
-    """Made by connecting. Raises SwitchUnreachableError.
+    """A job's share at one switch begins by calling that.
 
     Attributes:
       name: the switch's address, for people.
-      welcome: what the switch settled; from `join` on.
+      hello: its greeting; None as long as there is no connection.
+      socket: for packets; from `open_socket` on.
+      welcome: what the switch settled; None until then.
+      is_over: the switch has said Bye.
     """
 
-    welcome: messages.Welcome
+    socket: PacketSocket
 
-    def __init__(self, address: tuple[str, int], until: float, *, key: bytes | None = None, job: str = ""):
-        """`until` (monotonic): how long to try. `key`: the job's, if this host has one."""
+    def __init__(self, outside: Outside, address: tuple[str, int], owner: Owner, settings: Settings, key: bytes | None):
+        """`key`: the job's, if this host has one."""
+        self._outside, self._address, self._owner = outside, address, owner
+        self._settings, self._key = settings, key
         self.name = address_text(*address)
-        self.control, self.hello = connect(address, max(0.1, until - time.monotonic()), key=key, job=job)
-        host, port = self.hello.data_host or self.control.switch_host, self.hello.data_port
+        self.hello: messages.Hello | None = None
+        self._welcome: messages.Welcome | None = None
+        self.is_over = False
+        self._join: messages.Join | None = None
+        self._wait: Wait | None = None
+        self._timer: Timer | None = None  # of what is waited for now
+        self._has_socket = False
+        self._redial = Redial(outside, self.name, settings.join_deadline_s, self._call)
+        self._redial.now()
+
+    @property
+    def welcome(self) -> messages.Welcome:
+        assert self._welcome is not None
+        return self._welcome
+
+    @property
+    def is_welcomed(self) -> bool:
+        return self._welcome is not None
+
+    @property
+    def link_gbit(self) -> float | None:
+        """Returns the rate of this host's link to it; None if it isn't known."""
+        return self._contact.link_gbit
+
+    # The call.
+
+    def _call(self, timeout_s: float) -> None:
+        job = self._settings.job or ""
+        self._contact = Contact(self._outside, self._address, self, key=self._key, job=job, timeout_s=timeout_s)
+
+    def greeted(self, hello: messages.Hello) -> None:
+        self.hello = hello
+        self._timer = self._outside.call_later(CONNECTED_S, self._call_anew)
+        self._owner.greeted(self)
+
+    def _call_anew(self) -> None:
+        """Calls again, as another of the job's switches was started late, and this one would lose patience with us."""
+        self._contact.close()
+        self.hello = None
+        self._redial.now()
+
+    def open_socket(self) -> None:
+        """Raises SwitchUnreachableError."""
+        assert self.hello is not None
+        host, port = self.hello.data_host or self._contact.switch_host, self.hello.data_port
         try:
-            self.udp = _native.UdpSocket(host, port)
+            self.socket = self._outside.open_socket(host, port)
         except OSError as error:
-            self.close()
             raise SwitchUnreachableError(
                 f"Can't open a UDP socket to the switch's {address_text(host, port)}: {error}."
             ) from error
-        self._slot_states: queue.SimpleQueue[messages.SlotState] = queue.SimpleQueue()
+        self._has_socket = True
 
-    def join(self, join: messages.Join, warn_s: float) -> None:
-        """Waits for all ranks, and logs for whom after `warn_s`. Raises JoinError, SwitchLostError, or what the switch
-        says."""
-        until = time.monotonic() + join.join_deadline_s + JOIN_GRACE_S
-        wait = Wait(f"Rank {join.rank} of job {join.job!r}", self.name, join.join_deadline_s, warn_s)
-        try:
-            with suppress(OSError):  # it may have refused us already, and then it has said why
-                self.control.send(join)
-            while True:
-                answer = self._receive(wait, until)
-                if not isinstance(answer, messages.GroupOffer):
-                    break
-                self.control.set_timeout(max(0.1, until - time.monotonic()))
-                self._answer(answer)
-        except (OSError, msgspec.DecodeError) as error:
-            if (version := self.hello.protocol_version) != join.protocol_version:  # it didn't understand us, or we it
-                who = f"rank {join.rank} of job {join.job!r}"
-                text = protocol_difference(self.name, version, who, join.protocol_version, "that host")
-                raise JoinError(text) from error
-            is_lost = isinstance(error, OSError) and not isinstance(error, TimeoutError)
-            raise (SwitchLostError if is_lost else JoinError)(
+    # The join.
+
+    def join(self, join: messages.Join) -> None:
+        """Waits for all ranks, and logs for whom after `warn_s`."""
+        who = f"Rank {join.rank} of job {join.job!r}"
+        self._stop_waiting()
+        self._join = join
+        self._timer = self._outside.call_later(join.join_deadline_s + JOIN_GRACE_S, self._on_join_deadline)
+        self._wait = Wait(self._outside, self.send, who, self.name, join.join_deadline_s, self._settings.warn_s)
+        self.send(join)
+
+    def _on_join_deadline(self) -> None:
+        self._contact.close()
+        self._on_join_failed(TimeoutError("timed out"))
+
+    def _on_join_failed(self, error: Exception) -> None:
+        assert self.hello is not None
+        join = self._join
+        assert join is not None
+        if (version := self.hello.protocol_version) != join.protocol_version:  # it didn't understand us, or we it
+            who = f"rank {join.rank} of job {join.job!r}"
+            text = protocol_difference(self.name, version, who, join.protocol_version, "that host")
+            self._owner.not_joined(JoinError(text))
+            return
+        is_lost = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+        self._owner.not_joined(
+            (SwitchLostError if is_lost else JoinError)(
                 f"The switch at {self.name} ended the connection while rank {join.rank} waited to join job "
                 f"{join.job!r}: {error}. Look at the switch's log."
-            ) from error
-        if isinstance(answer, messages.Refused | messages.Failed):
-            raise Failure(answer.kind, answer.message).exception()
-        if not isinstance(answer, messages.Welcome):
-            raise JoinError(
-                f"The switch at {self.name} answered {type(answer).__name__} to a join. Do the versions match?"
             )
-        self.welcome = answer
-        self.control.set_timeout(answer.lease_s)
-        if not answer.multicast:
-            self.udp.leave_group()
-
-    def _receive(self, wait: Wait, until: float) -> messages.FromSwitch:
-        """The next thing that the switch says, other than whom it waits for."""
-        while True:
-            try:
-                answer = self.control.receive(min(until, wait.next_question))
-            except TimeoutError:
-                if time.monotonic() >= until:
-                    raise
-                wait.ask(self.control)
-                continue
-            if not isinstance(answer, messages.SlotState):
-                return answer
-            wait.warn(answer)
-
-    def _answer(self, offer: messages.GroupOffer) -> None:
-        """Joins the group, and listens to it until it has been heard or the switch says something else."""
-        udp, control = self.udp, self.control
-        try:
-            udp.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
-        except (OSError, ValueError) as error:
-            control.send(messages.GroupReady(offer.nonce, str(error)))
-            return
-        control.send(messages.GroupReady(offer.nonce))
-        while control.wait(udp.group_fileno()):
-            if udp.hears_group():
-                control.send(messages.GroupHeard(offer.nonce))
-                return
-
-    def link(self) -> _native.ShardLink:
-        """For the transport, which takes the UDP socket."""
-        welcome = self.welcome
-        return _native.ShardLink(
-            self.udp,
-            job=welcome.job_id,
-            epoch=welcome.epoch,
-            slot_first=welcome.slot_first,
-            worker=welcome.worker,
-            whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
-            name=self.name,
-            keys=welcome.packet_keys,
         )
 
-    def send(self, message: messages.Message) -> None:
-        with suppress(OSError):  # the receiving thread notices, and knows more
-            self.control.send(message)
+    def _on_answer(self, message: messages.FromSwitch) -> None:
+        """Is called with what the switch says of the join."""
+        match message:
+            case messages.SlotState() if self._wait is not None:
+                self._wait.warn(message)
+            case messages.GroupOffer():
+                self._on_offer(message)
+            case messages.Welcome():
+                self._on_welcome(message)
+            case messages.Refused(kind, text):
+                self._owner.not_joined(Failure(kind, text).exception())
+            case messages.Failed(kind, text, ranks):
+                self._owner.not_joined(Failure(kind, text, ranks).exception())
+            case _:
+                what = type(message).__name__
+                self._owner.not_joined(
+                    JoinError(f"The switch at {self.name} answered {what} to a join. Do the versions match?")
+                )
 
-    def ask(self, query: messages.Query) -> messages.SlotState | None:
-        """Asks the switch; None if it doesn't answer."""
-        with suppress(queue.Empty):
-            while True:  # late answers to an earlier question
-                self._slot_states.get_nowait()
-        self.send(query)
+    def _on_offer(self, offer: messages.GroupOffer) -> None:
+        """Listens to the group, until it has been heard or the switch says something else."""
+        nonce = offer.nonce
         try:
-            return self._slot_states.get(timeout=ANSWER_S)
-        except queue.Empty:
-            return None
+            self.socket.join_group(offer, lambda: self.send(messages.GroupHeard(nonce)))
+        except (OSError, ValueError) as error:
+            self.send(messages.GroupReady(nonce, str(error)))
+        else:
+            self.send(messages.GroupReady(nonce))
 
-    def on_answer(self, state: messages.SlotState) -> None:
-        """The receiving thread's: what `ask` waits for."""
-        self._slot_states.put(state)
+    def _on_welcome(self, welcome: messages.Welcome) -> None:
+        self._stop_waiting()
+        self._welcome = welcome
+        if not welcome.multicast:
+            self.socket.leave_group()
+        self._contact.expect_something_every(welcome.lease_s)
+        self._owner.welcomed(self)
 
-    def hang_up(self) -> None:
-        self.control.hang_up()
+    # The conversation.
+
+    def heard(self, message: messages.FromSwitch) -> None:
+        if self._welcome is not None:
+            self._owner.heard(self, message)
+        elif self._join is not None:
+            self._on_answer(message)
+        elif isinstance(message, messages.Refused):  # as a connection too many; it may be called again
+            raise ConnectionRefusedError(f"it says: {message.message}")
+
+    def lost(self, error: Exception) -> None:
+        self._stop_waiting()
+        if self._welcome is not None:
+            silent = f"it was silent for {self._welcome.lease_s:g} s"
+            if not self.is_over:
+                self._owner.lost(self, silent if isinstance(error, TimeoutError) else str(error))
+        elif self._join is not None:
+            self._on_join_failed(error)
+        else:
+            self.hello = None
+            if (problem := self._redial.later(error)) is not None:
+                self._owner.not_joined(problem)
+
+    def send(self, message: messages.Message) -> None:
+        self._contact.send(message)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._wait is not None:
+            self._wait.stop()
 
     def close(self) -> None:
-        """Frees the connection; no thread may use it now."""
-        self.control.close()
-
-
-def connect_all(addresses: Sequence[tuple[str, int]], until: float, key: bytes | None, job: str) -> list[Shard]:
-    """Connects to all switches, in their order.
-
-    Raises:
-      SwitchUnreachableError: one didn't answer.
-      AuthenticationError: only one of us has a key, or we have different ones.
-      ConfigError: two addresses are the same switch's.
-    """
-    while True:
-        shards: list[Shard] = []
-        connected: list[float] = []
-        try:
-            for address in addresses:
-                shards.append(Shard(address, until, key=key, job=job))
-                connected.append(time.monotonic())
-                _check_distinct(shards)
-        except BaseException:
-            close_all(shards)
-            raise
-        if connected[-1] - connected[0] < CONNECTED_S or connected[-1] >= until:
-            return shards
-        close_all(shards)  # one was started late, and the first may have lost patience with us
-
-
-def close_all(shards: Sequence[Shard]) -> None:
-    for shard in shards:
-        shard.hang_up()
-        shard.close()
-
-
-def _check_distinct(shards: Sequence[Shard]) -> None:
-    *others, last = shards
-    for other in others:
-        if other.hello.instance == last.hello.instance:
-            raise ConfigError(f"{other.name} and {last.name} are one switch. List each of a job's switches once.")
-
-
-def join_all(shards: Sequence[Shard], join_for: Callable[[Shard], messages.Join], warn_s: float) -> None:
-    """Joins all at once: had one to be joined before the next, two orders of the list would wait for each other.
-
-    Raises what the first one to fail raises, having hung up on all switches: the caller closes the shards.
-    """
-    outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def join(shard: Shard) -> None:
-        try:
-            shard.join(join_for(shard), warn_s)
-            outcomes.put(None)
-        except Exception as error:
-            outcomes.put(error)
-
-    threads = [threading.Thread(target=join, args=(shard,), name="jax_passing-join", daemon=True) for shard in shards]
-    for thread in threads:
-        thread.start()
-    for _ in shards:
-        if (error := outcomes.get()) is not None:
-            for shard in shards:
-                shard.hang_up()
-            for thread in threads:  # one that outlived the interpreter would keep the extension's objects
-                thread.join(HUNG_UP_S)
-            raise error
+        """Hangs up, after what was sent."""
+        self._stop_waiting()
+        self._redial.stop()
+        self._contact.close()
+        if self._has_socket:
+            self.socket.close()

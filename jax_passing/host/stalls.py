@@ -1,19 +1,21 @@
 """Messages about a sum that makes no progress, and about a join: who is missing, where, for how long."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from jax_passing._native import Stall
 from jax_passing.errors import Failure, HostLostError, names
-from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol.control_messages import Query, SlotState
+from jax_passing.protocol.outside import Outside
+
+if TYPE_CHECKING:
+    from jax_passing._native import Stall
 
 log = logging.getLogger("jax_passing")
 
 
-def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
-    """A sentence on whom the sum waits for, and those of them that have left the job.
+def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
+    """Returns a sentence on whom the sum waits for, and those of them that have left the job.
 
     Args:
       stall: the oldest unfinished sum of this host.
@@ -50,72 +52,74 @@ def explain(stall: Stall, state: SlotState | None, rank: int, switch: str) -> tu
     return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
 
 
+def question(stall: "Stall") -> Query:
+    """Makes what the stall's switch is asked."""
+    return Query(stall.slot, stall.version) if _has_slot(stall) else Query()
+
+
+def _has_slot(stall: "Stall") -> bool:
+    return not (stall.waits_for_gpu or stall.waits_for_order)
+
+
 class Wait:
-    """For the other hosts, until all have joined or met at a switch. It asks for whom, and warns: after `warn_s`, then
-    ever more rarely.
+    """A host waits for the others, until all have joined or met at a switch. This asks for whom, and warns: after
+    `warn_s`, then ever more rarely."""
 
-    Attributes:
-      next_question: when to ask (monotonic).
-    """
-
-    def __init__(self, who: str, switch: str, deadline_s: float, warn_s: float):
-        """`who` waits at the switch of this address, for at most `deadline_s`."""
+    def __init__(
+        self, outside: Outside, send: Callable[[Query], None], who: str, switch: str, deadline_s: float, warn_s: float
+    ):
+        """`send`: asks the switch, at this address. `who` waits there, for at most `deadline_s`."""
+        self._outside, self._send = outside, send
         self._who, self._switch, self._deadline_s = who, switch, deadline_s
-        self._began = time.monotonic()
-        self.next_question = self._began + warn_s
+        self._began = outside.now()
+        self._timer = outside.call_later(warn_s, self._ask)
 
-    def ask(self, connection: ControlConnection) -> None:
-        """Raises OSError. The answer may come behind others."""
-        now = time.monotonic()
-        self.next_question = now + max(0.5, now - self._began)
-        connection.send(Query())
+    def _ask(self) -> None:
+        self._timer = self._outside.call_later(max(0.5, self._waited_s), self._ask)
+        self._send(Query())
+
+    @property
+    def _waited_s(self) -> float:
+        return self._outside.now() - self._began
 
     def warn(self, answer: SlotState) -> None:
-        waited_s = time.monotonic() - self._began
         log.warning(
             "%s has waited %.1f s for other hosts at the switch at %s, and waits for at most %.0f s more. %s",
             self._who,
-            waited_s,
+            self._waited_s,
             self._switch,
-            max(0.0, self._deadline_s - waited_s),
+            max(0.0, self._deadline_s - self._waited_s),
             answer.trouble,
         )
 
+    def stop(self) -> None:
+        self._timer.cancel()
+
 
 class StallReporter:
-    """Asks the switches about stalls and warns: at once, then ever more rarely."""
+    """Says of stalls what the switches answer, and warns: at once, then ever more rarely."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        epoch: int,
-        switches: Sequence[str],
-        ask: Callable[[int, Query], SlotState | None],
-        programs: Callable[[], str],
-    ):
-        """`ask`: by the switch's index in `switches`, their addresses. `programs`: which ones not all hosts run."""
+    def __init__(self, *, rank: int, epoch: int, switches: Sequence[str], programs: Callable[[], str]):
+        """`switches`: their addresses. `programs`: which ones not all hosts run."""
         self._rank = rank
         self._epoch = epoch
         self._switches = switches
-        self._ask = ask
         self._programs = programs
         self._about: tuple[object, ...] = ()
         self._next_warning_s = 0.0
 
-    def report(self, stall: Stall, stalled_s: float) -> tuple[str, Failure | None]:
-        """A note for the error at the deadline, and a failure if the wait is in vain. Asks the switch, may log."""
-        has_slot = not (stall.waits_for_gpu or stall.waits_for_order)
-        query = Query(stall.slot, stall.version) if has_slot else Query()
+    def report(self, stall: "Stall", stalled_s: float, state: SlotState | None) -> tuple[str, Failure | None]:
+        """Returns a note for the error at the deadline, and a failure if the wait is in vain. May log.
+
+        `state`: what the stall's switch answered to `question`; None if nothing.
+        """
         switch = self._switches[stall.shard]
-        text, gone = explain(stall, self._ask(stall.shard, query), self._rank, switch)
+        text, gone = explain(stall, state, self._rank, switch)
         note = f"{text} {self._programs()}".rstrip()
-        place = (
-            f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, epoch {self._epoch}"
-            if has_slot
-            else f"epoch {self._epoch}"
-        )
-        sum_text = f"{stall.site_name} (execution {stall.execution}, step {stall.step}; {place})"
+        where = f"epoch {self._epoch}"
+        if _has_slot(stall):
+            where = f"slot {stall.slot}, version {stall.version}, sequence {stall.sequence} of {switch}, {where}"
+        sum_text = f"{stall.site_name} (execution {stall.execution}, step {stall.step}; {where})"
         about = (stall.site_name, stall.execution, stall.step, stall.sequence)
         if about != self._about or stalled_s >= self._next_warning_s:
             self._about, self._next_warning_s = about, 2 * stalled_s

@@ -226,11 +226,13 @@ FLOODS = {
 def test_no_answer_is_waited_for_without_end(monkeypatch, name):
     monkeypatch.setattr(joining, "JOIN_S", 0.5)
     message, wait = FLOODS[name]
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        theirs, _ = server.accept()
+    greeting = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
         def flood():
+            theirs, _ = server.accept()
             with theirs, suppress(OSError):
+                theirs.sendall(greeting)
                 while True:
                     theirs.sendall(messages.encode(message))
                     theirs.setblocking(False)
@@ -240,8 +242,9 @@ def test_no_answer_is_waited_for_without_end(monkeypatch, name):
 
         thread = threading.Thread(target=flood)
         thread.start()
+        control = ControlConnection(server.getsockname(), key=None, job="test")
         with pytest.raises(TimeoutError):  # in between two messages, or while it waits for the next
-            wait(ControlConnection(ours))
-        ours.close()
+            wait(control)
+        control.close()
         thread.join(10)
         assert not thread.is_alive()

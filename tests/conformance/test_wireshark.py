@@ -17,7 +17,7 @@ from support.switch.in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance.exchanges import golden
-from jax_passing.host.control_connection import connect
+from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
 
 ROOT = Path(__file__).parents[2]
@@ -142,9 +142,9 @@ def packets_of(payload):
 
 def test_a_real_sum(tmp_path):
     running = SwitchThread()
-    control, hello = connect(parse_address(running.address), 60)
+    control = ControlConnection(parse_address(running.address), key=None, job="test")
     control.close()
-    capture = Capture(file := tmp_path / "sum.pcapng", hello.data_port)
+    capture = Capture(file := tmp_path / "sum.pcapng", control.hello.data_port)
     try:
         command = [sys.executable, "-P", "-m", "jax_passing", "run", "--hosts", "2", "--switch", running.address]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -1,24 +1,19 @@
-"""Hosts: the shipped AllReduce behind what jax_passing/host does with a switch's messages, in a simulated world.
+"""Hosts: the shipped control side and AllReduce in a simulated world, and what they do with their sums."""
 
-`Session` does what `membership.Membership` and `shard.Shard` do with threads and blocking sockets, with their constants
-and with what of them decides without I/O.
-"""
-
-import ssl
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import msgspec
 
-from jax_passing.host.control_connection import CONNECT_TIMEOUT_S, RETRY_S
-from jax_passing.host.shard import ANSWER_S, JOIN_GRACE_S
-from jax_passing.host.stalls import StallReporter
+from jax_passing.config import Settings
+from jax_passing.errors import Failure
+from jax_passing.host.joining import Joining
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord
 from simulation.plan import KEY, Host, Job
-from simulation.switches import LEASE_S, SimulatedSocket, address_of, switch_key
-from simulation.world import Deaf, Machine, Process
+from simulation.switches import SimulatedSocket, address_of, switch_key
+from simulation.world import Machine, Process
 
 WARN_S = 1.0
 STALL_FIELDS = [
@@ -34,241 +29,154 @@ STALL_FIELDS = [
 ]
 
 
-class Shard:
-    """The conversation with one switch."""
+class HostSocket:
+    """It stands in for loop.PacketSocket."""
 
-    def __init__(self, session: "Session", number: int, address: tuple[str, int]):
-        self._session = session
-        self._number = number
-        self.address = address
-        self.hello = None
-        self.socket = None
-        self.welcome = None
-        self.is_over = False  # the switch said Bye
-        self._is_secured = False
-        self._stream = None
-        self._unread = []  # lines that came while other shards were still being joined
-        self._patience_s = CONNECT_TIMEOUT_S
-        self._silence = None
+    def __init__(self, process, address):
+        self._socket, self._on_event = SimulatedSocket(process, address), process.world.on_event
+        self.number, self.port = self._socket.number, self._socket.port
 
-    def connect(self):
-        session = self._session
-        key = None if session.plan.does == "joins without the key" else session.key
-        session.process.world.connect(session.process, self.address, CONNECT_TIMEOUT_S, self, session.job.name, key)
+    def join_group(self, offer, on_heard):
+        self._on_event[self.number] = lambda kind, *_: kind == "heard" and on_heard()
+        self._socket.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
 
-    def opened(self, stream):
-        self._stream = stream
-        self._expect_more()
+    def stop_listening(self):
+        self._on_event.pop(self.number, None)
 
-    def secured(self):
-        self._is_secured = True
-
-    def closed(self, error):
-        self._stop_waiting()
-        if isinstance(error, ssl.SSLError):
-            self._session.fail("AuthenticationError", str(error), tell=False)
-        elif self.hello is None:
-            self._session.not_connected(self)
-        else:
-            self._session.lost(self, str(error or "the connection was closed"))
-
-    def heard(self, line):
-        if self.welcome is not None and not self._session.has_begun:
-            self._unread.append(line)
-            return
-        message = messages.decode_from_switch(line)
-        if self.welcome is None and isinstance(message, messages.SlotState):
-            return  # for whom it waits; that doesn't make it wait for longer
-        self._expect_more()
-        match message:
-            case messages.Hello() if self.hello is None and not self._may_go_on(message):
-                pass
-            case messages.Hello() if self.hello is None:
-                self.hello = message
-                self.socket = SimulatedSocket(self._session.process, (self.address[0], message.data_port))
-                self._session.process.world.on_event[self.socket.number] = self._on_event
-                self._session.connected(self)
-            case messages.GroupOffer(nonce=nonce):
-                self._nonce = nonce
-                self.socket.join_group(
-                    message.address, message.port, job=message.job_id, epoch=message.epoch, nonce=nonce
-                )
-                self.send(messages.GroupReady(nonce))
-            case messages.Welcome():
-                self.welcome = message
-                self._patience_s = message.lease_s
-                self._expect_more()
-                if not message.multicast:
-                    self.socket.leave_group()
-                self._session.welcomed()
-            case messages.Refused(kind, text):
-                self._session.fail(kind, text, tell=False)
-            case messages.Failed(kind, text, ranks):
-                self._session.fail(kind, text, ranks, source=self)
-            case _:
-                self._session.heard(self, self._number, message)
-
-    def _may_go_on(self, hello):
-        """Else it is over."""
-        session = self._session
-        if session.plan.does == "joins without the key" or self._is_secured:
-            return True
-        if hello.secured != (session.key is not None):
-            session.fail("AuthenticationError", "only one of us has a key", tell=False)
-        return session.key is None and not hello.secured
-
-    def _on_event(self, kind, *_):
-        if kind == "heard" and self.welcome is None:
-            self.send(messages.GroupHeard(self._nonce))
-
-    def join(self, join):
-        self._patience_s = JOIN_DEADLINE_S + JOIN_GRACE_S
-        self._expect_more()
-        self.send(join)
-        self._session.process.call_later(WARN_S, self._ask)
-
-    def _ask(self):
-        """For whom it waits."""
-        if self.welcome is None and not self._session.is_over:
-            self.send(messages.Query())
-
-    def read_on(self):
-        """The session has begun."""
-        unread, self._unread = self._unread, []
-        for line in unread:
-            if not self._session.is_over:
-                self.heard(line)
-
-    def send(self, message):
-        if self._stream is not None:
-            self._stream.send(message)
-
-    def _stop_waiting(self):
-        if self._silence is not None:
-            self._silence.cancel()
-
-    def _expect_more(self):
-        self._stop_waiting()
-        self._silence = self._session.process.call_later(
-            self._patience_s, lambda: self._session.lost(self, f"it was silent for {self._patience_s:g} s")
-        )
+    def leave_group(self):
+        self.stop_listening()
+        self._socket.leave_group()
 
     def close(self):
-        self._stop_waiting()
-        if self._stream is not None and self._session.process.is_alive:
-            self._stream.listener = Deaf()
-            self._stream.close()
-        if self.socket is not None:
-            del self._session.process.world.on_event[self.socket.number]
-            self.socket.close()
+        self.stop_listening()
+        self._socket.close()
+
+
+class Transport:
+    """It stands in for loop.Transport."""
+
+    def __init__(self, process, links, events, **settings):
+        self._process, self._packets, self._events = process, process.world.packets, events
+        for link in links:
+            link.socket.stop_listening()
+        self._host = self._packets.add_host(shards=[_shard_of(link) for link in links], **settings)
+        process.world.on_event[self._host] = self._on_event
+
+    def execute(self, execution, sites, spread_us):
+        self._packets.execute(self._host, execution, sites, spread_us)
+
+    def deliver_order_message(self, content):
+        failure = self._packets.order_message(self._host, content)
+        if failure is not None:
+            self._events.transport_failed(*failure)
+
+    def note_stall(self, note):
+        self._packets.note_stall(self._host, note)
+
+    def fail(self, kind, text):
+        self._packets.fail(self._host, kind, text)
+        self._process.session.on_failed()
+
+    def failure(self):
+        return None
+
+    def close(self):
+        del self._process.world.on_event[self._host]
+        self._packets.remove_host(self._host)
+
+    def _on_event(self, kind, *what):
+        match kind, what:
+            case "order", (payload,):
+                self._events.order(payload)
+            case "executed", (_,):
+                self._process.session.on_executed()
+            case "group_lost", (shard,):
+                self._events.group_lost(shard)
+            case "failed", (name, text):
+                self._events.transport_failed(name, text)
+            case "stalled", (stalled_s, fields):
+                self._events.stalled(SimpleNamespace(**dict(zip(STALL_FIELDS, fields, strict=True))), stalled_s)
+
+
+def _shard_of(link):
+    welcome = link.welcome
+    whole_lanes = welcome.lanes_per_chunk if welcome.whole_chunks else 0
+    slots = welcome.job_id, welcome.epoch, welcome.slot_first, welcome.worker
+    return link.socket.number, *slots, whole_lanes, welcome.packet_keys
+
+
+class Unaware:
+    """A host without a key doesn't notice here that the switch wants one."""
+
+    def __init__(self, conversation):
+        self._conversation = conversation
+
+    def __getattr__(self, name):
+        return getattr(self._conversation, name)
+
+    def heard(self, line):
+        said = messages.decode_from_switch(line)
+        if isinstance(said, messages.Hello):
+            line = messages.encode(msgspec.structs.replace(said, secured=False))
+        self._conversation.heard(line)
 
 
 class Session:
-    """From `init` to its end, when `over` is called."""
+    """It lasts from `init` to its end, when `over` is called."""
 
     def __init__(self, process: "HostProcess", over: Callable[[SessionRecord], None]):
         self.process = process
         self.plan, self.job = process.plan, process.job
-        plan = self.plan
+        plan, job = self.plan, self.job
         self.record = SessionRecord(host=plan.number, rank=plan.rank, does=plan.does, began_s=process.now())
-        self._packets = process.world.packets
         self._over = over
-        self._shards = [Shard(self, number, address_of(switch)) for number, switch in enumerate(self.plan.switches)]
-        self.key = self._job_key()
-        self._host = None  # its number among the packets, once welcomed
         self.is_over = False
         self._begun = self._done = 0  # executions
-        self._stalls = None
-        self._stalled = None  # the stall that the switch is asked about
-        self._answer_timer = None
-        self._shards[0].connect()
+        self._ranks = None
+        settings = Settings(
+            switch=tuple(address_of(switch) for switch in plan.switches),
+            job=job.name,
+            rank=plan.rank,
+            world_size=job.world_size + (plan.does == "miscounts"),
+            join_deadline_s=JOIN_DEADLINE_S,
+            deadline_s=DEADLINE_S,
+            warn_s=WARN_S,
+            check_sums=True if job.checks_sums else None,
+        )
+        self._joining = Joining(process, settings, key=self._key())
 
-    @property
-    def has_begun(self):
-        return self._host is not None
-
-    def _job_key(self):
-        """None: it has none."""
+    def _key(self):
+        """Returns None if it has none."""
         has_keys = any(switch.key for switch in self.process.cluster.plan.switches)
         if not has_keys or self.plan.does in ("lacks the key", "joins without the key"):
             return None
         return keys.job_key(switch_key(KEY + 2 if self.plan.does == "has another key" else KEY), self.job.name)
 
-    # Joining.
+    def join(self):
+        self._joining.join(None, (), self._on_joined, self._on_not_joined)
 
-    def not_connected(self, shard):
-        if self.process.now() - self.record.began_s >= JOIN_DEADLINE_S:
-            self.fail("SwitchUnreachableError", "No switch answered", tell=False)
-        else:
-            self.process.call_later(RETRY_S, lambda: self.is_over or shard.connect())
+    def _on_not_joined(self, error):
+        self._end(type(error).__name__, str(error), getattr(error, "ranks", ()))
 
-    def connected(self, shard):
-        index = self._shards.index(shard) + 1
-        if index < len(self._shards):
-            self._shards[index].connect()
-            return
-        join = messages.Join(
-            protocol_version=messages.PROTOCOL_VERSION,
-            job=self.job.name,
-            rank=self.plan.rank,
-            world_size=self.job.world_size + (self.plan.does == "miscounts"),
-            switches=tuple(each.hello.instance for each in self._shards),
-            udp_port=1,
-            instance=self.process.instance,
-            join_deadline_s=max(0.1, self.record.began_s + JOIN_DEADLINE_S - self.process.now()),
-        )
-        for each in self._shards:
-            each.join(msgspec.structs.replace(join, udp_port=each.socket.port))
-
-    def welcomed(self):
-        welcomes = [shard.welcome for shard in self._shards]
-        if not all(welcomes):
-            return
-        slots = min(welcome.slot_count for welcome in welcomes)
+    def begin_sums(self, links, events, **settings):
+        """Makes its transport, now that it is welcomed."""
+        cluster, welcome = self.process.cluster, links[0].welcome
         self.record.welcomed_s = self.process.now()
-        self.record.incarnation = self.process.cluster.incarnation_at(self.plan.switches[0], welcomes[0])
-        self._host = self._packets.add_host(
-            rank=self.plan.rank,
-            world_size=self.job.world_size,
-            shards=[
-                (
-                    shard.socket.number,
-                    welcome.job_id,
-                    welcome.epoch,
-                    welcome.slot_first,
-                    welcome.worker,
-                    welcome.lanes_per_chunk if welcome.whole_chunks else 0,
-                    welcome.packet_keys,
-                )
-                for shard, welcome in zip(self._shards, welcomes, strict=True)
-            ],
-            slots_per_shard=1 << max(0, (slots // len(welcomes)).bit_length() - 1),
-            lanes_per_chunk=min(welcome.lanes_per_chunk for welcome in welcomes),
-            check_key=self._check_key(welcomes),
-            first_position=self.process.cluster.plan.first_position,
+        self.record.incarnation = cluster.incarnation_at(self.plan.switches[0], welcome)
+        return Transport(
+            self.process,
+            links,
+            events,
+            first_position=cluster.plan.first_position,
             incarnation=self.record.incarnation,
-            warn_s=WARN_S,
-            deadline_s=DEADLINE_S,
+            **settings,
         )
-        self.process.world.on_event[self._host] = self._on_event
-        self._stalls = StallReporter(
-            rank=self.plan.rank,
-            epoch=welcomes[0].epoch,
-            switches=[f"{host}:{port}" for host, port in (shard.address for shard in self._shards)],
-            ask=lambda shard, query: self._answer,
-            programs=lambda: "",
-        )
-        self._beat()
+
+    # Its sums.
+
+    def _on_joined(self, joined):
+        self._ranks = joined.ranks
         self._go_on()
-        for shard in self._shards:
-            shard.read_on()
-
-    def _check_key(self, welcomes):
-        wanted = self.key is not None and any(welcome.packet_keys is None for welcome in welcomes)
-        nonces = [welcome.nonce for welcome in welcomes]
-        return keys.check_key(self.key, nonces) if wanted or self.job.checks_sums else None
-
-    # What it does with the job.
 
     def _go_on(self):
         """Begins executions, and leaves after the last of them."""
@@ -283,94 +191,31 @@ class Session:
                 continue
             is_last = self._begun == job.executions
             if does == "fails" and is_last:
-                self.fail("DeadlineExceededError", "it has waited long enough")
+                self._ranks.fail(Failure("DeadlineExceededError", "it has waited long enough"))
             elif does == "garbage" and is_last:
-                self._shards[0].send(b"garbage\n")
+                self._ranks.host.shards[0].send(b"garbage\n")
             elif does == "leaves" and is_last:
                 self._leave()
                 return
             else:
-                self._packets.execute(self._host, execution, list(sites), job.spread_us)
+                self._ranks.host.transport.execute(execution, list(sites), job.spread_us)
         if self._done == job.executions and self.record.left_s is None and not self.is_over:
             self._leave()
 
+    def on_executed(self):
+        self._done += 1
+        self.process.call_later(self.process.world.random.uniform(0, self.job.thinks_s), self._go_on)
+
     def _leave(self):
         self.record.left_s = self.process.now()
-        self._tell_all(messages.Leave())
+        self._ranks.leave(lambda _: self._end("Bye"))
         self.process.call_later(DEADLINE_S, lambda: self._end("left alone"))
-
-    def _beat(self):
-        if not self.is_over:
-            self._tell_all(messages.Heartbeat())
-            self.process.call_later(LEASE_S / messages.HEARTBEATS_PER_LEASE, self._beat)
-
-    def _on_event(self, kind, *what):
-        match kind, what:
-            case "order", (payload,):
-                self._shards[0].send(messages.Relay(messages.RELAYED_ORDER + payload))
-            case "executed", (_,):
-                self._done += 1
-                self.process.call_later(self.process.world.random.uniform(0, self.job.thinks_s), self._go_on)
-            case "group_lost", (shard,):
-                self._shards[shard].send(messages.GroupLost())
-            case "failed", (name, text):
-                self.fail(name, text)
-            case "stalled", (stalled_s, fields):
-                self._ask(SimpleNamespace(**dict(zip(STALL_FIELDS, fields, strict=True))), stalled_s)
-
-    def _ask(self, stall, stalled_s):
-        if self._stalled is None:
-            self._stalled = stall, stalled_s
-            has_slot = not (stall.waits_for_gpu or stall.waits_for_order)
-            query = messages.Query(stall.slot, stall.version) if has_slot else messages.Query()
-            self._shards[stall.shard].send(query)
-            self._answer_timer = self.process.call_later(ANSWER_S, lambda: self._on_answer(None))
-
-    def _on_answer(self, state):
-        if self._stalled is None or self.is_over:
-            return
-        self._answer, (stall, stalled_s), self._stalled = state, self._stalled, None
-        self._answer_timer.cancel()
-        note, failure = self._stalls.report(stall, stalled_s)
-        self._packets.note_stall(self._host, note)
-        if failure is not None:
-            self.fail(failure.kind, failure.message, failure.ranks)
-
-    def heard(self, shard, number, message):
-        match message:
-            case messages.Relay(payload) if number == 0:
-                failure = self._packets.order_message(self._host, payload[1:])
-                if failure is not None:
-                    self.fail(*failure)
-            case messages.SlotState() as state:
-                if self._stalled is not None and self._stalled[0].shard == number:
-                    self._on_answer(state)
-            case messages.Bye():
-                shard.is_over = True
-                if all(each.is_over for each in self._shards):
-                    self._end("Bye")
 
     # Its end.
 
-    def lost(self, shard, reason):
-        if not shard.is_over:
-            kind = "SwitchLostError" if self._host is not None else "JoinError"
-            self.fail(kind, f"lost the switch at {shard.address[0]}: {reason}", tell=self._host is not None)
-
-    def fail(self, kind, text, ranks=(), *, source=None, tell=True):
-        """`source`: the switch that said so."""
-        if self.is_over:
-            return
-        for shard in self._shards if tell and self.has_begun else ():
-            if shard is not source:
-                shard.send(messages.Fail(kind, text[: 8 * 1024], ranks))
-        if self._host is not None:
-            self._packets.fail(self._host, kind, text)
-        self._end(kind, text, ranks)
-
-    def _tell_all(self, message):
-        for shard in self._shards:
-            shard.send(message)
+    def on_failed(self):
+        failure = self._ranks.failure
+        self._end(failure.kind, failure.message, failure.ranks)
 
     def _end(self, kind, text="", ranks=()):
         if not self.is_over:
@@ -382,20 +227,29 @@ class Session:
         self.is_over = True
         record = self.record
         record.kind, record.text, record.ranks, record.ended_s = kind, text, ranks, self.process.now()
-        if self._host is not None:
-            del self.process.world.on_event[self._host]
-            self._packets.remove_host(self._host)
-        for shard in self._shards:
-            shard.close()
+        self._joining.close()
 
 
 class HostProcess(Process):
+    """It is what the control side needs of the world (host/outside.py)."""
+
     def __init__(self, cluster, machine: Machine, plan: Host, job: Job):
         super().__init__(cluster.world, machine)
         self.cluster = cluster
         self.plan, self.job = plan, job
         self.instance = f"{self.world.random.getrandbits(64):x}"
         self.session = None
+
+    def connect(self, address, timeout_s, conversation, job, key):
+        if self.plan.does == "joins without the key":
+            conversation = Unaware(conversation)
+        self.world.connect(self, address, timeout_s, conversation, job, key)
+
+    def open_socket(self, host, port):
+        return HostSocket(self, (host, port))
+
+    def start_transport(self, links, events, *, job, **settings):
+        return self.session.begin_sums(links, events, **settings)
 
     def end(self, *, is_noticed=True):
         super().end(is_noticed=is_noticed)
@@ -433,6 +287,7 @@ class HostMachine(Machine):
     def _init(self):
         self._tries_left -= 1
         self.process.session = Session(self.process, self._on_end)
+        self.process.session.join()
 
     def _on_end(self, record):
         self.process.session = None

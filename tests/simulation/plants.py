@@ -1,4 +1,4 @@
-"""Bugs that the simulator must find: here those of the control plane; plants.cmake has those of the C++ core."""
+"""The simulator must find these bugs of the control plane and of hosts; plants.cmake has those of the C++ core."""
 
 import sys
 from collections import Counter
@@ -88,6 +88,18 @@ def _admits_strangers() -> None:
     MemberConversation._check_key = lambda self, join: None
 
 
+def _hosts_are_silent() -> None:
+    from jax_passing.host.membership import Membership
+
+    Membership._beat = lambda self: None
+
+
+def _hosts_hang_up_without_a_word() -> None:
+    from jax_passing.host.membership import Membership
+
+    Membership._tell = lambda self, failure, source: None
+
+
 IN_PYTHON: dict[str, Callable[[], None]] = {
     "an epoch's number twice": _never_counts_epochs,
     "a rack's leave is lost": _loses_leaves,
@@ -98,6 +110,8 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "join deadlines aren't checked": _waits_for_ever,
     "keys of packets are drawn once": _keeps_keys,
     "whoever proves no key may join": _admits_strangers,
+    "a host doesn't say that it lives": _hosts_are_silent,
+    "a host doesn't say why it hangs up": _hosts_hang_up_without_a_word,
 }
 
 

@@ -7,13 +7,10 @@ failure before. What a host has computed is a chain of hashes: equal only if the
 from collections import Counter
 
 from jax_passing.config import Settings
-from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
-from jax_passing.host.meetings import RETRY_S, Meetings, is_aside
-from jax_passing.protocol import control_messages as messages
+from jax_passing.host.joining import Joining
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.runner import what_was_raised
-from simulation.switches import LEASE_S
-from simulation.world import Deaf, Machine, Process, ViolationError
+from simulation.world import Machine, Process, ViolationError
 
 STEPS = 12
 STRAGGLES_MAX_S = 30.0
@@ -21,102 +18,58 @@ DEADLINE_S = 60.0
 LIMIT_S = 1200.0
 
 
-class Conversation:
-    """Of a host with a switch: tells the host, as long as it cares."""
+class Network(Process):
+    """A host's process, as what its control side needs of the world (host/outside.py)."""
 
-    def __init__(self, host, place):
-        self.host, self.place, self.stream, self.is_open = host, place, None, True
-        host.world.connect(host.process, host.training.switches[place].address, CONNECT_TIMEOUT_S, self)
+    def __init__(self, host):
+        number = host.number
+        super().__init__(host.training.world, Machine(host.training.world, f"10.1.0.{number}"))
+        self._host, self.instance = host, f"process {number}"
+        self._cut_from = set()  # hosts of switches
 
-    def opened(self, stream):
-        self.stream = stream
-        if self.is_open and not self.host.is_cut_from(self.place):
-            self.host.training.streams.append((self, stream))
+    def connect(self, address, timeout_s, conversation, job, key):
+        if address[0] in self._cut_from:
+            late = TimeoutError("timed out")
+            self.call_later(timeout_s, lambda: conversation.closed(late))
         else:
-            stream.listener = Deaf()
-            stream.give_up()
-            self.closed(None)
+            self.world.connect(self, address, timeout_s, conversation, job, key)
 
-    def send(self, message):
-        if self.stream is not None and self.is_open:
-            self.stream.send(message)
+    def cut(self, switch, for_s):
+        self._cut_from.add(switch)
+        for stream in list(self.streams):
+            if stream.host == switch:
+                stream.give_up()
+        self.world.call_later(for_s, lambda: self._cut_from.discard(switch))
 
-    def drop(self):
-        """Its end, however: the switch sees that the connection is closed."""
-        self.is_open = False
-        if self.stream is not None:
-            self.stream.listener = Deaf()
-            self.stream.give_up()
+    def open_socket(self, host, port):
+        return NoSocket()
 
-    def heard(self, line):
-        if self.is_open:
-            self.on(messages.decode_from_switch(line))
-
-    def closed(self, error):
-        if self.is_open:
-            self.is_open = False
-            self.on_lost()
+    def start_transport(self, links, events, **settings):
+        return NoTransport(self._host)
 
 
-class Seat(Conversation):
-    told = None  # whether it waits aside
+class NoSocket:
+    port = 1000
 
-    def on(self, message):
-        match message:
-            case messages.Hello():
-                self.host.reached[self.place] = True
-                self.host.tell_places()
-            case messages.Met():
-                self.host.on_met(self, message)
-            case messages.Refused(_, text):
-                self.drop()
-                self.host.on_refused_seat(self, text)
+    def join_group(self, offer, on_heard):
+        raise OSError("no such device")
 
-    def on_lost(self):
-        host = self.host
-        host.seats.pop(self.place, None)
-        host.reached[self.place] = False
-        if host.phase == "meeting" and host.world.now() >= host.until:
-            host.on_refused_seat(self, "unreachable")
-        elif host.phase == "meeting":
-            host.tell_places()
-            host.later(RETRY_S, lambda: host.phase == "meeting" and host.sit(self.place))
+    def leave_group(self): ...
+
+    def close(self): ...
 
 
-class Control(Conversation):
-    def on(self, message):
-        host = self.host
-        match message:
-            case messages.Hello(instance=instance):
-                self.switch = instance
-                self.send(
-                    messages.Join(
-                        protocol_version=messages.PROTOCOL_VERSION,
-                        job="training",
-                        rank=host.rank,
-                        world_size=host.met.world_size,
-                        switches=(instance,),
-                        udp_port=1000 + host.number,
-                        instance=host.name,
-                        join_deadline_s=DEADLINE_S,
-                    )
-                )
-            case messages.GroupOffer(nonce=nonce):
-                self.send(messages.GroupReady(nonce, "no such device"))
-            case messages.Welcome(epoch=epoch):
-                host.on_welcome(self, epoch)
-            case messages.Refused(kind, text):
-                self.drop()
-                if kind == "HostLostError":
-                    host.meet()
-                else:
-                    host.end = f"refused: {text}"
-                    host.leave()
-            case messages.Failed(kind, _, ranks):
-                host.on_failed(kind, ranks)
+class NoTransport:
+    def __init__(self, host):
+        self._host = host
 
-    def on_lost(self):
-        self.host.on_failed("SwitchLostError", ())
+    def fail(self, kind, message):
+        self._host.on_failed()
+
+    def failure(self):
+        return None
+
+    def close(self): ...
 
 
 class Host:
@@ -124,7 +77,7 @@ class Host:
 
     def __init__(self, training, number, rank):
         self.training, self.world, self.number = training, training.world, number
-        self.process, self.name = Process(self.world, Machine(self.world, f"10.1.0.{number}")), f"process {number}"
+        self.process = Network(self)
         first, *standby = (switch.address for switch in training.switches)
         settings = Settings(
             switch=(first,),
@@ -133,17 +86,17 @@ class Host:
             rank=rank,
             world_size=training.wanted,
             world_size_min=training.least,
+            join_deadline_s=DEADLINE_S,
         )
-        self.meetings, self.rank, self.lost = Meetings(settings, instance=self.name), rank, ()
+        self.joining, self.ranks, self.rank = Joining(self.process, settings), None, rank
         self.step, self.value, self.before = None, None, None
-        self.seats, self.reached, self.control = {}, {}, None
         self.phase, self.end, self.epoch = "new", None, None
-        self.meet()
+        self.meet(())
 
     @property
     def met(self):
         """What was agreed on at the last meeting; None before the first."""
-        return self.meetings.last
+        return self.joining.met
 
     # Time.
 
@@ -155,90 +108,40 @@ class Host:
 
     def die(self):
         if self.end is None:
-            self.end = "died"
-            self.leave()
+            self.process.end()
+            self.leave("died")
 
-    def leave(self):
-        for conversation in (*self.seats.values(), self.control):
-            if conversation is not None:
-                conversation.drop()
-        self.seats, self.control, self.phase = {}, None, "over"
+    def leave(self, end):
+        self.end, self.phase = end, "over"
+        self.joining.close()
         self.process.end()
 
-    def is_cut_from(self, place):
-        return place in self.training.cuts.get(self.number, ())
+    # Joining.
 
-    # Meeting.
+    def meet(self, lost):
+        self.phase, self.epoch = "joining", None
+        self.joining.join(self.step, lost, self.on_joined, self.on_not_joined)
 
-    def meet(self):
-        self.phase, self.epoch, self.refusals = "meeting", None, []
-        self.until = self.world.now() + DEADLINE_S
-        for place in range(len(self.training.switches)):
-            if place in self.seats:
-                self.seats[place].told = None
-            else:
-                self.reached.pop(place, None)
-                self.sit(place)
-        self.tell_places()
+    def on_not_joined(self, error):
+        self.leave(f"refused: {error}")
 
-    def sit(self, place):
-        if place not in self.seats:
-            self.seats[place] = Seat(self, place)
-
-    def tell_places(self):
-        if self.phase != "meeting":
-            return
-        for place, seat in list(self.seats.items()):
-            aside = is_aside(place, range(place), self.reached)
-            if not self.reached.get(place) or aside is None or seat.told == aside:
-                continue
-            seat.told = aside
-            left_s = self.until - self.world.now()
-            seat.send(self.meetings.message(place, self.step, self.lost, left_s, aside))
-
-    def on_refused_seat(self, seat, text):
-        self.seats.pop(seat.place, None)
-        self.refusals.append(text)
-        if self.phase == "meeting" and len(self.refusals) == len(self.training.switches):
-            self.end = f"refused: {text}"
-            self.leave()
-
-    def on_met(self, seat, met):
-        if self.phase != "meeting":
-            return
-        for place, other in list(self.seats.items()):
-            if other is not seat:
-                del self.seats[place]
-                other.drop()
-        if self.control is not None:
-            self.control.drop()
-        self.phase = "joining"
-        self.meetings.last, self.rank, self.lost = met, met.rank, ()
-        assert met.world_size >= self.training.least
-        if met.rank < met.survivors:
-            assert met.step <= self.step <= met.step + 1, "more than one step is lost"
-        else:
+    def on_joined(self, joined):
+        self.phase, self.ranks, self.rank = "running", joined.ranks, joined.rank
+        assert joined.world_size >= self.training.least
+        if joined.rank >= joined.survivors:
             self.step = None
-        self.control = Control(self, seat.place)
-
-    # Training.
-
-    def on_welcome(self, control, number):
-        self.phase = "running"
-        if self.step is not None and self.step != self.met.step:
-            self.step, self.value = self.before  # it was one step ahead
-        self.epoch = (control.switch, number)
-        self.beat(control)
-        if self.met.survivors < self.met.world_size:
+        else:
+            assert joined.step <= self.step <= joined.step + 1, "more than one step is lost"
+            if self.step != joined.step:
+                self.step, self.value = self.before  # it was one step ahead
+        self.epoch = joined.ranks.host.shards[0].hello.instance, joined.ranks.host.epoch
+        if joined.survivors < joined.world_size:
             state = (0, 0) if self.step is None else (self.step, self.value)
             self.training.give(self, "share", state, self.on_share)
         else:
             self.compute()
 
-    def beat(self, control):
-        if control.is_open and self.control is control:
-            control.send(messages.Heartbeat())
-            self.later(LEASE_S / messages.HEARTBEATS_PER_LEASE, lambda: self.beat(control))
+    # Training.
 
     def on_share(self, parts):
         self.step, self.value = parts[0]
@@ -260,20 +163,17 @@ class Host:
         self.before = self.step, self.value
         self.step, self.value = self.step + 1, hash((self.value, len(parts)))
         if self.step == STEPS:
-            self.end = "done"
-            self.control.send(messages.Leave())
-            self.leave()
+            self.ranks.leave(lambda _: None)
+            self.leave("done")
         else:
             self.compute()
 
-    def on_failed(self, kind, ranks):
-        if self.phase not in ("running", "joining"):
-            return
-        self.training.failures.append((self.world.now(), kind))
-        self.lost = ranks if kind == "HostLostError" else ()
+    def on_failed(self):
+        failure = self.ranks.failure
+        self.training.failures.append((self.world.now(), failure.kind))
         self.phase = "failed"
         # The thread that trains notices when it next sums.
-        self.later(self.world.random.expovariate(1 / 0.3), lambda: self.phase == "failed" and self.meet())
+        self.later(self.world.random.expovariate(1 / 0.3), lambda: self.meet(failure.ranks))
 
 
 class Training:
@@ -288,7 +188,7 @@ class Training:
         self.world = packetless_world(seed)
         self.wanted, self.least, self.straggling = hosts, least, straggling
         self.switches = [packetless_switch(self.world, number) for number in range(2 if standby else 1)]
-        self.streams, self.cuts, self.failures, self._sums = [], {}, [], {}
+        self.failures, self._sums = [], {}
         self.hosts = []
         self._next = 1
         for rank in range(hosts):
@@ -312,13 +212,9 @@ class Training:
         still = lambda: host.epoch == epoch and host.phase == "running"  # noqa: E731
         host.later(self.world.random.uniform(0, 0.2), lambda: still() and then(parts))
 
-    def cut(self, host, place, for_s):
-        """The network between a host and a switch breaks."""
-        self.cuts.setdefault(host.number, set()).add(place)
-        for conversation, stream in self.streams:
-            if conversation.host is host and conversation.place == place and conversation.is_open:
-                stream.give_up()
-        self.world.call_later(for_s, lambda: self.cuts[host.number].discard(place))
+    def cut(self, host, switch, for_s):
+        """The network between a host and a switch, which is given by its index, breaks."""
+        host.process.cut(self.switches[switch].address[0], for_s)
 
     def alive(self):
         return [host for host in self.hosts if host.end is None]

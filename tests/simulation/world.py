@@ -21,6 +21,10 @@ class ViolationError(AssertionError):
     """Of what must hold whatever happens."""
 
 
+class OtherKeyError(ssl.SSLCertVerificationError):
+    reason = "the other has another key"
+
+
 class World:
     """`packets`: also the clock. `line_delay_s`: of a line on a connection, at most. `stuck`: share of lines that take
     seconds.
@@ -288,9 +292,8 @@ class Stream:
             self._deliver(self.other.prove)
             self.listener.secured()
         else:
-            error = ssl.SSLError("the other has another key")
-            self._deliver(lambda: self.other.end(error))
-            self.end(error)
+            self._deliver(lambda: self.other.end(OtherKeyError()))
+            self.end(ssl.SSLError(OtherKeyError.reason))
 
     def prove(self):
         if not self.has_ended:
@@ -305,12 +308,14 @@ class Stream:
             self.listener.heard(line)
 
     def close(self):
-        if not self._is_closed:
+        if not self._is_closed and self.process.is_alive:
             self._is_closed = True
             self._deliver(lambda: self.other.end(None))
             self._world.call_later(self._world.line_delay_s, lambda: self.end(None), self.process)
 
     def give_up(self):
+        if not self.process.is_alive:
+            return
         self.break_off()
         self._world.call_later(0, lambda: self.end(None), self.process)
 

@@ -5,7 +5,7 @@ import uuid
 from contextlib import closing
 
 from jax_passing.conformance.live.job import Join, LiveJob
-from jax_passing.conformance.live.joining import ask, receive
+from jax_passing.conformance.live.joining import ask
 from jax_passing.conformance.switch_under_test import Check
 from jax_passing.protocol import control_messages as messages
 
@@ -18,7 +18,7 @@ def _next(job: LiveJob, rank: int, wait_s: float = AT_ONCE_S) -> messages.FromSw
     """Returns the next message to this rank, except for heartbeats; None if none comes."""
     until = time.monotonic() + wait_s
     try:
-        while isinstance(message := receive(job.control_of(rank), until), messages.Heartbeat):
+        while isinstance(message := job.control_of(rank).receive(until), messages.Heartbeat):
             pass
     except TimeoutError:
         return None

@@ -14,7 +14,7 @@ from jax_passing.conformance.exchanges.differences import shown
 from jax_passing.conformance.exchanges.exchange import SLOT_COUNT
 from jax_passing.conformance.exchanges.model import State
 from jax_passing.conformance.live.fences import UNREAD_S, Ends, Fences
-from jax_passing.conformance.live.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, receive
+from jax_passing.conformance.live.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join
 from jax_passing.conformance.live.parent_role import ParentEnd, ParentRole
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
@@ -204,7 +204,7 @@ class LiveJob:
                 worker.control.send(messages.Leave())
         for worker in self.ends.workers:
             with suppress(OSError, msgspec.DecodeError):
-                while not isinstance(receive(worker.control, until), messages.Bye):
+                while not isinstance(worker.control.receive(until), messages.Bye):
                     pass
             worker.close()
         if self.ends.group is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from jax_passing.conformance.live.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.live.tags import JobTags
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.host.control_connection import ControlConnection, connect
+from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 
 JOIN_S = 20.0
@@ -27,8 +27,8 @@ class WorkerEnd:
 
     def __init__(self, address: tuple[str, int], job: str, key: bytes | None):
         """`key`: the job's, if the switch wants one."""
-        self.control, hello = connect(address, JOIN_S, key=key, job=job)
-        self.control.set_timeout(JOIN_S)
+        self.control = ControlConnection(address, key=key, job=job, deadline_s=JOIN_S)
+        hello = self.control.hello
         self.instance = hello.instance
         self.data_address = (hello.data_host or self.control.switch_host, hello.data_port)
         self.udp = DataSocket(self.control.own_host)
@@ -42,23 +42,14 @@ class WorkerEnd:
 
     def close(self) -> None:
         self.udp.close()
-        self.control.hang_up()
         self.control.close()
-
-
-def receive(control: ControlConnection, until: float) -> messages.FromSwitch:
-    """The next message. Raises TimeoutError at `until`."""
-    try:
-        return control.receive(until)
-    finally:
-        control.set_timeout(JOIN_S)
 
 
 def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -> M:
     """The answer, of this kind; heartbeats may come before."""
     control.send(question)
     until = time.monotonic() + JOIN_S
-    while not isinstance(answer := receive(control, until), kind):
+    while not isinstance(answer := control.receive(until), kind):
         if not isinstance(answer, messages.Heartbeat):
             raise UntestableError(f"the switch says {getattr(answer, 'message', answer)}")
     return answer
@@ -135,7 +126,7 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: fl
 
 
 def _offer_or_welcome(control: ControlConnection, until: float) -> messages.GroupOffer | messages.Welcome:
-    match receive(control, until):
+    match control.receive(until):
         case messages.Refused(message=message) | messages.Failed(message=message):
             raise RefusedError(message)
         case messages.GroupOffer() | messages.Welcome() as answer:

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from jax_passing.conformance.exchanges.differences import shown
 from jax_passing.conformance.live.job import Join, LiveJob
-from jax_passing.conformance.live.joining import JOIN_S, WorkerEnd, join_request, receive
+from jax_passing.conformance.live.joining import JOIN_S, WorkerEnd, join_request
 from jax_passing.conformance.switch_under_test import Check, NotApplicableError
-from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
 from jax_passing.protocol.packet import MAX, SUM, TAG_BYTES
@@ -133,13 +132,12 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
 
     def in_the_clear() -> str:
         name = _new_name()
-        with socket.create_connection(address, JOIN_S) as connection:
-            control = ControlConnection(connection)
-            hello = receive(control, time.monotonic() + JOIN_S)
+        with socket.create_connection(address, JOIN_S) as connection, connection.makefile("rb") as lines:
+            hello = messages.decode_from_switch(lines.readline())
             if not isinstance(hello, messages.Hello) or not hello.secured:
                 return f"its greeting doesn't say that it is secured: {hello}"
-            control.send(_join(name, hello.instance))
-            said = receive(control, time.monotonic() + JOIN_S)
+            connection.sendall(messages.encode(_join(name, hello.instance)))
+            said = messages.decode_from_switch(lines.readline())
         return _unless_refused(said, name)
 
     def without_the_key() -> str:
@@ -160,7 +158,7 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
         own, name = _new_name(), _new_name()
         with closing(WorkerEnd(address, own, keys.job_key(switch_key, own))) as worker:
             worker.control.send(_join(name, worker.instance))
-            said = receive(worker.control, time.monotonic() + JOIN_S)
+            said = worker.control.receive(time.monotonic() + JOIN_S)
         return _unless_refused(said, name)
 
     def _unless_refused(said: messages.FromSwitch, name: str) -> str:

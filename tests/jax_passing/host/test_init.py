@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.jax.sessions import total
-from support.switch.in_process import SwitchThread, settings_of, until
+from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
-from jax_passing.host.membership import Membership
 from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
 
@@ -103,7 +102,7 @@ def test_the_switch_may_come_later():
 def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
     settings = settings_of(running, 1, axis_name=("d", "i"))
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, len(jax.local_devices()))
+        joining = pool.submit(Member, settings, len(jax.local_devices()))
         text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
         with pytest.raises(JoinError, match=text):
             jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
@@ -155,5 +154,5 @@ def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
         waiting = pool.submit(jax_passing.init, running.address, rank=0, world_size=2, join_deadline_s=3)
         until(lambda: "rank 0 of 2 joined" in caplog.text)
         with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'test' said 2"):
-            Membership(settings)
+            Member(settings)
         assert isinstance(waiting.exception(), JoinError)

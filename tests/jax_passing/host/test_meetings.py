@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.jax.sessions import total
-from support.switch.in_process import SwitchThread, settings_of, until
+from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.config import parse_switches
@@ -23,8 +23,6 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     ThreadError,
 )
-from jax_passing.host.meetings import Meetings
-from jax_passing.host.membership import Membership
 
 VALUES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5000)), jnp.float32)
 
@@ -49,12 +47,11 @@ def bits(array):
 
 
 def meet(settings, instance, step=None, within_s=20.0):
-    meetings = Meetings(settings, instance=instance)
-    places = range(len(meetings.places))
+    guest = Guest(settings, instance)
     try:
-        return meetings.meet(places, step, (), time.monotonic() + within_s)
+        return guest.meet(step, within_s)
     finally:
-        meetings.close()
+        guest.close()
 
 
 # Fail over.
@@ -73,8 +70,7 @@ def test_the_standby_where_the_switch_has_no_slots_left(running, standby):
     try:
         with jax_passing.init(small.address, rank=0, world_size=1):
             expected = bits(total(VALUES))
-        other = Membership(settings_of(small, 0, 1, job="another"))  # has all of them
-        other.start()
+        other = Member(settings_of(small, 0, 1, job="another"))  # has all of them
         with pytest.raises(NoSlotsError, match="no 1024 free slots of its 1024"):
             jax_passing.init(small.address, rank=0, world_size=1)
         with jax_passing.init(small.address, standby=standby.address, rank=0, world_size=1):
@@ -93,7 +89,7 @@ def test_all_hosts_go_where_all_can_be(running, standby, nobody, hosts):
     ]
     with ThreadPoolExecutor(hosts) as pool:
         met = list(pool.map(meet, settings, map(str, range(hosts))))
-    assert [place for place, _ in met] == [1] * hosts
+    assert [point for point, _ in met] == [1] * hosts
     assert [one.rank for _, one in met] == list(range(hosts))
 
 
@@ -160,18 +156,17 @@ def test_a_newcomer_ends_the_epoch_and_all_meet(running):
         assert session.world_size == 1
         total(VALUES).block_until_ready()
         settings = settings_of(running, 0, 2, **elastic)
-        newcomer = Meetings(settings, instance="newcomer")
+        newcomer = Guest(settings, "newcomer")
         with ThreadPoolExecutor(1) as pool:
-            met = pool.submit(newcomer.meet, [0], None, (), time.monotonic() + 30)
+            met = pool.submit(newcomer.meet, within_s=30.0)
             until(lambda: session.error is not None)
             with pytest.raises(HostJoinedError, match="wants to join"), jax_passing.errors.translate():
                 total(VALUES).block_until_ready()
-            joins = pool.submit(lambda: (met.result(), Membership(settings_of(running, 1, 2, **elastic), 8))[1])
+            joins = pool.submit(lambda: (met.result(), Member(settings_of(running, 1, 2, **elastic), 8))[1])
             assert session.rejoin(4) == 4
             other = joins.result()
         assert (session.rank, session.world_size, session.survivors) == (0, 2, 1)
         assert met.result()[1].rank == 1
-        other.start()
         other.close()
         newcomer.close()
         until(lambda: session.error is not None)

@@ -7,21 +7,18 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 import jax
 import msgspec
 import pytest
-from support.switch.in_process import JOB, SwitchThread, members, settings_of, until
+from support.switch.in_process import JOB, Guest, Member, SwitchThread, members, settings_of, until
 
 import jax_passing
-from jax_passing.config import parse_address, parse_switches
+from jax_passing.config import Settings, parse_address, parse_switches
 from jax_passing.errors import AuthenticationError, ConfigError, JoinError, PassingError, SwitchUnreachableError
-from jax_passing.host.control_connection import ControlConnection, connect
-from jax_passing.host.meetings import Meetings
-from jax_passing.host.membership import Membership
-from jax_passing.host.tls_socket import TlsSocket
+from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
 
@@ -65,12 +62,12 @@ def leave(several):
 
 def test_hosts_with_the_jobs_key(secured, keyring):
     several = members(secured, 3, key=keyring.job())
-    welcomes = [member._shards[0].welcome for member in several]
+    welcomes = [member.welcomes[0] for member in several]
     assert len({welcome.contribution_secret for welcome in welcomes}) == 3
     assert len({welcome.result_secret for welcome in welcomes}) == 1
     # The connection carries large messages both ways, at once.
     payload = messages.RELAYED_PROGRAM + b"?" * 100_000
-    several[0]._shards[0].send(messages.Relay(payload))
+    several[0].send(0, messages.Relay(payload))
     until(lambda: several[1].failure is not None)  # it makes no sense to them: it came through whole
     assert "ProtocolError" not in several[1].failure.kind
     for member in several:
@@ -81,7 +78,7 @@ def test_every_epoch_has_secrets_of_its_own(secured, keyring):
     seen = set()
     for _ in range(2):
         several = members(secured, key=keyring.job())
-        welcome = several[0]._shards[0].welcome
+        welcome = several[0].welcomes[0]
         seen |= {welcome.contribution_secret, welcome.result_secret}
         leave(several)
     assert len(seen) == 4
@@ -89,7 +86,7 @@ def test_every_epoch_has_secrets_of_its_own(secured, keyring):
 
 def refusal(running, key=None):
     with pytest.raises(JoinError) as caught:
-        Membership(settings_of(running, 0, join_deadline_s=5.0), key=key)
+        Member(settings_of(running, 0, join_deadline_s=5.0), key=key)
     assert isinstance(caught.value, AuthenticationError)
     return str(caught.value)
 
@@ -112,7 +109,7 @@ def test_a_host_with_a_key_speaks_to_no_switch_without(keyring):
 
 
 def test_devices_join_with_their_jobs_key(secured, keyring):
-    joined = Membership(settings_of(secured, 0, 1, job=f"{JOB}/devices"), key=keyring.job())
+    joined = Member(settings_of(secured, 0, 1, job=f"{JOB}/devices"), key=keyring.job())
     joined.close()
 
 
@@ -128,58 +125,60 @@ def test_a_session_reads_its_key_once(secured, keyring):
     os.close(reading)
 
 
+def call(running, key=None, job=JOB):
+    return ControlConnection(parse_address(running.address), key=key, job=job, deadline_s=20.0)
+
+
 class Stranger:
-    """Speaks to the switch without a key, or with one that it shouldn't have."""
+    """Speaks to the switch in plain text, though it wants a key."""
 
-    def __init__(self, running, key=None, job=JOB):
-        self.connection = ControlConnection(socket.create_connection(parse_address(running.address), timeout=20))
-        if key is not None:
-            assert self.connection.secure(key, job, time.monotonic() + 20)
-        self.hello = self.connection.receive()
+    def __init__(self, running):
+        self.socket = socket.create_connection(parse_address(running.address), timeout=20)
+        self._lines = self.socket.makefile("rb")
 
-    def join(self, job=JOB):
-        return messages.Join(
-            messages.PROTOCOL_VERSION, job, 0, 2, (self.hello.instance,), 1000, "stranger", join_deadline_s=5.0
-        )
+    def say(self, message):
+        self.socket.sendall(messages.encode(message))
 
+    def hear(self):
+        return messages.decode_from_switch(self._lines.readline())
 
-def test_a_join_without_a_key_is_refused(secured):
-    stranger = Stranger(secured)
-    stranger.connection.send(stranger.join())
-    answer = stranger.connection.receive()
-    assert isinstance(answer, messages.Refused)
-    assert "This switch wants the key of job 'test'" in answer.message
-    stranger.connection.close()
+    def close(self):
+        self._lines.close()
+        self.socket.close()
 
 
-def test_who_joins_in_plain_text_without_waiting_for_the_greeting_hears_both(secured):
-    connection = ControlConnection(socket.create_connection(parse_address(secured.address), timeout=20))
-    connection.send(messages.Join(messages.PROTOCOL_VERSION, JOB, 0, 2, ("x",), 1000, "stranger", 5.0))
-    greeting, answer = connection.receive(), connection.receive()
-    assert greeting.secured
-    assert "This switch wants the key of job 'test'" in answer.message
-    connection.close()
+def join_of(job=JOB):
+    return messages.Join(messages.PROTOCOL_VERSION, job, 0, 2, ("x",), 1000, "stranger", join_deadline_s=5.0)
+
+
+@pytest.mark.parametrize("is_patient", [False, True], ids=["joins at once", "waits for the greeting"])
+def test_a_join_without_a_key_is_refused(secured, is_patient):
+    with closing(Stranger(secured)) as stranger:
+        said = [stranger.hear()] if is_patient else []
+        stranger.say(join_of())
+        greeting, answer = *said, *(stranger.hear() for _ in range(2 - len(said)))
+        assert greeting.secured
+        assert isinstance(answer, messages.Refused)
+        assert "This switch wants the key of job 'test'" in answer.message
 
 
 def test_the_key_of_one_job_opens_no_other(secured, keyring):
-    stranger = Stranger(secured, keyring.job("mine"), "mine")
-    stranger.connection.send(stranger.join("yours"))
-    answer = stranger.connection.receive()
+    with closing(call(secured, keyring.job("mine"), "mine")) as connection:
+        connection.send(join_of("yours"))
+        answer = connection.receive(time.monotonic() + 20)
     assert isinstance(answer, messages.Refused)
     assert answer.message == "The key of job 'mine' doesn't open job 'yours'."
-    stranger.connection.close()
 
 
 @pytest.mark.parametrize("job", ["x" * 128, "\N{SNOWMAN}" * 52, "a.b c/d:é"])
 def test_any_name_of_a_job_that_is_short_enough(secured, keyring, job):
-    stranger = Stranger(secured, keyring.job(job), job)
-    assert stranger.hello.secured
-    stranger.connection.close()
+    with closing(call(secured, keyring.job(job), job)) as connection:
+        assert connection.hello.secured
 
 
 def test_a_name_that_is_too_long_for_a_key(secured, keyring):
     with pytest.raises(ConfigError, match="takes 159 bytes in UTF-8. That of a job with a key may take 156"):
-        connect(parse_address(secured.address), 5.0, key=keys.new_key(), job="\N{SNOWMAN}" * 53)
+        call(secured, keys.new_key(), "\N{SNOWMAN}" * 53)
 
 
 @pytest.mark.parametrize("words", [b"\x16\x03\x01\xff\xff", b"\x16" + b"garbage" * 100], ids=["a long record", "text"])
@@ -205,11 +204,10 @@ def test_a_handshake_that_names_no_job(secured, keyring):
 
 def test_a_handshake_that_begins_late_is_tried_again(secured, keyring):
     """The switch has taken the caller for one without a key by then, and has greeted it in plain text."""
-    late = ControlConnection(socket.create_connection(parse_address(secured.address), timeout=20))
-    assert late.receive().secured
-    with pytest.raises(OSError, match="hung up|reset"):
-        late.secure(keyring.job(), JOB, time.monotonic() + 20)
-    late.close()
+    with closing(Stranger(secured)) as late:
+        assert late.hear().secured
+        late.socket.sendall(secure_channel.Channel.caller(JOB, keyring.job()).take_outgoing())
+        assert late.socket.recv(1) == b""
 
 
 def test_a_tree_of_switches_with_one_key(keyring):
@@ -217,10 +215,8 @@ def test_a_tree_of_switches_with_one_key(keyring):
     racks = [SwitchThread(key_file=keyring.switch_file, parent=parse_address(spine.address)) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         settings = [settings_of(rack, rank, switch=parse_switches(rack.address)) for rank, rack in enumerate(racks)]
-        several = list(pool.map(partial(Membership, key=keyring.job()), settings))
-    for member in several:
-        member.start()
-    secrets = [member._shards[0].welcome.result_secret for member in several]
+        several = list(pool.map(partial(Member, key=keyring.job()), settings))
+    secrets = [member.welcomes[0].result_secret for member in several]
     assert None not in secrets
     assert secrets[0] != secrets[1]  # of each switch its own
     leave(several)
@@ -235,61 +231,16 @@ def test_a_tree_whose_switches_have_different_keys(keyring, tmp_path, of_spine):
     rack = SwitchThread(key_file=keyring.switch_file, parent=parse_address(spine.address))
     try:
         with pytest.raises(PassingError, match="start (both|all switches of a tree) with the same --key-file"):
-            Membership(settings_of(rack, 0, join_deadline_s=2.0), key=keyring.job())
+            Member(settings_of(rack, 0, join_deadline_s=2.0), key=keyring.job())
     finally:
         rack.stop()
         spine.stop()
 
 
-def tls_pair():
-    """Two ends of a connection: a host's, and a server's."""
-    key = keys.new_key()
-    one, other = socket.socketpair()
-    for end in (one, other):
-        end.settimeout(30)
-    with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(secure_channel.context(key, server_side=True).wrap_socket, other, server_side=True)
-        return TlsSocket(one, secure_channel.Channel.caller(JOB, key), 30), server.result()
-
-
-def test_tls_for_one_that_receives_and_several_that_send():
-    """Every line arrives whole, both ways at once."""
-    mine, theirs = tls_pair()
-    lines = 200
-    expected = {f"{sender} {line}" for sender in range(3) for line in range(lines)}
-
-    def send(sender):
-        for line in range(lines):
-            mine.sendall(f"{sender} {line}".encode() + b"." * 5000 + b"\n")
-
-    def echo():
-        count = 0
-        while count < 3 * lines:
-            data = theirs.recv(65536)
-            count += data.count(b"\n")
-            theirs.sendall(data)
-
-    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(3)] + [threading.Thread(target=echo)]
-    for thread in threads:
-        thread.start()
-    received = b""
-    while received.count(b"\n") < 3 * lines:
-        received += mine.recv(65536)
-    for thread in threads:
-        thread.join()
-    assert {line.rstrip(".") for line in received.decode().splitlines()} == expected
-    theirs.close()
-    assert mine.recv(1) == b""
-    mine.close()
-
-
 def meet(switch, rank, key, world_size=2):
     settings = settings_of(switch, rank, world_size, world_size_min=world_size)
-    meetings = Meetings(settings, key, f"host {rank}")
-    try:
-        return meetings.meet([0], None, (), time.monotonic() + 20)[1]
-    finally:
-        meetings.close()
+    with closing(Guest(settings, f"host {rank}", key)) as guest:
+        return guest.meet()[1]
 
 
 def test_hosts_meet_by_the_jobs_key_through_all_switches_of_a_tree(secured, keyring):
@@ -307,12 +258,10 @@ def test_nobody_meets_without_the_jobs_key(secured, keyring):
         meet(secured, 0, None, 1)
     with pytest.raises(AuthenticationError, match="doesn't have the key"):
         meet(secured, 0, keyring.job("another"), 1)
-    stranger = socket.create_connection(parse_address(secured.address), timeout=10)
-    with stranger, stranger.makefile("rb") as lines:
-        lines.readline()
-        said = messages.Meet(messages.PROTOCOL_VERSION, JOB, "i", 0, 1, 1, 10.0)
-        stranger.sendall(messages.encode(said))
-        refused = messages.decode_from_switch(lines.readline())
+    with closing(Stranger(secured)) as stranger:
+        stranger.say(messages.Meet(messages.PROTOCOL_VERSION, JOB, "i", 0, 1, 1, 10.0))
+        stranger.hear()
+        refused = stranger.hear()
     assert isinstance(refused, messages.Refused)
     assert "wants the key" in refused.message
 
@@ -342,13 +291,18 @@ class Impostor:
         self._thread.join(20)
 
 
+def join_impostor(impostor, deadline_s):
+    settings = Settings(switch=(impostor.address,), job=JOB, rank=0, world_size=2, join_deadline_s=deadline_s)
+    Member(settings, key=keys.new_key()).close()
+
+
 HELLO = messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s", secured=True)
 
 
 def test_a_host_with_a_key_says_nothing_but_its_job_to_a_switch_of_another_version():
     impostor = Impostor(msgspec.structs.replace(HELLO, protocol_version=messages.PROTOCOL_VERSION + 1))
     with pytest.raises(JoinError, match="protocol version"):
-        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
+        join_impostor(impostor, 2.0)
     impostor.end()
     assert impostor.heard[0] == 0x16
     (length,) = struct.unpack(">H", impostor.heard[3:5])
@@ -367,43 +321,24 @@ def test_a_handshake_that_drips_ends_at_the_deadline():
     impostor = Impostor(then=drip)
     began = time.monotonic()
     with pytest.raises(SwitchUnreachableError):
-        connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
+        join_impostor(impostor, 1.0)
     assert time.monotonic() - began < 10
 
 
 def test_a_switch_that_hangs_up_in_the_handshake_is_tried_again():
     impostor = Impostor(then=lambda connected: connected.shutdown(socket.SHUT_RDWR))
     with pytest.raises(SwitchUnreachableError):
-        connect(impostor.address, 1.0, key=keys.new_key(), job=JOB)
+        join_impostor(impostor, 1.0)
 
 
 @pytest.mark.parametrize("lines", [(), (HELLO,)], ids=["refused", "greeted and refused"])
 def test_a_refusal_instead_of_the_handshake_is_told(lines):
     impostor = Impostor(*lines, messages.Refused("JoinError", "as many as one address may"))
     with pytest.raises(SwitchUnreachableError, match=r"\(it says: as many as one address may\)"):
-        connect(impostor.address, 0.2, key=keys.new_key(), job=JOB)
+        join_impostor(impostor, 0.2)
 
 
 def test_something_else_instead_of_the_handshake():
     impostor = Impostor(then=lambda connected: connected.sendall(b"HTTP/1.1 400\r\n\r\n"))
     with pytest.raises(SwitchUnreachableError, match="it is no jax_passing switch"):
-        connect(impostor.address, 2.0, key=keys.new_key(), job=JOB)
-
-
-def test_what_tls_holds_is_heard():
-    """Two lines in one segment, of which the first is read alone."""
-    mine, theirs = tls_pair()
-    theirs.sendall(b"first")
-    theirs.sendall(b"second")
-    assert mine.recv(1) == b"f"
-    assert mine.has_more
-    rest = b""
-    while len(rest) < len("irstsecond"):
-        rest += mine.recv(100)
-    assert rest == b"irstsecond"
-    assert not mine.has_more
-    mine.settimeout(0.1)
-    with pytest.raises(TimeoutError):
-        mine.recv(1)
-    theirs.close()
-    mine.close()
+        join_impostor(impostor, 2.0)

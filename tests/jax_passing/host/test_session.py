@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.jax.sessions import init_beside, total
-from support.switch.in_process import SwitchThread, members, settings_of, until
+from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.errors import (
@@ -24,7 +24,6 @@ from jax_passing.errors import (
     translate,
 )
 from jax_passing.host import session as sessions
-from jax_passing.host.membership import Membership
 
 ONES = jnp.ones((2, 8))
 
@@ -36,7 +35,7 @@ def test_a_session_says_who_it_is(running):
 
     session, other = init_beside(running, other_rank=0)
     assert repr(session) == "<jax_passing.Session rank=1 world_size=2 job='test' axis_name='d' (open)>"
-    other._shards[0].hang_up()
+    other.lose_switch()
     until(lambda: session.error)
     assert repr(session).endswith(" (failed: HostLostError)>")
     session.shutdown()
@@ -78,7 +77,7 @@ def test_all_hosts_fail_alike(running):
 def test_a_lost_host_is_named_and_the_process_goes_on(running):
     session, other = init_beside(running)
     pending = total(ONES)
-    other._shards[0].hang_up()
+    other.lose_switch()
     with pytest.raises(HostLostError, match="Rank 1 closed its connection") as caught, translate():
         pending.block_until_ready()
     assert caught.value.ranks == (1,)
@@ -230,10 +229,9 @@ def test_exit_without_shutdown(running):
 def test_exit_with_an_exception_tells_the_others(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, len(jax.local_devices()))
+        joining = pool.submit(Member, settings, len(jax.local_devices()))
         ended = run_script(running, "jax_passing.init()\nraise ValueError('oops')", JAX_PASSING_WORLD_SIZE="2")
         other = joining.result()
-    other.start()
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("ValueError: oops")
     until(lambda: other.failure)
@@ -244,7 +242,7 @@ def test_exit_with_an_exception_tells_the_others(running):
 def test_exit_while_a_sum_is_pending(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Membership, settings, len(jax.local_devices()))
+        joining = pool.submit(Member, settings, len(jax.local_devices()))
         ended = run_script(
             running,
             "jax_passing.init(deadline_s=3, warn_s=0.5)\nx = total(jnp.ones((1, 8)))",

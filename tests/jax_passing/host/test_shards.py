@@ -2,20 +2,22 @@
 
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
 from support.jax.sessions import init_beside, total
-from support.switch.in_process import SwitchThread, members, settings_of, until
+from support.jax.stalls import Stall
+from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 import jax_passing
+from jax_passing.config import address_text, parse_address
 from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host import shard as shards
-from jax_passing.host.control_connection import connect
-from jax_passing.host.membership import Membership
+from jax_passing.host.contact import Contact
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 
@@ -100,37 +102,20 @@ def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
     caplog.set_level("INFO", logger="jax_passing.switch")
     with ThreadPoolExecutor(1) as pool:
         settings = settings_of(three, 0, join_deadline_s=3)
-        waiting = pool.submit(Membership, settings)
+        waiting = pool.submit(Member, settings)
         until(lambda: caplog.text.count("rank 0 of 2 joined") == 3)
         addresses = tuple(settings.switch[index] for index in order)
         with pytest.raises(JoinError, match=message):
-            Membership(settings_of(three, 1, switch=addresses))
+            Member(settings_of(three, 1, switch=addresses))
         assert isinstance(waiting.exception(), JoinError)
     for member in members(three):  # they can be joined again
         member.close()
 
 
-class _Joining:
-    """A shard whose join fails at once, or only some time after its connection is closed."""
-
-    def __init__(self, fails):
-        self._over = threading.Event()
-        self._fails = fails
-
-    def join(self, join, warn_s):
-        if not self._fails:
-            assert self._over.wait(60)
-            time.sleep(0.2)
-        raise JoinError("refused" if self._fails else "hung up")
-
-    def hang_up(self):
-        self._over.set()
-
-
-def test_a_failed_join_leaves_no_thread_behind():
-    with pytest.raises(JoinError, match="refused"):
-        shards.join_all([_Joining(False), _Joining(True), _Joining(False)], lambda shard: None, 60.0)
-    assert not [thread for thread in threading.enumerate() if thread.name == "jax_passing-join"]
+def test_a_failed_join_leaves_no_thread_behind(three):
+    with pytest.raises(JoinError):
+        jax_passing.init(three.address, rank=0, world_size=2, join_deadline_s=0.5)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("jax_passing")]
 
 
 def test_two_names_of_one_switch_are_found_out(three):
@@ -147,25 +132,23 @@ def test_the_one_that_does_not_answer_is_named(three):
 
 def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
     monkeypatch.setattr(shards, "CONNECTED_S", 0.2)
-    connected = []
-
-    def counted(*arguments, **key_of_job):
-        connected.append(arguments)
-        if len(connected) == 3:
-            timer.start()  # not earlier: a busy machine may need long until the others are connected
-        return connect(*arguments, **key_of_job)
-
-    monkeypatch.setattr(shards, "connect", counted)
-    late = three.each[2]
+    first, _, late = three.each
+    host, port = parse_address(late.address)
     late.stop()
-    host, port = late.address.rsplit(":", 1)
-    timer = threading.Timer(0.5, lambda: three.each.append(SwitchThread(listen=(host, int(port)))))
+    called = Counter()
+
+    class Counted(Contact):
+        def __init__(self, outside, address, *arguments, **key_of_job):
+            called[address_text(*address)] += 1
+            if called[first.address] == 2 and len(three.each) == 3:
+                three.each.append(SwitchThread(listen=(host, port)))
+            super().__init__(outside, address, *arguments, **key_of_job)
+
+    monkeypatch.setattr(shards, "Contact", Counted)
     with jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=20):
         assert (total(ONES) == 2).all()
-    timer.join()
     three.each[-1].stop()
-    assert len(connected) >= 6  # all of them anew, on a busy machine several times
-    assert len(connected) % 3 == 0
+    assert called[first.address] >= 2
 
 
 # Failing.
@@ -187,7 +170,7 @@ def test_a_lost_switch_is_named_at_once(three, lost):
 
 def test_a_broken_connection_names_the_switch(three):
     several = members(three)
-    several[1]._shards[2].hang_up()
+    several[1].lose_switch(2)
     until(lambda: all(member.failure for member in several))
     # Both know it from rank 1, or from the switch that rank 1 is lost to: whichever is faster to tell the others.
     known = {
@@ -214,15 +197,14 @@ def test_a_host_tells_the_other_switches_why_it_hangs_up(three, monkeypatch):
     """Else their hosts would name that host, which only heard that the job is over. (Seed 495 of the simulator.)"""
     first, second = members(three)
     told = []
-    for shard in first._shards:
+    for shard in first.membership.shards:
         monkeypatch.setattr(shard, "send", lambda message, name=shard.name: told.append((name, message)))
-    monkeypatch.setattr(second, "fail", lambda *_, **__: None)  # else it may be the first to tell
-    middle = second._shards[1]
-    middle.send(messages.Fail("DeadlineExceededError", "60 s", (1,)))
+    monkeypatch.setattr(second.membership, "fail", lambda *_, **__: None)  # else it may be the first to tell
+    second.send(1, messages.Fail("DeadlineExceededError", "60 s", (1,)))
     until(lambda: first.failure is not None)
     until(lambda: sum(isinstance(message, messages.Fail) for _, message in told) == 2)
     fails = {name: message for name, message in told if isinstance(message, messages.Fail)}
-    assert fails.keys() == {shard.name for shard in first._shards} - {middle.name}
+    assert fails.keys() == {three.each[0].address, three.each[2].address}
     assert all(message.kind == "DeadlineExceededError" and message.ranks == (1,) for message in fails.values())
     for member in (first, second):
         member.close()
@@ -240,9 +222,12 @@ def test_a_stall_names_the_switch_of_its_slot(three, caplog):
 
 
 def test_questions_go_to_the_switch_of_the_slot(three):
-    several = members(three)
-    asked = several[0]._shards[1].ask(messages.Query(slot=0, version=0))
-    assert (asked.empty, asked.missing) == (True, (0, 1))
+    several, notes = members(three), []
+    membership = several[0].membership
+    membership.transport.note_stall = notes.append
+    several[0].call(membership.stalled, Stall(shard=1, slot=0, version=0, sequence=0), 5.0)
+    until(lambda: notes)
+    assert f"The switch at {three.each[1].address} has this chunk from no rank, not even this one" in notes[0]
     for member in several:
         member.close()
 

@@ -1,24 +1,10 @@
 """A sum that makes no progress is described. test_session.py has stalls of real sessions."""
 
-from dataclasses import dataclass
-
 import pytest
+from support.jax.stalls import Stall
 
 from jax_passing.host import stalls
 from jax_passing.protocol.control_messages import SlotState
-
-
-@dataclass
-class Stall:
-    site_name: str = "psum(d) #0 of jit_step"
-    execution: int = 7
-    step: int = 0
-    waits_for_gpu: bool = False
-    waits_for_order: bool = False
-    shard: int = 1
-    slot: int = 3
-    version: int = 1
-    sequence: int = 9
 
 
 @pytest.mark.parametrize(
@@ -46,15 +32,15 @@ def test_a_stall_of_this_hosts_gpu(caplog):
     text, left = stalls.explain(Stall(waits_for_gpu=True), SlotState(left=(1,), missing=(1,)), rank=0, switch="b:2")
     assert "this host's own GPU" in text
     assert left == ()
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda *_: None, programs=str)
-    reporter.report(Stall(waits_for_gpu=True), 5.0)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str)
+    reporter.report(Stall(waits_for_gpu=True), 5.0, None)
     assert "step 0; epoch 1). It waits for this host's own GPU" in caplog.text
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], ask=lambda *_: None, programs=str)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str)
     for second in range(5, 60):
-        reporter.report(Stall(), float(second))
+        reporter.report(Stall(), float(second), None)
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s
-    reporter.report(Stall(sequence=10), 5.0)
+    reporter.report(Stall(sequence=10), 5.0, None)
     assert len(caplog.records) == 5

@@ -5,18 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 import jax_passing
-from jax_passing.host.membership import Membership
-from support.switch.in_process import settings_of
+from support.switch.in_process import Member, settings_of
 
 
 def init_beside(running, other_rank=1, **changes):
     """This process as one rank of two, and a bare membership without any sums as the other."""
     with ThreadPoolExecutor(1) as pool:
-        settings = settings_of(running, other_rank)
-        other = pool.submit(Membership, settings, len(jax.local_devices()))
+        other = pool.submit(Member, settings_of(running, other_rank), len(jax.local_devices()))
         arguments = {"deadline_s": 60, "rank": 1 - other_rank, "world_size": 2, **changes}
         session = jax_passing.init(running.address, **arguments)
-        other.result().start()
         return session, other.result()
 
 

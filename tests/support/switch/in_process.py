@@ -1,9 +1,12 @@
 """Switches and hosts in the process of the tests, without JAX."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing.config import Settings, parse_switches
+from jax_passing.host.loop import Loop
+from jax_passing.host.meeting import Meeting
 from jax_passing.host.membership import Membership
 from jax_passing.switch.server.serve import serve
 from jax_passing.switch.server.settings import SwitchSettings
@@ -29,17 +32,88 @@ def settings_of(running, rank, world_size=2, **changes):
     return Settings(rank=rank, world_size=world_size, **{**defaults, **deadlines, **changes})
 
 
+class Member:
+    """A host's membership without a session, for another thread than its loop's. Made by joining.
+
+    Attributes:
+      membership: to be used in `call`.
+    """
+
+    def __init__(self, settings, device_count=0, key=None):
+        self._all_left, self._loop = threading.Event(), Loop()
+        try:
+            self.membership = self._loop.wait(lambda *outcomes: self._join(settings, device_count, key, *outcomes))
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def _join(self, settings, device_count, key, joined, not_joined):
+        self.joined, self.not_joined = joined, not_joined
+        Membership(self._loop, settings, self, device_count, key)
+
+    def failed(self, membership, failure):
+        self._all_left.set()
+
+    def all_left(self, membership):
+        self._all_left.set()
+
+    def call(self, function, *arguments):
+        return self._loop.call(function, *arguments)
+
+    @property
+    def failure(self):
+        return self.membership.failure
+
+    @property
+    def welcomes(self):
+        return [shard.welcome for shard in self.membership.shards]
+
+    def fail(self, failure):
+        self.call(self.membership.fail, failure)
+
+    def send(self, shard, message):
+        self.call(self.membership.shards[shard].send, message)
+
+    def lose_switch(self, shard=0):
+        """Its connection breaks."""
+        self.call(self.membership.shards[shard]._contact._connection.give_up)
+
+    def leave(self):
+        self.call(self.membership.leave)
+
+    def await_others(self, until):
+        self._all_left.wait(until - time.monotonic())
+
+    def close(self):
+        self.call(self.membership.close)
+        self._loop.close()
+
+
+class Guest:
+    """A host that meets others, without a session."""
+
+    def __init__(self, settings, instance, key=None):
+        self._loop = Loop()
+        self._loop.instance = instance
+        self._meeting = Meeting(self._loop, settings, self, key)
+
+    def meet(self, step=None, within_s=20.0):
+        """Returns where they have met, and what they have agreed on."""
+        return self._loop.wait(lambda *outcomes: self._meet(step, within_s, *outcomes))
+
+    def _meet(self, step, within_s, met, not_met):
+        self.on_met, self.on_not_met = lambda *what: met(what), not_met
+        self._meeting.meet(range(len(self._meeting.points)), step, (), time.monotonic() + within_s)
+
+    def close(self):
+        self._loop.call(self._meeting.close)
+        self._loop.close()
+
+
 def members(running, world_size=2, key=None, **changes):
     with ThreadPoolExecutor(world_size) as pool:
-        several = list(
-            pool.map(
-                lambda rank: Membership(settings_of(running, rank, world_size, **changes), key=key),
-                range(world_size),
-            )
-        )
-    for member in several:
-        member.start()
-    return several
+        settings = [settings_of(running, rank, world_size, **changes) for rank in range(world_size)]
+        return list(pool.map(lambda one: Member(one, key=key), settings))
 
 
 def until(condition):

@@ -9,7 +9,7 @@ import logging
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.world import Machine, Process, World
 
-from jax_passing.host.control_connection import CONNECT_TIMEOUT_S
+from jax_passing.host.contact import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
 
 PEERS_MAX = 12

@@ -4,7 +4,7 @@ import pytest
 from support.switch.control import scenario, until
 from support.switch.control_trees import in_tree, job, rack_says
 
-from jax_passing.host import shard
+from jax_passing.host import membership
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import SlotVersion
 from jax_passing.switch.tree import questions
@@ -105,7 +105,7 @@ async def test_queries_travel_through_three_levels(tree, root):
 
 def test_a_host_hears_which_switch_doesnt_answer(monkeypatch):
     monkeypatch.undo()  # the patience of the other tests
-    assert questions.PATIENCE_S < shard.ANSWER_S
+    assert questions.PATIENCE_S < membership.ANSWER_S
 
 
 @in_tree()

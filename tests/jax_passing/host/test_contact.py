@@ -1,4 +1,4 @@
-"""A host's control connection to a switch that speaks, and never says what is waited for."""
+"""A host that joins at a switch that speaks, and never says what is waited for."""
 
 import socket
 import threading
@@ -7,9 +7,11 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
+from support.switch.in_process import Member
 
+from jax_passing.config import Settings
 from jax_passing.errors import JoinError, SwitchUnreachableError
-from jax_passing.host import control_connection, shard
+from jax_passing.host import shard
 from jax_passing.protocol import control_messages as messages
 
 OFFER = messages.encode(messages.GroupOffer("239.192.0.1", 7172, 1, 1, 5))
@@ -44,10 +46,15 @@ def speaking(first, again):
                 thread.join()
 
 
+def join(address, join_deadline_s=5.0):
+    """Raises what comes of it."""
+    Member(Settings(switch=(address,), job="a", rank=0, world_size=2, join_deadline_s=join_deadline_s)).close()
+
+
 def test_a_greeting_that_never_ends():
     began = time.monotonic()
     with speaking(b"", b"x") as address, pytest.raises(SwitchUnreachableError, match="timed out"):
-        control_connection.connect(address, 0.5)
+        join(address, 0.5)
     assert time.monotonic() - began < 5
 
 
@@ -55,26 +62,13 @@ def test_a_greeting_that_never_ends():
 def test_a_join_that_is_never_answered(monkeypatch, again):
     monkeypatch.setattr(shard, "JOIN_GRACE_S", 0.0)
     hello = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
-    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 0.5)
     began = time.monotonic()
-    with speaking(hello, again) as address:
-        joining = shard.Shard(address, began + 5)
-        with pytest.raises(JoinError, match="while rank 0 waited to join job 'a': timed out"):
-            joining.join(join, 60.0)
-        joining.hang_up()
-        joining.close()
+    with (
+        speaking(hello, again) as address,
+        pytest.raises(JoinError, match="while rank 0 waited to join job 'a': timed out"),
+    ):
+        join(address, 0.5)
     assert time.monotonic() - began < 5
-
-
-def test_messages_that_are_here_already_move_no_deadline():
-    with speaking(messages.encode(messages.Heartbeat()) * 2, b" ") as address:
-        connection = control_connection.ControlConnection(socket.create_connection(address))
-        until = time.monotonic() + 0.2
-        assert connection.receive(until) == messages.Heartbeat()
-        time.sleep(0.2)
-        with pytest.raises(TimeoutError):
-            connection.receive(until)
-        connection.close()
 
 
 HELLO = {"type": "hello", "protocol_version": 99, "data_host": "", "data_port": 7171, "instance": "s"}
@@ -84,32 +78,16 @@ HELLO = {"type": "hello", "protocol_version": 99, "data_host": "", "data_port": 
 def test_a_switch_of_a_newer_version_is_named_whatever_it_says(more):
     greeting = msgspec.json.encode(HELLO | more) + b"\n"
     with speaking(greeting, b"") as address, pytest.raises(JoinError, match="version 99, this host version .*Upgrade"):
-        control_connection.connect(address, 5)
+        join(address)
 
 
 def test_a_switch_of_a_newer_version_may_say_more_and_is_understood_as_far_as_that_goes():
     """It refuses the join by name, or doesn't, in words of its own."""
     refused = {"type": "refused", "kind": "JoinError", "message": "Upgrade jax_passing on that host.", "color": "red"}
-    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 5.0)
     greeting = msgspec.json.encode(HELLO | {"color": "red"}) + b"\n"
     for answer, text in ((refused, "Upgrade jax_passing on that host"), ({"type": "thanks"}, "version 99, rank 0 of")):
-        with speaking(greeting, msgspec.json.encode(answer) + b"\n") as address:
-            joining = shard.Shard(address, time.monotonic() + 5)
-            with pytest.raises(JoinError, match=text):
-                joining.join(join, 60.0)
-            joining.close()
-
-
-def test_a_switch_that_has_refused_already_is_heard_though_nothing_can_be_sent(monkeypatch):
-    def raises(message):
-        raise BrokenPipeError
-
-    greeting = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
-    refused = messages.encode(messages.Refused("JoinError", "too many connections"))
-    join = messages.Join(messages.PROTOCOL_VERSION, "a", 0, 2, ("s",), 1, "i", 5.0)
-    with speaking(greeting + refused, b"") as address:
-        joining = shard.Shard(address, time.monotonic() + 5)
-        monkeypatch.setattr(joining.control, "send", raises)
-        with pytest.raises(JoinError, match="too many connections"):
-            joining.join(join, 60.0)
-        joining.close()
+        with (
+            speaking(greeting, msgspec.json.encode(answer) + b"\n") as address,
+            pytest.raises(JoinError, match=text),
+        ):
+            join(address)

@@ -1,0 +1,83 @@
+"""A host's part in a job needs this of the world besides time and connections: packets, and the sums that they carry.
+
+`loop.py` gives it the real ones; a simulator of the tests gives its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import outside
+
+if TYPE_CHECKING:
+    from jax_passing._native import ProgramInfo, Stall
+
+
+class PacketSocket(Protocol):
+    """It is connected to a switch's data port."""
+
+    @property
+    def port(self) -> int: ...
+
+    def join_group(self, offer: messages.GroupOffer, on_heard: Callable[[], None]) -> None:
+        """`on_heard` is called once all probes have been heard. Raises OSError or ValueError."""
+
+    def leave_group(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """A transport needs this of a job at one of its switches."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def socket(self) -> PacketSocket: ...
+    @property
+    def welcome(self) -> messages.Welcome: ...
+
+
+class TransportEvents(Protocol):
+    """A transport asks this of its session."""
+
+    def order(self, payload: bytes) -> None:
+        """Relays this to all other ranks."""
+
+    def program(self, info: "ProgramInfo") -> None:
+        """Is called when one of ours runs for the first time."""
+
+    def stalled(self, stall: "Stall", stalled_s: float) -> None: ...
+
+    def group_lost(self, shard: int) -> None: ...
+
+    def transport_failed(self, kind: str, message: str) -> None: ...
+
+
+class Transport(Protocol):
+    """It makes one rank's sums. `failure`, `drain` and `stats` may be called on any thread; `close` is bounded in
+    time."""
+
+    @property
+    def native(self) -> Any:
+        """Returns what the handlers of this process are given."""
+
+    def deliver_order_message(self, message: bytes) -> None: ...
+    def note_stall(self, note: str) -> None: ...
+    def fail(self, kind: str, message: str) -> None: ...
+    def failure(self) -> tuple[str, str] | None: ...
+    def drain(self, timeout_s: float) -> bool: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+
+class Outside(outside.Outside, Protocol):
+    @property
+    def instance(self) -> str:
+        """Tells this process from any other."""
+
+    def open_socket(self, host: str, port: int) -> PacketSocket:
+        """Raises OSError."""
+
+    def start_transport(self, links: Sequence[Link], events: TransportEvents, **settings: Any) -> Transport:
+        """`settings`: those of _native.Transport. It takes the sockets. Raises ValueError."""

@@ -1,0 +1,54 @@
+"""The thread of a host's control side, as other threads use it."""
+
+import threading
+import time
+
+import pytest
+
+from jax_passing.host.loop import Loop
+
+
+@pytest.fixture
+def loop():
+    one = Loop()
+    yield one
+    one.close()
+
+
+class Listener:
+    """A conversation that only notes how it ended."""
+
+    line_bytes_max = 1000
+
+    def __init__(self, on_closed):
+        self.closed = on_closed
+
+
+def test_functions_run_in_its_thread_and_return_or_raise(loop):
+    assert loop.call(threading.current_thread) is not threading.current_thread()
+    assert loop.call(lambda: loop.call(int, "7")) == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        loop.call(int, "x")
+
+
+def test_what_comes_later_is_waited_for(loop):
+    assert loop.wait(lambda done, _: loop.call_later(0.05, lambda: done("now"))) == "now"
+    with pytest.raises(ZeroDivisionError):
+        loop.wait(lambda _, failed: failed(ZeroDivisionError()))
+    with pytest.raises(TimeoutError):
+        loop.wait(lambda *_: None, 0.01)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "nobody.invalid", "x" * 300])
+def test_a_call_that_fails_is_told(loop, address):
+    error = loop.wait(lambda closed, _: loop.connect((address, 1), 20.0, Listener(closed), "job", None))
+    assert isinstance(error, OSError | ValueError)
+
+
+def test_it_leaves_no_thread_although_a_call_is_under_way():
+    one = Loop()
+    one.call(one.connect, ("10.255.255.1", 7171), 60.0, Listener(lambda error: None), "job", None)
+    began = time.monotonic()
+    one.close()
+    assert time.monotonic() - began < 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "jax_passing-control"]
