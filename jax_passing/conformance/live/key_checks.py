@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from typing import BinaryIO
 
 from jax_passing.conformance.exchanges.differences import shown
 from jax_passing.conformance.live.job import Join, LiveJob
@@ -130,14 +131,19 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
                 return f"of three forged results it counts {more} as forged"
             return chunk.problem_with_result(job.answer(SEQUENCE, VERSION))
 
+    def _next(lines: BinaryIO) -> messages.FromSwitch:
+        if not (line := lines.readline()):
+            raise ConnectionError("the connection was closed")
+        return messages.decode_from_switch(line)
+
     def in_the_clear() -> str:
         name = _new_name()
         with socket.create_connection(address, JOIN_S) as connection, connection.makefile("rb") as lines:
-            hello = messages.decode_from_switch(lines.readline())
+            hello = _next(lines)
             if not isinstance(hello, messages.Hello) or not hello.secured:
                 return f"its greeting doesn't say that it is secured: {hello}"
             connection.sendall(messages.encode(_join(name, hello.instance)))
-            said = messages.decode_from_switch(lines.readline())
+            said = _next(lines)
         return _unless_refused(said, name)
 
     def without_the_key() -> str:

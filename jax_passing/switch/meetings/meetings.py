@@ -251,6 +251,8 @@ class Meeting:
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
         waiting = [seat for seat in self._seats if seat.said is not None]
+        if not waiting:  # one that was just sent away asks
+            return "Nobody waits here any more."
         parties = parties_of(waiting, self._last)
         least = max(parties.least, parties.quorum)
         here = names(sorted({seat.rank for seat in waiting}))
