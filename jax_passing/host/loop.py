@@ -164,6 +164,7 @@ class Loop:
     async def _shut_down(self) -> None:
         for call in self._calls:
             call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)  # then every stream has its transport
         until = self.now() + FLUSH_S
         for stream in list(self._sockets):
             stream.close()
@@ -213,11 +214,13 @@ class Loop:
 
     async def _call(self, address: tuple[str, int], timeout_s: float, stream: Stream) -> None:
         try:
-            connected = await asyncio.wait_for(self._connected(address), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                connected = await self._connected(address)
         except (OSError, ValueError) as error:
             stream.fail(error)
             return
         self._sockets[stream] = connected
+        # If this is cancelled, asyncio closes the transport: the stream hears of it, and `remove` follows.
         await self._loop.create_connection(lambda: stream, sock=connected)
 
     async def _connected(self, address: tuple[str, int]) -> socket.socket:

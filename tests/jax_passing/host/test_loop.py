@@ -1,5 +1,7 @@
 """The thread of a host's control side, as other threads use it."""
 
+import asyncio
+import socket
 import threading
 import time
 
@@ -20,8 +22,8 @@ class Listener:
 
     line_bytes_max = 1000
 
-    def __init__(self, on_closed):
-        self.closed = on_closed
+    def __init__(self, on_closed, on_opened=None):
+        self.closed, self.opened = on_closed, on_opened
 
 
 def test_functions_run_in_its_thread_and_return_or_raise(loop):
@@ -52,3 +54,21 @@ def test_it_leaves_no_thread_although_a_call_is_under_way():
     one.close()
     assert time.monotonic() - began < 4
     assert not one._thread.is_alive()
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_it_ends_while_a_connection_is_being_made(turns):
+    """The loop shuts down so many turns after a call began, in each of which the call is a step further."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one, ends = Loop(), []
+
+        async def call_and_close():
+            one.connect(server.getsockname(), 20.0, Listener(ends.append, lambda stream: None), "job", None)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await one._shut_down()
+            return dict(one._sockets)
+
+        assert asyncio.run_coroutine_threadsafe(call_and_close(), one._loop).result(20) == {}
+        one.close()
+        assert not one._thread.is_alive()
