@@ -30,6 +30,6 @@ flags=(
 bazel() { command bazel --output_user_root="$output" "$1" "${flags[@]}" --jobs=2 --noshow_progress "${@:2}"; }
 trap 'command bazel --output_user_root="$output" shutdown' EXIT  # no server stays behind
 
-# What is tested here are the BUILD files: nothing is optimised.
+# This tests the BUILD files, so nothing is optimised.
 bazel build --copt=-O0 //...
 bazel test --copt=-O0 //...

@@ -86,7 +86,7 @@ install_wheel() {
   "$venv/bin/python" -c 'import jaxlib, platform; print("Python", platform.python_version(), "jaxlib", jaxlib.__version__)'
 }
 
-# What the wheel needs is installed while it is compiled. Only what is imported is worth compiling, and Python does that.
+# The wheel's requirements are installed while it is compiled; Python compiles what it imports, the rest needn't be.
 wheel() {
   make_venv "$oldest" python3
   "$oldest/bin/pip" install --quiet --no-compile jax==0.10.0 jaxlib==0.10.0 $(requirements "['project']['dependencies']") \
@@ -226,7 +226,7 @@ newest_jax() {
   fi
   make_venv "$work/newest" "$python"
   install_wheel "$work/newest" "$wheel" --upgrade "jax${PASSING_JAX:-}" "jaxlib${PASSING_JAX:-}"
-  # What traces and compiles in one process, and what real hosts compute.
+  # These tests trace and compile in one process, or compare what real hosts compute.
   pytest_in "$work/newest" tests/jax_passing/{test_errors,host/test_init,host/test_session}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,lowering_gpu}.py \
     tests/jax_passing/collective/test_{psum,strategies,transforms}.py \

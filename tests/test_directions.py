@@ -21,7 +21,7 @@ INCLUDES = {
     "ffi": ["cuda", "host", "net", "wire"],
     "python": ["ffi", "host", "net", "switch", "wire"],
 }
-# What a module may import from jax_passing itself; all else there are names for users, of rooms further up.
+# A module may import these from jax_passing itself; all else there are names for users, of rooms further up.
 SHARED = {"_compat", "_native", "config", "errors", "job_names", "settings_parser"}
 
 

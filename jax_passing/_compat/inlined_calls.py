@@ -35,7 +35,7 @@ def lower_jit(rule: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if all(isinstance(each, named_sharding.UnspecifiedValue) for each in _shardings(params)):
                 return _lower_body(ctx, operands, jaxpr)
-            # What it says of shardings counts: copies, which look alike, are told apart by the module's fingerprint.
+            # The call's shardings count, so it stays. Its copies look alike: the module's fingerprint tells them apart.
             _of_thread.shared = getattr(_of_thread, "shared", 0) + 1
             try:
                 return rule(ctx, *operands, jaxpr=jaxpr, **params)

@@ -13,7 +13,7 @@ Aval = Any  # a ShapedArray
 NamedAxisEffect = core.NamedAxisEffect
 
 
-# Which axes there are.
+# Axes that are bound.
 
 
 def axis_size(name: Axis) -> int:

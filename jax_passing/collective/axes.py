@@ -38,22 +38,22 @@ class Extent(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether JAX's own collective does the same: the axes lie inside this process."""
+        """Tells whether JAX's own collective does the same: the axes lie inside this process."""
         return self.over_hosts is False and jax.process_count() == 1
 
     @property
     def suits_jax(self) -> bool:
-        """Whether JAX's own collectives work here: they fail where `check_vma` and vmap come together."""
+        """Tells whether JAX's own collectives work here: they fail where `check_vma` and vmap come together."""
         return not (named_axes.check_vma() and named_axes.vmapped(self.axes))
 
     @property
     def mesh_size(self) -> int:
-        """How many devices of the mesh (elements, of a vmap) there are along the axes."""
+        """Returns the number of devices of the mesh (or of elements of a vmap) along the axes."""
         return math.prod(named_axes.axis_size(axis) for axis in self.axes)
 
     @property
     def size(self) -> "int | jax.Array":
-        """How many there are on all hosts: int32[] in an elastic session, as it is known when the program runs.
+        """Returns the number of devices on all hosts: int32[] in an elastic session, known when the program runs.
 
         Raises NotInitializedError before `init`."""
         if self.over_hosts is None:
@@ -138,7 +138,7 @@ class Span(NamedTuple):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether its size is known only when the program runs."""
+        """Tells whether its size is known only when the program runs."""
         return self.hosts_at is not None and self.along.scope.world_size is None
 
     def axis_index(self) -> jax.Array:

@@ -79,7 +79,7 @@ def _evaluate(*leaves: Any, span: Span, site: Site, largest: bool, vmapped: bool
     keys = [to_key(leaf, largest) for leaf in leaves]
     uppers = [key if key.dtype == np.int32 else halves(key)[0] for key in keys]
     greatest = bucketed_sum(uppers, span.along, site, "max")
-    # Of 64 bits the upper half is decided first, then the lower half among those that have it.
+    # The upper half of 64 bits is decided first, then the lower half among those that have the greatest upper one.
     long = [i for i, key in enumerate(keys) if key.dtype != np.int32]
     lowers = [jnp.where(uppers[i] == greatest[i], halves(keys[i])[1], np.iinfo(np.int32).min) for i in long]
     if long:

@@ -155,7 +155,7 @@ class Contact:
     def _on_greeting(self, message: messages.FromSwitch) -> None:
         in_the_clear = self._key is not None and not self._is_secured
         if in_the_clear and isinstance(message, messages.Refused):
-            # Who says so hasn't proved anything, and a switch has room again soon: it is called again.
+            # The sender hasn't proved anything, and a switch has room again soon: it is called again.
             raise ConnectionRefusedError(f"it says: {message.message}")
         if not isinstance(message, messages.Hello):
             raise msgspec.DecodeError("no greeting")

@@ -1,4 +1,4 @@
-"""Those who speak with a switch without a session have this connection, for a thread that blocks."""
+"""A control connection blocks its thread, for callers that speak with a switch without a session."""
 
 import queue
 import time

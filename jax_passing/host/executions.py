@@ -1,4 +1,4 @@
-"""What this process has dispatched to JAX, as far as a session has to wait for it."""
+"""A session waits here for the executions that this process has dispatched to JAX."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def wait_for_executions(timeout_s: float) -> bool:
         devices = jax.local_devices(backend=platform)
         ones = np.ones((len(devices), 64, 64), np.float32)
         across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-        last += [_work(jax.device_put(ones, place)) for place in (across, *devices)]
+        last += [_work(jax.device_put(ones, onto)) for onto in (across, *devices)]
     until = time.monotonic() + timeout_s
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
         time.sleep(POLL_S)

@@ -279,7 +279,7 @@ class Meeting:
         settings, last = self._settings, self.last
         size = settings.world_size if last is None else last.world_size
         wait_s = max(0.1, self.left_s)
-        # Of two points only one can have so many of the hosts: half of them are enough where they are to meet first.
+        # Only one of two points can reach its quorum: half of the hosts are enough at the one where they meet first.
         quorum = 0 if len(self.points) == 1 else (size + 1) // 2 if point == 0 else size // 2 + 1
         return messages.Meet(
             protocol_version=messages.PROTOCOL_VERSION,

@@ -36,18 +36,18 @@ def told(
         raise error(f"{what} goes over several processes, which tell each other by jax.distributed: initialize that.")
     meeting = hashlib.sha256(f"{what} {processes}".encode()).hexdigest()[:32]
     number = _next_number(client, meeting)
-    place = f"jax_passing/{meeting}/{number}"
-    client.key_value_set(f"{place}/{jax.process_index()}", own)
+    prefix = f"jax_passing/{meeting}/{number}"
+    client.key_value_set(f"{prefix}/{jax.process_index()}", own)
     try:
-        client.wait_at_barrier(place, int(1000 * deadline_s), list(processes))
+        client.wait_at_barrier(prefix, int(1000 * deadline_s), list(processes))
     except jax.errors.JaxRuntimeError as reason:
-        absent = [process for process in processes if process not in _said(client, place)]
+        absent = [process for process in processes if process not in _said(client, prefix)]
         others = f"{processes_text(absent, capital=False)} didn't" if absent else "others came later than that"
         raise error(
             f"{processes_text(processes)} have to call {what} together: {others}, within {deadline_s:g} s of process "
             f"{jax.process_index()}'s call. Call it on all of them, in the same order as their other calls."
         ) from reason
-    said = _said(client, place)
+    said = _said(client, prefix)
     if number:  # all have read what was said the last time
         client.key_value_delete(f"jax_passing/{meeting}/{number - 1}/{jax.process_index()}")
     return said
@@ -101,8 +101,8 @@ def processes_text(processes: Sequence[int], *, capital: bool = True) -> str:
     return f"{noun.capitalize() if capital else noun} {', '.join(map(str, processes))}"
 
 
-def _said(client: Any, place: str) -> dict[int, str]:
-    return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(f"{place}/")}
+def _said(client: Any, prefix: str) -> dict[int, str]:
+    return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(f"{prefix}/")}
 
 
 def _next_number(client: Any, meeting: str) -> int:

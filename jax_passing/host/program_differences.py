@@ -10,11 +10,11 @@ import msgspec
 
 from jax_passing.protocol import control_messages as messages
 
-SHOWN_MAX = 4  # places, leaves or operations
+SHOWN_MAX = 4  # locations, leaves or operations
 TREE_MAX = 8  # leaves of a tree that is shown whole
 _TEXT_MAX = 6 * 1024
 _PART_MAX = 300
-# Of an identity: which sum it is.
+# These keys of an identity say which sum it is.
 _WHERE = frozenset({"place", "further", "call", "calls", "nth", "kind", "bucket", "stream"})
 
 _SAME_PROGRAMS = (
@@ -47,20 +47,20 @@ class Compared(Protocol):
 
 
 def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
-    """What to say of two programs that aren't equal.
+    """Describes how two unequal programs differ, and what to do about it.
 
     Args:
       own: this host's.
       rank_0s: rank 0's.
       rank: this host's.
-      number: they are the so-many-th of their line.
+      number: they are the so-many-th of their device queue.
     """
     stream = f" in stream {own.stream!r}" if own.stream else ""
     where = f"program {number} with sums over hosts on devices {own.devices}{stream}"
     if own.name != rank_0s.name:
         what = (
-            f"Instead of rank 0's {rank_0s.name}, which sums at {_places(_sums(rank_0s))}, rank {rank} runs {own.name} "
-            f"({where}), which sums at {_places(_sums(own))}"
+            f"Instead of rank 0's {rank_0s.name}, which sums at {_location_texts(_sums(rank_0s))}, rank {rank} runs "
+            f"{own.name} ({where}), which sums at {_location_texts(_sums(own))}"
         )
         remedies = [_SAME_PROGRAMS]
     elif (own.identities, own.digest) != (rank_0s.identities, rank_0s.digest):
@@ -80,7 +80,7 @@ def fields_of(identity: str) -> dict[str, Any]:
     return messages.decode(_fields, identity)
 
 
-_Place = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives
+_Location = tuple[tuple[str, ...], str]  # frames, and the letters of derivatives
 
 
 class _Sum:
@@ -94,7 +94,7 @@ class _Sum:
         calls = self.all.get("calls")
         stacks = [self.all.get("place"), *(calls if isinstance(calls, list) else [])]
         frames = [str(frame) for stack in stacks if isinstance(stack, list) for frame in stack if frame]
-        self.where: _Place = tuple(frames), str(self.all.get("kind", ""))
+        self.where: _Location = tuple(frames), str(self.all.get("kind", ""))
         self.bucket = str(self.all.get("bucket", 0))
         leaves = self.all.get("leaves")
         pairs = [leaf for leaf in leaves if isinstance(leaf, list)] if isinstance(leaves, list) else []
@@ -102,13 +102,13 @@ class _Sum:
 
     @property
     def how(self) -> dict[str, str]:
-        """Everything but which sum it is, and of what."""
+        """Returns everything but which sum it is, and of what."""
         named = {key: value for key, value in self.all.items() if key not in _WHERE and key != "leaves"}
         return {key: value if isinstance(value, str) else str(value) for key, value in named.items()}
 
 
-def place_of(identity: str) -> _Place:
-    """By which identities are sorted, so that the sums of a place stand together."""
+def location_of(identity: str) -> _Location:
+    """Returns the key by which identities are sorted, so that the sums of a location stand together."""
     return _Sum(identity).where
 
 
@@ -116,48 +116,48 @@ def _sums(program: Compared) -> list[_Sum]:
     return [_Sum(identity) for identity in program.identities]
 
 
-def _by_place(sums: Iterable[_Sum]) -> dict[_Place, list[_Sum]]:
-    places: dict[_Place, list[_Sum]] = {}
+def _by_location(sums: Iterable[_Sum]) -> dict[_Location, list[_Sum]]:
+    locations: dict[_Location, list[_Sum]] = {}
     for one in sums:
-        places.setdefault(one.where, []).append(one)
-    return places
+        locations.setdefault(one.where, []).append(one)
+    return locations
 
 
 def _sums_differ(own: Compared, rank_0s: Compared, rank: int) -> tuple[list[str], list[str]]:
-    """What differs, and what to do."""
-    ours, theirs = _by_place(_sums(own)), _by_place(_sums(rank_0s))
-    # What was left out on one side may be there: nothing is said of places from the last one on.
-    ends = [max(places, default=((), "")) for places, program in ((ours, own), (theirs, rank_0s)) if program.digest]
+    """Returns what differs, and what to do."""
+    ours, theirs = _by_location(_sums(own)), _by_location(_sums(rank_0s))
+    # Sums that were left out on one side may be there: nothing is said of locations from the last one on.
+    ends = [max(sums, default=((), "")) for sums, program in ((ours, own), (theirs, rank_0s)) if program.digest]
     if ends:
-        ours, theirs = ({place: each[place] for place in each if place < min(ends)} for each in (ours, theirs))
+        ours, theirs = ({at: each[at] for at in each if at < min(ends)} for each in (ours, theirs))
     whats: list[str] = []
     remedies: list[str] = []
-    for place in [place for place in ours if place in theirs]:
-        found = _place_differs(ours[place], theirs[place], rank)
+    for location in [location for location in ours if location in theirs]:
+        found = _location_differs(ours[location], theirs[location], rank)
         if found:
             text, remedy = found
-            whats.append(f"at {_place(place, ours)} {text}")
+            whats.append(f"at {_location_text(location, ours)} {text}")
             remedies.append(remedy)
-    lone_ours = [place for place in ours if place not in theirs]
-    lone_theirs = [place for place in theirs if place not in ours]
-    for who, other, lone, beside in (
+    lone_ours = [location for location in ours if location not in theirs]
+    lone_theirs = [location for location in theirs if location not in ours]
+    for who, other, lone, there in (
         (f"rank {rank}", "rank 0", lone_ours, theirs),
         ("rank 0", f"rank {rank}", lone_theirs, ours),
     ):
         if lone:
-            some = [_place(place, [*beside, *lone]) for place in lone[:SHOWN_MAX]]
+            some = [_location_text(location, [*there, *lone]) for location in lone[:SHOWN_MAX]]
             whats.append(f"{who} sums at {_listed(some, len(lone))}, where {other} doesn't")
             remedies.append(_SAME_PROGRAMS)
     if not whats:
         whats = [f"they differ beyond the first {sum(map(len, ours.values()))} sums: hosts tell each other of no more"]
         remedies = [_SAME_PROGRAMS]
     if len(whats) > SHOWN_MAX:
-        whats = [*whats[:SHOWN_MAX], f"and so do {len(whats) - SHOWN_MAX} other places"]
+        whats = [*whats[:SHOWN_MAX], f"and so do {len(whats) - SHOWN_MAX} other locations"]
     return whats, remedies
 
 
-def _place_differs(ours: Sequence[_Sum], theirs: Sequence[_Sum], rank: int) -> tuple[str, str] | None:
-    """(what, remedy) of the sums of one place; None if they are equal."""
+def _location_differs(ours: Sequence[_Sum], theirs: Sequence[_Sum], rank: int) -> tuple[str, str] | None:
+    """Returns what differs in the sums of one location, and the remedy; None if they are equal."""
     if Counter(_canonical(one) for one in ours) == Counter(_canonical(one) for one in theirs):
         return None
     whats: list[str] = []
@@ -231,8 +231,8 @@ def _tree(leaves: Mapping[str, str]) -> str:
 def _modules_differ(own: Compared, rank_0s: Compared, rank: int) -> str:
     """Their fingerprints do."""
     copies = Counter(own.identities)
-    alike = _by_place(_Sum(identity) for identity, count in copies.items() if count > 1)
-    some = _listed([_place(place, alike) for place in list(alike)[:SHOWN_MAX]], len(alike))
+    alike = _by_location(_Sum(identity) for identity, count in copies.items() if count > 1)
+    some = _listed([_location_text(location, alike) for location in list(alike)[:SHOWN_MAX]], len(alike))
     needed = (
         f"the sums at {some} are there several times, and only XLA's order tells them apart"
         if alike
@@ -258,23 +258,24 @@ def _operations(text: str) -> dict[str, str] | None:
 
 
 def _only(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Of the operations that both count, and count differently."""
+    """Returns our counts of the operations that both sides count differently."""
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
     return _listed([f"{ours.get(name, 'no')} {name}" for name in names[: 2 * SHOWN_MAX]], len(names))
 
 
-def _place(place: _Place, others: Collection[_Place] = ()) -> str:
-    """The innermost frame; with those around it if that isn't enough to tell it from others."""
-    frames, kind = place
+def _location_text(location: _Location, others: Collection[_Location] = ()) -> str:
+    """Returns the innermost frame, with those around it if that isn't enough to tell it from others."""
+    frames, kind = location
     same = [other for other in others if other[0][:1] == frames[:1] and other[0] != frames]
     shown = frames[:SHOWN_MAX] if same else frames[:1]
-    text = ", called from ".join(shown)[:_PART_MAX] or "an unknown place"
+    text = ", called from ".join(shown)[:_PART_MAX] or "an unknown location"
     return f"{text} (in a derivative)" if kind else text
 
 
-def _places(sums: Iterable[_Sum]) -> str:
-    places = list(_by_place(sums))
-    return _listed([_place(place, places) for place in places[:SHOWN_MAX]], len(places)) or "places too long to tell"
+def _location_texts(sums: Iterable[_Sum]) -> str:
+    locations = list(_by_location(sums))
+    some = [_location_text(location, locations) for location in locations[:SHOWN_MAX]]
+    return _listed(some, len(locations)) or "locations too long to tell"
 
 
 def _all_of(values: Iterable[str]) -> str:

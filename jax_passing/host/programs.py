@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.errors import Failure, ProgramMismatchError
-from jax_passing.host.program_differences import difference, fields_of, place_of
+from jax_passing.host.program_differences import difference, fields_of, location_of
 from jax_passing.protocol import control_messages as messages
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 IDENTITIES_BYTES_MAX = 512 * 1024  # of their JSON
 _NAME_MAX, _DEVICES_MAX, _FINGERPRINT_MAX = 1024, 4096, 16 * 1024  # characters, of up to 6 bytes each in JSON
 assert IDENTITIES_BYTES_MAX + 6 * (_NAME_MAX + _DEVICES_MAX + _FINGERPRINT_MAX) + 1024 < messages.RELAY_BYTES_MAX
-# Of a device queue, on either side. Hosts are as far apart as programs run before a sum has to be complete.
+# Limits a device queue, on either side. Hosts are as far apart as programs run before a sum has to be complete.
 PENDING_MAX = 1024
 _SHOWN_MAX = 3
 
@@ -33,7 +33,7 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
       name: of the module, and the number of its devices.
       devices: that it runs on, for people and to tell device queues apart.
       fingerprint: "SHA256 SUMMARY" of the whole compiled module; empty unless some of its sums need it.
-      identities: of its sums, JSON each; sorted by place, with repetition.
+      identities: of its sums, JSON each; sorted by source location, with repetition.
       digest: of all identities, if they are too long to be sent: then those above are only the first ones.
     """
 
@@ -62,7 +62,7 @@ def _stream(identity: str) -> str:
 
 def bounded(info: "ProgramInfo") -> Program:
     """Returns what of it is compared: alike on both sides, so that what was left out makes no difference of its own."""
-    identities = tuple(sorted(info.identities, key=lambda identity: (place_of(identity), identity)))
+    identities = tuple(sorted(info.identities, key=lambda identity: (location_of(identity), identity)))
     total, count = 0, 0
     for identity in identities:
         total += len(_encoder.encode(identity)) + 1

@@ -1,4 +1,4 @@
-"""What a traced program depends on beside its arguments: which axes continue over the hosts, over how many, and more.
+"""A traced program depends on a scope beside its arguments: which axes continue over how many hosts, and more.
 
 JAX keeps it in its cache keys (`jax.make_user_context`), so a program is traced and compiled again where it would mean
 something else: in a session of another size, with other axes, in another stream. Its value belongs to a thread: the
@@ -40,7 +40,7 @@ class Scope(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether this host is sure to be the only one."""
+        """Tells whether this host is sure to be the only one."""
         return self.world_size == 1
 
 
@@ -108,12 +108,12 @@ def of_session() -> Scope | None:
 
 
 def is_thread_of_session() -> bool:
-    """Whether the calling thread began the session."""
+    """Tells whether the calling thread began the session."""
     return _session is not None and threading.get_ident() == _thread
 
 
 def several_threads() -> bool:
-    """Whether the calling thread isn't the one that began the session, or some thread has entered a stream."""
+    """Tells whether the calling thread isn't the one that began the session, or some thread has entered a stream."""
     return _session is not None and (_had_streams or threading.get_ident() != _thread)
 
 

@@ -312,7 +312,7 @@ class Session:
 
 
 def _begin() -> bool:
-    """Whether there has been a session before."""
+    """Counts a session that begins. Returns whether there has been one before."""
     global _begun
     _begun += 1
     return _begun > 1

@@ -45,11 +45,11 @@ def test_cpp_switch_with_a_parent(parent_at, key_file, key):
 
 
 def test_a_parent_has_a_jobs_new_numbers_as_soon_as_its_workers_do(monkeypatch, parent_at):
-    def send(line, message, usual=parent_role._Line.send):
-        usual(line, message)
+    def send(connection, message, usual=parent_role._Connection.send):
+        usual(connection, message)
         time.sleep(0.2)  # the switch goes on meanwhile
 
-    monkeypatch.setattr(parent_role._Line, "send", send)
+    monkeypatch.setattr(parent_role._Connection, "send", send)
     running = SwitchThread(parent=parent_at)
     try:
         with closing(LiveSwitch(parse_address(running.address), parent_at)) as under_test:

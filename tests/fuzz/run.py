@@ -33,7 +33,7 @@ JOBS = 2
 INPUT_S_MAX = 20  # one that takes longer has failed
 MEMORY_MIB_MAX = 2048
 INPUT_BYTES_MAX = 1024
-# What the check tries, the slowest first. Those that take lists of operations run some twenty operations an input.
+# The check tries so many inputs, the slowest target first. Inputs that are lists of operations have some twenty.
 INPUTS = {
     "control_plane_fuzz": 3_000,
     "all_reduce_fuzz": 40_000,

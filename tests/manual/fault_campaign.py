@@ -137,7 +137,7 @@ class Campaign:
         time.sleep(self._random.uniform(0.0, self._plan.lull_s))
         fault_s = time.monotonic()
         process.send_signal(signal.Signals[what])
-        # Who is killed is missed at once, who is stopped at the deadline or the lease, whichever is first.
+        # A killed host is missed at once, a stopped one at the deadline or the lease, whichever is first.
         promised_s = fault_s + (0.0 if what == "SIGKILL" else min(deadline_s, LEASE_S))
         for rank in range(HOSTS):
             if rank != victim:

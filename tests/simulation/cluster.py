@@ -15,7 +15,7 @@ from simulation.world import ViolationError, World
 
 
 class NoSurvivedFault(logging.Handler):
-    """What the product logs with a traceback is a fault of its own, after which it goes on; here that ends the run."""
+    """Ends the run at a traceback in the log: there the product has met a fault of its own, and would go on."""
 
     def emit(self, record):
         if record.exc_info:
@@ -27,7 +27,7 @@ log.setLevel(logging.ERROR)
 log.propagate = False
 log.addHandler(NoSurvivedFault())
 
-# Of a session that waits for others in vain, or sums until its deadline, and of all faults one after the other.
+# A session may wait for others in vain, or sum until its deadline, and meet all faults one after the other.
 SESSION_MAX_S = judge.JOIN_DEADLINE_S + 2 * judge.DEADLINE_S + 2 * LEASE_S + 30.0
 SETTLE_S = 60.0
 
@@ -98,13 +98,13 @@ class Cluster:
             programs = tuple(tuple(numbers[index] for index in program) for program in job.programs)
             self._jobs[job.name] = msgspec.structs.replace(job, programs=programs)
 
-    # What machines ask.
+    # Machines ask these.
 
     def on_done(self):
         self._hosts_left -= 1
 
     def incarnation(self, parent) -> int:
-        """Of a job that a data plane begins: its parent's, or a new one at the root."""
+        """Returns the incarnation for a job that a data plane begins: its parent's, or a new one at the root."""
         if parent is None:
             return next(self._incarnations)
         for machine in self.switches.values():

@@ -1,4 +1,4 @@
-"""What must hold of the sessions of a cluster, whatever has happened. Sums are judged with the packets (packets.h)."""
+"""Judges the sessions of a cluster by rules that hold whatever happens. packets.h judges sums, with the packets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class SessionRecord:
 
 
 def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
-    """What doesn't hold."""
+    """Yields each rule that a session broke."""
     for one in sessions:
         if one.kind not in ("Bye", "crashed", "left alone") and not errors.is_kind(one.kind):
             yield f"no error of ours: {one}"

@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of, what its hosts do, and what goes wrong: data, drawn from a seed.
+"""A plan says which parts a simulated cluster has, what its hosts do and what goes wrong: data, drawn from a seed.
 
 A plan says nothing of the product, and parts of it can be taken away (shrink.py). Switches and hosts are known by their
 numbers, which stay when others are taken away; all of chance that a plan doesn't settle is drawn from its seed as well.
@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-# What hosts do that don't have the key: say so, guess another one, or join without proof.
+# Hosts without the key do one of these: they say so, guess another one, or join without proof.
 STRANGERS = ("lacks the key", "has another key", "joins without the key")
 KEY = 1
 
@@ -24,7 +24,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Link(Struct):
-    """What happens to packets of one direction; shares of them, and times."""
+    """A link loses, delays and changes packets of one direction: shares of them, and times."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -199,8 +199,8 @@ def from_seed(seed: int) -> Plan:
 
 
 def life_from_seed(seed: int, hours: int) -> list[Plan]:
-    """Of each hour of one cluster: its switches and links stay, with other jobs and hosts every hour, and faults at
-    random. All packets have tags, and strangers are there all the time."""
+    """Returns a plan for each hour of one cluster. Its switches and links stay; jobs and hosts change every hour, and
+    faults come at random. All packets have tags, and strangers are there all the time."""
     random = Random(f"life {seed}")
     plan = from_seed(seed)
     switches = tuple(replace(one, key=KEY, tags=True, whole_chunks=False) for one in plan.switches)
@@ -238,7 +238,7 @@ def _hour(random: Random, plan: Plan) -> Plan:
     return _with_stranger(random, replace(plan, jobs=tuple(jobs), hosts=tuple(hosts), faults=tuple(faults)))
 
 
-# Who is kept out, and how.
+# Keys, and strangers that are kept out.
 
 
 def _open(random: Random, plan: Plan) -> Plan:
@@ -291,7 +291,7 @@ def _checkable(site: Site) -> Site:
 
 
 def _with_stranger(random: Random, plan: Plan) -> Plan:
-    """Who takes itself for a rank of a job, and doesn't have the key."""
+    """Adds a host that takes itself for a rank of a job, and doesn't have the key."""
     rank = random.choice(plan.hosts)
     number = 1 + max(host.number for host in plan.hosts)
     starts_s = round(random.uniform(0, random.choice([rank.starts_s, LIFE_S])), 4)
@@ -388,7 +388,7 @@ def _hosts(random: Random, job: Job, switches: list[Switch], first: int, is_gent
 
 
 def _groups(random: Random, switches: list[Switch]) -> list[tuple[int, ...]]:
-    """Of the hosts of a job: each lists a switch for each shard, and those at one switch list the same."""
+    """Groups the hosts of a job: each lists a switch for each shard, and those at one switch list the same."""
 
     def root_of(number: int) -> int:
         parent = switches[number].parent

@@ -116,7 +116,7 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
 
 
 def all_of(build: Path) -> dict[str, Callable[[], None]]:
-    """What makes each of them in a process that hasn't imported anything of the product yet."""
+    """Returns functions that plant a defect each, in a process that hasn't imported anything of the product yet."""
     plants = dict(IN_PYTHON)
     for module in sorted(build.glob("plants/*/_simulation*.so")):
         folder = str(module.parent)

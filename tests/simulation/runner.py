@@ -23,7 +23,7 @@ def what_was_raised(error: Exception) -> str:
 
 
 def attempt(question: int | str) -> tuple[str, dict]:
-    """What is wrong with a cluster, of a seed or a plan as text, if anything, and what was counted."""
+    """Runs a cluster, given as a seed or a plan as text. Returns what is wrong with it, if anything, and counts."""
     from simulation.cluster import Cluster  # loads _simulation: a planted one, perhaps
 
     cluster = Cluster(from_seed(question) if isinstance(question, int) else decode(question))
@@ -41,7 +41,7 @@ def attempt(question: int | str) -> tuple[str, dict]:
 
 @dataclass
 class Outcome:
-    """Of many seeds."""
+    """The outcome of many seeds counts what happened and keeps what was wrong."""
 
     seeds: int = 0
     wrong: dict[int, str] = field(default_factory=dict)  # by seed

@@ -28,7 +28,7 @@ def _without(items: tuple, index: int) -> tuple:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """What takes most away comes first."""
+    """Yields smaller plans; those from which most is taken away come first."""
     for job in plan.jobs if len(plan.jobs) > 1 else ():
         hosts = tuple(host for host in plan.hosts if host.job != job.name)
         yield replace(plan, jobs=tuple(other for other in plan.jobs if other is not job), hosts=hosts)

@@ -193,7 +193,7 @@ class SimulatedSwitch(Process):
         super().end(is_noticed=is_noticed)
 
     def leftovers(self) -> list[str]:
-        """What it still holds; nothing once all jobs are over."""
+        """Returns what it still holds; nothing once all jobs are over."""
         plane = self.plane
         left = {
             "epochs": len(plane.jobs.epochs()),

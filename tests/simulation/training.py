@@ -95,7 +95,7 @@ class Host:
 
     @property
     def met(self):
-        """What was agreed on at the last meeting; None before the first."""
+        """Returns what was agreed on at the last meeting; None before the first."""
         return self.joining.met
 
     # Time.
@@ -263,7 +263,7 @@ def strike(training):
 
 
 def attempt(seed: int) -> tuple[str, dict]:
-    """What is wrong with a training in a storm, if anything, and what was counted."""
+    """Runs a training in a storm. Returns what is wrong with it, if anything, and counts."""
     training, wrong = storm(seed), ""
     try:
         training.run()

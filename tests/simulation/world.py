@@ -18,7 +18,7 @@ CONNECTIONS_FROM = 30_000  # their ports
 
 
 class ViolationError(AssertionError):
-    """Of what must hold whatever happens."""
+    """Something doesn't hold that must hold whatever happens."""
 
 
 class OtherKeyError(ssl.SSLCertVerificationError):
@@ -226,7 +226,7 @@ class Process:
 
 
 class Deaf:
-    """What a process that is gone says to anything."""
+    """A process that is gone answers nothing."""
 
     def opened(self, connection): ...
 
@@ -281,7 +281,7 @@ class Stream:
         return True
 
     def secure(self, job, key):
-        """What comes instead of the other's proof is in plain text, and is heard."""
+        """Begins the handshake. An answer in plain text, instead of the other's proof, is heard."""
         self._is_halfway = True
         self._deliver(lambda: self.other.shake_hands(job, key))
 

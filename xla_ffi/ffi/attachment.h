@@ -1,4 +1,4 @@
-// What a session lends to this process's handlers, and why a call can't have it.
+// A session lends an attachment to this process's handlers; a call that can't have it is told why.
 #ifndef XLA_FFI_FFI_ATTACHMENT_H_
 #define XLA_FFI_FFI_ATTACHMENT_H_
 

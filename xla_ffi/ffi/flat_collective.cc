@@ -9,7 +9,7 @@
 namespace passing {
 namespace {
 
-// What the ranks of one sum share.
+// The ranks of one sum share this.
 struct Pending {
   std::mutex mutex;
   size_t rank_count;

@@ -1,4 +1,4 @@
-// What the handlers of all platforms have in common.
+// The handlers of all platforms have these parts in common.
 #ifndef XLA_FFI_FFI_HANDLER_PARTS_H_
 #define XLA_FFI_FFI_HANDLER_PARTS_H_
 

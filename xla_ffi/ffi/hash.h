@@ -1,4 +1,4 @@
-// What names a sum in few bytes, alike on every host.
+// A hash names a sum in few bytes, alike on every host.
 #ifndef XLA_FFI_FFI_HASH_H_
 #define XLA_FFI_FFI_HASH_H_
 

@@ -34,9 +34,9 @@ class HostProgram {
   // Returns the execution's number, for all its calls: higher than those before, and the same on all devices.
   int32_t Begin(int64_t entry, int64_t device);
 
-  // What a device adds to the sum of a site. Blocks until the sum is done, or has failed, or the session's deadline is
-  // past; returns what went wrong, if anything did. Buffers as those of a Call; throws std::invalid_argument if their
-  // sizes aren't the site's.
+  // Adds a device's buffers to the sum of a site. Blocks until the sum is done, or has failed, or the session's
+  // deadline is past; returns what went wrong, if anything did. `buffers` are like those of a Call; throws
+  // std::invalid_argument if their sizes aren't the site's.
   struct Buffers {
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
@@ -46,7 +46,7 @@ class HostProgram {
                              Buffers buffers);
 
  private:
-  // Whether this execution began before the session did: other devices, or hosts, may have lost parts of it.
+  // Tells whether this execution began before the session did: other devices, or hosts, may have lost parts of it.
   bool BeganBeforeSession(int32_t execution, uint64_t attachment);
 
   Rendezvous& rendezvous_;

@@ -1,4 +1,4 @@
-// Which sum is which, alike on every host.
+// Sums get names here that are alike on every host.
 //
 // A *site* is a psum in a lowered module; XLA may copy it (with a jitted function that has shardings of its own, say),
 // and each copy is an *instance*. What the program says about a sum is its identity; Python writes it, and it is the
@@ -33,7 +33,7 @@
 
 namespace passing {
 
-// What the sums of one executable share.
+// The sums of one executable share this.
 struct Executable {
   uint64_t hash = 0;    // of `program` but its devices
   ProgramInfo program;  // its devices are those of SumSpec
@@ -70,7 +70,7 @@ class Instance {
   // `group`: which of the groups of devices that sum separately. The first call completes the executable's list of
   // instances.
   std::shared_ptr<const SumSite> SiteOf(int64_t group);
-  // Which a visit belongs to; null if it has no sums.
+  // Returns the executable, which is complete from now on; null if it has no sums.
   std::shared_ptr<const Executable> executable();
 
  private:
@@ -96,7 +96,8 @@ using ModuleId = std::pair<std::string, int64_t>;  // program and ordinal
 // Returns those that need a fingerprint.
 std::vector<ModuleId> EndCompilation(const std::vector<ModuleId>& modules);
 
-// Of the executable for which EndCompilation asked last under this id. It has no effect once that was executed.
+// Gives a fingerprint to the executable for which EndCompilation asked last under this id. It has no effect once that
+// was executed.
 void SetFingerprint(const ModuleId& module, std::string_view fingerprint);
 
 }  // namespace passing

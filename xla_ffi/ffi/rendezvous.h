@@ -55,7 +55,7 @@ class Rendezvous {
   // Why no sum succeeds any more: the session failed, or is over.
   std::optional<Failure> failure();
 
-  // What is known of the attachment, if there is one.
+  // Describes the attachment, if there is one.
   struct Attached {
     uint64_t number = 0;  // no other attachment has it
     int64_t first_device_id = 0;

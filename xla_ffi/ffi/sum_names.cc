@@ -90,7 +90,7 @@ std::variant<SumKey, Failure> SumNames::Name(const SumSite& site, int32_t run_id
     }
     executions.Begin(now);
     if (executable->visits) {
-      // Those of one device: each visits by itself.
+      // The visits of one device count: each device visits by itself.
       const auto visits = with_visits_.find({executable->hash, first_device});
       if (visits == with_visits_.end()) return TooMany(executable->program.name, max_names_);
       if (visits->second.last != now) return Overlapped(site.shape->site_name);

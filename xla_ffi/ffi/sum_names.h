@@ -77,7 +77,7 @@ class SumNames {
 // Two executions of the program ran at the same time.
 Failure Overlapped(const std::string& site_name);
 
-// Whether run id `a` was given after `b`. They wrap.
+// Tells whether run id `a` was given after `b`. Run ids wrap.
 inline bool IsLater(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)) > 0;
 }

@@ -1,4 +1,4 @@
-// What Python needs to run sums in this process: attach, detach, the handlers.
+// Binds what Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

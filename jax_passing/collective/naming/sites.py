@@ -52,7 +52,7 @@ class Site:
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of calls that are alike is that of the program."""
+        """Tells whether calls that are alike come in the order of the program."""
         return not self.kind and not self.location.transposing and _same_loops()
 
     def identity(

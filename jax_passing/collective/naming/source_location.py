@@ -31,7 +31,7 @@ class SourceLocation(NamedTuple):
     transposing: bool = False
 
     def __str__(self) -> str:
-        return self.frames[0] if self.frames else "unknown place"
+        return self.frames[0] if self.frames else "unknown location"
 
 
 def here() -> SourceLocation:

@@ -115,7 +115,7 @@ def define(
 
 
 def by_jax(along: Extent) -> bool:
-    """Whether JAX's own collective does it: inside this process, or where the session says "native"."""
+    """Tells whether JAX's own collective does it: inside this process, or where the session says "native"."""
     return along.suits_jax and (along.local or (along.over_hosts is False and along.scope.strategy == "native"))
 
 

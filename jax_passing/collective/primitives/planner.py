@@ -1,4 +1,4 @@
-"""What each strategy's sum takes, and which one `auto` takes. Pure; docs/train/collectives.md derives the formulas.
+"""Predicts how long a sum takes with each strategy, so that `auto` can choose; docs/train/collectives.md derives it.
 
 A sum is a pipeline over several resources (links, processors), so its time is that of the slowest one, plus the round
 trips in which nothing flows.

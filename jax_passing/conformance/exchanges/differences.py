@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 
-from jax_passing.conformance.exchanges.exchange import Exchange, Place, Played, Step
+from jax_passing.conformance.exchanges.exchange import Exchange, Played, SlotVersion, Step
 from jax_passing.conformance.exchanges.model import State
 from jax_passing.protocol.packet import (
     EVERY_WORKER,
@@ -68,7 +68,7 @@ def difference(exchange: Exchange, played: Played) -> str:
     return ""
 
 
-def state_difference(exchange: Exchange, expected: Mapping[Place, State], played: Played) -> str:
+def state_difference(exchange: Exchange, expected: Mapping[SlotVersion, State], played: Played) -> str:
     """Describes the first slot that holds something else in the end; empty if there is none."""
     for (slot, version), state in (played.states or {}).items():
         if state != expected[slot, version]:
@@ -128,8 +128,10 @@ def _story(exchange: Exchange, played: Played, last: int | None) -> str:
     """The packets that led to it, with the switch's own numbers: those for the slot version of step `last`, or all."""
     steps = list(enumerate(exchange.steps))
     if last is not None:
-        place = _place(exchange.steps[last].packet)
-        steps = [(index, step) for index, step in steps[: last + 1] if index == last or _place(step.packet) == place]
+        own = _slot_version(exchange.steps[last].packet)
+        steps = [
+            (index, step) for index, step in steps[: last + 1] if index == last or _slot_version(step.packet) == own
+        ]
     left_out = len(steps) - STEPS_SHOWN
     lines = [f"  ({left_out} packets before)"] if left_out > 0 else []
     for index, step in steps[-STEPS_SHOWN:]:
@@ -140,6 +142,6 @@ def _story(exchange: Exchange, played: Played, last: int | None) -> str:
     return "\n" + "\n".join(lines)
 
 
-def _place(packet: bytes) -> tuple[bytes, bytes]:
-    """Its slot, counted in four as in an exchange's jobs and parents, and its version."""
+def _slot_version(packet: bytes) -> tuple[bytes, bytes]:
+    """Returns its slot, counted in four as in an exchange's jobs and parents, and its version."""
     return bytes([packet[11] % 4]) if len(packet) > 11 else b"", packet[16:17]

@@ -120,7 +120,7 @@ def _widened(packet: bytes, lanes: int) -> bytes:
     return packet[:18] + lanes.to_bytes(2) + (body + tail if surplus >= 0 else body[:surplus])
 
 
-Place = tuple[int, int]  # slot and version
+SlotVersion = tuple[int, int]
 
 
 def _played_on_model(exchange: Exchange, limits: Limits) -> tuple[Switch, list[Step]]:
@@ -139,7 +139,7 @@ def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
     return replace(exchange, steps=tuple(_played_on_model(exchange, limits)[1]))
 
 
-def final_states(exchange: Exchange, limits: Limits) -> dict[Place, State]:
+def final_states(exchange: Exchange, limits: Limits) -> dict[SlotVersion, State]:
     """Returns what all slot versions of the exchange's jobs hold at the end."""
     switch, _ = _played_on_model(exchange, limits)
     return {
@@ -167,7 +167,7 @@ class Played:
     received: Mapping[str, Sequence[bytes]]
     verdicts: Sequence[str] | None = None
     counts: Mapping[str, int] | None = None
-    states: Mapping[Place, State] | None = None
+    states: Mapping[SlotVersion, State] | None = None
     strays: Sequence[str] = ()
     not_compared: Mapping[str, str] = field(default_factory=dict)
     translate: Callable[[bytes, Sequence[str]], bytes] = lambda packet, to: packet

@@ -48,7 +48,7 @@ class ParentRole:
         self._listener = socket.create_server(address)
         self._numbers = itertools.count(30_000)
         self._ends: dict[str, ParentEnd] = {}
-        self._lines: list[_Line] = []
+        self._connections: list[_Connection] = []
         threading.Thread(target=self._accept, name="conformance-parent", daemon=True).start()
 
     def end_of(self, job: str) -> ParentEnd:
@@ -65,38 +65,38 @@ class ParentRole:
         with suppress(OSError):  # closed
             while True:
                 connection, (peer, *_) = self._listener.accept()
-                self._lines.append(line := _Line(connection, peer))
-                threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+                self._connections.append(child := _Connection(connection, peer))
+                threading.Thread(target=self._serve, args=(child,), daemon=True).start()
 
-    def _serve(self, line: "_Line") -> None:
-        with closing(line), closing(DataSocket(line.own)) as udp:
+    def _serve(self, child: "_Connection") -> None:
+        with closing(child), closing(DataSocket(child.own)) as udp:
             try:
-                self._converse(line, udp)
+                self._converse(child, udp)
             except (OSError, msgspec.DecodeError) as error:
                 log.info("connection of the switch under test: %s", error)
 
-    def _converse(self, line: "_Line", udp: DataSocket) -> None:
+    def _converse(self, child: "_Connection", udp: DataSocket) -> None:
         hello = messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=self._key is not None)
         if self._key is not None:
-            line.secure(self._key)
-        line.send(hello)
-        rack = line.expect(messages.RackJoin)
-        udp.set_switch(rack.data_host or line.peer, rack.udp_port)
-        joins = [line.expect(messages.RankJoin)]
+            child.secure(self._key)
+        child.send(hello)
+        rack = child.expect(messages.RackJoin)
+        udp.set_switch(rack.data_host or child.peer, rack.udp_port)
+        joins = [child.expect(messages.RankJoin)]
         while len(joins) < joins[0].world_size:
-            joins.append(line.expect(messages.RankJoin))
+            joins.append(child.expect(messages.RankJoin))
         least = joins[0]  # they all come from one switch
         ranks = tuple(sorted(join.rank for join in joins))
         tagged = least.tagged  # only where there is a key
-        line.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks, ranks, tagged))
-        line.expect(messages.Prepared)
+        child.send(messages.Prepare(1, least.slot_count, least.lanes_per_chunk, least.whole_chunks, ranks, tagged))
+        child.expect(messages.Prepared)
         number = next(self._numbers)
         slot_first = min(SLOT_FIRST, (1 << 16) - least.slot_count)
         numbers = Parent(job=number, epoch=number - 20_000, slot_first=slot_first, worker=WORKER, address="P")
         of_contributions, of_results = keys.new_key(), keys.new_key()
         # Before the workers are welcomed, and look for it.
         self._ends[rack.job] = ParentEnd(numbers, udp, PacketKey(of_contributions), PacketKey(of_results))
-        line.send(
+        child.send(
             messages.Welcome(
                 job_id=numbers.job,
                 epoch=numbers.epoch,
@@ -112,24 +112,24 @@ class ParentRole:
         )
         left: set[int] = set()
         while len(left) < len(joins):
-            match line.receive():
+            match child.receive():
                 case messages.Heartbeat() as beat:
-                    line.send(beat)
+                    child.send(beat)
                 case messages.Ask(id=number):  # who is missing elsewhere: nobody
-                    line.send(messages.Answer(number, (), False, False))
+                    child.send(messages.Answer(number, (), False, False))
                 case messages.Left(ranks):
                     left.update(ranks)
-        line.send(messages.Bye())
+        child.send(messages.Bye())
 
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for line in self._lines:
-            line.hang_up()
+        for child in self._connections:
+            child.hang_up()
 
 
-class _Line:
+class _Connection:
     """A switch's connection, message by message. Raises OSError or msgspec.DecodeError."""
 
     def __init__(self, connection: socket.socket, peer: str):

@@ -11,7 +11,7 @@ import msgspec
 
 from jax_passing.config import address_text
 from jax_passing.conformance.exchanges.differences import shown
-from jax_passing.conformance.exchanges.exchange import SLOT_COUNT, Exchange, Place, Played
+from jax_passing.conformance.exchanges.exchange import SLOT_COUNT, Exchange, Played, SlotVersion
 from jax_passing.conformance.exchanges.model import Job, Limits, State
 from jax_passing.conformance.live import control_checks, fences, group_checks, key_checks
 from jax_passing.conformance.live.group_checks import hear
@@ -177,7 +177,7 @@ class LiveSwitch:
                     self._fence(address, received)
         return received
 
-    def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[Place, State | str]:
+    def _states(self, exchange: Exchange, slots: dict[str, int]) -> dict[SlotVersion, State | str]:
         """Asks for the slot versions that packets were sent to, no others: a question takes longer than a packet."""
         addressed = {(int.from_bytes(step.packet[10:12]), version) for step in exchange.steps for version in (0, 1)}
         return {

@@ -57,11 +57,11 @@ def _check(device: Device) -> None:
         raise ValueError(f"runtime: expected a port from 1 to 65535; got {device.runtime!r}")
     if len(set(device.ports)) < len(device.ports):
         raise ValueError(f"ports: expected each one once; got {list(device.ports)}")
-    _check_place(device.address, device.mac)
+    _check_addresses(device.address, device.mac)
     addresses = {device.address}
     ports: dict[int, int] = {}  # by MAC address
     for known in device.neighbours:
-        _check_place(known.address, known.mac)
+        _check_addresses(known.address, known.mac)
         if known.address in addresses:
             raise ValueError(f"{known.address} is there twice: as the device's own or a neighbour's")
         addresses.add(known.address)
@@ -74,7 +74,7 @@ def _check(device: Device) -> None:
             raise ValueError(f"the MAC address {known.mac} is at two ports, {ports[mac]} and {known.port}")
 
 
-def _check_place(address: str, mac: str) -> None:
+def _check_addresses(address: str, mac: str) -> None:
     ip_number(unicast_address(address))
     number = mac_number(mac)
     if number == 0 or number >> 40 & 1:  # the lowest bit of the first byte: a group, or all

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 8
-# Of XLA: one waits in the done call of each device, and others in collectives between the devices.
+# XLA needs many threads: one waits in the done call of each device, and others in collectives between the devices.
 MANY_THREADS = {"NPROC": "16"}
 
 

@@ -1,4 +1,4 @@
-"""What hosts do beside sums, on several real hosts, through a real switch."""
+"""Collectives other than sums run on several real hosts, through a real switch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

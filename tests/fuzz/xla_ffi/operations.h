@@ -1,4 +1,4 @@
-// What a fuzz target makes of its input: a list of operations with their arguments, read from the front. So a change of
+// A fuzz target reads its input as a list of operations with their arguments, from the front. So a change of
 // a few bytes is one operation more, less or different, and a shorter input is a shorter story.
 #ifndef TESTS_FUZZ_XLA_FFI_OPERATIONS_H_
 #define TESTS_FUZZ_XLA_FFI_OPERATIONS_H_

@@ -13,7 +13,7 @@ namespace {
 uint32_t Read32(const uint8_t* at) { return at[0] | at[1] << 8 | at[2] << 16 | uint32_t{at[3]} << 24; }
 uint32_t Read16(const uint8_t* at) { return at[0] | at[1] << 8; }
 
-// Of a zip whose files aren't compressed (run.py packs it): a header, a name and the bytes of each, one after the
+// Replays a zip whose files aren't compressed (run.py packs it): a header, a name and the bytes of each, one after the
 // other.
 int Replay(const std::vector<uint8_t>& zip) {
   constexpr uint32_t kFile = 0x04034b50;

@@ -78,7 +78,7 @@ def test_root_is_validated(root):
         on_mesh(lambda x: jax_passing.broadcast(x, "d", root=root))(jnp.ones(4))
 
 
-# What names them.
+# Identities of collectives.
 
 
 def identities(program, *args):

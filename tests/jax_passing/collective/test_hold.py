@@ -89,7 +89,7 @@ def test_a_program_grows_with_the_number_of_buckets(session) -> None:
     """Not with its square, as if each bucket's hold took something of each other bucket."""
 
     def size(buckets):
-        """How often the traced program, and those lowered for CPU and for GPU, name a value."""
+        """Returns how often the traced program, and those lowered for CPU and for GPU, name a value."""
         mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
         total = jax.shard_map(
             lambda xs: jax_passing.psum(xs, "d", bucket_bytes=1 << 17), mesh=mesh, in_specs=P("d"), out_specs=P()

@@ -167,7 +167,7 @@ def test_what_is_right_is_silent(several_hosts, monkeypatch):
     assert not said(traced, lambda x: jax.lax.psum(x, "e") + jax_passing.psum(x, "e"), "e")
     with pytest.raises(NameError):  # which of two axes there is, some libraries try
         assert not said(traced, lambda x: jax.lax.axis_index("d"), "e")
-    # Those that JAX calls itself, in derivatives.
+    # JAX itself calls collectives in derivatives.
     assert len(warned(jax.grad(lambda x: jnp.sum(jax.lax.all_gather(x, "d"))))) == 1
     weight = jnp.float32(2)
     slope = jax.grad(lambda w: mapped(lambda x: jnp.sin(w * x), check_vma=True)(X).sum())

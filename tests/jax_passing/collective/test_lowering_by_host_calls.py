@@ -196,7 +196,7 @@ def test_streams_of_executables():
             other(x)
 
 
-# What can't be, by name.
+# Programs that are refused, with the reason.
 
 
 def test_sums_need_shard_map_over_all_axes():

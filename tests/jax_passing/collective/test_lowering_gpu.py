@@ -78,7 +78,7 @@ def test_held_sums_are_awaited_behind_the_backward_pass():
 
 
 def products_behind(text, value):
-    """How many products of matrices depend on a value, in a text in which no other function has one of that name."""
+    """Counts products of matrices that depend on a value. No other function of the text may have one of that name."""
     behind, count = {value}, 0
     for result, operation in re.findall(r"^ *(%\w+)(?::\d+)? = (.*)", text, re.MULTILINE):
         if behind.intersection(re.findall(r"%\w+", operation)):
@@ -95,14 +95,14 @@ def test_sums_start_within_the_backward_pass(monkeypatch, more, backwards):
     text = lowered(*layers(backwards=backwards))
     held_by = {operands[-1]: f"%{result}" for result, operands, _, aliases in calls(text, "passing_hold") if aliases}
     behind = [products_behind(text, held_by.get(f"%{start}#0")) for start, *_ in calls(text, "passing_psum")]
-    # Of each layer that comes later, in the backward pass, its weight's gradient and its input's, but for the first
+    # Each layer that comes later in the backward pass has two, its weight's gradient and its input's, but for the first
     # such product, which is held, and the input of the first layer.
     later = range(LAYERS - 1 - more, -1, -1)
     assert sorted(behind, reverse=True) == [max(2 * count - 1, 0) for count in later] + [0] * more
 
 
 def held_count(text):
-    """Of products that are held until a sum has started."""
+    """Counts the products that are held until a sum has started."""
     tokens = {f"%{start}#0" for start, *_ in calls(text, "passing_psum")}
     return sum(bool(aliases) and operands[-1] in tokens for _, operands, _, aliases in calls(text, "passing_hold"))
 
@@ -150,8 +150,7 @@ def test_outer_products_are_left_where_they_are_used():
 
 @pytest.mark.parametrize("which", [0, 5])  # gradient: the last one, the first one
 def test_sums_start_early_in_any_program(which):
-    """What a start call needs may stand anywhere. Where MLIR finds that a value is used before it is there, lowering
-    fails."""
+    """A start call may depend on any operation. Lowering fails if MLIR finds a value used before its definition."""
 
     def program(params, x):
         def loss(params):

@@ -51,7 +51,7 @@ def test_parameter_servers_share_the_cores_too():
 
 
 def test_servers_have_the_hosts_links():
-    """Those that `--shard-link-gbit` describes are the switch's, which the servers stand in for."""
+    """`--shard-link-gbit` describes links of switches, which parameter servers don't have."""
     cluster = Cluster(8, link_gbit=1, shards=2, shard_link_gbit=100)
     assert parameter_servers(cluster, MIB) == parameter_servers(Cluster(8, link_gbit=1), MIB)
 

@@ -207,7 +207,7 @@ def test_python_numbers_are_multiplied(check_vma):
 
 
 def test_scalars_of_numpy_are_arrays():
-    """Those of float64 and complex128 are Python numbers as well, by their classes."""
+    """np.float64 and np.complex128 are subclasses of Python's numbers as well."""
 
     def f(x):
         for scalar in (np.float64(1.5), np.float32(1.5)):

@@ -93,7 +93,7 @@ def test_native_needs_a_mesh_over_all_hosts():
 
 
 class Hosts:
-    """Of a session, what auto asks."""
+    """This fake session has only what `auto` asks for."""
 
     def __init__(self, world_size, switch_gbit=None):
         self.world_size, self.links = world_size, Links(host_gbit=1.0, switch_gbit=switch_gbit, switches=1)

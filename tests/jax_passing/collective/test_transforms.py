@@ -253,7 +253,7 @@ def test_custom_vjp(check_vma):
 
 
 def test_no_sum_is_hoisted_out_of_its_loop():
-    """Whether XLA would may depend on the rest of the program, in which hosts may differ."""
+    """If XLA hoisted it, that might depend on the rest of the program, in which hosts may differ."""
 
     def f(x):
         y = jax.lax.fori_loop(0, 3, lambda _, y: y + jax_passing.psum(x, "d"), x)

@@ -1,4 +1,4 @@
-// What jax_passing/doctor asks of libcuda.so.1 and libnccl.so.2, on machines without them. Environment variables say
+// Stands in for libcuda.so.1 and libnccl.so.2 in tests of jax_passing/doctor. Environment variables say
 // how it behaves: FAKE_CUDA_DEVICES and FAKE_CUDA_FAILS (name=code,...).
 #include <stddef.h>
 #include <stdint.h>

@@ -126,10 +126,10 @@ def test_large_trees_show_what_differs_alone():
     assert "['layer 3'] as float32[], rank 0 as int32[] and 26 more leaves" in text
 
 
-def test_many_places_that_differ():
+def test_many_locations_that_differ():
     ours, theirs = ([identity(place=[f"a.py:{line}"], op=op) for line in range(10, 20)] for op in ("sum", "max"))
     text = compare(ours, theirs)
-    assert "at a.py:13 rank 1 sums with op sum, rank 0 with max; and so do 6 other places. Give" in text
+    assert "at a.py:13 rank 1 sums with op sum, rank 0 with max; and so do 6 other locations. Give" in text
 
 
 def test_programs_of_different_names():
@@ -216,7 +216,7 @@ def test_every_single_field_is_found_and_named(others, one, field, data):
     if field in values and not others:
         assert f"rank 1 sums with {field} {changed[field]}, rank 0 with {one[field]}" in text
     if not others:
-        assert (changed["place"] or ["an unknown place"])[0] in text
+        assert (changed["place"] or ["an unknown location"])[0] in text
 
 
 @given(st.lists(SUM, max_size=6), st.lists(SUM, max_size=6))

@@ -17,7 +17,7 @@ PASSING = [sys.executable, "-P", "-m", "jax_passing"]
 # For hosts whose many programs run once, and so take longer to optimise than to run. Not for those that train, or where
 # XLA's order of sums is what is tested.
 COMPILED_FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-# Of sums.py, where what carries sums is tested: each way in which elements travel.
+# sums.py takes these where a test is of what carries sums: they travel in all the ways that elements can.
 SOME_DTYPES = ("bool", "int8", "uint64", "bfloat16", "float32", "float64")
 
 

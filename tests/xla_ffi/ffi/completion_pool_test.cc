@@ -28,7 +28,7 @@ TEST(CompletionPool, runsEveryTask) {
   EXPECT_EQ(count, 1000);
 }
 
-// What deadlocks on a single thread: four devices' programs that go on only together.
+// A single thread would deadlock here: four devices' programs go on only together.
 TEST(CompletionPool, tasksMayWaitForEachOther) {
   CompletionPool pool;
   std::latch together(4);

@@ -212,7 +212,7 @@ TEST(Instance, anyDifferenceOfTheProgramsChangesEverySite) {
   EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.leaf_elements = {9}; })).second);
   EXPECT_TRUE(hashes.insert(hash_with([](SumSpec& spec) { spec.member_count = 5; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec&) {})).second);
-  // What differs between hosts of one job does not.
+  // Values that may differ between hosts of one job don't change the hash.
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.site = 2; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.site_name += " "; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.local_member_count = 1; })).second);

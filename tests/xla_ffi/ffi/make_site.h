@@ -13,7 +13,7 @@ namespace passing {
 // A test's own executable, to be changed before anything meets there.
 inline Executable& Change(const std::shared_ptr<SumSite>& site) { return const_cast<Executable&>(*site->executable); }
 
-// Of a mesh that spans processes, so that the site's hash is its sums' name.
+// Makes a site of a mesh that spans processes, so that the site's hash is its sums' name.
 inline std::shared_ptr<SumSite> MakeSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
   auto site = std::make_shared<SumSite>();
   site->hash = hash;
@@ -28,7 +28,7 @@ inline std::shared_ptr<SumSite> MakeSite(uint64_t hash, uint32_t members, uint32
   return site;
 }
 
-// Of a mesh inside this process: the devices that meet are part of the name.
+// Makes a site of a mesh inside this process: the devices that meet are part of the name.
 inline std::shared_ptr<SumSite> MakeLocalSite(uint64_t hash, uint32_t members, uint32_t replicas = 1) {
   auto site = MakeSite(hash, members, replicas);
   Change(site).program.devices = "";

@@ -136,7 +136,7 @@ TEST_F(StagedStartTest, sumsOfAnExecutionThatWaitStartWhenThoseBeforeAreDone) {
   EXPECT_EQ(await(1), 1);
   collective_->Complete(0);
   EXPECT_EQ(await(3), 3);
-  // Of the next execution none waits for these: XLA may carry it out beside the last one, for another thread.
+  // The next execution doesn't wait for these: XLA may carry it out beside the last one, for another thread.
   arrive(next, 11);
   EXPECT_EQ(await(4), 4);
   for (size_t i = 1; i < 4; ++i) collective_->Complete(i);

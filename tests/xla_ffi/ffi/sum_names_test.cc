@@ -119,7 +119,7 @@ TEST_F(SumNamesTest, sumOfAnExecutionThatTheDeviceIsNotIn) {
   EXPECT_TRUE(Refusal(site, 10).starts_with("ProgramMismatchError: two executions"));
 }
 
-// What counts executions is never forgotten.
+// Counts of executions are never forgotten.
 TEST_F(SumNamesTest, moreNamesThanItCountsAreRefused) {
   const std::shared_ptr<SumSite> sites[] = {MakeSite(7, 1), MakeSite(8, 1), MakeSite(9, 1)};
   EXPECT_EQ(Key(sites[0], 10), (SumKey{7, 0, 0}));

@@ -205,7 +205,7 @@ void ExecuteFloats(Workload& workload) {
   for (int execution = 0; execution < 3; ++execution) workload.Execute({0, 1}, 200, 0.001);
 }
 
-// What somebody else sends in the switch's name doesn't hold up anybody: the switch's own results come as well.
+// Packets that somebody else sends in the switch's name don't hold up anybody: the switch's own results come as well.
 TEST(AllReduceCluster, alteredResultsAreDropped) {
   uint64_t wrong = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {

@@ -107,7 +107,7 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   WakeAt(number, now_us());
 }
 
-// Of some sums only some elements are there from the start, as if a GPU delivered them.
+// Delivers the rest of a sum's elements later, for some sums, as a GPU would.
 void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
   const auto [site, execution, step] = key;
   std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 1u};
@@ -254,7 +254,7 @@ uint64_t Packets::Results(const Host& host) {
   return stats.packets_received - stats.packets_dropped;
 }
 
-// Whether a machine is paused; then `event` happens when it goes on.
+// Tells whether a machine is paused; then `event` happens when it goes on.
 bool Packets::WaitsForPause(uint32_t machine, std::function<void()> event) {
   const auto paused = paused_until_.find(machine);
   if (paused == paused_until_.end() || now_us() >= paused->second) return false;

@@ -41,8 +41,8 @@ class Tagged : public testing::Test {
 };
 
 TEST_F(Tagged, forgedPacketsChangeNothing) {
-  // Of the same chunk, of the past, of the next one, of the far future, of another slot: with the tag of another
-  // worker, of the results, of an earlier epoch's key.
+  // Packets are of the same chunk, the past, the next one, the far future or another slot, with the tag of another
+  // worker, of the results or of an earlier epoch's key.
   for (const uint32_t sequence : {9u, 1u, 17u, 1u << 30, 1u << 31, ~0u}) {
     for (const uint16_t slot : {1, 2}) {
       const Packet packet =

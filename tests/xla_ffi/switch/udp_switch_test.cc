@@ -36,7 +36,7 @@ TEST_P(UdpSwitchOn, sumsForAllRanks) {
   }
   for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(kSlotCount, 15), kSlotCount);
 
-  // Who asks again gets the result alone.
+  // A rank that asks again gets the result alone.
   ranks[3].Contribute(7, 4);
   ranks[3].Flush();
   EXPECT_EQ(ranks[3].Expect(1, 15), 1u);
@@ -109,7 +109,7 @@ TEST(UdpSwitch, group_resultsAreSentOnceUntilItStops) {
   EXPECT_EQ(stats.packets_sent, kSlotCount);
   EXPECT_EQ(stats.results_multicast, kSlotCount);
 
-  // Who asks again gets the result alone.
+  // A rank that asks again gets the result alone.
   ranks[1].Contribute(9, 5);
   ranks[1].Flush();
   EXPECT_EQ(ranks[1].Expect(1, 15), 1u);

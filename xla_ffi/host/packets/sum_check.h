@@ -13,7 +13,7 @@
 // with a probability of 2^-22 for each of the two c. No lane c overflows, because 1,024 times the prime is below 2^32.
 // The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow either.
 //
-// Of exponents the switch takes the greatest. Each carries its own code in the lower 20 bits of its lane, so a wrong
+// The switch takes the greatest of exponents. Each carries its own code in the lower 20 bits of its lane, so a wrong
 // one passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
 //
 // Lanes of integers may wrap, so their codes are modulo 2^32. An error by an odd number in some lane passes with 2^-64,

@@ -42,7 +42,7 @@ def start_early(ctx: mlir.LoweringRuleContext, starts: Sequence[Any], more_bucke
     number, moved = -1, set()
     for k, bit in enumerate(bits):
         before, later = sum(bits[: k + 1 + more_buckets]), bits[k + 1 + more_buckets :]
-        # What several of them need isn't the gradient of one of them, but on the way to what follows.
+        # A value that several of them need isn't the gradient of one of them, but on the way to what follows.
         several = min(2, len(later)) or 1
         rest = range(number + 1, len(operations))
         of_later = (i for i in rest if not needed_by[i] & before and needed_by[i].bit_count() >= several)

@@ -56,7 +56,7 @@ class Slices(NamedTuple):
 
     @property
     def half(self) -> bool:
-        """Whether the leaves are 16-bit floats."""
+        """Tells whether the leaves are 16-bit floats."""
         return self.dtype.name in ("float16", "bfloat16")
 
     @property

@@ -41,7 +41,7 @@ def main() -> None:
                 np.testing.assert_array_equal(sums["int"][index], integers)
                 with np.errstate(invalid="ignore"):
                     floats = np.add.reduce([host["float"][index].astype(np.float64) for host in hosts * mesh.size])
-                # Of numbers below 8 on each of the host's devices, one or two, which are alike: the unit is 2^-27 times
+                # The numbers are below 8, and alike on each of the host's devices, one or two: the unit is 2^-27 times
                 # their number (docs/internals/fixed_point.md), and the result is rounded once.
                 np.testing.assert_allclose(
                     sums["float"][index], floats, rtol=2.0**-24, atol=session.world_size * mesh.size * 2**-27

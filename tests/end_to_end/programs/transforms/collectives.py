@@ -1,4 +1,4 @@
-"""What hosts do beside sums, compared with numpy, and with jax.lax over one vmap of all devices' values.
+"""Compares collectives other than sums with numpy, and with jax.lax over one vmap of all devices' values.
 
     collectives.py SEED local|global
 
@@ -71,7 +71,7 @@ def main() -> None:
 
             return jax.tree.map(fetch, jax.jit(mapped)(given))
 
-        # Which device is which.
+        # axis_index tells the devices apart.
         np.testing.assert_array_equal(
             run(lambda x: jax_passing.axis_index("d") + 0 * x.astype(np.int32), np.zeros(count), False),
             np.arange(count)[mine],
@@ -155,7 +155,7 @@ def main() -> None:
         over_all = jax.vmap(of_lax(lax_broadcast), axis_name="all")
         value = over_all(rows)
         tangent = jax.jvp(over_all, (rows,), (np.cos(rows),))[1]
-        # What each device's own loss adds: the gradient of the sum of all devices' losses.
+        # Gradients are those of the sum of all devices' losses.
         slope = jax.grad(lambda x: over_all(x).sum())(rows)
         for check_vma in (False, True):
             np.testing.assert_allclose(run(ours, rows, check_vma), value[mine], rtol=1e-9)

@@ -113,7 +113,7 @@ class Target {
     Deliver(message);
   }
 
-  // Of something that this rank sent, with lanes that others might have made.
+  // Brings the result of something that this rank sent, with lanes that others might have made.
   void Result(Operations& input) {
     if (sent_.empty()) return;
     auto [shard, packet] = sent_[sent_.size() - 1 - input.Byte() % sent_.size()];
@@ -131,14 +131,14 @@ class Target {
     if (how % 8 == 5) packet[input.Byte() % packet.size()] ^= input.Byte();
     if (how % 8 == 6) packet.resize(packet.size() - 1);
     if (how % 8 == 7) shard = (shard + 1) % job_.shards.size();
-    // Of another job or epoch, cut short, or from another shard.
+    // Foreign packets are of another job or epoch, cut short, or from another shard.
     const bool is_foreign = how % 8 == 3 || how % 8 == 4 || how % 8 == 6 || (how % 8 == 7 && job_.shards.size() > 1);
     const uint64_t dropped = rank_->stats().packets_dropped;
     rank_->OnPacket(shard, packet, now_us_);
     EXPECT_ALWAYS(!is_foreign || rank_->stats().packets_dropped == dropped + 1);
   }
 
-  // Of the last things that it sent, all.
+  // Brings the results of everything that it sent last.
   void Results() {
     const auto sent = std::exchange(sent_, {});
     for (auto [shard, packet] : sent) {

@@ -19,7 +19,7 @@ constexpr uint32_t kSlots = 8;
 constexpr uint32_t kJobs = 4;        // 0 to 3; their parents are jobs 2 to 5, so that numbers of both kinds meet
 constexpr uint32_t kBase = 1 << 31;  // sequences lie around it, or around the wrap
 
-// Of workers, then of results, then of the way to the parent and back.
+// Returns keys of workers, then of results, then of the way to the parent and back.
 const std::vector<wire::PacketKey>& Keys() {
   static const std::vector<wire::PacketKey> keys = [] {
     std::vector<wire::PacketKey> made;
@@ -71,7 +71,7 @@ class Target {
     jobs_.erase(id);
   }
 
-  // What a worker of some job, or its parent, may well say.
+  // Sends a packet as a worker of some job, or its parent, may well send it.
   void Plausible(Operations& input, bool from_parent) {
     Packet packet;
     wire::Header& header = packet.header;

@@ -13,7 +13,7 @@ ports = [0, 1]
 program = "passing.json"
 neighbours = [{ address = "10.0.0.1", mac = "02:00:00:00:00:01", port = 0 }]
 """
-# Of the host that is a neighbour already, at another port.
+# This host is a neighbour already, at another port.
 SECOND = '{ address = "10.0.0.1", mac = "02:00:00:00:00:01", port = 1 }'
 
 

@@ -92,7 +92,7 @@ TEST(SumCheck, anyAlteredLaneIsSeen) {
   }
 }
 
-// Of 32 bits that may be flipped, the highest ones pass with a probability of 1/4, 1/16 and so on: 1/3 in all.
+// A flip of bit 31 passes with a probability of 1/4, of bit 30 with 1/16 and so on: 1/3 for the 32 bits together.
 TEST(SumCheck, whatIsWrongInIntegersIsSeenMostly) {
   std::mt19937_64 random(1);
   int passed = 0;

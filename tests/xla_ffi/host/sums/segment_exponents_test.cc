@@ -52,7 +52,7 @@ TEST(SegmentExponents, aLargeSegmentWaitsForAllOfItsExponentChunks) {
   for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) EXPECT_TRUE(exponents.Needs(segment, chunk));
 }
 
-// What the site had last, and no less than this host needs.
+// The guess is what the site had last, and no less than this host needs.
 TEST(SegmentExponents, theGuess) {
   const SegmentExponents exponents(kGuessing, {3, -8}, std::vector<int32_t>{5, -9});
   EXPECT_EQ(Lanes(exponents, kBlocks, 6), (std::vector<int32_t>{3, 5, -5, -8, -8, 8}));

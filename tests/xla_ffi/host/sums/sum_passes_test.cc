@@ -38,7 +38,7 @@ namespace {
 
 constexpr uint32_t kLanes = 360, kWindow = 256, kHeadroomBits = 0;
 
-// What a switch with one rank returns: the lanes as they came.
+// Returns the lanes as they came, like a switch with one rank.
 void Pass(ActiveSum& sum) {
   uint8_t lanes[4 * kLanes];
   for (uint32_t i = 0; i < sum.plan().segment_count(); ++i) {
@@ -105,7 +105,7 @@ TEST(SumPasses, tellsWhatIsWritten) {
   }
 }
 
-// What leaves this host is the maximum of its devices, what comes back is that of all hosts.
+// This host sends the maximum of its devices, and gets back that of all hosts.
 TEST(SumPasses, maximaOfTwoDevices) {
   const auto shape = std::make_shared<SumShape>(
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});

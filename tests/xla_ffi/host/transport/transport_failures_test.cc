@@ -111,7 +111,7 @@ TEST(Transport, fail_firstFailureWins) {
   EXPECT_EQ(call.times_done(), 1);
 }
 
-// What a switch says at the join must not stop the process.
+// Numbers that a switch sends at the join must not stop the process.
 TEST(Transport, jobOutOfRange) {
   const auto make = [](auto&& change) {
     TransportOptions options{.job = {.world_size = 2, .shards = {{.job = 1, .epoch = 1}}, .slots_per_shard = 64}};
@@ -182,7 +182,7 @@ TEST(Transport, close_failsPendingAndLaterSums) {
   EXPECT_FALSE(cluster.host(0).WaitEvent(100).has_value());  // at once
 }
 
-// Who keeps it, as Python does until its garbage is collected, keeps no descriptors.
+// A closed transport that is kept, as by Python until its garbage is collected, keeps no descriptors.
 TEST(Transport, close_freesItsDescriptors) {
   const auto descriptors = [] {
     const std::filesystem::directory_iterator all("/proc/self/fd");

@@ -77,7 +77,7 @@ TEST(Transport, start_sumsFloats) {
   }
 }
 
-// What comes from a GPU wakes the transport of either rank; results of what is there come before.
+// Pieces that come from a GPU wake the transport of either rank; results of what is there come before.
 TEST(Transport, ready_wakesTheTransport) {
   constexpr size_t kCount = 100'000, kFirst = 30'000;
   for (const uint32_t rank : {0u, 1u}) {

@@ -21,7 +21,8 @@ TEST(Sharding, oneShardIsOneSwitch) {
   }
 }
 
-// Of the 256 positions that a rank has in flight (congestion_window.h): a port that has nothing to do holds up the sum.
+// Each shard has some of the 256 positions that a rank has in flight (congestion_window.h): an idle port would hold up
+// the sum.
 TEST(Sharding, eachShardHasSomeOfWhatIsInFlight) {
   constexpr uint32_t kInFlight = 256;
   for (uint32_t shard_count = 1; shard_count <= 64; ++shard_count) {
@@ -52,7 +53,7 @@ TEST(Sharding, twoGuessesDontSkipAWholeTurnOfAShard) {
   EXPECT_GE(Sharding(16, 64).window_of_guesses(), 3u);  // a kilobyte takes one round trip
 }
 
-// What the proofs in docs/internals/protocol.md rest on: a (shard, slot, version) belongs to one position modulo twice
+// The proofs in docs/internals/protocol.md rest on this: a (shard, slot, version) belongs to one position modulo twice
 // the window, also where the sequence wraps, which twice a window need not divide.
 TEST(Sharding, aSlotVersionIsThePositionModuloTwoWindows) {
   for (const uint32_t shard_count : {1u, 2u, 3u, 5u, 8u, 16u, 64u}) {

@@ -68,7 +68,7 @@ PAIRS = [(f"pair_{at:02o}.pair", encode((4, encode((1, "pair_t"))))) for at in r
 
 
 def p4info(lanes=WIDE):
-    # What a register holds and a counter counts stand where tables have their keys.
+    # The fields on what a register holds and a counter counts stand where tables have their keys.
     width = bitstring(32)
     names = [encode((1, 300 + at), (2, f"Ingress.{name}")) for at, name in enumerate(REGISTERS)]
     cells = [(11, encode((1, name), (2, width), (3, 64))) for name in names]
