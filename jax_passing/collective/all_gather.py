@@ -60,7 +60,7 @@ def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) 
     rows = passing_all_gather_p.bind(*arrays, span=span(along), vmapped=False, site=site)
     gathered = [jnp.moveaxis(row, 0, dimension) for row, dimension in zip(rows, dimensions, strict=True)]
     if tiled:
-        gathered = [_join(array, dimension) for array, dimension in zip(gathered, dimensions, strict=True)]
+        gathered = [_merged(array, dimension) for array, dimension in zip(gathered, dimensions, strict=True)]
     return jax.tree.unflatten(treedef, gathered)
 
 
@@ -111,7 +111,7 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
     return jax.tree.unflatten(treedef, sums)
 
 
-def _join(array: jax.Array, dimension: int) -> jax.Array:
+def _merged(array: jax.Array, dimension: int) -> jax.Array:
     """Reshapes [..., n, m, ...] to [..., n * m, ...]."""
     shape = array.shape
     return array.reshape(*shape[:dimension], shape[dimension] * shape[dimension + 1], *shape[dimension + 2 :])

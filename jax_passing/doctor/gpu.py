@@ -55,7 +55,7 @@ def findings(
     yield plugin(packages, major)
     cards = pci.cards(root)
     for device in devices:
-        yield beside(device, root, cards, interface)
+        yield card_beside(device, root, cards, interface)
 
 
 def trouble(what: str) -> Finding:
@@ -133,7 +133,7 @@ def plugin(packages: Mapping[str, Package], driver_major: int) -> Finding:
     return good(check, text)
 
 
-def beside(device: Device, root: Path, cards: list[pci.Node], interface: str | None) -> Finding:
+def card_beside(device: Device, root: Path, cards: list[pci.Node], interface: str | None) -> Finding:
     """Finds the network card nearest to the GPU, and whether packets leave by it."""
     check = f"GPU {device.ordinal}, card beside it"
     gpu = pci.gpu(root, device.pci)

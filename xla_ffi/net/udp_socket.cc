@@ -68,7 +68,7 @@ UdpSocket UdpSocket::BoundTo(const std::string& host, uint16_t port) {
   return UdpSocket(std::move(impl));
 }
 
-UdpSocket UdpSocket::Beside() const {
+UdpSocket UdpSocket::AtSameAddress() const {
   sockaddr_storage own{};
   socklen_t size = sizeof own;
   if (getsockname(impl_->fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) ThrowErrno("getsockname");
@@ -78,7 +78,7 @@ UdpSocket UdpSocket::Beside() const {
   for (const int fd : {impl_->fd, impl->fd}) {
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ThrowErrno("SO_REUSEPORT");
   }
-  if (bind(impl->fd, reinterpret_cast<const sockaddr*>(&own), size) != 0) ThrowErrno("bind beside");
+  if (bind(impl->fd, reinterpret_cast<const sockaddr*>(&own), size) != 0) ThrowErrno("bind to the same address");
   return UdpSocket(std::move(impl));
 }
 

@@ -54,7 +54,7 @@ JobQueues::JobQueues(const std::string& host, uint16_t port, OnOpened on_opened)
 std::optional<size_t> JobQueues::OpenAnother() {
   if (sockets_.size() > kMaxQueues) return std::nullopt;
   try {
-    UdpSocket another = sockets_[kOther].Beside();
+    UdpSocket another = sockets_[kOther].AtSameAddress();
     on_opened_(another, sockets_.size());
     sockets_.push_back(std::move(another));
   } catch (const std::system_error&) {  // out of descriptors, say: jobs share what is here

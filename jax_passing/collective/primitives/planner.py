@@ -150,10 +150,10 @@ def _through_switch(cluster: Cluster, strategy: str, size_bytes: float) -> Predi
 
 def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
     """JAX's own all-reduce: a ring through all devices, those of a host side by side, 2(N-1) steps of S/N bytes."""
-    members = cluster.hosts * cluster.devices_per_host
-    steps = 2 * (members - 1)
-    sent = size_bytes * steps / members
-    waits_s = steps * RING_STEP_US * _crowd(cluster, members) * 1e-6
+    devices = cluster.hosts * cluster.devices_per_host
+    steps = 2 * (devices - 1)
+    sent = size_bytes * steps / devices
+    waits_s = steps * RING_STEP_US * _crowd(cluster, devices) * 1e-6
     host_s = sent / 1024 * RING_NS_PER_KB * 1e-9
     if cluster.hosts == 1:
         return _prediction("native", waits_s, 0.0, {"the host's processor": host_s})
@@ -163,7 +163,7 @@ def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
         "the host's processor": host_s,
     }
     if cluster.shared_cores:
-        resources[SHARED_PROCESSORS] = members * host_s / cluster.shared_cores
+        resources[SHARED_PROCESSORS] = devices * host_s / cluster.shared_cores
     return _prediction("native", waits_s, wire, resources)
 
 

@@ -199,10 +199,10 @@ def _lines(
         name += f", H={row.hosts}" if several_hosts else ""
         name += f", L={row.devices_per_host}" if several_devices else ""
         series.setdefault(name, []).append(row)
-    for name, members in series.items():
-        members = sorted(members, key=x)
-        (line,) = axes.plot([x(row) for row in members], [y(row) for row in members], marker="o", ms=3, label=name)
-        limits = [row for row in members if row.limit_s is not None]
+    for name, points in series.items():
+        points = sorted(points, key=x)
+        (line,) = axes.plot([x(row) for row in points], [y(row) for row in points], marker="o", ms=3, label=name)
+        limits = [row for row in points if row.limit_s is not None]
         bounds = [y(_at_limit(row)) for row in limits]
         axes.plot([x(row) for row in limits], bounds, ls=":", color=line.get_color())
 

@@ -112,7 +112,7 @@ def _signed(lane: int) -> int:
     return lane - (1 << 32) if lane >> 31 else lane
 
 
-def _joined(contributions: dict[int, Packet]) -> Packet:
+def _combined(contributions: dict[int, Packet]) -> Packet:
     """Flags or-ed; lanes added modulo 2^32, or the signed maximum of each."""
     first, *others = contributions.values()
     flags, lanes = first.flags, list(first.lanes)
@@ -210,10 +210,10 @@ class Switch:
         if not again and is_ahead(packet.sequence, completed, 0):  # by a resend nothing gets complete
             self._completed[job.number] = packet.sequence
 
-        joined = _joined(held.contributions)
+        combined = _combined(held.contributions)
         if job.parent is not None and held.from_parent is None:
-            return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, joined))
-        result = _result(job, held.from_parent or joined, packet.slot)
+            return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, combined))
+        result = _result(job, held.from_parent or combined, packet.slot)
         to = (job.workers[packet.worker],) if again else job.everybody
         return Answer("resend" if again else "complete", to, result)
 
@@ -242,12 +242,12 @@ def _content(packet: Packet) -> tuple[int, int, int]:
     return packet.sequence, packet.lane_format, len(packet.lanes)
 
 
-def _result(job: Job, joined: Packet, slot: int) -> bytes:
-    return replace(joined, type=RESULT, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot).encode()
+def _result(job: Job, combined: Packet, slot: int) -> bytes:
+    return replace(combined, type=RESULT, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot).encode()
 
 
-def _upwards(job: Job, joined: Packet) -> bytes:
+def _upwards(job: Job, combined: Packet) -> bytes:
     parent = job.parent
     assert parent is not None
-    slot = parent.slot_first + joined.slot - job.slot_first
-    return replace(joined, job=parent.job, epoch=parent.epoch, worker=parent.worker, slot=slot).encode()
+    slot = parent.slot_first + combined.slot - job.slot_first
+    return replace(combined, job=parent.job, epoch=parent.epoch, worker=parent.worker, slot=slot).encode()

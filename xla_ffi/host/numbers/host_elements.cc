@@ -13,7 +13,7 @@ namespace kernels {
 
 // The same element of two devices; rounds where Wide is a float.
 template <typename Format>
-inline typename Format::Wide Joined(typename Format::Wide a, typename Format::Wide b) {
+inline typename Format::Wide Combined(typename Format::Wide a, typename Format::Wide b) {
   if constexpr (std::is_same_v<Format, Maximum32>) {
     return std::max(a, b);
   } else {
@@ -22,17 +22,18 @@ inline typename Format::Wide Joined(typename Format::Wide a, typename Format::Wi
 }
 
 template <typename Format>
-PASSING_CLONES void JoinPair(const void* a, const void* b, size_t count, typename Format::Wide* __restrict joined) {
+PASSING_CLONES void CombinePair(const void* a, const void* b, size_t count,
+                                typename Format::Wide* __restrict combined) {
   using Stored = typename Format::Stored;
   for (size_t i = 0; i < count; ++i) {
-    joined[i] = Joined<Format>(Format::Widen(Load<Stored>(a, i)), Format::Widen(Load<Stored>(b, i)));
+    combined[i] = Combined<Format>(Format::Widen(Load<Stored>(a, i)), Format::Widen(Load<Stored>(b, i)));
   }
 }
 
 template <typename Format>
-PASSING_CLONES void JoinTo(const void* a, size_t count, typename Format::Wide* __restrict joined) {
+PASSING_CLONES void CombineTo(const void* a, size_t count, typename Format::Wide* __restrict combined) {
   for (size_t i = 0; i < count; ++i) {
-    joined[i] = Joined<Format>(joined[i], Format::Widen(Load<typename Format::Stored>(a, i)));
+    combined[i] = Combined<Format>(combined[i], Format::Widen(Load<typename Format::Stored>(a, i)));
   }
 }
 
@@ -49,30 +50,30 @@ PASSING_CLONES void Narrow(const typename Format::Wide* __restrict wide, size_t 
 }  // namespace kernels
 
 template <typename Format>
-void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
+void CombineElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
   assert(!inputs.empty() && count <= kBlockElements);
   if (inputs.size() == 1) return kernels::Widen<Format>(inputs[0], count, scratch.data());
-  kernels::JoinPair<Format>(inputs[0], inputs[1], count, scratch.data());
-  for (const void* input : inputs.subspan(2)) kernels::JoinTo<Format>(input, count, scratch.data());
+  kernels::CombinePair<Format>(inputs[0], inputs[1], count, scratch.data());
+  for (const void* input : inputs.subspan(2)) kernels::CombineTo<Format>(input, count, scratch.data());
 }
 
-template void JoinElements<kernels::Integer<uint8_t>>(std::span<const void* const>, size_t,
-                                                      Scratch<kernels::Integer<uint8_t>>&);
-template void JoinElements<kernels::Integer<uint16_t>>(std::span<const void* const>, size_t,
-                                                       Scratch<kernels::Integer<uint16_t>>&);
-template void JoinElements<kernels::Integer<uint32_t>>(std::span<const void* const>, size_t,
-                                                       Scratch<kernels::Integer<uint32_t>>&);
-template void JoinElements<kernels::Integer<uint64_t>>(std::span<const void* const>, size_t,
-                                                       Scratch<kernels::Integer<uint64_t>>&);
-template void JoinElements<kernels::Maximum32>(std::span<const void* const>, size_t, Scratch<kernels::Maximum32>&);
-template void JoinElements<kernels::Float16>(std::span<const void* const>, size_t, Scratch<kernels::Float16>&);
-template void JoinElements<kernels::BFloat16>(std::span<const void* const>, size_t, Scratch<kernels::BFloat16>&);
-template void JoinElements<kernels::Float32>(std::span<const void* const>, size_t, Scratch<kernels::Float32>&);
-template void JoinElements<kernels::Float64>(std::span<const void* const>, size_t, Scratch<kernels::Float64>&);
-template void JoinElements<kernels::Wider<kernels::Float16>>(std::span<const void* const>, size_t,
-                                                             Scratch<kernels::Wider<kernels::Float16>>&);
-template void JoinElements<kernels::Wider<kernels::BFloat16>>(std::span<const void* const>, size_t,
-                                                              Scratch<kernels::Wider<kernels::BFloat16>>&);
+template void CombineElements<kernels::Integer<uint8_t>>(std::span<const void* const>, size_t,
+                                                         Scratch<kernels::Integer<uint8_t>>&);
+template void CombineElements<kernels::Integer<uint16_t>>(std::span<const void* const>, size_t,
+                                                          Scratch<kernels::Integer<uint16_t>>&);
+template void CombineElements<kernels::Integer<uint32_t>>(std::span<const void* const>, size_t,
+                                                          Scratch<kernels::Integer<uint32_t>>&);
+template void CombineElements<kernels::Integer<uint64_t>>(std::span<const void* const>, size_t,
+                                                          Scratch<kernels::Integer<uint64_t>>&);
+template void CombineElements<kernels::Maximum32>(std::span<const void* const>, size_t, Scratch<kernels::Maximum32>&);
+template void CombineElements<kernels::Float16>(std::span<const void* const>, size_t, Scratch<kernels::Float16>&);
+template void CombineElements<kernels::BFloat16>(std::span<const void* const>, size_t, Scratch<kernels::BFloat16>&);
+template void CombineElements<kernels::Float32>(std::span<const void* const>, size_t, Scratch<kernels::Float32>&);
+template void CombineElements<kernels::Float64>(std::span<const void* const>, size_t, Scratch<kernels::Float64>&);
+template void CombineElements<kernels::Wider<kernels::Float16>>(std::span<const void* const>, size_t,
+                                                                Scratch<kernels::Wider<kernels::Float16>>&);
+template void CombineElements<kernels::Wider<kernels::BFloat16>>(std::span<const void* const>, size_t,
+                                                                 Scratch<kernels::Wider<kernels::BFloat16>>&);
 
 void CopyToOthers(std::span<void* const> outputs, size_t offset, size_t bytes) {
   const auto* first = static_cast<const uint8_t*>(outputs[0]) + offset;
@@ -93,7 +94,7 @@ void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void
     for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
     void* out = static_cast<uint8_t*>(outputs[0]) + offset;
     if constexpr (kernels::kNarrows<Format>) {
-      JoinElements<Format>(tile, tile_count, scratch);
+      CombineElements<Format>(tile, tile_count, scratch);
       kernels::Narrow<Format>(scratch.data(), tile_count, out);
     } else {
       const void* elements = HostElements<Format>(tile, tile_count, scratch);

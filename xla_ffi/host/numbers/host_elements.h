@@ -19,18 +19,18 @@ using Scratch = std::array<typename Format::Wide, kBlockElements>;
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
 
-// Writes the elements of one device or several, joined, to `scratch`.
+// Writes the elements of one device or several, combined, to `scratch`.
 template <typename Format>
-void JoinElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
+void CombineElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
 
-// Returns `scratch` with the joined elements, or the only input itself if it needs no widening. At most kBlockElements,
-// in the scope of a DefaultFloatMode.
+// Returns `scratch` with the combined elements, or the only input itself if it needs no widening. At most
+// kBlockElements, in the scope of a DefaultFloatMode.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
   if constexpr (kStoredWide<Format>) {
     if (inputs.size() == 1) return inputs[0];
   }
-  JoinElements<Format>(inputs, count, scratch);
+  CombineElements<Format>(inputs, count, scratch);
   return scratch.data();
 }
 
