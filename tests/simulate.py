@@ -15,7 +15,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from simulation import plants, runner  # noqa: E402
-from simulation.plan import decode, encode, from_seed, life_from_seed  # noqa: E402
+from simulation.drawing import from_seed  # noqa: E402
+from simulation.lives import life_from_seed  # noqa: E402
+from simulation.plan import decode, encode  # noqa: E402
 from simulation.shrink import shrink  # noqa: E402
 
 FOUND_MAX = 20  # of them; no more seeds then

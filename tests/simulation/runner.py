@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from simulation.plan import Plan, decode, encode, from_seed
+from simulation.drawing import from_seed
+from simulation.plan import Plan, decode, encode
 from simulation.world import ViolationError
 
 SEED_MAX_S = 60  # of a processor; most take some milliseconds

@@ -1,0 +1,173 @@
+"""Draws the plan of a cluster from a seed."""
+
+from random import Random
+
+from msgspec.structs import replace
+
+from simulation.intrusion import check_sums, leave_open, tag_packets
+from simulation.plan import LIFE_S, Fault, Host, Job, Link, Plan, Site, Switch
+
+RTO_US = 10_000  # the first one
+
+
+def from_seed(seed: int) -> Plan:
+    random = Random(seed)
+    is_gentle = random.random() < 0.3
+    up, down = (_link(random) for _ in range(2))
+    switches = _switches(random)
+    jobs, hosts = [], []
+    for index in range(random.choice([1, 1, 2, 3])):
+        job = draw_job(random, f"job {index}")
+        jobs.append(job)
+        hosts += draw_hosts(random, job, switches, len(hosts), is_gentle)
+    machines = [f"host {one.number}" for one in hosts]
+    kinds = ["pause", "partition"] if is_gentle else ["crash"]
+    if not is_gentle and random.random() < 0.5:  # else hosts alone fail, of which more is expected
+        machines += [f"switch {one.number}" for one in switches] * 2
+        kinds += ["crash", "pause", "partition", "partition", "device"]
+    runs_s = max(host.starts_s for host in hosts)
+    faults = tuple(
+        draw_fault(random, machines, kinds, is_gentle, runs_s) for _ in range(random.choice([0, 1, 1, 2, 3]))
+    )
+    rare = not is_gentle and random.random() < 0.1
+    plan = Plan(
+        seed=seed,
+        up=up,
+        down=down,
+        switches=tuple(switches),
+        jobs=tuple(jobs),
+        hosts=tuple(hosts),
+        faults=faults,
+        stuck=random.choice([0.002, 0.02]) if rare else 0.0,
+        refuses=random.choice([0.0, 0.2]) if rare else 0.0,
+        first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
+    )
+    return random.choice([leave_open, leave_open, leave_open, tag_packets, tag_packets, check_sums])(random, plan)
+
+
+def _link(random: Random) -> Link:
+    return Link(
+        loss=random.choice([0.0, 0.0, 0.01, 0.05, 0.2]),
+        duplicate=random.choice([0.0, 0.05, 0.2]),
+        reorder=random.choice([0.0, 0.1, 0.5]),
+        reorder_us=random.choice([10, 1000, RTO_US, 5 * RTO_US]),
+        delay_us=random.choice([5, 20, 200]),
+        flip=random.choice([0.0, 0.0, 0.02]),
+        stale=random.choice([0.0, 0.02, 0.3]),
+        stale_us=random.choice([50_000, 500_000, 5_000_000]),
+    )
+
+
+def _switches(random: Random) -> list[Switch]:
+    # Trees, mostly one. All have room for three jobs of two shards: one that is refused for want of slots shows little.
+    lanes, slots = random.choice([64, 63, 256, 360]), random.choice([4, 4, 8, 16, 64])
+    whole = random.random() < 0.2
+    switches: list[Switch] = []
+    for number in range(random.choice([1, 1, 2, 3, 4, 5])):
+        parent = random.choice([None, *range(number), *range(number)]) if number else None
+        switches.append(
+            Switch(
+                number=number,
+                parent=parent,
+                slots_per_job=slots if whole else random.choice([slots, slots, 2 * slots]),
+                slot_total=16 * slots,
+                lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
+                whole_chunks=whole,
+                multicast=random.random() < 0.6,
+            )
+        )
+    return switches
+
+
+def draw_job(random: Random, name: str) -> Job:
+    sites = tuple(_site(random) for _ in range(random.randint(1, 4)))
+    programs = tuple(
+        tuple(random.randrange(len(sites)) for _ in range(random.randint(1, 4))) for _ in range(random.choice([1, 2]))
+    )
+    return Job(
+        name=name,
+        world_size=random.choice([1, 2, 2, 3, 4, 6]),
+        sites=sites,
+        programs=programs,
+        executions=random.choice([1, 4, 8]),
+        ahead=random.choice([1, 1, 3]),
+        spread_us=random.choice([1, 200, 3000]),
+        thinks_s=random.choice([0.0, 0.05, 0.5]),
+    )
+
+
+def _site(random: Random) -> Site:
+    dtype = random.choice(["float32", "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
+    return Site(
+        dtype=dtype,
+        leaves=tuple(1 + random.randrange(random.choice([3, 100, 1000])) for _ in range(random.choice([1, 1, 2, 4]))),
+        device_count=random.choice([1, 1, 2]),
+        maxima=dtype == "int32" and random.random() < 0.5,
+    )
+
+
+def draw_hosts(random: Random, job: Job, switches: list[Switch], first: int, is_gentle: bool) -> list[Host]:
+    groups = _groups(random, switches)
+    sessions = random.choice([1, 2, 3])
+    hosts = []
+    for rank in range(job.world_size):
+        does = "" if is_gentle or random.random() > 0.06 else random.choice(["fails", "garbage", "leaves", "skips"])
+        if not is_gentle and random.random() < 0.02:
+            does = "miscounts"
+        hosts.append(
+            Host(
+                number=first + rank,
+                job=job.name,
+                rank=rank,
+                switches=random.choice(groups),
+                starts_s=round(random.uniform(0, random.choice([0.01, 0.5, LIFE_S / 2])), 4),
+                sessions=sessions,
+                does=does,
+            )
+        )
+    if not is_gentle and random.random() < 0.15:  # somebody else takes it for a rank of the job
+        twin = random.choice(hosts)
+        starts_s = round(random.uniform(0, LIFE_S), 4)
+        twin = replace(twin, number=first + len(hosts), starts_s=starts_s, does="intrudes")
+        hosts.append(twin)
+    return hosts
+
+
+def _groups(random: Random, switches: list[Switch]) -> list[tuple[int, ...]]:
+    """Groups the hosts of a job: each lists a switch for each shard, and those at one switch list the same."""
+
+    def root_of(number: int) -> int:
+        parent = switches[number].parent
+        return number if parent is None else root_of(parent)
+
+    shards = random.choice([1, 1, 1, 2]) if len(switches) > 1 else 1
+    numbers = list(range(len(switches)))
+    random.shuffle(numbers)
+    groups = [tuple(numbers[:shards])]
+    roots, rest = [root_of(number) for number in groups[0]], numbers[shards:]
+    while random.random() < 0.7:
+        more = []
+        for root in roots:
+            fitting = [number for number in rest if root_of(number) == root]
+            if not fitting:
+                return groups
+            rest.remove(fitting[0])
+            more.append(fitting[0])
+        groups.append(tuple(more))
+    return groups
+
+
+def draw_fault(random: Random, machines: list[str], kinds: list[str], is_gentle: bool, runs_s: float) -> Fault:
+    """`runs_s`: when jobs begin to run, if nothing goes wrong."""
+    machine, kind = random.choice(machines), random.choice(kinds)
+    if kind == "device" and machine.startswith("host"):
+        kind = "crash"
+    lengths_s = [0.1] if is_gentle else [0.1, 1.0, 10.0]
+    return Fault(
+        kind=kind,
+        at_s=round(random.choice([0.0, runs_s]) + random.uniform(0, random.choice([0.05, 0.5, LIFE_S])), 4),
+        machine=machine,
+        for_s=random.choice([0.1, 1.0, 5.0, 0.0] if kind == "crash" else lengths_s),
+        silent=kind == "crash" and random.random() < 0.5,
+        way=random.choice(["both", "in", "out"]) if kind == "partition" else "both",
+    )
