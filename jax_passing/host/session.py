@@ -35,7 +35,7 @@ from jax_passing.protocol import alike
 log = logging.getLogger("jax_passing")
 
 _current: "Session | None" = None
-_begun = 0  # sessions of this process, so far
+_has_begun = False  # this process has had a session, or has one
 _preparations: list[Callable[[], None]] = []
 
 
@@ -67,14 +67,15 @@ class Session:
     """
 
     def __init__(self, settings: Settings):
-        global _current
+        global _current, _has_begun
         self.settings = settings
         self.rank = settings.rank
         self.world_size = settings.world_size
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
         self._began = time.monotonic()
-        if _begin():
+        was_begun, _has_begun = _has_begun, True
+        if was_begun:
             _await_executions(settings.join_deadline_s)
         self._control: Control | None = None  # as long as there is a switch to talk to
         self._ranks: Ranks | None = None
@@ -311,13 +312,6 @@ class Session:
         self._control = self._ranks = None
 
 
-def _begin() -> bool:
-    """Counts a session that begins. Returns whether there has been one before."""
-    global _begun
-    _begun += 1
-    return _begun > 1
-
-
 def _await_executions(timeout_s: float) -> None:
     """Lets executions that an earlier epoch left behind run into its end, before they could join this one's sums."""
     if not wait_for_executions(timeout_s):
@@ -333,7 +327,7 @@ def _describe(error: BaseException) -> str:
 
 def _after_fork_in_child() -> None:
     global _current
-    if _begun == 0:
+    if not _has_begun:
         return
     scope.forget_in_child()
     _native.forget_in_child()
