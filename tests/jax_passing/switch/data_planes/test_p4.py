@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from support.p4.device_in_memory import DeviceInMemory
 
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes import p4
@@ -14,76 +15,6 @@ from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.pipeline import PipelineError
 
 MAC = 0x020000000000
-
-
-class Memory:
-    """A device."""
-
-    lanes, register_cells = 64, 64
-
-    def __init__(self):
-        self.refuses_after = None  # calls
-        self.taken = ""  # by whom
-        self.refused = {}  # once: what is raised for the next row of a table, or for the group
-        self.restart()
-
-    def restart(self):
-        self.tables, self.groups, self.registers, self.verdicts = {}, {}, {}, [0] * len(VERDICTS)
-
-    def _touch(self):
-        if self.refuses_after is not None:
-            if self.refuses_after == 0:
-                raise PipelineError("it is off")
-            self.refuses_after -= 1
-
-    def attach(self):
-        self.check_control()
-        self._touch()
-        self.tables, self.groups = {}, {}
-
-    def check_control(self):
-        if self.taken:
-            raise PipelineError(self.taken)
-
-    def insert(self, entry):
-        self._touch()
-        if error := self.refused.pop(entry.table, None):
-            raise error
-        rows = self.tables.setdefault(entry.table, {})
-        key = tuple(entry.match.values())
-        assert key not in rows, entry
-        rows[key] = (entry.action, dict(entry.parameters))
-
-    def delete(self, entry):
-        self._touch()
-        del self.tables[entry.table][tuple(entry.match.values())]
-
-    def entry_count(self, table):
-        self._touch()
-        return len(self.tables.get(table, {}))
-
-    def insert_group(self, group, replicas):
-        self._touch()
-        assert group not in self.groups
-        if error := self.refused.pop("group", None):
-            raise error
-        self.groups[group] = list(replicas)
-
-    def delete_group(self, group):
-        self._touch()
-        self.groups.pop(group, None)
-
-    def counter(self, name):
-        assert name == "verdicts"
-        self._touch()
-        return self.verdicts
-
-    def register(self, name, index):
-        self._touch()
-        return self.registers.get((name, index), 0)
-
-    def close(self):
-        pass
 
 
 DEVICE = Device(
@@ -98,7 +29,7 @@ JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)), reach=9)
 
 @pytest.fixture
 def device():
-    memory = Memory()
+    memory = DeviceInMemory()
     for what, value in (("ip", 0x0A000002), ("mac", MAC + 2), ("port", 1)):  # it has seen the second host
         memory.registers[f"neighbours.{what}", 2] = value
     return memory
@@ -168,9 +99,9 @@ def test_a_job_with_a_parent(data_plane, device):
     parent = Parent(job=9, epoch=5, slot_first=16, worker=1, address=("10.0.0.2", 7171))
     data_plane.add_job(JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001),), parent=parent))
     assert device.tables["parent_job"] == {(9,): ("set_own_job", {"job": 7})}
-    place = {"mac": MAC + 2, "ip": 0x0A000002, "udp_port": 7171, "port": 1}
+    route = {"mac": MAC + 2, "ip": 0x0A000002, "udp_port": 7171, "port": 1}
     assert device.tables["parent"] == {
-        (7,): ("set_parent", {"job": 9, "epoch": 5, "worker": 1, "slot_first": 16} | place)
+        (7,): ("set_parent", {"job": 9, "epoch": 5, "worker": 1, "slot_first": 16} | route)
     }
     owner = device.tables["job"][7,][1]["owner"]
     device.registers |= {("slot_check.owner", 16): owner, ("slot_check.bitmap_low", 16): 1}
