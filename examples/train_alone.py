@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
+
 from models import gpt2
 
 STEPS, ROWS = 40, 32

@@ -31,9 +31,9 @@ import numpy as np
 import optax
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
-from models import gpt2
 
 import jax_passing
+from models import gpt2
 
 SIZES = {  # with the learning rates of Brown et al., Language Models are Few-Shot Learners (2020), table 2.1
     "tiny": (gpt2.TINY, 3e-3),

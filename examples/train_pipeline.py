@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
-from models import gpt2
 
 import jax_passing
+from models import gpt2
 
 STEPS, ROWS = 40, 32
 STAGES, MICROBATCHES = 2, 4

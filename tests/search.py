@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import numpy as np  # noqa: E402
+
 from support.jax import lockstep  # noqa: E402
 from support.jax.search_programs import Program, draw  # noqa: E402
 from support.jobs.cluster import PROGRAMS, Switch, host_settings  # noqa: E402

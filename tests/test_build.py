@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from support.docs.pages import ROOT
 
 ENVIRONMENT = ROOT / "build/check/wheel-environment"  # with what building takes

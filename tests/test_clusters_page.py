@@ -6,11 +6,11 @@ import shlex
 import pytest
 import typer
 import yaml
-from support.docs.pages import blocks, page
 
 from jax_passing import config
 from jax_passing.commands import cli
 from jax_passing.switch.server import settings as switch_settings
+from support.docs.pages import blocks, page
 
 PAGE = page("clusters.md")
 TEXT = PAGE.read_text()

@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 import yaml
+
 from support.docs.pages import DOCS, PAGES, README, ROOT, blocks, page
 
 

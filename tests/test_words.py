@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+
 from support.docs.pages import ROOT
 
 FRAGMENT = re.compile(r"(Of|What|Whether|Those|Which|Who|How (long|many|often|far))\b")

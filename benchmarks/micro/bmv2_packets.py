@@ -14,13 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from jax_passing.protocol.packet import MAX, SUM
+from jax_passing.switch.data_planes.data_plane import JobSlots
 from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp
 from support.p4 import tools
 from support.p4.device import Switch
 from support.p4.network import HOSTS
-
-from jax_passing.protocol.packet import MAX, SUM
-from jax_passing.switch.data_planes.data_plane import JobSlots
 
 SLOTS = 64
 SEQUENCE_AT = 14 + 20 + 8 + 12

@@ -3,10 +3,10 @@
 import socket
 
 import pytest
-from support.switch.live_suite import KEY
 
 from jax_passing.conformance.live import fences
 from jax_passing.protocol import keys
+from support.switch.live_suite import KEY
 
 
 @pytest.fixture(autouse=True)

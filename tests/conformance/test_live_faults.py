@@ -11,8 +11,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 from rich.console import Console
-from support.switch.live_suite import failures, few_cases
-from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
 from jax_passing.conformance import run
 from jax_passing.conformance.exchanges import golden
@@ -26,6 +24,8 @@ from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
+from support.switch.live_suite import failures, few_cases
+from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
 
 class Fault:

@@ -5,13 +5,13 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from support.switch.live_suite import failures
-from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
 from jax_passing.conformance import run
 from jax_passing.conformance.exchanges import golden
 from jax_passing.protocol.packet import decode
 from jax_passing.switch.jobs import group_probe
+from support.switch.live_suite import failures
+from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
 GROUP = "44 probes, then results come to the group, from the switch's data address, with a TTL of 1"
 LOST = "a rank says that it no longer hears the group: results come to each worker"

@@ -6,9 +6,6 @@ from contextlib import closing
 
 import pytest
 from rich.console import Console
-from support.switch.in_process import SwitchThread
-from support.switch.live_suite import KEY, failures, few_cases
-from support.switch.model_switch import ModelSwitch
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
@@ -18,6 +15,9 @@ from jax_passing.conformance.live import key_checks
 from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.protocol import keys, secure_channel
 from jax_passing.switch.server import member_conversation
+from support.switch.in_process import SwitchThread
+from support.switch.live_suite import KEY, failures, few_cases
+from support.switch.model_switch import ModelSwitch
 
 
 @pytest.mark.slow  # the one with a parent has a key, too

@@ -4,9 +4,6 @@ import time
 from contextlib import closing
 
 import pytest
-from support.switch.in_process import SwitchThread
-from support.switch.live_suite import KEY, failures
-from support.switch.model_switch import ModelSwitch
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
@@ -17,6 +14,9 @@ from jax_passing.conformance.live import parent_role
 from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import ConfigError
+from support.switch.in_process import SwitchThread
+from support.switch.live_suite import KEY, failures
+from support.switch.model_switch import ModelSwitch
 
 FEW = [{"lanes_per_chunk": 64}, {"slots_per_job": 16, "slot_total": 48}]
 

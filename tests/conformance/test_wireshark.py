@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from support.switch.in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance.exchanges import golden
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol.packet import CONTRIBUTION, MAX, RESULT, MalformedError, Packet, decode
+from support.switch.in_process import SwitchThread
 
 ROOT = Path(__file__).parents[2]
 DISSECTOR = ROOT / "xla_ffi/wire/passing.lua"

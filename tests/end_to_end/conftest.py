@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from support.jobs.cluster import Cluster
 
 

@@ -10,9 +10,9 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import hypothesis
 import pytest
-from support.switch.in_process import JOB
 
 import jax_passing
+from support.switch.in_process import JOB
 
 # The same examples in every run, so that what fails fails again. No test is about speed: drawing an example and trying
 # it may take as long as a busy machine needs.

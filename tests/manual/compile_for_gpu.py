@@ -98,8 +98,9 @@ def gpt2(mesh: Mesh) -> Any:
     """A step of examples/train_gpt2.py."""
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     import optax
-    import train_gpt2
     from flax.training.train_state import TrainState
+
+    import train_gpt2
     from models import gpt2
 
     config, rate = train_gpt2.SIZES["small"]

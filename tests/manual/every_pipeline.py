@@ -20,6 +20,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "examples")]
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+
 from support.jax import model_cases  # noqa: E402
 from support.jax.pipeline_cases import ROUNDING, SCHEDULES, STAGES, Case, error  # noqa: E402
 

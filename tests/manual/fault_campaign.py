@@ -23,10 +23,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from jax_passing.protocol import keys  # noqa: E402
 from support.jax.lockstep import Follower, NoAnswerError, ask  # noqa: E402
 from support.jobs.cluster import PROGRAMS, Switch  # noqa: E402
-
-from jax_passing.protocol import keys  # noqa: E402
 
 HOSTS = 3
 LEASE_S = 3.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from support.p4 import tools
 from support.p4.device import Switch
 from support.p4.v1model_model import InterpretedSwitch

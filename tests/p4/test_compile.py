@@ -4,6 +4,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from support.p4 import tna_model, tools
 from support.p4.syntax import preprocessed
 

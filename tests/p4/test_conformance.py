@@ -4,9 +4,6 @@ import struct
 import time
 
 import pytest
-from support.net.frames import ARP, BROADCAST, IPV4, UDP, arp, ethernet, ipv4, mac, udp
-from support.p4.device import PORTS, Switch
-from support.p4.network import HOSTS
 
 from jax_passing.conformance.exchanges import golden, limit_cases, random_exchanges, reach_cases
 from jax_passing.conformance.exchanges.differences import difference, state_difference
@@ -14,6 +11,9 @@ from jax_passing.conformance.exchanges.exchange import Exchange, Played, final_s
 from jax_passing.conformance.exchanges.model import Limits, State
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.reach import REACH_MAX
+from support.net.frames import ARP, BROADCAST, IPV4, UDP, arp, ethernet, ipv4, mac, udp
+from support.p4.device import PORTS, Switch
+from support.p4.network import HOSTS
 
 FIRST_PORT = 1024  # UDP
 NO_MAC = "00:00:00:00:00:00"

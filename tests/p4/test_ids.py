@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+
 from support.p4 import tna_model, v1model_model
 from support.p4.parts import Control, Counter, Procedure, Register, Table
 

@@ -3,6 +3,8 @@
 import struct
 
 import pytest
+
+from jax_passing.switch.data_planes.pipeline import PipelineError
 from support.net.frames import (
     ARP,
     BROADCAST,
@@ -21,8 +23,6 @@ from support.net.frames import (
     udp,
 )
 from support.p4.network import HOSTS
-
-from jax_passing.switch.data_planes.pipeline import PipelineError
 
 (A_MAC, A_IP), (B_MAC, B_IP), *_ = HOSTS
 NO_MAC = "00:00:00:00:00:00"

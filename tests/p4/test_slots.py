@@ -6,13 +6,13 @@ import random
 import time
 
 import pytest
-from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
-from support.p4 import network
 
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.pipeline import PipelineError
+from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
+from support.p4 import network
 
 HOSTS = network.HOSTS
 JOB, EPOCH, SLOT_FIRST, SLOT_COUNT = 7, 3, 64, 32

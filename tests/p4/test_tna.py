@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from support.p4 import tna_model, tools
 
 TARGETS = {"tofino": ("tna", 1), "tofino2": ("t2na", 2)}  # architecture, generation

@@ -3,12 +3,12 @@
 import shutil
 
 import pytest
-from support.net.frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
-from support.p4 import tna_model
 
 from jax_passing.conformance import run
 from jax_passing.conformance.exchanges.model import Job, Parent
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet, decode
+from support.net.frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
+from support.p4 import tna_model
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 

@@ -3,11 +3,10 @@
 It needs nothing but what is installed.
 """
 
-from support.switch.control import RecordingDataPlane
-
 from jax_passing.switch.data_planes.data_plane import Group
 from simulation.switches import SwitchMachine
 from simulation.world import World
+from support.switch.control import RecordingDataPlane
 
 LINE_DELAY_S = 0.2  # there is nothing faster here that would have to wait for it
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from jax_passing.switch.server.settings import BMV2_SLOTS_PER_JOB
 from support.jobs import forgeries
 from support.jobs.bmv2_network import CONTROL, PORT, Bmv2Network
 from support.jobs.cluster import PASSING, counters, digest, finish
 from support.net.namespaces import missing
 from support.p4 import tools
-
-from jax_passing.switch.server.settings import BMV2_SLOTS_PER_JOB
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster

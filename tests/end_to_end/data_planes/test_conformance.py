@@ -1,6 +1,7 @@
 """`jax-passing conformance` on data planes that need a network of their own."""
 
 import pytest
+
 from support.jobs.bmv2_network import CONTROL, PORT, Bmv2Network
 from support.jobs.bridge_cluster import BridgeCluster
 from support.jobs.cluster import PASSING, Process

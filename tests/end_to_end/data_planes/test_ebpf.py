@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+
 from support.jobs.bridge_cluster import BridgeCluster
 from support.jobs.cluster import SOME_DTYPES, Process, counters, digest
 from support.net.ebpf_here import missing

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+
 from support.jobs.bridge_cluster import PORT, BridgeCluster
 from support.jobs.cluster import SOME_DTYPES, Process, counters, digest
 from support.net.namespaces import ip, missing

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import digest, finish, free_address
 
 if TYPE_CHECKING:

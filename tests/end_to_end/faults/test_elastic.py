@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import LIMIT_S, Process, host_settings
 
 if TYPE_CHECKING:

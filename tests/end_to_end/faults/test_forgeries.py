@@ -1,11 +1,11 @@
 """Forged packets at the software switch. test_bmv2.py has those at a device."""
 
 import pytest
+
+from jax_passing.switch.server.settings import SwitchSettings
 from support.jobs import forgeries
 from support.jobs.bridge_cluster import BridgeCluster
 from support.net.namespaces import missing
-
-from jax_passing.switch.server.settings import SwitchSettings
 
 
 @pytest.mark.skipif(missing() is not None, reason=f"no network of our own: {missing()}")

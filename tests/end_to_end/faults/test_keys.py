@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import PASSING, counters, digest
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from support.jobs.cluster import COMPILED_FAST
 from support.net.namespaces import missing
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from support.jobs.bridge_cluster import BridgeCluster
 from support.jobs.cluster import PASSING
 from support.net.namespaces import ip, missing

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from support.jobs.cluster import PASSING, Cluster, Process, finish, host_settings
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "train_gpt2.py"

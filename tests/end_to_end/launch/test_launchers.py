@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from support.docs.pages import ROOT, blocks
 from support.jobs.cluster import LIMIT_S, PROGRAMS, Cluster, Process, finish, free_address
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.docs.pages import README, Block, blocks
 from support.jobs.bridge_cluster import BridgeCluster
 from support.jobs.cluster import LIMIT_S, finish

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import digest
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import COMPILED_FAST, SOME_DTYPES, digest
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import COMPILED_FAST, finish, free_address
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from support.jax import lockstep
 from support.jax.gradients import CASES
 from support.jobs.cluster import COMPILED_FAST, LIMIT_S, PROGRAMS, Switch, free_address, host_settings

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import COMPILED_FAST, PASSING, Process, digest, finish, free_address
 
 if TYPE_CHECKING:

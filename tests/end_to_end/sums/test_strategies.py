@@ -6,6 +6,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import COMPILED_FAST, PASSING, PROGRAMS, digest, free_address
 
 if TYPE_CHECKING:

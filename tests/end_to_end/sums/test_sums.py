@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.jobs.cluster import SOME_DTYPES, digest, finish, free_address
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
-from support.jax.lowered_sums import specs
 
 import jax_passing
 from jax_passing._compat import jaxprs
@@ -19,6 +17,8 @@ from jax_passing.errors import (
     ConfigError,
     NotInitializedError,
 )
+from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
+from support.jax.lowered_sums import specs
 
 pytestmark = pytest.mark.usefixtures("session")
 

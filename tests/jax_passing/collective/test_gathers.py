@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
 
 import jax_passing
 from jax_passing.errors import (
     ConfigError,
     UnsupportedDtypeError,
 )
+from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
 
 pytestmark = pytest.mark.usefixtures("session")
 

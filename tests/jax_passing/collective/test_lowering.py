@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support.jax.lowered_sums import specs
 
 import jax_passing
 from jax_passing import _native
 from jax_passing._compat import lowered_modules
 from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
 from jax_passing.host import scope
+from support.jax.lowered_sums import specs
 
 pytestmark = pytest.mark.usefixtures("session")
 

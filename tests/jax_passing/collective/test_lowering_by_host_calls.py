@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support.jax.host_calls_on_cpu import host_calls_on_cpu
-from support.jax.on_mesh import bits, on_mesh, values
 
 import jax_passing
 from jax_passing._native import HostProgram
 from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.rank import rank
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError, failure_in
+from support.jax.host_calls_on_cpu import host_calls_on_cpu
+from support.jax.on_mesh import bits, on_mesh, values
 
 pytestmark = pytest.mark.usefixtures("session")
 

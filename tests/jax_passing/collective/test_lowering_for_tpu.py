@@ -7,12 +7,12 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.jax.on_mesh import on_mesh, values
 
 import jax_passing
 from jax_passing.collective.runtime.rank import rank
 from jax_passing.errors import UnsupportedDtypeError
 from jax_passing.host import scope
+from support.jax.on_mesh import on_mesh, values
 
 pytestmark = pytest.mark.usefixtures("session")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support.jax.lowered_sums import LAYERS, calls, layers, lowered, mapped, names, numbers
 
 import jax_passing
 from jax_passing.collective.lowering.gpu import in_host, start_and_done
 from jax_passing.collective.lowering.placement import Placement, place
+from support.jax.lowered_sums import LAYERS, calls, layers, lowered, mapped, names, numbers
 
 pytestmark = pytest.mark.usefixtures("session")
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support.jax.as_lax import PSUMS, X, mesh_of, same, sharded
 
 import jax_passing
+from support.jax.as_lax import PSUMS, X, mesh_of, same, sharded
 
 pytestmark = pytest.mark.usefixtures("session")
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.jax.on_mesh import on_mesh as on_mesh_of
 
 import jax_passing
 from jax_passing.errors import (
@@ -18,6 +17,7 @@ from jax_passing.errors import (
     UnvaryingInputError,
 )
 from jax_passing.host import scope
+from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.jax.on_mesh import on_mesh as on_mesh_of
 
 import jax_passing
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from support.switch.in_process import SwitchThread
 from typer.testing import CliRunner
 
 import jax_passing
 from jax_passing.commands import cli
 from jax_passing.doctor import software
 from jax_passing.errors import ConfigError
+from support.switch.in_process import SwitchThread
 
 
 @pytest.fixture(autouse=True)

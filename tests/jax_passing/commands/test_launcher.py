@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from support.jobs.launching import NO_SWITCH, RUN, alive, launch, screen, start_forever
-from support.switch.in_process import until
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.commands.launch.child import Child
 from jax_passing.commands.launch.launcher import _culprit
+from support.jobs.launching import NO_SWITCH, RUN, alive, launch, screen, start_forever
+from support.switch.in_process import until
 
 # Tests of what the hosts see.
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+
 from support.jobs.launching import NO_SWITCH, RUN, alive, launch
 from support.switch.in_process import until
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.jobs.launching import screen
 
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
+from support.jobs.launching import screen
 
 
 def split(*pieces):

@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.net.sys_trees import add_device, add_link
 
 from jax_passing.doctor import cuda_driver, gpu
 from jax_passing.doctor.cuda_driver import CudaError, Driver
 from jax_passing.doctor.findings import State
 from jax_passing.doctor.software import Package
+from support.net.sys_trees import add_device, add_link
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 GPU_0 = "pci0000:3a/0000:3a:00.0/0000:3d:00.0"

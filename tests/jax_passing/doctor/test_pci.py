@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.net.sys_trees import add_device, add_link
 
 from jax_passing.doctor import pci
+from support.net.sys_trees import add_device, add_link
 
 ROOT_A, ROOT_B = "pci0000:3a", "pci0000:ae"
 SWITCH = f"{ROOT_A}/0000:3a:00.0/0000:3b:00.0"

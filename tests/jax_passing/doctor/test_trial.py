@@ -6,7 +6,6 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
-from support.switch.in_process import SwitchThread
 
 from jax_passing.config import parse_address
 from jax_passing.conformance.live import joining
@@ -16,6 +15,7 @@ from jax_passing.doctor.findings import State
 from jax_passing.doctor.switch import findings as findings_of
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
+from support.switch.in_process import SwitchThread
 
 JOB = "train"
 

@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+
 from support.switch.in_process import SwitchThread
 
 

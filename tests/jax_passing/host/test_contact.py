@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
-from support.switch.in_process import Member
 
 from jax_passing.config import Settings
 from jax_passing.errors import JoinError, SwitchUnreachableError
 from jax_passing.host import shard
 from jax_passing.protocol import control_messages as messages
+from support.switch.in_process import Member
 
 OFFER = messages.encode(messages.GroupOffer("239.192.0.1", 7172, 1, 1, 5))
 

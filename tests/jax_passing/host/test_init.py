@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from support.jax.sessions import total
-from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
+from support.jax.sessions import total
+from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 ONES = jnp.ones((2, 8))
 

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.jax.sessions import total
-from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
 
 import jax_passing
 from jax_passing.config import parse_switches
@@ -23,6 +21,8 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     ThreadError,
 )
+from support.jax.sessions import total
+from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
 
 VALUES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5000)), jnp.float32)
 

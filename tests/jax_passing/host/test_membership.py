@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from support.jax.program_infos import identity, program
-from support.jax.stalls import Stall
-from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 from jax_passing.host import membership, programs
 from jax_passing.protocol import control_messages as messages
+from support.jax.program_infos import identity, program
+from support.jax.stalls import Stall
+from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.jax.program_infos import PLACE, identity, program
 
 from jax_passing.host.program_differences import difference
 from jax_passing.host.programs import bounded
+from support.jax.program_infos import PLACE, identity, program
 
 HERE = PLACE[0]
 

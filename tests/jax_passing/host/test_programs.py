@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.jax.program_infos import identity, program
 
 from jax_passing.host import programs
 from jax_passing.host.programs import IDENTITIES_BYTES_MAX, Ledger, bounded
 from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
+from support.jax.program_infos import identity, program
 
 
 def sent(info):

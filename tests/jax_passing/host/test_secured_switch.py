@@ -13,7 +13,6 @@ from functools import partial
 import jax
 import msgspec
 import pytest
-from support.switch.in_process import JOB, Guest, Member, SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.config import Settings, parse_address, parse_switches
@@ -21,6 +20,7 @@ from jax_passing.errors import AuthenticationError, ConfigError, JoinError, Pass
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
+from support.switch.in_process import JOB, Guest, Member, SwitchThread, members, settings_of, until
 
 
 def write_key(file, kind, key):

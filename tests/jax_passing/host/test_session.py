@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from support.jax.sessions import init_beside, total
-from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.errors import (
@@ -24,6 +22,8 @@ from jax_passing.errors import (
     translate,
 )
 from jax_passing.host import session as sessions
+from support.jax.sessions import init_beside, total
+from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 ONES = jnp.ones((2, 8))
 

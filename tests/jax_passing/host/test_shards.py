@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
-from support.jax.sessions import init_beside, total
-from support.jax.stalls import Stall
-from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 import jax_passing
 from jax_passing.config import address_text, parse_address
@@ -20,6 +17,9 @@ from jax_passing.host import shard as shards
 from jax_passing.host.contact import Contact
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from support.jax.sessions import init_beside, total
+from support.jax.stalls import Stall
+from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 ONES = jnp.ones((2, 8))
 

@@ -1,10 +1,10 @@
 """A sum that makes no progress is described. test_session.py has stalls of real sessions."""
 
 import pytest
-from support.jax.stalls import Stall
 
 from jax_passing.host import stalls
 from jax_passing.protocol.control_messages import SlotState
+from support.jax.stalls import Stall
 
 
 @pytest.mark.parametrize(

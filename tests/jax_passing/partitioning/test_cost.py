@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from models import gpt2
-from support.jax import model_cases
 
 from jax_passing.partitioning.cost import Cost, cost_of_jaxpr
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.scans import unroll
 from jax_passing.partitioning.stages import Slicer
 from jax_passing.partitioning.traced_model import trace
+from models import gpt2
+from support.jax import model_cases
 
 
 def f32(*shape):

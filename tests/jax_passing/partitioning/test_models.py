@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.jax import model_cases
 
 from jax_passing import partition
+from support.jax import model_cases
 
 
 @pytest.mark.parametrize(

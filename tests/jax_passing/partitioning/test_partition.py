@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.jax.plans import PLAIN, check_plan, plain
 
 import jax_passing
 from jax_passing import partition
 from jax_passing.errors import PartitionError
+from support.jax.plans import PLAIN, check_plan, plain
 
 
 def test_marks_say_where_to_cut():

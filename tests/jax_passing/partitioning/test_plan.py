@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support.docs.pages import blocks, page
-from support.jax.plans import PLAIN, check_plan, plain
 
 import jax_passing
 from jax_passing import partition
 from jax_passing.errors import PartitionError
+from support.docs.pages import blocks, page
+from support.jax.plans import PLAIN, check_plan, plain
 
 
 class Block(nn.Module):

@@ -6,6 +6,7 @@ GPT-2 is in tests/end_to_end/sums/test_pipelines.py, and with a scan in tests/ja
 import jax
 import optax
 import pytest
+
 from support.jax.pipeline_cases import ROUNDING, Case, error
 
 STEPS = 3

@@ -5,9 +5,9 @@ import contextlib
 import msgspec
 import pytest
 from hypothesis import given
-from support.protocol.random_lines import lines
 
 from jax_passing.protocol import control_messages as messages
+from support.protocol.random_lines import lines
 
 
 @given(lines)

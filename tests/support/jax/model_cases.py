@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from models import alexnet, gpt2, resnet50, vgg16
 from sklearn.datasets import load_digits
+
+from models import alexnet, gpt2, resnet50, vgg16
 
 FULL = {
     "gpt2-small": gpt2.GPT2(gpt2.SMALL),

@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 import numpy as np
-from support.jax.lockstep import MARK, attempt, serve
 
 import jax_passing
+from support.jax.lockstep import MARK, attempt, serve
 
 SUMS_BEFORE_FAULTS = 3  # then it is told that this host sums: its programs are compiled, and known to all
 

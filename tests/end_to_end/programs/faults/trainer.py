@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from support.jax.lockstep import MARK, attempt, serve
 
 import jax_passing
+from support.jax.lockstep import MARK, attempt, serve
 
 sys.path.append(str(Path(__file__).parents[4] / "examples"))
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from support.jax.gradients import CASES, World
 from support.jax.lockstep import attempt, serve
 

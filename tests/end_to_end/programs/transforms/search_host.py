@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
+
+import jax_passing
 from support.jax.lockstep import attempt, serve
 from support.jax.search_programs import Program, draw
 from support.jax.search_statements import MODULUS
-
-import jax_passing
 
 SLEEP_S = 0.02
 DEADLINE_S = 15.0  # a hang shows as an error of this session, which isn't allowed

@@ -6,11 +6,10 @@ The input is operations of a few bytes each: somebody connects, says something, 
 
 import logging
 
-from simulation.packetless import packetless_switch, packetless_world
-from simulation.world import Machine, Process, World
-
 from jax_passing.host.contact import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
+from simulation.packetless import packetless_switch, packetless_world
+from simulation.world import Machine, Process, World
 
 PEERS_MAX = 12
 RAW = (b"\n", b"{}\n", b"\xff\n", b'{"type":"heartbeat"}\n', b'{"type":"join"}\n', b"[" * 100 + b"\n")

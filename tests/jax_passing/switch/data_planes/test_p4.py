@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.p4.device_in_memory import DeviceInMemory
 
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.pipeline import PipelineError
+from support.p4.device_in_memory import DeviceInMemory
 
 MAC = 0x020000000000
 

@@ -1,10 +1,10 @@
 """The reach lets through whatever hosts can send, and no more than it takes."""
 
 import pytest
-from support.switch.control import scenario
 
 from jax_passing.config import SHARDS_MAX
 from jax_passing.switch.data_planes.reach import REACH_MAX, reach
+from support.switch.control import scenario
 
 
 @pytest.mark.parametrize(

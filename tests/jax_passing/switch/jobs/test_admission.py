@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.switch.control import join_of_version, scenario
-from support.switch.control_trees import in_tree, job
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, common_lanes, least, rank_of_host, rank_of_rack
+from support.switch.control import join_of_version, scenario
+from support.switch.control_trees import in_tree, job
 
 RACK = Abilities("rack", 1024, 360, False, False, None)
 SPINE = Abilities("spine", 256, 64, True, False, 100.0)

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from support.switch.control import GROUP, offered, scenario, until
-from support.switch.control_trees import hear, in_tree, job, join_all, rack_says
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import DataPlaneError
 from jax_passing.switch.jobs.group_probe import ROUNDS
 from jax_passing.switch.jobs.slot_partition import SlotPartition
+from support.switch.control import GROUP, offered, scenario, until
+from support.switch.control_trees import hear, in_tree, job, join_all, rack_says
 
 
 @scenario()

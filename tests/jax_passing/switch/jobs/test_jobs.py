@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from support.switch.control import RecordingDataPlane, StillOutside, scenario, until
-from support.switch.control_trees import in_tree, job, kill, rack_says
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_host
 from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import JobTable
+from support.switch.control import RecordingDataPlane, StillOutside, scenario, until
+from support.switch.control_trees import in_tree, job, kill, rack_says
 
 
 @scenario()

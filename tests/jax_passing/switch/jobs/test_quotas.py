@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.switch.control import Host, scenario, until
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.secure_channel import Channel
@@ -15,6 +14,7 @@ from jax_passing.switch.jobs.quotas import ConnectionQuota
 from jax_passing.switch.server import member_conversation
 from jax_passing.switch.server.control_plane import ControlPlane
 from jax_passing.switch.server.settings import SwitchSettings
+from support.switch.control import Host, scenario, until
 
 
 class Guest:

@@ -1,14 +1,13 @@
 """Ranks that have waited for the others in vain hear why."""
 
-from support.switch.control import RecordingDataPlane, StillOutside, scenario
-from support.switch.control_trees import in_tree, rack_says
-
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import waits
 from jax_passing.switch.jobs.admission import Abilities, rank_of_host
 from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.waits import end_waits
+from support.switch.control import RecordingDataPlane, StillOutside, scenario
+from support.switch.control_trees import in_tree, rack_says
 
 
 @scenario()

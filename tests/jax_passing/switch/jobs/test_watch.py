@@ -3,12 +3,11 @@
 import asyncio
 from unittest import mock
 
-from support.switch.control import scenario, until
-from support.switch.control_trees import LEASE_S, in_tree, job, spoken
-
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import watch
 from jax_passing.switch.jobs.waits import end_waits
+from support.switch.control import scenario, until
+from support.switch.control_trees import LEASE_S, in_tree, job, spoken
 
 
 @scenario()

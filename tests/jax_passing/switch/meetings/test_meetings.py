@@ -2,10 +2,9 @@
 
 import asyncio
 
+from jax_passing.protocol import control_messages as messages
 from support.switch.control import scenario, until
 from support.switch.seats import meet, met, seat
-
-from jax_passing.protocol import control_messages as messages
 
 
 @scenario()

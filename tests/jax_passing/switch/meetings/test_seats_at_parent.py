@@ -1,13 +1,13 @@
 """Hosts that meet at several switches of a tree before they join."""
 
 import pytest
-from support.switch.control import until
-from support.switch.control_trees import in_tree
-from support.switch.seats import meet, met, seat
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.meetings import seats_at_parent
+from support.switch.control import until
+from support.switch.control_trees import in_tree
+from support.switch.seats import meet, met, seat
 
 
 @in_tree()

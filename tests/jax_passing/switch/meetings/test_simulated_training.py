@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
+
 from simulation.training import LIMIT_S, Training, attempt
 
 

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from support.switch.control import Switch, offered, scenario
-from support.switch.control_trees import in_tree, job
 
 from jax_passing.protocol import control_messages as messages
+from support.switch.control import Switch, offered, scenario
+from support.switch.control_trees import in_tree, job
 
 
 @scenario()

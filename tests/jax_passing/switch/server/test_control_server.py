@@ -8,13 +8,13 @@ import struct
 import weakref
 
 import pytest
-from support.switch.control import Switch, scenario, until
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import stream
 from jax_passing.protocol.keys import job_key
 from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.server import control_server, member_conversation
+from support.switch.control import Switch, scenario, until
 
 
 @scenario()

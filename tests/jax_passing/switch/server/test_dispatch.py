@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.switch.control import scenario
-from support.switch.control_trees import in_tree, job, rack_says, spoken
-from support.switch.foreign_messages import foreign_messages
 
 from jax_passing.config import RANKS_MAX
 from jax_passing.protocol import control_messages as messages
+from support.switch.control import scenario
+from support.switch.control_trees import in_tree, job, rack_says, spoken
+from support.switch.foreign_messages import foreign_messages
 
 
 @scenario()

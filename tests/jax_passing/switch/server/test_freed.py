@@ -5,9 +5,6 @@ import gc
 import weakref
 
 import pytest
-from support.switch.control import Host, scenario, until
-from support.switch.control_trees import in_tree, job
-from support.switch.seats import met, seat
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import secure_channel
@@ -21,6 +18,9 @@ from jax_passing.switch.server.control_server import Stream
 from jax_passing.switch.server.member_conversation import MemberConversation
 from jax_passing.switch.tree.parent_greeting import ParentGreeting
 from jax_passing.switch.tree.uplink import Uplink, _ParentConversation
+from support.switch.control import Host, scenario, until
+from support.switch.control_trees import in_tree, job
+from support.switch.seats import met, seat
 
 KINDS = (
     Channel,

@@ -5,12 +5,12 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.protocol.random_lines import lines
-from support.switch.control import join_of_version, scenario, until
-from support.switch.control_trees import in_tree, rack_says
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.server import member_conversation
+from support.protocol.random_lines import lines
+from support.switch.control import join_of_version, scenario, until
+from support.switch.control_trees import in_tree, rack_says
 
 
 @scenario()

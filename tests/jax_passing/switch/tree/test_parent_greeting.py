@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from support.switch.control import until
-from support.switch.control_trees import in_tree
-from support.switch.seats import seat
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.tree import parent_greeting
+from support.switch.control import until
+from support.switch.control_trees import in_tree
+from support.switch.seats import seat
 
 WAYS = {
     "join": lambda rack: rack.join(0, 2, join_deadline_s=1.0),

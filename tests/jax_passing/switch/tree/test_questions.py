@@ -1,13 +1,13 @@
 """A host hears who is missing in a chunk, from one switch and from all of a tree."""
 
 import pytest
-from support.switch.control import scenario, until
-from support.switch.control_trees import in_tree, job, rack_says
 
 from jax_passing.host import membership
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import SlotVersion
 from jax_passing.switch.tree import questions
+from support.switch.control import scenario, until
+from support.switch.control_trees import in_tree, job, rack_says
 
 
 @scenario()

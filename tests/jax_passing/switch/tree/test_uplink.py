@@ -6,10 +6,10 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.switch.control_trees import LEASE_S, in_tree, job, kill
-from support.switch.foreign_messages import foreign_messages
 
 from jax_passing.protocol import control_messages as messages
+from support.switch.control_trees import LEASE_S, in_tree, job, kill
+from support.switch.foreign_messages import foreign_messages
 
 
 @in_tree()

@@ -1,12 +1,12 @@
 """A program in the kernel adds up what hosts in namespaces send to a bridge."""
 
 import pytest
+
+from jax_passing.switch.data_planes import ebpf
 from support.net.bridge_network import BridgeNetwork
 from support.net.ebpf_here import missing
 from support.net.namespaces import inside
 from support.switch.ebpf_packets import HOSTS
-
-from jax_passing.switch.data_planes import ebpf
 
 
 @pytest.fixture(scope="module")

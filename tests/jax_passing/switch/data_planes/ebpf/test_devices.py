@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.net.namespaces import inside
-from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
-from support.switch.in_process import until
 
 from jax_passing.errors import ConfigError
 from jax_passing.switch.data_planes import ebpf, libbpf
 from jax_passing.switch.data_planes.data_plane import DataPlaneError, Group
+from support.net.namespaces import inside
+from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
+from support.switch.in_process import until
 
 
 def _attached(network) -> int:

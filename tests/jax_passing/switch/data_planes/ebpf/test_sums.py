@@ -6,14 +6,14 @@ import struct
 import threading
 
 import pytest
-from support.net.namespaces import inside
-from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
-from support.switch.in_process import until
 
 from jax_passing import _native
 from jax_passing.protocol.packet import HEADER, LANES_MAX
 from jax_passing.switch.data_planes import ebpf
 from jax_passing.switch.data_planes.data_plane import JobSlots, SlotVersion
+from support.net.namespaces import inside
+from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
+from support.switch.in_process import until
 
 WHOLE = HEADER.size + 4 * LANES_MAX
 
