@@ -77,7 +77,7 @@ class ProtocolError(PassingError):
 
 
 class ClosedError(PassingError):
-    """The session was shut down while a sum was pending."""
+    """The session was shut down while a sum was pending, or while another thread joined again."""
 
 
 class UnvaryingInputError(PassingError, ValueError):

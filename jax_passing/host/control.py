@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jax_passing import _native
 from jax_passing.config import Settings
-from jax_passing.errors import Failure
+from jax_passing.errors import Failure, PassingError
 from jax_passing.host.joining import Joined, Joining
 from jax_passing.host.loop import Loop
 from jax_passing.host.ranks import Ranks
@@ -24,7 +24,13 @@ class Control:
         self._settings = settings
         # Once: a file that is replaced or removed later doesn't keep the session from joining again.
         key = keys.read_key(settings.key_file, keys.JOB)
-        self._loop = Loop()
+        try:
+            self._loop = Loop()
+        except OSError as error:
+            raise PassingError(
+                f"This process can't open what a session needs ({error}). Raise its limit of open files "
+                "(ulimit -n), or close some."
+            ) from error
         self._joining = Joining(self._loop, settings, device_count, key)
 
     def join(self, step: int | None, lost: Sequence[int], first_device_id: int) -> Joined:

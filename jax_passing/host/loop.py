@@ -4,9 +4,11 @@ The session's other threads call into it, and wait for what comes of that. The l
 """
 
 import asyncio
+import concurrent.futures
 import ctypes
 import ipaddress
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -18,6 +20,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from jax_passing import _native
+from jax_passing.errors import ClosedError
 from jax_passing.host.outside import Link, TransportEvents
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Conversation, Timer
@@ -29,6 +32,7 @@ log = logging.getLogger("jax_passing")
 FLUSH_S = 5.0  # for what is still to be sent when a connection is closed
 JOIN_THREAD_S = 5.0
 EVENT_S = 60.0
+SLICE_S = 0.2  # a thread that waits looks so often whether the loop was closed
 
 T = TypeVar("T")
 
@@ -117,6 +121,7 @@ class Loop:
     instance = _INSTANCE
 
     def __init__(self) -> None:
+        self._is_closed = False
         self._loop = asyncio.SelectorEventLoop()
         self._loop.set_exception_handler(self._on_error)
         self.buffer = bytearray(READ_BYTES)
@@ -149,13 +154,20 @@ class Loop:
         self, begin: Callable[[Callable[[T], None], Callable[[Exception], None]], None], timeout_s: float | None = None
     ) -> T:
         """Calls `begin` in the loop's thread, and waits until it calls one of its arguments: the first, with what is
-        returned then, or the second, with what is raised. Raises TimeoutError."""
+        returned then, or the second, with what is raised. Raises TimeoutError, and ClosedError if the loop is closed
+        meanwhile: by another thread, or by a signal's handler in this one, which must find no lock of ours taken."""
         outcome: Future[T] = Future()
         self.call(begin, outcome.set_result, outcome.set_exception)
-        return outcome.result(timeout_s)
+        until = math.inf if timeout_s is None else self.now() + timeout_s
+        while not outcome.done() and self.now() < until:
+            if self._is_closed:
+                raise ClosedError("the session was shut down while this thread waited for its switch")
+            concurrent.futures.wait([outcome], max(0.0, min(SLICE_S, until - self.now())))
+        return outcome.result(0)
 
     def close(self) -> None:
         """Ends it, once its connections are closed and what they had to send is sent. Bounded in time."""
+        self._is_closed = True
         asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_THREAD_S)

@@ -71,7 +71,7 @@ class Session:
         self.settings = settings
         self.rank = settings.rank
         self.world_size = settings.world_size
-        self._shutdown_lock = threading.Lock()
+        self._shutdown_lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._is_shut_down = False
         self._began = time.monotonic()
         was_begun, _has_begun = _has_begun, True
@@ -139,6 +139,7 @@ class Session:
           JoinError: fewer than `world_size_min` hosts came.
           SwitchUnreachableError: neither the switch nor a standby can be reached.
           NotInitializedError: the session is shut down.
+          ClosedError: the session is shut down meanwhile, by another thread or a handler of signals.
           ThreadError: another thread called `init`.
           PassingError: this process was forked after `init`.
         """
@@ -305,7 +306,7 @@ class Session:
     def _forget_in_child(self) -> None:
         """This process was forked: what it has of the session is the parent's, whose threads may hold its locks, and
         aren't here."""
-        self._is_shut_down, self._shutdown_lock = True, threading.Lock()
+        self._is_shut_down, self._shutdown_lock = True, threading.RLock()
         atexit.unregister(self._at_exit)
         if self._control is not None:
             self._control.forget_in_child()

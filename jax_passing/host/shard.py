@@ -122,7 +122,8 @@ class Shard:
 
     def _on_join_deadline(self) -> None:
         self._contact.close()
-        self._on_join_failed(TimeoutError("timed out"))
+        assert self._join is not None
+        self._on_join_failed(TimeoutError(f"silent for {self._join.join_deadline_s + JOIN_GRACE_S:.1f} s"))
 
     def _on_join_failed(self, error: Exception) -> None:
         assert self.hello is not None
@@ -133,7 +134,16 @@ class Shard:
             text = protocol_difference(self.name, version, who, join.protocol_version, "that host")
             self._owner.not_joined(JoinError(text))
             return
-        is_lost = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+        if isinstance(error, TimeoutError):
+            self._owner.not_joined(
+                JoinError(
+                    f"The switch at {self.name} said nothing any more while rank {join.rank} waited to join job "
+                    f"{join.job!r} ({error}). It is stopped, or the network between is cut. Look at the switch, then "
+                    "call jax_passing.init again."
+                )
+            )
+            return
+        is_lost = isinstance(error, OSError)
         self._owner.not_joined(
             (SwitchLostError if is_lost else JoinError)(
                 f"The switch at {self.name} ended the connection while rank {join.rank} waited to join job "

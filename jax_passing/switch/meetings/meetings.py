@@ -245,9 +245,21 @@ class Meeting:
         if not self._seats:
             self._forget(self)
 
+    def _joins_unmet(self) -> list[int]:
+        """Returns the ranks of hosts that wait to join the job, and haven't met anybody."""
+        job = self._jobs.of(self.job)
+        if job is None or job.epoch is None or job.epoch.state is not State.FORMING:
+            return []
+        return sorted(rank for rank, join in job.epoch.joined().items() if join.instance not in self._met)
+
     def why_not(self) -> str:
         """Says why the hosts that wait don't meet yet."""
         job = self._jobs.of(self.job)
+        if unmet := self._joins_unmet():
+            return (
+                f"{names(unmet).capitalize()} {'waits' if len(unmet) == 1 else 'wait'} to join this job without "
+                "meeting anybody, having neither world_size_min nor a standby. Set both alike on all hosts."
+            )
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
         waiting = [seat for seat in self._seats if seat.said is not None]

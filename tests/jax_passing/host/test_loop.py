@@ -1,12 +1,14 @@
 """The thread of a host's control side, as other threads use it."""
 
 import asyncio
+import signal
 import socket
 import threading
 import time
 
 import pytest
 
+from jax_passing.errors import ClosedError
 from jax_passing.host.loop import Loop
 
 
@@ -72,3 +74,21 @@ def test_it_ends_while_a_connection_is_being_made(turns):
         assert asyncio.run_coroutine_threadsafe(call_and_close(), one._loop).result(20) == {}
         one.close()
         assert not one._thread.is_alive()
+
+
+def test_a_thread_that_waits_hears_that_the_loop_was_closed():
+    one = Loop()
+    threading.Timer(0.1, one.close).start()
+    with pytest.raises(ClosedError):
+        one.wait(lambda *_: None)
+
+
+def test_a_handler_of_a_signal_closes_what_its_thread_waits_for():
+    one = Loop()
+    before = signal.signal(signal.SIGALRM, lambda *_: one.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(ClosedError):
+            one.wait(lambda *_: None)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,7 @@
 """A session through a real switch in this process: stalls, failing as one, shutdown, the end of the process, a fork."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -293,3 +294,15 @@ with jax_passing.init(world_size_min=1) as session:
 """,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1.0\n", "")
+
+
+def test_a_signals_handler_may_shut_down_what_is_being_shut_down(running):
+    session, other = init_beside(running, deadline_s=2)
+    before = signal.signal(signal.SIGALRM, lambda *_: session.shutdown())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        session.shutdown()  # waits for the other
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert repr(session).endswith(" (closed)>")
+    other.close()

@@ -68,6 +68,13 @@ async def test_too_few_hear_who_is_here(switch):
 
 
 @scenario()
+async def test_hosts_that_dont_agree_on_being_elastic(switch):
+    await switch.join(0, 2, job="a")
+    host = await seat(switch, 1, 2, 2, deadline_s=0.2)
+    assert "Rank 0 waits to join this job without meeting anybody" in await host.refusal()
+
+
+@scenario()
 async def test_one_that_lives_and_doesnt_come_is_named(switch):
     hosts = [await seat(switch, rank, 2, 2) for rank in range(2)]
     (first, _) = await met(*hosts)
