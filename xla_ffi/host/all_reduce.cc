@@ -55,7 +55,7 @@ AllReduceStats AllReduce::stats() const {
 
 // ---------------------------------------------------------------- order
 
-void AllReduce::Issue(std::unique_ptr<ActiveSum> sum) {
+void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
   dirty_ = true;
   log_.Issue(std::move(sum));
 }
@@ -63,7 +63,7 @@ void AllReduce::Issue(std::unique_ptr<ActiveSum> sum) {
 // Rank 0 appends its sums' segments to the order, as far as the window reaches.
 void AllReduce::PlaceIssued(int64_t now_us) {
   while (order_.next_position() < window_.end()) {
-    const ActiveSum* sum = leader_.Next(order_, log_.sums(), now_us);
+    const SumPass* sum = leader_.Next(order_, log_.sums(), now_us);
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
     AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
@@ -275,7 +275,7 @@ void AllReduce::Retire() {
   }
 }
 
-void AllReduce::Complete(std::unique_ptr<ActiveSum> sum) {
+void AllReduce::Complete(std::unique_ptr<SumPass> sum) {
   if (auto next = sum->NextPass(packets_.data_lanes_per_chunk(), packets_.sharding().window_of_guesses())) {
     return Issue(std::move(next));
   }
@@ -293,7 +293,7 @@ void AllReduce::Fail(const Failure& failure) {
 }
 
 std::optional<Stall> AllReduce::OldestStall() const {
-  const ActiveSum* oldest = log_.sums().Oldest();
+  const SumPass* oldest = log_.sums().Oldest();
   if (oldest == nullptr) return std::nullopt;
   Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.

@@ -20,9 +20,9 @@
 #include "host/order/order.h"
 #include "host/order/order_log.h"
 #include "host/packets/chunk_packets.h"
-#include "host/sums/active_sum.h"
 #include "host/sums/segment_exponents.h"
 #include "host/sums/sum.h"
+#include "host/sums/sum_pass.h"
 #include "host/window/slot_window.h"
 #include "net/driver.h"
 
@@ -91,7 +91,7 @@ class AllReduce {
 
  private:
   // Order.
-  void Issue(std::unique_ptr<ActiveSum> sum);
+  void Issue(std::unique_ptr<SumPass> sum);
   void PlaceIssued(int64_t now_us);
   void Announce();
   void SpeculateAhead();
@@ -108,7 +108,7 @@ class AllReduce {
   void TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
   void OnWrongSum(const PlacedSegment& placed, uint64_t position);
   void Retire();
-  void Complete(std::unique_ptr<ActiveSum> sum);
+  void Complete(std::unique_ptr<SumPass> sum);
 
   const bool leads_;
   const ChunkPackets packets_;

@@ -15,32 +15,32 @@ constexpr int64_t kDeviateGraceUs = 500;
 constexpr uint64_t kPatienceSegments = 4;
 
 // The sum that has the predicted segment, if that segment is the sum's next one and ready; else null.
-ActiveSum* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
-  ActiveSum* sum = sums.Find(predicted);
+SumPass* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
+  SumPass* sum = sums.Find(predicted);
   const bool next = sum != nullptr && sum->IsNextReady() && sum->next_segment() == predicted.segment;
   return next ? sum : nullptr;
 }
 
 // Has `shortest` waited long enough behind `expected` and others?
-bool IsImpatient(const ActiveSum& shortest, const ActiveSum& expected, const SumsInFlight& sums) {
+bool IsImpatient(const SumPass& shortest, const SumPass& expected, const SumsInFlight& sums) {
   const uint64_t patience = kPatienceSegments * shortest.segments_left();
   return sums.PlacedSince(shortest) >= patience && expected.segments_left() >= patience;
 }
 
 }  // namespace
 
-ActiveSum* Leader::Next(const Order& order, const SumsInFlight& sums, int64_t now_us) {
-  ActiveSum* next = Choose(order, sums, now_us);
+SumPass* Leader::Next(const Order& order, const SumsInFlight& sums, int64_t now_us) {
+  SumPass* next = Choose(order, sums, now_us);
   if (next != nullptr) deviate_us_ = INT64_MAX;
   return next;
 }
 
-ActiveSum* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t now_us) {
-  ActiveSum* shortest = sums.ShortestToPlace();
+SumPass* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t now_us) {
+  SumPass* shortest = sums.ShortestToPlace();
   if (shortest == nullptr) return nullptr;
   const std::optional<LogEntry> predicted = order.Predict();
   if (!predicted) return shortest;
-  ActiveSum* expected = Expected(predicted->id, sums);
+  SumPass* expected = Expected(predicted->id, sums);
   if (expected != nullptr) return IsImpatient(*shortest, *expected, sums) ? shortest : expected;
   // No history predicts a second pass, so it doesn't wait for what history predicts.
   if (shortest->pass() != 0) return shortest;

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "host/order/order.h"
-#include "host/sums/active_sum.h"
+#include "host/sums/sum_pass.h"
 #include "host/sums/sums_in_flight.h"
 
 namespace passing {
@@ -13,12 +13,12 @@ namespace passing {
 class Leader {
  public:
   // The sum whose next segment enters the log now; null if there is none, or if it is better to wait.
-  ActiveSum* Next(const Order& order, const SumsInFlight& sums, int64_t now_us);
+  SumPass* Next(const Order& order, const SumsInFlight& sums, int64_t now_us);
   // When to call Next again although nothing has happened; INT64_MAX if the leader doesn't wait.
   int64_t next_timer_us() const { return deviate_us_; }
 
  private:
-  ActiveSum* Choose(const Order& order, const SumsInFlight& sums, int64_t now_us);
+  SumPass* Choose(const Order& order, const SumsInFlight& sums, int64_t now_us);
 
   int64_t deviate_us_ = INT64_MAX;  // when it stops waiting for the predicted sum
 };

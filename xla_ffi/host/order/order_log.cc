@@ -6,8 +6,8 @@
 
 namespace passing {
 
-void OrderLog::Issue(std::unique_ptr<ActiveSum> sum) {
-  ActiveSum& issued = sums_.Add(std::move(sum));
+void OrderLog::Issue(std::unique_ptr<SumPass> sum) {
+  SumPass& issued = sums_.Add(std::move(sum));
   // Some of its first segments may have an entry already: rank 0 appends them in order.
   for (uint32_t segment = 0;; ++segment) {
     const auto found = not_issued_.find(issued.IdOf(segment));
@@ -20,14 +20,14 @@ void OrderLog::Issue(std::unique_ptr<ActiveSum> sum) {
 
 void OrderLog::Append(const LogEntry& entry) {
   entries_.push_back({.entry = entry});
-  if (ActiveSum* sum = sums_.Find(entry.id)) {
+  if (SumPass* sum = sums_.Find(entry.id)) {
     Connect(entries_.back(), *sum);
   } else {
     not_issued_.try_emplace(entry.id, entry.index);
   }
 }
 
-void OrderLog::Connect(PlacedSegment& placed, ActiveSum& sum) {
+void OrderLog::Connect(PlacedSegment& placed, SumPass& sum) {
   const SegmentId& id = placed.entry.id;
   // Rank 0 appends a sum's segments once each, in order: any other entry is a wrong guess, or a forged message. The
   // site's hash covers operation, dtype and sizes, so an entry that doesn't fit is a hash collision, or forged as well.
@@ -50,7 +50,7 @@ bool OrderLog::Prepare(PlacedSegment& placed) {
 }
 
 bool OrderLog::OnReady(const SegmentId& first, uint64_t elements) {
-  ActiveSum* sum = sums_.Find(first);
+  SumPass* sum = sums_.Find(first);
   if (sum != nullptr) sums_.OnReady(*sum, elements);
   return sum != nullptr;
 }
@@ -78,11 +78,11 @@ std::optional<uint64_t> OrderLog::DropFrom(uint64_t index) {
   return first_position;
 }
 
-std::unique_ptr<ActiveSum> OrderLog::Finish(PlacedSegment& placed) {
+std::unique_ptr<SumPass> OrderLog::Finish(PlacedSegment& placed) {
   assert(placed.chunks_done == placed.entry.chunk_count);
   placed.exponents = {};
   under_way_.erase(placed.entry.index);
-  ActiveSum& sum = *std::exchange(placed.sum, nullptr);
+  SumPass& sum = *std::exchange(placed.sum, nullptr);
   return sum.OnSegmentDone(placed.entry.id.segment) ? sums_.Take(sum) : nullptr;
 }
 
@@ -102,7 +102,7 @@ PlacedSegment& OrderLog::At(uint64_t position) {
   return placed;
 }
 
-const PlacedSegment* OrderLog::FirstOf(const ActiveSum& sum) const {
+const PlacedSegment* OrderLog::FirstOf(const SumPass& sum) const {
   const auto found =
       std::find_if(entries_.begin(), entries_.end(), [&](const PlacedSegment& placed) { return placed.sum == &sum; });
   return found == entries_.end() ? nullptr : &*found;

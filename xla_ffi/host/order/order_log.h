@@ -14,8 +14,8 @@
 #include <unordered_map>
 
 #include "host/order/order.h"
-#include "host/sums/active_sum.h"
 #include "host/sums/segment_exponents.h"
+#include "host/sums/sum_pass.h"
 #include "host/sums/sums_in_flight.h"
 
 namespace passing {
@@ -23,7 +23,7 @@ namespace passing {
 // A segment with its entry in the log, and this host's progress with it.
 struct PlacedSegment {
   LogEntry entry;
-  ActiveSum* sum = nullptr;  // null until this host issues it, and once the segment is done
+  SumPass* sum = nullptr;    // null until this host issues it, and once the segment is done
   bool is_prepared = false;  // this host's elements are there; nothing is sent before
   SegmentExponents exponents{};
   uint32_t next_chunk = 0;  // to be sent for the first time
@@ -46,7 +46,7 @@ class OrderLog {
   SumsInFlight& sums() { return sums_; }
   const SumsInFlight& sums() const { return sums_; }
 
-  void Issue(std::unique_ptr<ActiveSum> sum);
+  void Issue(std::unique_ptr<SumPass> sum);
   // Tells that the first `elements` elements of the sum with this first segment can be read. Returns false if there is
   // no such sum.
   bool OnReady(const SegmentId& first, uint64_t elements);
@@ -63,7 +63,7 @@ class OrderLog {
   std::optional<uint64_t> DropFrom(uint64_t index);
   // Called when all results of the segment are there. Returns its sum if this was the last segment of it: the sum is no
   // longer in flight.
-  std::unique_ptr<ActiveSum> Finish(PlacedSegment& placed);
+  std::unique_ptr<SumPass> Finish(PlacedSegment& placed);
   void PopFront() { entries_.pop_front(); }
   void Clear();
 
@@ -76,10 +76,10 @@ class OrderLog {
   PlacedSegment& WithIndex(uint64_t index) { return entries_[index - entries_.front().entry.index]; }
   const PlacedSegment& WithIndex(uint64_t index) const { return entries_[index - entries_.front().entry.index]; }
   // The first segment of a sum that isn't done; null if the sum has no entry. Scans the log.
-  const PlacedSegment* FirstOf(const ActiveSum& sum) const;
+  const PlacedSegment* FirstOf(const SumPass& sum) const;
 
  private:
-  void Connect(PlacedSegment& placed, ActiveSum& sum);
+  void Connect(PlacedSegment& placed, SumPass& sum);
 
   const LastExponents& last_exponents_;
   std::deque<PlacedSegment> entries_;

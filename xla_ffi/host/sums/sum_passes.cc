@@ -20,48 +20,24 @@ SumShape ShapeOfClasses(const SumShape& of_elements, const std::map<uint64_t, ui
   return shape;
 }
 
-// Fills `scratch` with pointers to the run's elements, one for each device.
-template <typename Pointer, typename Byte>
-std::span<Pointer const> PointersAt(const SumShape& shape, const std::vector<Pointer>& buffers, const ElementRun& run,
-                                    std::vector<Pointer>& scratch) {
-  const size_t offset = run.first * SizeOf(shape.dtype);
-  const size_t leaf_count = shape.leaf_elements.size();
-  scratch.clear();
-  for (uint32_t device = 0; device < shape.device_count; ++device) {
-    scratch.push_back(static_cast<Byte*>(buffers[device * leaf_count + run.leaf]) + offset);
-  }
-  return scratch;
-}
-
 }  // namespace
-
-// ---------------------------------------------------------------- the caller's buffers
-
-SumBuffers::SumBuffers(Sum sum, std::shared_ptr<const SumPlan> plan) : sum_(std::move(sum)), plan_(std::move(plan)) {}
-
-std::span<const void* const> SumBuffers::InputsAt(const ElementRun& run) const {
-  return PointersAt<const void*, const uint8_t>(*sum_.shape, sum_.inputs, run, input_scratch_);
-}
-
-std::span<void* const> SumBuffers::OutputsAt(const ElementRun& run) const {
-  return PointersAt<void*, uint8_t>(*sum_.shape, sum_.outputs, run, output_scratch_);
-}
 
 // ---------------------------------------------------------------- elements
 
 ElementPass::ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us)
-    : ElementPass(std::move(sum), std::make_shared<SumPlan>(*sum.shape, lanes_per_chunk, window, headroom_bits),
+    : ElementPass(std::make_shared<SumBuffers>(
+                      std::move(sum), std::make_shared<SumPlan>(*sum.shape, lanes_per_chunk, window, headroom_bits)),
                   started_us) {}
 
-ElementPass::ElementPass(Sum&& sum, std::shared_ptr<const SumPlan> plan, int64_t started_us)
-    : ActiveSum(sum.key, /*pass=*/0, sum.shape, plan, sum.ready_elements, started_us),
-      buffers_(std::make_shared<SumBuffers>(std::move(sum), plan)) {}
+ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, int64_t started_us)
+    : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().shape, buffers->plan(), buffers,
+              buffers->sum().ready_elements, started_us) {}
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   std::vector<int32_t> exponents(segment.block_count);
   for (uint32_t block = 0; block < segment.block_count; ++block) {
     const ElementRun run = plan().Block(segment.first_block + block);
-    exponents[block] = BlockExponent(shape().dtype, buffers_->InputsAt(run), run.count);
+    exponents[block] = BlockExponent(shape().dtype, buffers()->InputsAt(run), run.count);
   }
   return exponents;
 }
@@ -74,9 +50,9 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
     uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     if (shape().op == Op::kMax) {
-      EncodeMaxima(buffers_->InputsAt(run), run.count, at);
+      EncodeMaxima(buffers()->InputsAt(run), run.count, at);
     } else {
-      flags |= EncodeLanes(shape().dtype, buffers_->InputsAt(run), run.count, exponent, headroom_bits, at);
+      flags |= EncodeLanes(shape().dtype, buffers()->InputsAt(run), run.count, exponent, headroom_bits, at);
     }
   });
   return flags;
@@ -89,10 +65,10 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     // The result may overwrite the input, so this host's classes are read before.
     Classes classes;
-    if (flags != 0) ClassifyElements(shape().dtype, buffers_->InputsAt(run), run.count, classes.data());
+    if (flags != 0) ClassifyElements(shape().dtype, buffers()->InputsAt(run), run.count, classes.data());
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
-    const std::span<void* const> outputs = buffers_->OutputsAt(run);
+    const std::span<void* const> outputs = buffers()->OutputsAt(run);
     DecodeLanes(shape().dtype, at, run.count, exponent, headroom_bits, outputs);
     if (flags != 0) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
   });
@@ -116,7 +92,7 @@ void ElementPass::Flag(const ChunkRange& range) {
 
 // From the first flagged chunk on, the second pass will change elements again.
 void ElementPass::TellWritten(uint32_t segment) {
-  if (!buffers_->sum().written) return;
+  if (!buffers()->sum().written) return;
   done_beyond_.insert(segment);
   for (; !done_beyond_.empty() && *done_beyond_.begin() == first_not_done_; ++first_not_done_) {
     done_beyond_.erase(done_beyond_.begin());
@@ -124,27 +100,26 @@ void ElementPass::TellWritten(uint32_t segment) {
   if (first_not_done_ == 0) return;
   uint64_t elements = EndOf(plan().segment(first_not_done_ - 1));
   if (!flagged_.empty()) elements = std::min(elements, plan().ElementsBefore(flagged_.begin()->first));
-  if (elements > elements_written_) buffers_->sum().written(elements_written_ = elements);
+  if (elements > elements_written_) buffers()->sum().written(elements_written_ = elements);
 }
 
-std::unique_ptr<ActiveSum> ElementPass::NextPass(uint32_t lanes_per_chunk, uint32_t window) const {
-  return flagged_.empty() ? nullptr : std::make_unique<ClassPass>(*this, buffers_, flagged_, lanes_per_chunk, window);
+std::unique_ptr<SumPass> ElementPass::NextPass(uint32_t lanes_per_chunk, uint32_t window) const {
+  return flagged_.empty() ? nullptr : std::make_unique<ClassPass>(*this, buffers(), flagged_, lanes_per_chunk, window);
 }
 
 // ---------------------------------------------------------------- classes
 
-ClassPass::ClassPass(const ActiveSum& first, std::shared_ptr<const SumBuffers> buffers,
+ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
                      const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window)
     : ClassPass(first, std::make_shared<SumShape>(ShapeOfClasses(first.shape(), flagged)), std::move(buffers), flagged,
                 lanes_per_chunk, window) {}
 
-ClassPass::ClassPass(const ActiveSum& first, std::shared_ptr<const SumShape> shape,
+ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape,
                      std::shared_ptr<const SumBuffers> buffers, const std::map<uint64_t, uint64_t>& flagged,
                      uint32_t lanes_per_chunk, uint32_t window)
-    : ActiveSum(first.key(), /*pass=*/1, shape,
-                std::make_shared<SumPlan>(*shape, lanes_per_chunk, window, /*headroom_bits=*/0), kAllElements,
-                first.started_us()),
-      buffers_(std::move(buffers)) {
+    : SumPass(first.key(), /*pass=*/1, shape,
+              std::make_shared<SumPlan>(*shape, lanes_per_chunk, window, /*headroom_bits=*/0), std::move(buffers),
+              kAllElements, first.started_us()) {
   for (const auto& [cell, end] : flagged) stretches_.push_back(cell);
 }
 
@@ -154,7 +129,7 @@ uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<cons
   std::fill_n(lanes, 4 * size_t{range.count}, uint8_t{0});  // for the cells that hold no element
   ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
     Classes classes;
-    ReadClasses(buffers_->sum().shape->dtype, buffers_->OutputsAt(run)[0], run.count, classes.data());
+    ReadClasses(buffers()->sum().shape->dtype, buffers()->OutputsAt(run)[0], run.count, classes.data());
     for (uint32_t i = 0; i < run.count; ++i) wire::StoreLane(lanes, offset + i, classes[i]);
   });
   return 0;
@@ -165,15 +140,15 @@ void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const i
   ForEachFlaggedRun(plan().DataRange(segment, chunk), [&](const ElementRun& run, uint32_t offset) {
     Classes classes;
     for (uint32_t i = 0; i < run.count; ++i) classes[i] = wire::LoadLane(lanes, offset + i);
-    ApplyClasses(buffers_->sum().shape->dtype, {classes.data(), run.count}, buffers_->OutputsAt(run));
+    ApplyClasses(buffers()->sum().shape->dtype, {classes.data(), run.count}, buffers()->OutputsAt(run));
   });
 }
 
 template <typename F>
 void ClassPass::ForEachFlaggedRun(const ChunkRange& range, F&& f) const {
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& mine) {
-    buffers_->plan().ForEachRun(stretches_[mine.leaf] + mine.first, mine.count,
-                                [&](const ElementRun& run) { f(run, mine.offset + run.offset); });
+    buffers()->plan()->ForEachRun(stretches_[mine.leaf] + mine.first, mine.count,
+                                  [&](const ElementRun& run) { f(run, mine.offset + run.offset); });
   });
 }
 

@@ -9,32 +9,14 @@
 #include <span>
 #include <vector>
 
-#include "host/sums/active_sum.h"
 #include "host/sums/sum.h"
+#include "host/sums/sum_pass.h"
 #include "host/sums/sum_plan.h"
 
 namespace passing {
 
-// The caller's buffers, which both passes read and write, and the plan that cuts them.
-class SumBuffers {
- public:
-  SumBuffers(Sum sum, std::shared_ptr<const SumPlan> plan);
-
-  const Sum& sum() const { return sum_; }
-  const SumPlan& plan() const { return *plan_; }
-  // Pointers to the elements of a run, one for each device; valid until the next call.
-  std::span<const void* const> InputsAt(const ElementRun& run) const;
-  std::span<void* const> OutputsAt(const ElementRun& run) const;
-
- private:
-  const Sum sum_;
-  const std::shared_ptr<const SumPlan> plan_;
-  mutable std::vector<const void*> input_scratch_;
-  mutable std::vector<void*> output_scratch_;
-};
-
 // The first pass: the elements themselves. Those that aren't finite travel as zeros, and flag their chunks.
-class ElementPass final : public ActiveSum {
+class ElementPass final : public SumPass {
  public:
   ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us);
 
@@ -44,16 +26,13 @@ class ElementPass final : public ActiveSum {
                  uint8_t* lanes) const override;
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
               const uint8_t* lanes, uint8_t flags) override;
-  std::unique_ptr<ActiveSum> NextPass(uint32_t lanes_per_chunk, uint32_t window) const override;
-  uint64_t tensor_bytes() const override { return shape().bytes(); }
-  void Finish(const Failure* failure) const override { buffers_->sum().done(failure); }
+  std::unique_ptr<SumPass> NextPass(uint32_t lanes_per_chunk, uint32_t window) const override;
 
  private:
-  ElementPass(Sum&& sum, std::shared_ptr<const SumPlan> plan, int64_t started_us);
+  ElementPass(std::shared_ptr<const SumBuffers> buffers, int64_t started_us);
   void TellWritten(uint32_t segment) override;
   void Flag(const ChunkRange& range);
 
-  const std::shared_ptr<const SumBuffers> buffers_;
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;
@@ -65,10 +44,10 @@ class ElementPass final : public ActiveSum {
 
 // The second pass: class counters (element_classes.h) of the elements in all flagged chunks. All ranks see the same
 // flags, so all of them make this pass.
-class ClassPass final : public ActiveSum {
+class ClassPass final : public SumPass {
  public:
   // `first`: the pass before. `flagged`: its stretches of flagged cells, which are the leaves of this pass.
-  ClassPass(const ActiveSum& first, std::shared_ptr<const SumBuffers> buffers,
+  ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
             const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
 
   bool lanes_may_wrap() const override { return false; }  // the counters of all ranks fit
@@ -77,18 +56,15 @@ class ClassPass final : public ActiveSum {
                  uint8_t* lanes) const override;
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
               const uint8_t* lanes, uint8_t flags) override;
-  std::unique_ptr<ActiveSum> NextPass(uint32_t, uint32_t) const override { return nullptr; }
-  uint64_t tensor_bytes() const override { return buffers_->sum().shape->bytes(); }
-  void Finish(const Failure* failure) const override { buffers_->sum().done(failure); }
+  std::unique_ptr<SumPass> NextPass(uint32_t, uint32_t) const override { return nullptr; }
 
  private:
-  ClassPass(const ActiveSum& first, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumBuffers> buffers,
+  ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumBuffers> buffers,
             const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
   // Calls f(run of the caller's elements, its offset in the chunk) for each run in `range`.
   template <typename F>
   void ForEachFlaggedRun(const ChunkRange& range, F&& f) const;
 
-  const std::shared_ptr<const SumBuffers> buffers_;
   std::vector<uint64_t> stretches_;  // the first cell of each
 };
 

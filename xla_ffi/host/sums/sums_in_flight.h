@@ -10,44 +10,44 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "host/sums/active_sum.h"
 #include "host/sums/segment_id.h"
+#include "host/sums/sum_pass.h"
 
 namespace passing {
 
 class SumsInFlight {
  public:
   // No two sums in flight may have the same name: the rendezvous counts executions and steps.
-  ActiveSum& Add(std::unique_ptr<ActiveSum> sum);
-  std::unique_ptr<ActiveSum> Take(ActiveSum& sum);
+  SumPass& Add(std::unique_ptr<SumPass> sum);
+  std::unique_ptr<SumPass> Take(SumPass& sum);
   // The one that was added first; null if there is none.
-  std::unique_ptr<ActiveSum> TakeFirst();
+  std::unique_ptr<SumPass> TakeFirst();
 
   bool empty() const { return sums_.empty(); }
   // The sum whose name is part of this segment's; it need not have so many segments. Null if it isn't here.
-  ActiveSum* Find(const SegmentId& id) const;
+  SumPass* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
   // behind a large one. Only those whose next segment is ready. Null if there is none.
-  ActiveSum* ShortestToPlace() const;
+  SumPass* ShortestToPlace() const;
   // The one that was started first; null if there is none.
-  const ActiveSum* Oldest() const;
+  const SumPass* Oldest() const;
 
   // Tells that so many elements of `sum` can be read.
-  void OnReady(ActiveSum& sum, uint64_t elements);
+  void OnReady(SumPass& sum, uint64_t elements);
   // Tells that the next segment of `sum` was placed in the order, or lost its entry again.
-  void CountPlaced(ActiveSum& sum);
-  void CountVoid(ActiveSum& sum);
+  void CountPlaced(SumPass& sum);
+  void CountVoid(SumPass& sum);
   // The number of segments, of all sums, that were placed since this sum was added.
-  uint64_t PlacedSince(const ActiveSum& sum) const { return placed_ - sum.turn_.placed_before; }
+  uint64_t PlacedSince(const SumPass& sum) const { return placed_ - sum.turn_.placed_before; }
 
  private:
-  using Sums = std::list<std::unique_ptr<ActiveSum>>;
-  using ToPlace = std::tuple<uint32_t, uint64_t, ActiveSum*>;  // segments left, number, sum
+  using Sums = std::list<std::unique_ptr<SumPass>>;
+  using ToPlace = std::tuple<uint32_t, uint64_t, SumPass*>;  // segments left, number, sum
 
-  static SegmentId NameOf(const ActiveSum& sum) { return sum.IdOf(0); }
-  static ToPlace EntryOf(ActiveSum& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
+  static SegmentId NameOf(const SumPass& sum) { return sum.IdOf(0); }
+  static ToPlace EntryOf(SumPass& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
   // Moves `sum` among those with a segment to place.
-  void Reorder(const ToPlace& before, ActiveSum& sum);
+  void Reorder(const ToPlace& before, SumPass& sum);
 
   Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment

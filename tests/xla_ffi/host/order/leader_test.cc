@@ -13,7 +13,7 @@ namespace {
 // Rank 0's order and sums: sums of int32, whose segments all have as many chunks.
 class LeaderTest : public testing::Test {
  protected:
-  ActiveSum& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = kAllElements) {
+  SumPass& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = kAllElements) {
     auto shape = std::make_shared<SumShape>(
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
@@ -21,7 +21,7 @@ class LeaderTest : public testing::Test {
     return sums_.Add(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
                                                    /*headroom_bits=*/1, /*started_us=*/0));
   }
-  void Place(ActiveSum& sum) {
+  void Place(SumPass& sum) {
     std::string announcement;
     order_.Append(sum.IdOf(sum.next_segment()), 90, sum.plan().segment_count(), "x", announcement);
     sums_.CountPlaced(sum);
@@ -29,7 +29,7 @@ class LeaderTest : public testing::Test {
   // Until there is nothing to place; returns the sites.
   std::string PlaceAll(int64_t now_us = 0) {
     std::string sites;
-    while (ActiveSum* sum = leader_.Next(order_, sums_, now_us)) {
+    while (SumPass* sum = leader_.Next(order_, sums_, now_us)) {
       sites += std::to_string(sum->key().site);
       Place(*sum);
     }
@@ -54,7 +54,7 @@ TEST_F(LeaderTest, historyWinsOverTheShortest) {
   for (uint32_t execution = 0; execution < 2; ++execution) {  // 1 2 1 2
     Place(Issue(1, 2, execution));
     Place(Issue(2, 1, execution));
-    ActiveSum* rest = sums_.ShortestToPlace();
+    SumPass* rest = sums_.ShortestToPlace();
     Place(*rest);
   }
   Issue(2, 1, 2);
@@ -67,7 +67,7 @@ TEST_F(LeaderTest, deviatesAfterAGrace) {
   for (uint32_t execution = 0; execution < 2; ++execution) {
     for (const uint64_t site : {1, 2}) Place(Issue(site, 1, execution));
   }
-  ActiveSum& other = Issue(3, 1);
+  SumPass& other = Issue(3, 1);
   EXPECT_EQ(leader_.Next(order_, sums_, 1000), nullptr);
   EXPECT_EQ(leader_.next_timer_us(), 1500);
   EXPECT_EQ(leader_.Next(order_, sums_, 1499), nullptr);
@@ -76,14 +76,14 @@ TEST_F(LeaderTest, deviatesAfterAGrace) {
   EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
 
   EXPECT_EQ(leader_.Next(order_, sums_, 2000), nullptr);
-  ActiveSum& predicted = Issue(1, 1, 2);
+  SumPass& predicted = Issue(1, 1, 2);
   EXPECT_EQ(leader_.Next(order_, sums_, 2001), &predicted);
   EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
 }
 
 // A segment whose elements aren't there gets no place, whatever the history says; others go first, after the grace.
 TEST_F(LeaderTest, placesWhatIsThere) {
-  ActiveSum& late = Issue(1, 3, 0, kSegmentLanes + 1);
+  SumPass& late = Issue(1, 3, 0, kSegmentLanes + 1);
   EXPECT_EQ(PlaceAll(), "1");
   sums_.OnReady(late, 2 * kSegmentLanes - 1);
   EXPECT_EQ(PlaceAll(), "");
@@ -98,7 +98,7 @@ TEST_F(LeaderTest, placesWhatIsThere) {
 
 // Behind a large sum that history continues, a small one waits for four segments.
 TEST_F(LeaderTest, patienceEnds) {
-  ActiveSum& large = Issue(1, 20);
+  SumPass& large = Issue(1, 20);
   for (int i = 0; i < 2; ++i) Place(large);
   Issue(2, 1);
   EXPECT_EQ(PlaceAll(), "1111211111111111111");
@@ -106,7 +106,7 @@ TEST_F(LeaderTest, patienceEnds) {
 
 // If little is left of the large sum, the small one waits for all of it.
 TEST_F(LeaderTest, patienceLastsWhileLittleIsLeft) {
-  ActiveSum& large = Issue(1, 8);
+  SumPass& large = Issue(1, 8);
   for (int i = 0; i < 2; ++i) Place(large);
   Issue(2, 1);
   EXPECT_EQ(PlaceAll(), "1111112");

@@ -18,7 +18,7 @@ constexpr uint32_t kChunks = 90;  // of each segment
 class OrderLogTest : public testing::Test {
  protected:
   // A sum of int32, whose segments all have kChunks.
-  ActiveSum& Issue(uint64_t site, uint32_t segments) {
+  SumPass& Issue(uint64_t site, uint32_t segments) {
     auto shape = std::make_shared<SumShape>(
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
@@ -35,8 +35,8 @@ class OrderLogTest : public testing::Test {
     next_position_ += chunk_count;
     return next_index_++;
   }
-  const ActiveSum* SumOf(uint64_t index) { return log_.WithIndex(index).sum; }
-  std::unique_ptr<ActiveSum> Finish(uint64_t index) {
+  const SumPass* SumOf(uint64_t index) { return log_.WithIndex(index).sum; }
+  std::unique_ptr<SumPass> Finish(uint64_t index) {
     PlacedSegment& placed = log_.WithIndex(index);
     placed.chunks_done = placed.entry.chunk_count;
     return log_.Finish(placed);
@@ -49,13 +49,13 @@ class OrderLogTest : public testing::Test {
 };
 
 TEST_F(OrderLogTest, aLineAndItsSumMeetWhicheverComesFirst) {
-  const ActiveSum& a = Issue(1, 2);
+  const SumPass& a = Issue(1, 2);
   const uint64_t a0 = Append(1, 0), b0 = Append(2, 0), b1 = Append(2, 1), a1 = Append(1, 1);
   EXPECT_EQ(SumOf(a0), &a);
   EXPECT_EQ(SumOf(a1), &a);
   EXPECT_EQ(SumOf(b0), nullptr);
   EXPECT_EQ(log_.under_way(), (std::set<uint64_t>{a0, a1}));
-  const ActiveSum& b = Issue(2, 3);
+  const SumPass& b = Issue(2, 3);
   EXPECT_EQ(SumOf(b0), &b);
   EXPECT_EQ(SumOf(b1), &b);
   EXPECT_EQ(b.next_segment(), 2u);
@@ -100,7 +100,7 @@ TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
 
 // An entry from a wrong guess, a forged message or a hash collision must not touch the sum.
 TEST_F(OrderLogTest, aLineThatDoesNotFitTheSumStaysEmpty) {
-  const ActiveSum& sum = Issue(1, 2);
+  const SumPass& sum = Issue(1, 2);
   const uint64_t too_early = Append(1, 1), too_short = Append(1, 0, kChunks - 1);
   EXPECT_EQ(SumOf(too_early), nullptr);
   EXPECT_EQ(SumOf(too_short), nullptr);
@@ -113,7 +113,7 @@ TEST_F(OrderLogTest, aLineThatDoesNotFitTheSumStaysEmpty) {
 }
 
 TEST_F(OrderLogTest, droppedLinesGiveTheirSegmentsBack) {
-  const ActiveSum& a = Issue(1, 3);
+  const SumPass& a = Issue(1, 3);
   const uint64_t a0 = Append(1, 0), a1 = Append(1, 1);
   Append(2, 0);
   EXPECT_TRUE(log_.Reaches(a1 + 1));
@@ -124,7 +124,7 @@ TEST_F(OrderLogTest, droppedLinesGiveTheirSegmentsBack) {
   EXPECT_EQ(log_.under_way(), std::set<uint64_t>{a0});
 
   next_index_ = a1;
-  const ActiveSum& b = Issue(2, 1);  // its entry is gone
+  const SumPass& b = Issue(2, 1);  // its entry is gone
   EXPECT_EQ(b.next_segment(), 0u);
   EXPECT_EQ(SumOf(Append(2, 0)), &b);
   EXPECT_EQ(SumOf(Append(1, 1)), &a);
@@ -141,12 +141,12 @@ TEST_F(OrderLogTest, linesWithResultsCanNotBeDropped) {
 TEST_F(OrderLogTest, ofTwoLinesForOneSegmentTheFirstCounts) {
   const uint64_t first = Append(1, 0), second = Append(1, 0);
   EXPECT_EQ(log_.DropFrom(second), 1000 + kChunks);
-  const ActiveSum& sum = Issue(1, 1);
+  const SumPass& sum = Issue(1, 1);
   EXPECT_EQ(SumOf(first), &sum);
 }
 
 TEST_F(OrderLogTest, aSumEndsWithTheLastOfItsLines) {
-  const ActiveSum& sum = Issue(1, 2);
+  const SumPass& sum = Issue(1, 2);
   const uint64_t first = Append(1, 0), last = Append(1, 1);
   EXPECT_EQ(Finish(last), nullptr);
   EXPECT_EQ(SumOf(last), nullptr);
@@ -164,7 +164,7 @@ TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
   for (const uint64_t site : {4, 6}) {
     Sum sum{.key = {.site = site}, .shape = shape, .inputs = {&data}, .outputs = {&data}};
     log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, 1, 0));
-    const ActiveSum* issued = log_.sums().Find({.site = site});
+    const SumPass* issued = log_.sums().Find({.site = site});
     const Segment& segment = issued->plan().segment(0);
     ASSERT_TRUE(segment.guesses());
     const PlacedSegment& placed = log_.WithIndex(Append(site, 0, segment.chunk_count()));

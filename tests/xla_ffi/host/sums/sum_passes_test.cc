@@ -39,7 +39,7 @@ namespace {
 constexpr uint32_t kLanes = 360, kWindow = 256, kHeadroomBits = 0;
 
 // Returns the lanes as they came, like a switch with one rank.
-void Pass(ActiveSum& sum) {
+void Pass(SumPass& sum) {
   uint8_t lanes[4 * kLanes];
   for (uint32_t i = 0; i < sum.plan().segment_count(); ++i) {
     const Segment& segment = sum.plan().segment(i);
@@ -57,7 +57,7 @@ size_t PeakBytes(std::vector<float>& elements) {
       SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
   const size_t before = peak_bytes = live_bytes;
   Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
-  std::unique_ptr<ActiveSum> active =
+  std::unique_ptr<SumPass> active =
       std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0);
   for (; active != nullptr; active = active->NextPass(kLanes, kWindow)) Pass(*active);
   return peak_bytes - before;
@@ -93,7 +93,7 @@ TEST(SumPasses, tellsWhatIsWritten) {
     Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
     sum.written = [&](uint64_t count) { written.push_back(count); };
     SumsInFlight sums;  // which alone may place segments
-    ActiveSum& active =
+    SumPass& active =
         sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
     Pass(active);
     for (int i = 0; i < 5; ++i) sums.CountPlaced(active);

@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kLanes = 256;
 constexpr uint32_t kWindow = 1024;
 
-std::unique_ptr<ActiveSum> MakeSum(uint64_t site, uint32_t segments, uint32_t execution = 0, int64_t started_us = 0) {
+std::unique_ptr<SumPass> MakeSum(uint64_t site, uint32_t segments, uint32_t execution = 0, int64_t started_us = 0) {
   const uint64_t elements = uint64_t{segments} * kSegmentLanes;
   auto shape =
       std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {elements}});
@@ -30,14 +30,14 @@ TEST(SumsInFlight, placesOnlyWhatIsReady) {
   auto made = MakeSum(1, 2);
   Sum sum{.key = {.site = 2}, .shape = std::make_shared<SumShape>(made->shape()), .inputs = {}, .outputs = {}};
   sum.ready_elements = kSegmentLanes - 1;
-  ActiveSum& late = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, /*headroom_bits=*/1, 0));
+  SumPass& late = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, /*headroom_bits=*/1, 0));
   EXPECT_EQ(sums.ShortestToPlace(), nullptr);
   sums.OnReady(late, kSegmentLanes);
   EXPECT_EQ(sums.ShortestToPlace(), &late);
   sums.OnReady(late, kSegmentLanes + 1);
   sums.CountPlaced(late);
   EXPECT_EQ(sums.ShortestToPlace(), nullptr);
-  ActiveSum& other = sums.Add(std::move(made));
+  SumPass& other = sums.Add(std::move(made));
   EXPECT_EQ(sums.ShortestToPlace(), &other);
   sums.CountVoid(late);
   sums.CountPlaced(late);
@@ -51,8 +51,8 @@ TEST(SumsInFlight, placesOnlyWhatIsReady) {
 TEST(SumsInFlight, findsASumByAnyOfItsSegments) {
   SumsInFlight sums;
   EXPECT_EQ(sums.Find({.site = 1}), nullptr);
-  ActiveSum& a = sums.Add(MakeSum(1, 3));
-  ActiveSum& b = sums.Add(MakeSum(1, 1, /*execution=*/1));
+  SumPass& a = sums.Add(MakeSum(1, 3));
+  SumPass& b = sums.Add(MakeSum(1, 1, /*execution=*/1));
   EXPECT_EQ(sums.Find(a.IdOf(0)), &a);
   EXPECT_EQ(sums.Find(a.IdOf(2)), &a);
   EXPECT_EQ(sums.Find(b.IdOf(0)), &b);
@@ -70,7 +70,7 @@ TEST(SumsInFlight, oldestIsByTheTimeOfItsStart) {
   SumsInFlight sums;
   EXPECT_EQ(sums.Oldest(), nullptr);
   sums.Add(MakeSum(1, 1, 0, /*started_us=*/20));
-  const ActiveSum& second_pass = sums.Add(MakeSum(2, 1, 0, /*started_us=*/10));  // keeps the time of the first
+  const SumPass& second_pass = sums.Add(MakeSum(2, 1, 0, /*started_us=*/10));  // keeps the time of the first
   EXPECT_EQ(sums.Oldest(), &second_pass);
 }
 
@@ -80,7 +80,7 @@ TEST(SumsInFlight, asAScanForEverySeed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     SumsInFlight sums;
-    std::vector<ActiveSum*> all;  // in the order in which they were added
+    std::vector<SumPass*> all;  // in the order in which they were added
     const auto pick = [&] { return random() % all.size(); };
     for (uint32_t i = 0; i < 300; ++i) {
       const uint64_t act = random() % 6;
@@ -92,14 +92,14 @@ TEST(SumsInFlight, asAScanForEverySeed) {
         EXPECT_EQ(sums.Take(*all[at]).get(), all[at]);
         all.erase(all.begin() + static_cast<ptrdiff_t>(at));
       } else if (act == 2) {
-        ActiveSum& sum = *all[pick()];
+        SumPass& sum = *all[pick()];
         if (sum.next_segment() > 0) sums.CountVoid(sum);
       } else {
-        ActiveSum& sum = *all[pick()];
+        SumPass& sum = *all[pick()];
         if (sum.segments_left() > 0) sums.CountPlaced(sum);
       }
-      ActiveSum* shortest = nullptr;
-      for (ActiveSum* sum : all) {
+      SumPass* shortest = nullptr;
+      for (SumPass* sum : all) {
         EXPECT_EQ(sums.Find(sum->IdOf(3)), sum);
         if (sum->segments_left() == 0) continue;
         if (shortest == nullptr || sum->segments_left() < shortest->segments_left()) shortest = sum;

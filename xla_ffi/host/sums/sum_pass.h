@@ -1,7 +1,7 @@
 // One pass of a sum in progress: its segments are placed in the job's order one after the other, and then get their
 // results in any order. sum_passes.h has the two kinds of passes.
-#ifndef XLA_FFI_HOST_SUMS_ACTIVE_SUM_H_
-#define XLA_FFI_HOST_SUMS_ACTIVE_SUM_H_
+#ifndef XLA_FFI_HOST_SUMS_SUM_PASS_H_
+#define XLA_FFI_HOST_SUMS_SUM_PASS_H_
 
 #include <algorithm>
 #include <cassert>
@@ -17,11 +17,29 @@
 
 namespace passing {
 
-class ActiveSum {
+// The caller's buffers, which both passes read and write, and the plan that cuts them.
+class SumBuffers {
  public:
-  virtual ~ActiveSum() = default;
-  ActiveSum(const ActiveSum&) = delete;
-  ActiveSum& operator=(const ActiveSum&) = delete;
+  SumBuffers(Sum sum, std::shared_ptr<const SumPlan> plan);
+
+  const Sum& sum() const { return sum_; }
+  const std::shared_ptr<const SumPlan>& plan() const { return plan_; }
+  // Pointers to the elements of a run, one for each device; valid until the next call.
+  std::span<const void* const> InputsAt(const ElementRun& run) const;
+  std::span<void* const> OutputsAt(const ElementRun& run) const;
+
+ private:
+  const Sum sum_;
+  const std::shared_ptr<const SumPlan> plan_;
+  mutable std::vector<const void*> input_scratch_;
+  mutable std::vector<void*> output_scratch_;
+};
+
+class SumPass {
+ public:
+  virtual ~SumPass() = default;
+  SumPass(const SumPass&) = delete;
+  SumPass& operator=(const SumPass&) = delete;
 
   // Describes what this pass adds up: the caller's elements, or their classes.
   const SumShape& shape() const { return *shape_; }
@@ -33,7 +51,7 @@ class ActiveSum {
 
   // May the sum of a lane over all ranks exceed 32 bits?
   virtual bool lanes_may_wrap() const = 0;
-  // The next four take segments that are ready.
+  // The next three take segments that are ready.
   // This host's exponents of a segment's blocks; none for integers.
   virtual std::vector<int32_t> Exponents(const Segment& segment) const = 0;
   // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
@@ -50,11 +68,11 @@ class ActiveSum {
   }
 
   // Once all segments are done: the pass that must follow on all ranks, or null if the sum is complete.
-  virtual std::unique_ptr<ActiveSum> NextPass(uint32_t lanes_per_chunk, uint32_t window) const = 0;
+  virtual std::unique_ptr<SumPass> NextPass(uint32_t lanes_per_chunk, uint32_t window) const = 0;
   // Bytes of one device's elements, as the caller has them.
-  virtual uint64_t tensor_bytes() const = 0;
+  uint64_t tensor_bytes() const { return buffers_->sum().shape->bytes(); }
   // Calls the caller's `done`.
-  virtual void Finish(const Failure* failure) const = 0;
+  void Finish(const Failure* failure) const { buffers_->sum().done(failure); }
 
   // Can the elements of a segment be read? Can those of the segment that is placed next, if any is left?
   bool IsReady(const Segment& segment) const {
@@ -67,15 +85,17 @@ class ActiveSum {
   uint32_t segments_left() const { return plan_->segment_count() - segments_placed_; }
 
  protected:
-  ActiveSum(const SumKey& key, uint32_t pass, std::shared_ptr<const SumShape> shape,
-            std::shared_ptr<const SumPlan> plan, uint64_t ready_elements, int64_t started_us)
+  SumPass(const SumKey& key, uint32_t pass, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumPlan> plan,
+          std::shared_ptr<const SumBuffers> buffers, uint64_t ready_elements, int64_t started_us)
       : key_(key),
         pass_(pass),
         shape_(std::move(shape)),
         plan_(std::move(plan)),
+        buffers_(std::move(buffers)),
         started_us_(started_us),
         ready_elements_(ready_elements) {}
 
+  const std::shared_ptr<const SumBuffers>& buffers() const { return buffers_; }
   // Elements before the end of a segment.
   uint64_t EndOf(const Segment& segment) const {
     return plan_->ElementsBefore(segment.first_cell + segment.cell_count);
@@ -105,6 +125,7 @@ class ActiveSum {
   const uint32_t pass_;
   const std::shared_ptr<const SumShape> shape_;
   const std::shared_ptr<const SumPlan> plan_;
+  const std::shared_ptr<const SumBuffers> buffers_;
   const int64_t started_us_;
   Turn turn_;
   uint64_t ready_elements_;
@@ -114,4 +135,4 @@ class ActiveSum {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_HOST_SUMS_ACTIVE_SUM_H_
+#endif  // XLA_FFI_HOST_SUMS_SUM_PASS_H_

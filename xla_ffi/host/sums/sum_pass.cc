@@ -1,0 +1,31 @@
+#include "host/sums/sum_pass.h"
+
+namespace passing {
+namespace {
+
+// Fills `scratch` with pointers to the run's elements, one for each device.
+template <typename Pointer, typename Byte>
+std::span<Pointer const> PointersAt(const SumShape& shape, const std::vector<Pointer>& buffers, const ElementRun& run,
+                                    std::vector<Pointer>& scratch) {
+  const size_t offset = run.first * SizeOf(shape.dtype);
+  const size_t leaf_count = shape.leaf_elements.size();
+  scratch.clear();
+  for (uint32_t device = 0; device < shape.device_count; ++device) {
+    scratch.push_back(static_cast<Byte*>(buffers[device * leaf_count + run.leaf]) + offset);
+  }
+  return scratch;
+}
+
+}  // namespace
+
+SumBuffers::SumBuffers(Sum sum, std::shared_ptr<const SumPlan> plan) : sum_(std::move(sum)), plan_(std::move(plan)) {}
+
+std::span<const void* const> SumBuffers::InputsAt(const ElementRun& run) const {
+  return PointersAt<const void*, const uint8_t>(*sum_.shape, sum_.inputs, run, input_scratch_);
+}
+
+std::span<void* const> SumBuffers::OutputsAt(const ElementRun& run) const {
+  return PointersAt<void*, uint8_t>(*sum_.shape, sum_.outputs, run, output_scratch_);
+}
+
+}  // namespace passing
