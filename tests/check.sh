@@ -188,11 +188,12 @@ slow_tests() { compiling_fast pytest_in "$oldest" -m slow tests/{test_*.py,jax_p
 
 p4() { pytest_in "$oldest" tests/p4; }
 
-# Whole clusters from seeds, with what cpp_tests has built, and the planted bugs that they must find.
+# Whole clusters from seeds, with what cpp_tests has built, and the planted bugs that they must find; elastic trainings.
 simulation() {
   local seeds=10000
   thorough || seeds=300
   timeout 600 "$oldest/bin/python" tests/simulate.py --seeds $seeds --plants 150 --processes 2
+  if thorough; then timeout 600 "$oldest/bin/python" tests/simulate.py --elastic --seeds 6400 --processes 2; fi
 }
 
 # A real job of each kind, and the others.
