@@ -9,10 +9,8 @@ import ctypes
 import ipaddress
 import logging
 import math
-import secrets
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,9 +21,7 @@ from jax_passing import _native
 from jax_passing.errors import ClosedError
 from jax_passing.host.outside import Link, TransportEvents
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.outside import Conversation, Timer
-from jax_passing.protocol.secure_channel import Channel
-from jax_passing.protocol.stream import READ_BYTES, Stream
+from jax_passing.protocol.stream import Stream, StreamOwner
 
 log = logging.getLogger("jax_passing")
 
@@ -115,18 +111,16 @@ class Transport:
         self._thread.join(JOIN_THREAD_S)  # it returns at once, but nothing may hang the end of the process
 
 
-class Loop:
+class Loop(StreamOwner):
     """The loop's thread runs from the beginning on, until `close`."""
 
     instance = _INSTANCE
 
     def __init__(self) -> None:
+        super().__init__(asyncio.SelectorEventLoop())
         self._is_closed = False
-        self._loop = asyncio.SelectorEventLoop()
         self._loop.set_exception_handler(self._on_error)
-        self.buffer = bytearray(READ_BYTES)
         self._sockets: dict[Stream, socket.socket] = {}
-        self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
         self._thread = threading.Thread(target=self._loop.run_forever, name="jax_passing-control", daemon=True)
         self._thread.start()
 
@@ -204,32 +198,14 @@ class Loop:
 
     def on_stalled(self) -> None: ...
 
-    # The control side needs this of the world.
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        return self._loop.call_later(delay_s, callback)
-
-    def random_bits(self, count: int) -> int:
-        return secrets.randbits(count)
-
-    def connect(
-        self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None
-    ) -> None:
-        channel = None if key is None else Channel.caller(job, key)
-        stream = Stream(self, conversation, channel, is_caller=True)
-        call = self._loop.create_task(self._call(address, timeout_s, stream))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+    # The control side needs this of the world, and what every StreamOwner gives.
 
     async def _call(self, address: tuple[str, int], timeout_s: float, stream: Stream) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 connected = await self._connected(address)
         except (OSError, ValueError) as error:
-            stream.fail(error)
+            stream.end(error)
             return
         self._sockets[stream] = connected
         # If this is cancelled, asyncio closes the transport: the stream hears of it, and `remove` follows.

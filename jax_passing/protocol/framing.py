@@ -10,7 +10,8 @@ class Lines:
         self._received = bytearray()
         self._searched = 0  # so many of these bytes end no line
 
-    def __len__(self) -> int:
+    @property
+    def rest_bytes(self) -> int:
         """Counts the bytes that were received and belong to no line that was given back."""
         return len(self._received)
 

@@ -1,7 +1,7 @@
-"""The control plane needs this of the world: time, chance and connections.
+"""Both ends of a control connection need this of the world: time, chance and connections.
 
-The control plane itself does no I/O. `control_server.py` runs it in an event loop; a simulator of the tests runs whole
-trees of switches from a seed.
+Neither the control plane of a switch nor the control side of a host does I/O itself. `server/control_server.py` and
+`host/loop.py` run them in event loops; a simulator of the tests runs whole clusters from a seed.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,11 @@
 
 import asyncio
 import ipaddress
+import secrets
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -21,23 +24,55 @@ READ_BYTES = 64 * 1024  # at once
 STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
 
 
-class Owner(Protocol):
-    """It has all the streams of an event loop.
+class StreamOwner(ABC):
+    """The streams of an event loop belong to one of these, which is an `outside.Outside` for those who converse.
 
     Attributes:
       buffer: READ_BYTES, in which all of them receive.
     """
 
-    buffer: bytearray
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self.buffer = bytearray(READ_BYTES)
+        self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
 
+    # Streams use this.
+
+    @abstractmethod
     def add(self, stream: "Stream") -> None:
-        """It is connected."""
+        """Is called when it is connected."""
 
+    @abstractmethod
     def remove(self, stream: "Stream") -> None:
         """The connection is closed, and its socket is about to be."""
 
+    @abstractmethod
     def on_stalled(self) -> None:
-        """Much of what was sent to one of them is unread."""
+        """Is called when much of what was sent to one of them is unread."""
+
+    # Those who converse need this of the world.
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_s, callback)
+
+    def random_bits(self, count: int) -> int:
+        return secrets.randbits(count)
+
+    def connect(
+        self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None
+    ) -> None:
+        channel = None if key is None else Channel.caller(job, key)
+        stream = Stream(self, conversation, channel, is_caller=True)
+        call = self._loop.create_task(self._call(address, timeout_s, stream))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    @abstractmethod
+    async def _call(self, address: tuple[str, int], timeout_s: float, stream: "Stream") -> None:
+        """Connects the stream, or ends it with what is wrong."""
 
 
 def _plain(host: str) -> str:
@@ -48,10 +83,9 @@ def _plain(host: str) -> str:
 
 
 class Stream(asyncio.BufferedProtocol):
-    """This is a Connection (`outside.py`), as a protocol of asyncio: it is called, and never
-    waits."""
+    """This is a Connection (`outside.py`), as a protocol of asyncio: it is called, and never waits."""
 
-    def __init__(self, owner: Owner, conversation: Conversation, channel: Channel | None, *, is_caller: bool):
+    def __init__(self, owner: StreamOwner, conversation: Conversation, channel: Channel | None, *, is_caller: bool):
         """`channel`: if we are the caller, and have a key. As the callee we see what the caller speaks."""
         self._owner = owner
         self._conversation: Conversation | None = conversation  # None once it is closed
@@ -116,15 +150,15 @@ class Stream(asyncio.BufferedProtocol):
         self._try(self._take, bytes(memoryview(self._owner.buffer)[:nbytes]))
 
     def eof_received(self) -> None:
-        if self._lines:
-            self._end(msgspec.DecodeError("the connection ended inside a line"))
+        if self._lines.rest_bytes:
+            self.end(msgspec.DecodeError("the connection ended inside a line"))
         elif self._channel is not None and not self._is_secured:
-            self._end(ConnectionResetError("the other end hung up in the handshake"))
+            self.end(ConnectionResetError("the other end hung up in the handshake"))
         else:
-            self._end(None)
+            self.end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc)
+        self.end(exc)
         if self._flush is not None:
             self._flush.cancel()
         self._owner.remove(self)
@@ -136,9 +170,9 @@ class Stream(asyncio.BufferedProtocol):
         try:
             step(*arguments)
         except (OSError, msgspec.DecodeError) as error:
-            self._end(error.with_traceback(None))  # which leads to our variables, and so to the error itself
+            self.end(error.with_traceback(None))  # which leads to our variables, and so to the error itself
         except BaseException:  # a fault of ours
-            self._end(None)
+            self.end(None)
             raise
 
     def _open(self) -> None:
@@ -201,12 +235,8 @@ class Stream(asyncio.BufferedProtocol):
         else:
             self._transport.resume_reading()
 
-    def fail(self, error: Exception) -> None:
-        """Is called if there is no connection, or it came too late."""
-        self._end(error)
-
-    def _end(self, error: Exception | None) -> None:
-        """Closes the connection, if there is one, and tells the conversation once."""
+    def end(self, error: Exception | None) -> None:
+        """Closes the connection, if there is one, and tells the conversation once. A call that failed ends so, too."""
         conversation, self._conversation = self._conversation, None
         self._channel = None
         if conversation is not None:

@@ -3,15 +3,11 @@
 import asyncio
 import errno
 import logging
-import secrets
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.outside import Conversation, Timer
-from jax_passing.protocol.secure_channel import Channel
-from jax_passing.protocol.stream import READ_BYTES, Stream
+from jax_passing.protocol.stream import Stream, StreamOwner
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
 from jax_passing.switch.server.control_plane import ControlPlane
@@ -27,8 +23,9 @@ UNSENT_TOTAL_BYTES_MAX = 256 * messages.RELAY_BYTES_MAX
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class ControlServer:
-    """
+class ControlServer(StreamOwner):
+    """A switch's control plane hears all its connections by this.
+
     Attributes:
       plane: the control plane.
     """
@@ -41,14 +38,12 @@ class ControlServer:
         connections_max: int = CONNECTIONS_MAX,
     ):
         """Is called in the event loop that it is to run in."""
-        self._loop = asyncio.get_running_loop()
+        super().__init__(asyncio.get_running_loop())
         self._server: asyncio.Server | None = None
-        self.buffer = bytearray(READ_BYTES)
         self._streams: set[Stream] = set()
         self._gone = asyncio.Event()  # all of them
         self._gone.set()
         self._accepts_failed = 0
-        self._calls: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
         self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max)
 
     async def listen(self, listener: socket.socket) -> None:
@@ -92,7 +87,6 @@ class ControlServer:
             self._gone.set()
 
     def on_stalled(self) -> None:
-        """Is called when much of what was sent to one of them is unread."""
         if sum(stream.unsent_bytes for stream in self._streams) > UNSENT_TOTAL_BYTES_MAX:
             max(self._streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
 
@@ -104,28 +98,8 @@ class ControlServer:
         else:
             loop.default_exception_handler(context)
 
-    # The control plane needs this of the world (`outside.Outside`).
-
-    def now(self) -> float:
-        return self._loop.time()
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        return self._loop.call_later(delay_s, callback)
-
-    def random_bits(self, count: int) -> int:
-        return secrets.randbits(count)
-
-    def connect(
-        self, address: tuple[str, int], timeout_s: float, conversation: Conversation, job: str, key: bytes | None
-    ) -> None:
-        channel = None if key is None else Channel.caller(job, key)
-        stream = Stream(self, conversation, channel, is_caller=True)
-        call = self._loop.create_task(self._call(address, timeout_s, stream))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-
     async def _call(self, address: tuple[str, int], timeout_s: float, stream: Stream) -> None:
         try:
             await asyncio.wait_for(self._loop.create_connection(lambda: stream, *address), timeout_s)
         except (OSError, ValueError) as error:
-            stream.fail(error)
+            stream.end(error)
