@@ -18,7 +18,7 @@ LEASE_S = 1.5
 EPOCHS_KNOWN_MAX = 1000  # some of them are over, but not all hosts know it yet
 
 
-def place(address: tuple[str, int]) -> tuple[int, int]:
+def endpoint(address: tuple[str, int]) -> tuple[int, int]:
     """As _simulation has it."""
     return int(IPv4Address(address[0])), address[1]
 
@@ -38,7 +38,7 @@ class SimulatedSocket:
         self._machine = process.machine
         self._packets = process.world.packets
         self.port = self._machine.take_port()
-        self.number = self._packets.open((self._machine.number, self.port), place(address))
+        self.number = self._packets.open((self._machine.number, self.port), endpoint(address))
         self.close = finalize(self, self._close, self._machine, self._packets, self.number, self.port)
         self.close.atexit = False
 
@@ -48,7 +48,7 @@ class SimulatedSocket:
         machine.free_port(port)
 
     def join_group(self, address, port, *, job, epoch, nonce):
-        self._packets.join_group(self.number, place((address, port)), job=job, epoch=epoch, nonce=nonce)
+        self._packets.join_group(self.number, endpoint((address, port)), job=job, epoch=epoch, nonce=nonce)
 
     def hears_group(self):
         return self._packets.hears_group(self.number)
@@ -98,7 +98,7 @@ class SimulatedDataPlane:
     def probe(self, group, job, epoch, nonce):
         lanes = self.lanes_per_chunk
         self._packets.probe(
-            self.number, place((group.address, group.port)), job=job, epoch=epoch, nonce=nonce, lanes=lanes
+            self.number, endpoint((group.address, group.port)), job=job, epoch=epoch, nonce=nonce, lanes=lanes
         )
 
     def add_job(self, job):
@@ -114,8 +114,8 @@ class SimulatedDataPlane:
             epoch=job.epoch,
             slot_first=job.slot_first,
             slot_count=job.slot_count,
-            workers=[place(address) for address in job.addresses],
-            group=None if job.group is None else place((job.group.address, job.group.port)),
+            workers=[endpoint(address) for address in job.addresses],
+            group=None if job.group is None else endpoint((job.group.address, job.group.port)),
             parent=above,
             keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
             first_position=self._first_position,
@@ -199,9 +199,9 @@ class SimulatedSwitch(Process):
             "epochs": len(plane.jobs.epochs()),
             "jobs of the data plane": len(self.data_plane.running),
             "reserved slots": len(plane.jobs.starts._partition._ranges),
-            "meetings": len(plane._meetings._meetings),
-            "jobs whose hosts meet at the parent": len(plane._meetings._at_parent),
-            "seats of racks": plane._meetings._seats_of_racks.total(),
+            "meetings": len(plane.meetings._meetings),
+            "jobs whose hosts meet at the parent": len(plane.meetings._at_parent),
+            "seats of racks": plane.meetings._seats_of_racks.total(),
             "questions": len(plane._questions.pending),
             "connections": len(self.streams),
             "connections in the quota": plane.quota._count.total(),

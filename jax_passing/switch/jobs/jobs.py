@@ -250,7 +250,7 @@ class JobTable:
             if not member.rack:
                 member.connection.close()
         elif epoch.state is State.RUNNING and rank not in epoch.left:
-            self._fail_lost(epoch, f"Rank {rank} {reason}", [rank], member)
+            self._fail_lost(epoch, f"Rank {rank} {reason}", [rank])
 
     def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
         """A member is gone, with all of its ranks."""
@@ -259,9 +259,9 @@ class JobTable:
                 self.gone(epoch, member, rank, reason)
             member.connection.close()
         elif epoch.state is State.RUNNING and (remaining := member.remaining()):
-            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining, member)
+            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining)
 
-    def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int], member: Member) -> None:
+    def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int]) -> None:
         message = (
             f"{what} ({epoch}, world size {epoch.world_size}). It was killed, crashed, or lost its network: look at "
             "its log. Then call jax_passing.init again on every host."

@@ -18,7 +18,6 @@ from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
 from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
-from jax_passing.switch.meetings.seats import Seat
 from jax_passing.switch.server.dispatch import Dispatcher
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.tree.questions import Questions
@@ -26,10 +25,12 @@ from jax_passing.switch.tree.uplink import Uplink
 
 
 class ControlPlane:
-    """
+    """The control plane of a switch knows its jobs, and hears the members of each.
+
     Attributes:
       instance: tells this start of this switch from any other.
-      jobs, quota, dispatcher, outside, counts: what conversations with members need (`member_conversation.py`).
+      jobs, meetings, quota, dispatcher, outside, counts: what conversations with members need
+        (`member_conversation.py`).
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ControlPlane:
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
         self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, outside, self._abilities)
-        self._meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
+        self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s)
         self.counts: Counter[str] = Counter()
 
@@ -95,11 +96,6 @@ class ControlPlane:
         self.jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 
-    def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
-        """Makes a seat for a host that is to meet the others of its job before it joins, or for all such hosts of a
-        rack."""
-        return self._meetings.seat(job, connection, is_racks)
-
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
         """Returns the job's name at this switch. Each shard of a job is one for itself: two of them, of different
         racks, may have us as their spine."""
@@ -111,7 +107,7 @@ class ControlPlane:
     def shut_down(self) -> None:
         """Tells every host that it ends. Nothing happens by itself any more; connections are left to be closed."""
         self._watch.stop()
-        self._meetings.stop()
+        self.meetings.stop()
         for epoch in self.jobs.epochs():
             text = (
                 f"The switch at {epoch.own_name} is shutting down. Start it again, then call jax_passing.init again on "

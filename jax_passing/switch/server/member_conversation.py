@@ -201,7 +201,7 @@ class MemberConversation:
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
         self._job = said.job
-        self._seat = self._plane.seat(said.job, self._connection, is_racks=first is not said)
+        self._seat = self._plane.meetings.seat(said.job, self._connection, is_racks=first is not said)
         self._seat.hear(first)
 
     def _on_silence(self) -> None:

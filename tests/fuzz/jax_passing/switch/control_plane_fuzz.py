@@ -190,7 +190,7 @@ def test_one_input(data: bytes) -> None:
     process = switch.process
     assert process.data_plane.running == {}, process.data_plane.running
     assert not list(process.plane.jobs.epochs()), list(process.plane.jobs.epochs())
-    meetings = process.plane._meetings
+    meetings = process.plane.meetings
     assert not meetings._meetings, meetings._meetings
     assert not meetings._at_parent, meetings._at_parent
     assert not meetings._seats_of_racks, meetings._seats_of_racks

@@ -41,7 +41,7 @@ def below(says, timeout_s=parent_greeting.GREETING_TIMEOUT_S):
                 server = await asyncio.start_server(parent, "127.0.0.1", 0)
                 address = server.sockets[0].getsockname()
                 rack = await tree.add(root)
-                rack.plane._parent = rack.plane._meetings._parent = address
+                rack.plane._parent = rack.plane.meetings._parent = address
                 try:
                     await function(rack, "{}:{}".format(*address), await WAYS[way](rack), heard)
                 finally:
