@@ -20,6 +20,7 @@ log = logging.getLogger("jax_passing")
 
 CONNECT_TIMEOUT_S = 5.0  # from the call to the greeting
 RETRY_S = 0.25
+DEADLINE_GRACE_S = 5.0  # the switch keeps the deadlines, and knows who is missing
 PRECISION_S = 0.001  # of timers
 READ_S = 0.1  # what came while this process stood still is read before its silence counts
 
@@ -200,6 +201,14 @@ class Contact:
             self._end(ConnectionError(str(error or "the connection was closed")))
 
 
+def no_answer(switches: str, how_long: str, error: Exception) -> SwitchUnreachableError:
+    """Makes what the user is told when nothing answers. `switches`: their addresses. `how_long`: this host tried."""
+    return SwitchUnreachableError(
+        f"No switch answered at {switches} {how_long} ({error}). Is it running (`jax-passing switch --listen "
+        "HOST:PORT`), is the address right, and does a firewall let TCP and UDP pass?"
+    )
+
+
 class Redial:
     """Calls a switch, which may still be starting, again and again until a deadline."""
 
@@ -210,10 +219,10 @@ class Redial:
         self._timer: Timer | None = None
         self._has_warned = False
 
-    def now(self) -> None:
+    def call(self) -> None:
         self._call(max(0.01, min(CONNECT_TIMEOUT_S, self._left_s)))
 
-    def later(self, error: Exception) -> PassingError | None:
+    def failed(self, error: Exception) -> PassingError | None:
         """Is called if a call has failed. Returns what to tell the user of it, unless the switch is called again."""
         match error:
             case AuthenticationError() | ConfigError():
@@ -227,15 +236,11 @@ class Redial:
                     "address, and that switch and hosts run the same version."
                 )
         if self._left_s <= RETRY_S:
-            return SwitchUnreachableError(
-                f"No switch answered at {self._switch} for {self._deadline_s:.1f} s ({error}). Is it running "
-                f"(`jax-passing switch --listen {self._switch}`), is the address right, and does a firewall let TCP "
-                "and UDP pass?"
-            )
+            return no_answer(self._switch, f"for {self._deadline_s:.1f} s", error)
         if not self._has_warned:
             self._has_warned = True
             log.warning("no switch at %s yet (%s); trying for %.0f s", self._switch, error, self._left_s)
-        self._timer = self._outside.call_later(RETRY_S, self.now)
+        self._timer = self._outside.call_later(RETRY_S, self.call)
         return None
 
     @property

@@ -34,14 +34,17 @@ class ControlConnection:
     def _begin(
         self, deadline_s: float, greeted: Callable[[messages.Hello], None], failed: Callable[[Exception], None]
     ) -> None:
-        self.greeted, self._failed = greeted, failed
+        self._greeted, self._failed = greeted, failed
         self._redial = Redial(self._loop, address_text(*self._address), deadline_s, self._call)
-        self._redial.now()
+        self._redial.call()
 
     def _call(self, timeout_s: float) -> None:
         self._contact = Contact(self._loop, self._address, self, key=self._key, job=self._job, timeout_s=timeout_s)
 
     # The contact tells this.
+
+    def greeted(self, hello: messages.Hello) -> None:
+        self._greeted(hello)
 
     def heard(self, message: messages.FromSwitch) -> None:
         self._received.put(message)
@@ -51,7 +54,7 @@ class ControlConnection:
             self._received.put(error)
         elif self._is_once and not isinstance(error, PassingError):
             self._failed(SwitchUnreachableError(f"No switch answered at {self._contact.name} ({error})."))
-        elif (problem := self._redial.later(error)) is not None:
+        elif (problem := self._redial.failed(error)) is not None:
             self._failed(problem)
 
     # For the thread that blocks.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jax_passing.config import Settings
 from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
 from jax_passing.host.meeting import Meeting
-from jax_passing.host.outside import Outside
+from jax_passing.host.outside import HostOutside
 from jax_passing.host.ranks import Ranks
 from jax_passing.protocol import control_messages as messages
 
@@ -27,21 +27,20 @@ class Joined(NamedTuple):
 
 
 class Joining:
-    """One session joins by this: once, or again whenever it rejoins.
+    """One session joins by this: once, or again whenever it rejoins."""
 
-    Attributes:
-      met: what was agreed on when the hosts met last; None if they haven't.
-    """
-
-    met: messages.Met | None = None
-
-    def __init__(self, outside: Outside, settings: Settings, device_count: int = 0, key: bytes | None = None):
+    def __init__(self, outside: HostOutside, settings: Settings, device_count: int = 0, key: bytes | None = None):
         """`key`: the job's, if there is one."""
         self._outside, self._settings, self._device_count, self._key = outside, settings, device_count, key
         meets = bool(settings.standby) or settings.world_size_min is not None
         self._meeting = Meeting(outside, settings, self, key) if meets else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
         self._is_over = False
+
+    @property
+    def met(self) -> messages.Met | None:
+        """Returns what was agreed on when the hosts met last; None if they haven't."""
+        return None if self._meeting is None else self._meeting.last
 
     def join(
         self,
@@ -90,7 +89,7 @@ class Joining:
             rank, world_size = met.rank, met.world_size
             if rank >= met.survivors:
                 self._step = None  # what it has is of another time
-        self._point, self.met = point, met
+        self._point = point
         self._join(dataclasses.replace(settings, switch=meeting.points[point], rank=rank, world_size=world_size))
 
     def on_not_met(self, error: PassingError) -> None:

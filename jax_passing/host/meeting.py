@@ -19,8 +19,8 @@ from jax_passing.errors import (
     PassingError,
     SwitchUnreachableError,
 )
-from jax_passing.host.contact import RETRY_S, Contact, Listener
-from jax_passing.host.outside import Outside
+from jax_passing.host.contact import DEADLINE_GRACE_S, RETRY_S, Contact, Listener, no_answer
+from jax_passing.host.outside import HostOutside
 from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
@@ -28,12 +28,10 @@ from jax_passing.protocol.outside import Timer
 
 log = logging.getLogger("jax_passing")
 
-GRACE_S = 5.0  # the switch keeps the deadline, and knows who is missing
-
 Switches = tuple[tuple[str, int], ...]  # of a job: those of `switch`, or a standby
 
 
-class Owner(Protocol):
+class MeetingOwner(Protocol):
     """It hears how a meeting goes, unless that is closed first."""
 
     def on_met(self, point: int, met: messages.Met) -> None:
@@ -68,9 +66,10 @@ class _Point:
         self.error: PassingError | None = None
         self._problem: Exception | None = None
         self._told: bool | None = None  # whether it waits aside
-        self._stop_waiting()
+        self.stop_waiting()
 
-    def _stop_waiting(self) -> None:
+    def stop_waiting(self) -> None:
+        """Ends what goes on here, but the seat stays."""
         for timer in (self._retry, self._late):
             if timer is not None:
                 timer.cancel()
@@ -90,7 +89,7 @@ class _Point:
     def begin(self) -> None:
         meeting = self._meeting
         first, *others = self._switches
-        self._late = self._outside.call_later(max(0.0, meeting.left_s) + GRACE_S, self._on_late)
+        self._late = self._outside.call_later(max(0.0, meeting.left_s) + DEADLINE_GRACE_S, self._on_late)
         self._unanswered = len(others) + (self._seat is None)
         self._calls = [meeting.contact(other, _Call(self)) for other in others]
         if self._seat is None:
@@ -108,7 +107,7 @@ class _Point:
         for call in self._calls:
             call.close()
         self._calls = []
-        self._meeting.look_around()
+        self._meeting.tell_points()
 
     def tell(self, aside: bool) -> None:
         """`aside`: this host waits at a meeting point that goes before this one, too."""
@@ -127,22 +126,17 @@ class _Point:
         left_s, is_first = self._meeting.left_s, self._problem is None
         self._problem = error
         self.is_reached, self._told = False, None
-        self._stop_waiting()
+        self.stop_waiting()
         if self._seat is not None and not self._seat.has_greeted:
             self._seat.close()
             self._seat = None
         if is_first:
             log.warning("No switch answered at %s (%s): trying for %.0f s", self.who, error, max(0.0, left_s))
         if left_s <= RETRY_S:
-            self._give_up(
-                SwitchUnreachableError(
-                    f"No switch answered at {self.who} until the deadline ({error}). Is it running (`jax-passing "
-                    "switch --listen HOST:PORT`), is the address right, and does a firewall let TCP and UDP pass?"
-                )
-            )
+            self._give_up(no_answer(self.who, "until the deadline", error))
         else:
             self._retry = self._outside.call_later(RETRY_S, self.begin)
-            self._meeting.look_around()
+            self._meeting.tell_points()
 
     def _on_late(self) -> None:
         self.call_failed(TimeoutError("timed out"))
@@ -186,13 +180,9 @@ class _Point:
         if self._meeting.is_on and self.error is None:
             self.call_failed(error)
 
-    def end_wait(self) -> None:
-        """The hosts have met here; the seat stays."""
-        self._stop_waiting()
-
     def leave(self) -> None:
         """Gives up the seat."""
-        self._stop_waiting()
+        self.stop_waiting()
         if self._seat is not None:
             self._seat.close()
             self._seat = None
@@ -222,7 +212,7 @@ class Meeting:
       is_on: this host waits for the others.
     """
 
-    def __init__(self, outside: Outside, settings: Settings, owner: Owner, key: bytes | None = None):
+    def __init__(self, outside: HostOutside, settings: Settings, owner: MeetingOwner, key: bytes | None):
         """`key`: the job's, if it has one."""
         assert settings.switch is not None
         assert settings.job is not None
@@ -297,7 +287,7 @@ class Meeting:
             aside=aside,
         )
 
-    def look_around(self) -> None:
+    def tell_points(self) -> None:
         """Tells each meeting point whether this host waits at one that goes before it, once that is known."""
         aside = False
         for index in self._open:
@@ -313,7 +303,7 @@ class Meeting:
         self.is_on, self.last = False, met
         for other, point in enumerate(self._points):
             if other == index:
-                point.end_wait()
+                point.stop_waiting()
             else:
                 point.leave()
         log.info("met %d hosts of job %s: rank %d", met.world_size, self._job, met.rank)
@@ -322,7 +312,7 @@ class Meeting:
     def gave_up(self) -> None:
         errors = [error for index in self._open if (error := self._points[index].error) is not None]
         if len(errors) < len(self._open):
-            self.look_around()
+            self.tell_points()
             return
         self.close()
         # A switch that could be reached knows who is missing.

@@ -9,7 +9,7 @@ import msgspec
 from jax_passing import config
 from jax_passing.errors import ConfigError, Failure, JoinError, PassingError, SwitchLostError
 from jax_passing.host import programs, stalls
-from jax_passing.host.outside import Outside, Transport
+from jax_passing.host.outside import HostOutside, Transport
 from jax_passing.host.shard import Shard
 from jax_passing.protocol import alike, keys
 from jax_passing.protocol import control_messages as messages
@@ -23,7 +23,7 @@ log = logging.getLogger("jax_passing")
 ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 
 
-class Owner(Protocol):
+class MembershipOwner(Protocol):
     """It hears how the membership goes, unless that is closed first."""
 
     def joined(self, membership: "Membership") -> None: ...
@@ -66,7 +66,12 @@ class Membership:
     switch_link_gbit: float | None
 
     def __init__(
-        self, outside: Outside, settings: config.Settings, owner: Owner, device_count: int = 0, key: bytes | None = None
+        self,
+        outside: HostOutside,
+        settings: config.Settings,
+        owner: MembershipOwner,
+        device_count: int,
+        key: bytes | None,
     ):
         """`device_count`: of this host; all hosts must have as many. 0: it isn't compared. `key`: the job's, if it has
         one."""

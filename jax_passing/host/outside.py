@@ -71,7 +71,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Outside(outside.Outside, Protocol):
+class HostOutside(outside.Outside, Protocol):
     @property
     def instance(self) -> str:
         """Tells this process from any other."""

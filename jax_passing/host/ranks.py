@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from jax_passing import config, job_names
 from jax_passing.errors import ConfigError, Failure, PassingError
 from jax_passing.host.membership import Membership
-from jax_passing.host.outside import Outside
+from jax_passing.host.outside import HostOutside
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 
@@ -43,7 +43,7 @@ class Links(NamedTuple):
     switches: int
 
 
-class Owner(Protocol):
+class RanksOwner(Protocol):
     """It hears how the ranks join, unless they are closed first."""
 
     def joined(self, ranks: "Ranks") -> None: ...
@@ -63,7 +63,7 @@ class Ranks:
     """
 
     def __init__(
-        self, outside: Outside, settings: config.Settings, owner: Owner, device_count: int = 0, key: bytes | None = None
+        self, outside: HostOutside, settings: config.Settings, owner: RanksOwner, device_count: int, key: bytes | None
     ):
         """The arguments are those of Membership. Raises ConfigError."""
         self._outside, self._settings, self._owner = outside, settings, owner

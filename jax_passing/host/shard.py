@@ -10,18 +10,17 @@ from jax_passing.errors import (
     SwitchLostError,
     SwitchUnreachableError,
 )
-from jax_passing.host.contact import Contact, Redial
-from jax_passing.host.outside import Outside, PacketSocket
+from jax_passing.host.contact import DEADLINE_GRACE_S, Contact, Redial
+from jax_passing.host.outside import HostOutside, PacketSocket
 from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.outside import Timer
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
-JOIN_GRACE_S = 5.0  # the switch keeps the deadline of a join, and knows who is missing
 
 
-class Owner(Protocol):
+class ShardOwner(Protocol):
     """The membership."""
 
     def greeted(self, shard: "Shard") -> None:
@@ -51,7 +50,9 @@ class Shard:
 
     socket: PacketSocket
 
-    def __init__(self, outside: Outside, address: tuple[str, int], owner: Owner, settings: Settings, key: bytes | None):
+    def __init__(
+        self, outside: HostOutside, address: tuple[str, int], owner: ShardOwner, settings: Settings, key: bytes | None
+    ):
         """`key`: the job's, if this host has one."""
         self._outside, self._address, self._owner = outside, address, owner
         self._settings, self._key = settings, key
@@ -64,7 +65,7 @@ class Shard:
         self._timer: Timer | None = None  # of what is waited for now
         self._has_socket = False
         self._redial = Redial(outside, self.name, settings.join_deadline_s, self._call)
-        self._redial.now()
+        self._redial.call()
 
     @property
     def welcome(self) -> messages.Welcome:
@@ -95,7 +96,7 @@ class Shard:
         """Calls again, as another of the job's switches was started late, and this one would lose patience with us."""
         self._contact.close()
         self.hello = None
-        self._redial.now()
+        self._redial.call()
 
     def open_socket(self) -> None:
         """Raises SwitchUnreachableError."""
@@ -116,14 +117,14 @@ class Shard:
         who = f"Rank {join.rank} of job {join.job!r}"
         self._stop_waiting()
         self._join = join
-        self._timer = self._outside.call_later(join.join_deadline_s + JOIN_GRACE_S, self._on_join_deadline)
+        self._timer = self._outside.call_later(join.join_deadline_s + DEADLINE_GRACE_S, self._on_join_deadline)
         self._wait = Wait(self._outside, self.send, who, self.name, join.join_deadline_s, self._settings.warn_s)
         self.send(join)
 
     def _on_join_deadline(self) -> None:
         self._contact.close()
         assert self._join is not None
-        self._on_join_failed(TimeoutError(f"silent for {self._join.join_deadline_s + JOIN_GRACE_S:.1f} s"))
+        self._on_join_failed(TimeoutError(f"silent for {self._join.join_deadline_s + DEADLINE_GRACE_S:.1f} s"))
 
     def _on_join_failed(self, error: Exception) -> None:
         assert self.hello is not None
@@ -208,7 +209,7 @@ class Shard:
             self._on_join_failed(error)
         else:
             self.hello = None
-            if (problem := self._redial.later(error)) is not None:
+            if (problem := self._redial.failed(error)) is not None:
                 self._owner.not_joined(problem)
 
     def send(self, message: messages.Message) -> None:

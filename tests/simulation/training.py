@@ -18,7 +18,7 @@ DEADLINE_S = 60.0
 LIMIT_S = 1200.0
 
 
-class Network(Process):
+class TrainingProcess(Process):
     """A host's process, as what its control side needs of the world (host/outside.py)."""
 
     def __init__(self, host):
@@ -77,7 +77,7 @@ class Host:
 
     def __init__(self, training, number, rank):
         self.training, self.world, self.number = training, training.world, number
-        self.process = Network(self)
+        self.process = TrainingProcess(self)
         first, *standby = (switch.address for switch in training.switches)
         settings = Settings(
             switch=(first,),

@@ -101,9 +101,7 @@ class World:
     def note(self, *what):
         self.trace.append((self.now(), *what))
 
-    def connect(
-        self, caller: "Process", address: tuple[str, int], timeout_s: float, conversation, job="", key=None
-    ) -> None:
+    def connect(self, caller: "Process", address: tuple[str, int], timeout_s: float, conversation, job, key) -> None:
         switch = self.listeners.get(address)
         callee = None if switch is None else switch.machine
         delay_s = self.random.uniform(0, self.line_delay_s)

@@ -60,7 +60,7 @@ def test_a_greeting_that_never_ends():
 
 @pytest.mark.parametrize("again", [b" ", OFFER], ids=["half a line", "offers"])
 def test_a_join_that_is_never_answered(monkeypatch, again):
-    monkeypatch.setattr(shard, "JOIN_GRACE_S", 0.0)
+    monkeypatch.setattr(shard, "DEADLINE_GRACE_S", 0.0)
     hello = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s"))
     began = time.monotonic()
     with (

@@ -170,7 +170,7 @@ def test_one_input(data: bytes) -> None:
         if operation == 0 or not peers:
             if len(peers) < PEERS_MAX:
                 peers.append(Peer())
-                world.connect(callers[len(peers) % 3], switch.address, CONNECT_TIMEOUT_S, peers[-1])
+                world.connect(callers[len(peers) % 3], switch.address, CONNECT_TIMEOUT_S, peers[-1], "", None)
                 _pass(world, 0.5)
         elif operation == 1:
             peer = input.one_of(peers)
