@@ -182,12 +182,10 @@ def _no_process() -> tuple[int, int, str] | None:
     return None
 
 
-def settings_given(
-    arguments: Mapping[str, Any], config: str | Path | None = None, *, environment: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
+def settings_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are given somewhere, for callers that open no session: other settings may still be
     found when a session is opened. Raises ConfigError."""
-    given = gather(Settings, _SOURCES, arguments, config, environment)
+    given = gather(Settings, _SOURCES, arguments, None, os.environ)
     resolved = convert(Settings, given)
     _check_against_each_other(resolved, {key: one.source for key, one in given.items()})
     return resolved

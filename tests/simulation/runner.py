@@ -52,7 +52,7 @@ class Outcome:
 
 def run_all(
     seeds: Iterable[int],
-    processes: int = 1,
+    processes: int,
     prepare: Callable[[], None] = lambda: None,
     on_wrong: Callable[[int, str], None] = lambda seed, wrong: None,
     stop_after: int | None = None,
@@ -138,9 +138,9 @@ class _Worker:
         os.waitpid(self._pid, 0)
 
 
-def what_is_wrong(plan: Plan, prepare: Callable[[], None] = lambda: None) -> str:
-    """In a process of its own."""
-    worker = _Worker(prepare, attempt)
+def what_is_wrong(plan: Plan) -> str:
+    """Tries a plan in a process of its own."""
+    worker = _Worker(lambda: None, attempt)
     worker.begin(encode(plan))
     wrong, _ = worker.answer()
     if worker.is_alive:

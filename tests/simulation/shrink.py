@@ -6,15 +6,17 @@ from msgspec.structs import replace
 
 from simulation.plan import Link, Plan
 
+TRIALS_MAX = 400
 
-def shrink(plan: Plan, fails: Callable[[Plan], bool], trials_max: int = 400) -> Plan:
+
+def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """The smallest plan that was found with `fails` true; what fails may be something else than at first."""
     trials = 0
     is_smaller = True
     while is_smaller:
         is_smaller = False
         for smaller in _smaller(plan):
-            if trials == trials_max:
+            if trials == TRIALS_MAX:
                 return plan
             trials += 1
             if fails(smaller):

@@ -174,12 +174,12 @@ def predict(cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "f
     return _through_switch(cluster, strategy, elements * LANE_BYTES[dtype])
 
 
-def parameter_servers(cluster: Cluster, elements: int, dtype: str = "float32") -> list[Prediction]:
-    """The same sum by switches that are servers: one behind a link of its own, and one behind each host's link."""
+def parameter_servers(cluster: Cluster, elements: int) -> list[Prediction]:
+    """Predicts a float32 sum by servers in place of switches: one behind its own link, or one behind each host's."""
     single = replace(cluster, shards=1, colocated=False, shard_link_gbit=None)
     everywhere = replace(cluster, shards=cluster.hosts, colocated=True, shard_link_gbit=None)
     named = (("parameter server", single), ("servers, co-located", everywhere))
-    return [replace(predict(where, "passing", elements, dtype), strategy=name) for name, where in named]
+    return [replace(predict(where, "passing", elements), strategy=name) for name, where in named]
 
 
 def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32") -> Strategy:
