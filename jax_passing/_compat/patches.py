@@ -38,17 +38,17 @@ class Patch:
     Attributes:
       what: which of JAX's rules, functions or sets is changed.
       why: what would go wrong without the change.
-      since: the first version of JAX that needs the change.
       until: when the change can go.
       change: makes the change, given `ours`.
+      since: the first version of JAX that needs the change.
       ours: what JAX uses from then on: mostly a function that takes JAX's own function and returns another one.
     """
 
     what: str
     why: str
-    since: str
     until: str
     change: Callable[[Any], None]
+    since: str = "0.10.0 or before"
     ours: Any = None
 
     def uses(self, ours: _Ours) -> _Ours:
@@ -142,13 +142,10 @@ def _call_other(*args: Any, _other: Callable[..., Any], **kwargs: Any) -> Any:
 
 # The table.
 
-_OLDEST = "0.10.0 or before"
-
 JIT = Patch(
     what="The lowering of `jit`",
     why="JAX lowers a jitted function once, however often a program calls it, and XLA makes the copies: nothing would "
     "tell their sums apart, nor put them in order. A function with sums is lowered where it is called.",
-    since=_OLDEST,
     until="When JAX tells a primitive's lowering the calls around it, and orders its effects under `shard_map`.",
     change=_wrap_lowering(pjit.jit_p),
     ours=inlined_calls.lower_jit,
@@ -156,7 +153,6 @@ JIT = Patch(
 CALLS = Patch(
     what="The lowering of `core.call_p` and `core.closed_call_p`",
     why="As for `jit`: these are calls that JAX makes itself, as in the body of a scan.",
-    since=_OLDEST,
     until="As for `jit`.",
     change=_wrap_lowering(core.call_p, core.closed_call_p),
     ours=inlined_calls.lower_call,
@@ -165,7 +161,6 @@ UNCACHEABLE = Patch(
     what="The set `mlir._uncacheable_primitives`: `scan`, `linear_solve`, `remat`, `custom_vmap`, `custom_jvp_call` "
     "and `shard_map` are added",
     why="JAX would lower each of these once for several equal calls, as it does with a jitted function.",
-    since=_OLDEST,
     until="As for `jit`.",
     change=private_mlir._uncacheable_primitives.update,
     ours={
@@ -181,7 +176,6 @@ LOOPS_AND_BRANCHES = Patch(
     what="The lowering of `while` (which `scan` becomes) and `cond`",
     why="XLA's CPU runtime carries out operations as soon as their operands are there: on two hosts a loop with sums "
     "and a sum beside it could start in different orders, and both would wait for ever.",
-    since=_OLDEST,
     until="When JAX lets a primitive have an ordered effect inside `shard_map`, and XLA keeps that order at run time.",
     change=_wrap_lowering(loops.while_p, conditionals.cond_p),
 )
@@ -189,7 +183,6 @@ REDUCE_SCATTER = Patch(
     what="The lowering of `reduce_scatter` and `unreduced_reduce_scatter` on CPU, where collectives go over gloo",
     why="The reduce-scatter of gloo overwrites its operand while it is being sent: where a device's results leave it "
     "slower than others come in, rank 0 gets a wrong end of its part, without any error.",
-    since=_OLDEST,
     until="When the oldest jaxlib that we support is 0.12.0: from there on the patch does nothing.",
     change=_mend_reduce_scatter,
     ours=jax_collectives.lower_reduce_scatter,
@@ -198,14 +191,12 @@ CAST = Patch(
     what="The transpose of `pvary`, the cast from equal to varying under `check_vma=True`",
     why="JAX sums over the devices of this host's mesh. Where the axis continues over the hosts the gradient would "
     "miss theirs.",
-    since=_OLDEST,
     until="When a mesh can have an axis that JAX doesn't own, or libraries call `jax_passing.pvary` themselves.",
     change=_wrap_transpose(core.pvary_p),
 )
 TRANSPOSE_OF_PSUM = Patch(
     what="The transpose of `psum_invariant`, which `jax.lax.psum` is under `check_vma=True`",
     why="Its gradient is right for this host alone. Where the axis continues over the hosts GradientError says so.",
-    since=_OLDEST,
     until="As for `pvary`.",
     change=_wrap_transpose(parallel.psum_invariant_p),
 )
@@ -213,7 +204,6 @@ TRANSPOSE_OF_SHARD_MAP = Patch(
     what="The transpose of `shard_map`",
     why="With `check_vma=False` JAX sums the gradients of operands `P()` over this host's devices. Over an axis that "
     "continues over the hosts GradientError says so; and `pvary` learns that JAX would sum once more.",
-    since=_OLDEST,
     until="When JAX removes `check_vma=False`, or as for `pvary`.",
     change=_wrap_transpose(shard_map.shard_map_p),
 )
@@ -222,7 +212,6 @@ LAX = Patch(
     "which hold no user's lines",
     why="Libraries such as flax call them by whatever name they have imported them. `lax_over_hosts` has them go over "
     "the hosts; elsewhere InsideHostWarning says that they stay inside this one.",
-    since=_OLDEST,
     until="When JAX has a hook for collectives over an axis of a given name.",
     change=_replace_collectives,
 )
@@ -230,7 +219,6 @@ CALLS_OF_EXECUTABLES = Patch(
     what="`jax.stages.Compiled.__call__`",
     why="An executable that was compiled ahead of time goes past the caches of `jax.jit`, which keep the programs of "
     "several threads' streams apart. Called in another stream, its sums would meet others'.",
-    since=_OLDEST,
     until="When JAX checks the context that an executable was compiled in when it is called.",
     change=_wrap_calls_of_executables,
 )
@@ -238,7 +226,6 @@ END_OF_COMPILATION = Patch(
     what="The listeners of `jax.monitoring`: one is added (public)",
     why="Hosts compare what XLA made of a program with loops around its sums. The event comes on the thread that "
     "compiled, after compilation, and nothing else tells of that.",
-    since=_OLDEST,
     until="When XLA's handlers are told which module they are part of.",
     change=jax.monitoring.register_event_duration_secs_listener,
 )
