@@ -110,7 +110,7 @@ def _lower(
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
     turn = order.enter(ctx, site, spec.site, size_bytes, on_gpu=on_gpu)
     after, sums = emit(ctx, total, [leaves[i] for i in carried], turn)
-    turn.leave(after, sums)
+    turn.order.leave(turn, after, sums)
     result = list(leaves)
     for i, value in zip(carried, sums, strict=True):
         result[i] = value

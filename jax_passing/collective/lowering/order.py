@@ -156,9 +156,6 @@ class Turn(NamedTuple):
     before: Any
     overlap_group: int
 
-    def leave(self, after: Any, results: Sequence[Any]) -> None:
-        self.order.leave(self, after, results)
-
 
 _OUTSIDE = (
     "a loop or branch with a sum over hosts in it stands outside of jax.shard_map. Where XLA calls Python for sums, as "
