@@ -8,6 +8,7 @@ import jax
 
 from jax_passing import _native
 from jax_passing._compat import lowered_modules, patches, process
+from jax_passing.collective.runtime import stream_check  # noqa: F401 (for its patch)
 from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
 from jax_passing.host import session
 
