@@ -61,7 +61,8 @@ def loss_of(parameters, images, labels):
 
 
 class Training:
-    """
+    """A host trains by this, in one session after the other.
+
     Attributes:
       state: after the last step that this host completed; None while it has none.
       before: after the step before that, which may be the last one of other hosts.

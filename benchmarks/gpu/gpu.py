@@ -34,7 +34,8 @@ HANGS = 2  # so many parts that came to no end on a GPU, and none with as many h
 
 @dataclass(frozen=True)
 class Part:
-    """
+    """A part of the benchmark is one program, on hosts of these platforms.
+
     Attributes:
       name: of a part of gpu_host.py, or of PROGRAMS, or "train" for examples/train_gpt2.py.
       platforms: of each host.

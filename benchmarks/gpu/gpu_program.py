@@ -14,7 +14,8 @@ import jax_passing
 
 @dataclass(frozen=True)
 class Host:
-    """
+    """This process is one host, as a program sees it.
+
     Attributes:
       mesh: of its one device.
       folder: for what it leaves beside its result.

@@ -13,7 +13,8 @@ import optax
 
 @dataclass(frozen=True)
 class Config:
-    """
+    """These are the sizes of an AlexNet.
+
     Attributes:
       image: height, width and channels.
       convolutions: of each its features, kernel, stride, and whether its output is pooled.

@@ -9,7 +9,8 @@ import optax
 
 @dataclass(frozen=True)
 class Config:
-    """
+    """These are the sizes of a GPT-2, and how it is computed.
+
     Attributes:
       layers, width, heads: of the transformer.
       vocabulary: how many tokens there are.

@@ -12,7 +12,8 @@ import optax
 
 @dataclass(frozen=True)
 class Config:
-    """
+    """These are the sizes of a ResNet.
+
     Attributes:
       image: height, width and channels.
       blocks: how many there are of each size of image.

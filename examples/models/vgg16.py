@@ -9,7 +9,8 @@ import optax
 
 @dataclass(frozen=True)
 class Config:
-    """
+    """These are the sizes of a VGG.
+
     Attributes:
       image: height, width and channels.
       features: of the convolutions between two poolings.

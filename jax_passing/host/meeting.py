@@ -32,7 +32,7 @@ Switches = tuple[tuple[str, int], ...]  # of a job: those of `switch`, or a stan
 
 
 class MeetingOwner(Protocol):
-    """It hears how a meeting goes, unless that is closed first."""
+    """The owner hears how a meeting goes, unless that is closed first."""
 
     def on_met(self, point: int, met: messages.Met) -> None:
         """The hosts have met at this meeting point, and agreed on this."""

@@ -24,7 +24,7 @@ ANSWER_S = 1.0  # to a question; a switch has less patience with the others that
 
 
 class MembershipOwner(Protocol):
-    """It hears how the membership goes, unless that is closed first."""
+    """The owner hears how the membership goes, unless that is closed first."""
 
     def joined(self, membership: "Membership") -> None: ...
 
@@ -47,7 +47,7 @@ def _agree(what: str, shards: Sequence[Shard], values: Sequence[int]) -> int:
 
 
 class Membership:
-    """It begins by calling the switches; `owner` hears what comes of it.
+    """A membership begins by calling the switches; `owner` hears what comes of it.
 
     The job's positions are spread over its switches, the shards. The first one is more: it relays rank 0's order.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PacketSocket(Protocol):
-    """It is connected to a switch's data port."""
+    """This socket is connected to a switch's data port."""
 
     @property
     def port(self) -> int: ...
@@ -55,8 +55,8 @@ class TransportEvents(Protocol):
 
 
 class Transport(Protocol):
-    """It makes one rank's sums. `failure`, `drain` and `stats` may be called on any thread; `close` is bounded in
-    time."""
+    """A transport makes one rank's sums. `failure`, `drain` and `stats` may be called on any thread; `close` is bounded
+    in time."""
 
     @property
     def native(self) -> Any:

@@ -44,7 +44,7 @@ class Links(NamedTuple):
 
 
 class RanksOwner(Protocol):
-    """It hears how the ranks join, unless they are closed first."""
+    """The owner hears how the ranks join, unless they are closed first."""
 
     def joined(self, ranks: "Ranks") -> None: ...
 
@@ -52,7 +52,7 @@ class RanksOwner(Protocol):
 
 
 class Ranks:
-    """They begin by calling the switches; `owner` hears what comes of it.
+    """These ranks begin by calling the switches; `owner` hears what comes of it.
 
     The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
     one of both.

@@ -16,7 +16,8 @@ from jax_passing.errors import ConfigError, NotInitializedError, PassingError, T
 
 
 class Scope(NamedTuple):
-    """
+    """A program is traced in this scope: it says what the session tells of its sums.
+
     Attributes:
       axis_names: axes of local meshes, pmap and vmap that continue over the hosts.
       world_size: hosts; None in an elastic session, whose programs run in worlds of any size.

@@ -21,10 +21,10 @@ CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
 
 class ShardOwner(Protocol):
-    """The membership."""
+    """The owner, a membership, hears how a shard goes."""
 
     def greeted(self, shard: "Shard") -> None:
-        """It may be joined. This is called again if it was connected anew."""
+        """Is called when the shard may be joined, and again if it was connected anew."""
 
     def welcomed(self, shard: "Shard") -> None: ...
 
@@ -38,7 +38,7 @@ class ShardOwner(Protocol):
 
 
 class Shard:
-    """A job's share at one switch begins by calling that.
+    """This host's share of a job at one switch begins by calling that switch.
 
     Attributes:
       name: the switch's address, for people.

@@ -47,7 +47,8 @@ def _faults_of(link: Link) -> Faults:
 
 
 class Cluster:
-    """
+    """All machines of a plan run in one world.
+
     Attributes:
       plan: what it is made of.
       world: its clock, and what has happened.

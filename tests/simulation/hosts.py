@@ -30,7 +30,7 @@ STALL_FIELDS = [
 
 
 class HostSocket:
-    """It stands in for loop.PacketSocket."""
+    """A simulated socket stands in for loop.PacketSocket."""
 
     def __init__(self, process, address):
         self._socket, self._on_event = SimulatedSocket(process, address), process.world.on_event
@@ -53,7 +53,7 @@ class HostSocket:
 
 
 class Transport:
-    """It stands in for loop.Transport."""
+    """A simulated transport stands in for loop.Transport."""
 
     def __init__(self, process, links, events, **settings):
         self._process, self._packets, self._events = process, process.world.packets, events
@@ -122,7 +122,7 @@ class Unaware:
 
 
 class Session:
-    """It lasts from `init` to its end, when `over` is called."""
+    """A session lasts from `init` to its end, when `over` is called."""
 
     def __init__(self, process: "HostProcess", over: Callable[[SessionRecord], None]):
         self.process = process
@@ -231,7 +231,7 @@ class Session:
 
 
 class HostProcess(Process):
-    """It is what the control side needs of the world (host/outside.py)."""
+    """This is what the control side needs of the world (host/outside.py)."""
 
     def __init__(self, cluster, machine: Machine, plan: Host, job: Job):
         super().__init__(cluster.world, machine)

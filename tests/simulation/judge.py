@@ -16,7 +16,8 @@ NOTICED_S = 0.5  # for messages through a tree, and for those who look now and t
 
 @dataclass(kw_only=True)
 class SessionRecord:
-    """
+    """The judge is told this of a session that has ended.
+
     Attributes:
       kind: of error; or "Bye", "crashed", or "left alone" by the others, for whom it has waited long enough.
       ranks: that the error names.

@@ -211,7 +211,7 @@ class SimulatedSwitch(Process):
 
 
 class SwitchMachine(Machine):
-    """It may crash, and begin anew at the same address, with nothing in it. `parent`: its number."""
+    """A switch may crash, and begin anew at the same address, with nothing in it. `parent`: its number."""
 
     def __init__(
         self,

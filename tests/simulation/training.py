@@ -177,7 +177,8 @@ class Host:
 
 
 class Training:
-    """
+    """Hosts train, are lost, and meet again in one world.
+
     Attributes:
       hosts: all processes that there ever were.
       failures: (when, kind), as a host has heard.

@@ -24,7 +24,7 @@ def _as_it_is(packet: bytes) -> bytes:
 
 
 class DataSocket:
-    """It isn't connected: what comes from elsewhere than the switch's data address is an error, and must be seen.
+    """This socket isn't connected: what comes from another address than the switch's is an error, and must be seen.
 
     Attributes:
       seal, open: put a tag on what is sent, and take it off what comes, where packets have tags.

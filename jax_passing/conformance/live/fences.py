@@ -27,7 +27,8 @@ PACKETS_MAX = 1000  # far more than come before a fence; to hold whatever comes 
 
 @dataclass
 class Ends:
-    """
+    """These sockets are where packets of the switch end.
+
     Attributes:
       workers: by their numbers at the switch.
       group: what hears the multicast group, if results go there.

@@ -66,7 +66,8 @@ def decline(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer])
 
 @dataclass(frozen=True)
 class Joined:
-    """
+    """These workers have joined a job at the switch.
+
     Attributes:
       workers: by their numbers at the switch.
       ranks: of each worker.

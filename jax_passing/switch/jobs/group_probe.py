@@ -24,7 +24,8 @@ class Step(enum.Enum):
 
 
 class GroupProbe:
-    """
+    """A switch sends probes to a multicast group, to see which ranks hear them.
+
     Attributes:
       group: where to send.
       nonce: tells this attempt from any other, here and on other switches.

@@ -17,7 +17,7 @@ GREETING_TIMEOUT_S = 5.0
 
 
 class ParentGreeting:
-    """Lasts from the moment when the connection is open until the parent has greeted us, or the connection ends.
+    """A greeting lasts from the opening of the connection until the parent has greeted us, or the connection ends.
 
     Attributes:
       is_secured: whether the parent has proved that it has our key.

@@ -24,7 +24,7 @@ GROUP_TICK_S = 0.01
 
 
 class Uplink:
-    """Lasts until the epoch is over. While that forms, a parent that is away may come back: it is called again.
+    """An uplink lasts until the epoch is over. While that forms, a parent that is away is called again and again.
 
     Attributes:
       name: the parent's address, for people.

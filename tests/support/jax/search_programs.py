@@ -39,7 +39,8 @@ MISMATCH = "ProgramMismatchError"
 
 @dataclass
 class Program:
-    """
+    """A random program with sums runs on some hosts.
+
     Attributes:
       seed: that it was drawn from.
       hosts, devices: how many; devices of each host.

@@ -43,7 +43,8 @@ class World(NamedTuple):
 
 
 class Case(NamedTuple):
-    """
+    """A program whose gradients are known is one case.
+
     Attributes:
       run: the program.
       raises: name of the error that it must end with instead of a value, if so.
