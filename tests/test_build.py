@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docs.pages import ROOT
+from support.pages import ROOT
 
 ENVIRONMENT = ROOT / "build/check/wheel-environment"  # with what building takes
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]

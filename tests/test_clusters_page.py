@@ -10,7 +10,7 @@ import yaml
 from jax_passing import config
 from jax_passing.commands import cli
 from jax_passing.switch.server import settings as switch_settings
-from support.docs.pages import blocks, page
+from support.pages import blocks, page
 
 PAGE = page("clusters.md")
 TEXT = PAGE.read_text()

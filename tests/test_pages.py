@@ -9,7 +9,7 @@ import tomllib
 import pytest
 import yaml
 
-from support.docs.pages import DOCS, PAGES, README, ROOT, blocks, page
+from support.pages import DOCS, PAGES, README, ROOT, blocks, page
 
 
 def check_shell(text):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.docs.pages import ROOT, blocks
 from support.jobs.cluster import LIMIT_S, PROGRAMS, Cluster, Process, finish, free_address
+from support.pages import ROOT, blocks
 
 PAGE = ROOT / "docs" / "operate" / "clusters.md"
 Launcher = Callable[[int, int], dict[str, str]]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.docs.pages import README, Block, blocks
 from support.jobs.bridge_cluster import BridgeCluster
 from support.jobs.cluster import LIMIT_S, finish
 from support.net.namespaces import missing
+from support.pages import README, Block, blocks
 
 FIRST = "10.0.0.1"  # the first machine's address in README.md
 

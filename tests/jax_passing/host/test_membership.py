@@ -8,8 +8,8 @@ import pytest
 
 from jax_passing.host import membership, programs
 from jax_passing.protocol import control_messages as messages
-from support.jax.program_infos import identity, program
-from support.jax.stalls import Stall
+from support.host.program_infos import identity, program
+from support.host.stalls import Stall
 from support.switch.in_process import Member, SwitchThread, settings_of, until
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from jax_passing.host.program_differences import difference
 from jax_passing.host.programs import bounded
-from support.jax.program_infos import PLACE, identity, program
+from support.host.program_infos import PLACE, identity, program
 
 HERE = PLACE[0]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax_passing.host import programs
 from jax_passing.host.programs import IDENTITIES_BYTES_MAX, Ledger, bounded
 from jax_passing.protocol.control_messages import RELAY_BYTES_MAX
-from support.jax.program_infos import identity, program
+from support.host.program_infos import identity, program
 
 
 def sent(info):

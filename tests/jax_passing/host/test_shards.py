@@ -17,8 +17,8 @@ from jax_passing.host import shard as shards
 from jax_passing.host.contact import Contact
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from support.host.stalls import Stall
 from support.jax.sessions import init_beside, total
-from support.jax.stalls import Stall
 from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 ONES = jnp.ones((2, 8))

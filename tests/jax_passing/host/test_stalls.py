@@ -4,7 +4,7 @@ import pytest
 
 from jax_passing.host import stalls
 from jax_passing.protocol.control_messages import SlotState
-from support.jax.stalls import Stall
+from support.host.stalls import Stall
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from flax import nnx
 import jax_passing
 from jax_passing import partition
 from jax_passing.errors import PartitionError
-from support.docs.pages import blocks, page
 from support.jax.plans import PLAIN, check_plan, plain
+from support.pages import blocks, page
 
 
 class Block(nn.Module):

@@ -16,7 +16,7 @@ from jax_passing.pipelining.schedules.interleaved import interleaved
 from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
 from jax_passing.pipelining.schedules.zero_bubble import zb_h1
 from jax_passing.pipelining.simulation import simulate
-from support.docs.pages import blocks, page
+from support.pages import blocks, page
 
 FACTS = StageFacts(
     location="",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from jax_passing.protocol import control_messages as messages
-from support.protocol.random_lines import lines
+from support.random_lines import lines
 
 
 @given(lines)

@@ -1,7 +1,7 @@
 """The picture of an epoch's states in docs/internals/architecture.md."""
 
 from jax_passing.switch.jobs.epoch_states import NEXT, State
-from support.docs.pages import ROOT
+from support.pages import ROOT
 
 
 def drawn():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.server import member_conversation
-from support.protocol.random_lines import lines
+from support.random_lines import lines
 from support.switch.control import join_of_version, scenario, until
 from support.switch.control_trees import in_tree, rack_says
 
