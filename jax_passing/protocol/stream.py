@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import os
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -158,6 +159,8 @@ class Stream(asyncio.BufferedProtocol):
             self.end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, OSError):
+            self._try(self._hear_rest)
         self.end(exc)
         if self._flush is not None:
             self._flush.cancel()
@@ -191,6 +194,26 @@ class Stream(asyncio.BufferedProtocol):
                 return
         self._lines.add(self._decrypted(received) if self._is_by_tls else received)
         self._hear()
+
+    def _hear_rest(self) -> None:
+        """Hears what the other said before it hung up: it says why then, and asyncio, which failed to write, won't read
+        it any more."""
+        descriptor = self._transport.get_extra_info("socket").fileno()  # open until this is over
+        received = b""
+        while self._has_begun and self._conversation is not None:
+            if received:
+                self._lines.add(self._decrypted(received) if self._is_by_tls else received)
+            while self._conversation is not None:
+                line = self._lines.next(self._conversation.line_bytes_max)
+                if line is None:
+                    break
+                self._conversation.heard(line)
+            try:
+                received = os.read(descriptor, READ_BYTES)
+            except OSError:  # there is nothing more
+                return
+            if not received:
+                return
 
     def _begins_tls(self, first: int) -> bool:
         """Says whether the other speaks TLS. If it may not, the connection is over."""

@@ -10,6 +10,8 @@ import pytest
 
 from jax_passing.errors import ClosedError
 from jax_passing.host.loop import Loop
+from jax_passing.protocol import control_messages as messages
+from support.switch.in_process import until
 
 
 @pytest.fixture
@@ -92,3 +94,44 @@ def test_a_handler_of_a_signal_closes_what_its_thread_waits_for():
             one.wait(lambda *_: None)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+class Talker:
+    """A conversation that notes what it hears."""
+
+    line_bytes_max = 1000
+
+    def __init__(self):
+        self.said, self.ended, self.connection = [], threading.Event(), None
+
+    def opened(self, connection):
+        self.connection = connection
+
+    def heard(self, line):
+        self.said.append(line)
+
+    def closed(self, error):
+        self.ended.set()
+
+
+def test_the_last_words_are_heard_though_we_were_writing(loop):
+    """The other hangs up while we write: that fails, and what it said before is still in the socket."""
+    talker = Talker()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop.call(loop.connect, server.getsockname(), 20.0, talker, "job", None)
+        other, _ = server.accept()
+        other.sendall(b"one\n")
+        until(lambda: talker.said)
+
+        def write_too_late():
+            talker.connection.send(messages.Heartbeat())
+            time.sleep(0.1)  # what is there is unread when it hangs up, so we hear of that at once
+            other.sendall(b"two\nthree\n")
+            other.close()
+            time.sleep(0.1)
+            for _ in range(2):
+                talker.connection.send(messages.Heartbeat())
+
+        loop.call(write_too_late)
+        assert talker.ended.wait(20)
+    assert talker.said == [b"one", b"two", b"three"]

@@ -25,7 +25,9 @@ class Process:
     """A child whose output is collected while it runs."""
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        # Unit tests of the same run forbid conversions of dtypes, which users' programs may make.
+        own = {name: text for name, text in os.environ.items() if not name.startswith("JAX_NUMPY_")}
+        environment = {**own, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.popen = subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1
         )
