@@ -101,7 +101,7 @@ def test_jax_is_changed_by_a_session_or_the_first_trace_and_not_by_the_import(be
         assert changed - {f"uncacheable {core.call_p}"} == CHANGED  # newer versions cache no calls by themselves
 
 
-HEAD = """# What of JAX is changed
+HEAD = """# Changes to JAX
 
 JAX has no hook for most of what sums over hosts need, so these parts of it are changed. Importing `jax_passing` changes
 nothing: `jax_passing._compat.patches.install` does, when a session begins or when one of our functions is first traced,
@@ -116,7 +116,7 @@ This page is made of the table in `jax_passing/_compat/patches.py`.
 """
 
 OFFERED = """
-## What newer versions of JAX and XLA offer, and why we don't use it
+## Offers of newer versions of JAX and XLA, and why we don't use them
 
 | What | Why not |
 |---|---|
