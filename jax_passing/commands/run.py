@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jax_passing.commands.launch import SwitchOption
 from jax_passing.errors import ConfigError
 
 
@@ -30,14 +31,7 @@ def run(
         ),
     ] = "2",
     devices_per_host: Annotated[int, typer.Option(min=1, help="Give each host so many CPU devices.")] = 1,
-    switch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT,...",
-            help="Sum through these switches, which run already.",
-            show_default="one started here",
-        ),
-    ] = None,
+    switch: SwitchOption = None,
     restarts: Annotated[
         int, typer.Option(min=0, help="Start hosts that die again, so many times in all; an elastic session goes on.")
     ] = 0,

@@ -192,28 +192,28 @@ class Stream(asyncio.BufferedProtocol):
             self._is_by_tls = self._begins_tls(received[0])
             if self._transport.is_closing():
                 return
-        self._lines.add(self._decrypted(received) if self._is_by_tls else received)
+        self._add(received)
         self._hear()
+
+    def _add(self, received: bytes) -> None:
+        self._lines.add(self._decrypted(received) if self._is_by_tls else received)
 
     def _hear_rest(self) -> None:
         """Hears what the other said before it hung up: it says why then, and asyncio, which failed to write, won't read
         it any more."""
         descriptor = self._transport.get_extra_info("socket").fileno()  # open until this is over
-        received = b""
         while self._has_begun and self._conversation is not None:
-            if received:
-                self._lines.add(self._decrypted(received) if self._is_by_tls else received)
-            while self._conversation is not None:
-                line = self._lines.next(self._conversation.line_bytes_max)
-                if line is None:
-                    break
+            line = self._lines.next(self._conversation.line_bytes_max)
+            if line is not None:
                 self._conversation.heard(line)
+                continue
             try:
                 received = os.read(descriptor, READ_BYTES)
             except OSError:  # there is nothing more
                 return
             if not received:
                 return
+            self._add(received)
 
     def _begins_tls(self, first: int) -> bool:
         """Says whether the other speaks TLS. If it may not, the connection is over."""

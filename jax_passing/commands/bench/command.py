@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jax_passing.commands.launch import SwitchOption
 from jax_passing.commands.quantities import parse_bytes, parse_dtype
 from jax_passing.config import PREFIX
 from jax_passing.errors import ConfigError
@@ -19,14 +20,7 @@ def bench(
         int | None,
         typer.Option("--devices-per-host", "-g", min=1, help="Give each host so many CPU devices.", show_default="1"),
     ] = None,
-    switch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT,...",
-            help="Sum through these switches, which run already.",
-            show_default="one started here",
-        ),
-    ] = None,
+    switch: SwitchOption = None,
     min_bytes: Annotated[
         int, typer.Option("--min-bytes", "-b", parser=parse_bytes, metavar="BYTES", help="Begin with this size.")
     ] = "1K",  # type: ignore[assignment]
