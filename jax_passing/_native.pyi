@@ -141,6 +141,9 @@ def attach(
 def detach() -> None:
     """Undoes attach; calls of handlers fail with NotInitializedError from then on."""
 
+def unfinished_handles() -> dict[str, int]:
+    """Counts the handles of sums that aren't finished, by the name of the sum."""
+
 def forget_in_child() -> None:
     """In a process that was forked: calls of handlers fail with PassingError from now on. Waits for nothing."""
 

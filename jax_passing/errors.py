@@ -92,6 +92,11 @@ class ThreadError(PassingError):
     """Two threads dispatch programs with sums, without an order between them that all hosts share."""
 
 
+class HandleError(PassingError):
+    """A handle of `psum_start` was used twice, is left from a session that is over, or was calculated with; or too many
+    of them aren't finished."""
+
+
 class AcceleratorError(PassingError):
     """The driver of a GPU is missing or refused what a sum needs, or XLA moved the arrays of a sum that was running."""
 

@@ -87,6 +87,13 @@ def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
     return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=aval.mat.varying.union(axes)))
 
 
+def type_here(shape: Sequence[int], dtype: Any, axes: Sequence[Axis] = ()) -> Aval:
+    """Returns the type of an array in the mesh around, which varies over `axes`."""
+    aval = jax.core.ShapedArray(tuple(shape), dtype)
+    sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
+    return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=frozenset(axes)))
+
+
 def pvary(x: Any, axes: frozenset[Axis]) -> Any:
     """Casts from invariant to varying over `axes`."""
     return core.pvary(x, tuple(sorted(axes))) if axes else x

@@ -27,6 +27,8 @@ struct Call {
   std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};
   // Null, or told how many elements, counted alike, have their sums in the outputs already: Sum::written.
   std::function<void(uint64_t elements)> written{};
+  // Null, or called on the pool once all calls have come and the sum has its name, before `done`.
+  std::function<void()> started{};
   std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
 };
 

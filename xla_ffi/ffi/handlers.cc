@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/cpu_handler_state.h"
+#include "ffi/future_handlers.h"
 #include "ffi/handler_parts.h"
 #include "ffi/instance.h"
 #include "ffi/rendezvous.h"
@@ -16,15 +18,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-struct State {
-  static ffi::TypeId id;
-  explicit State(SumSpec spec) : instance(std::move(spec)) {}
-  Instance instance;
-};
-ffi::TypeId State::id = XLA_FFI_UNKNOWN_TYPE_ID;
-constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<State>();
+constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<CpuState>();
 
-ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
+ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
                     ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
                     ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums) {
   *after->typed_data() = 0;
@@ -45,12 +41,12 @@ ffi::Future Execute(State* state, ffi::RunId run_id, int32_t device, ffi::Buffer
       promise.SetAvailable();
     }
   };
-  Rendezvous::Get().Arrive(state->instance.SiteOf(position.typed_data()[0]), std::move(call));
+  Rendezvous::Get().Arrive(state->instance->SiteOf(position.typed_data()[0]), std::move(call));
   return future;
 }
 
-ffi::Error Visit(State* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
-  if (const auto executable = state->instance.executable()) {
+ffi::Error Visit(CpuState* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (const auto executable = state->instance->executable()) {
     Rendezvous::Get().Visit(executable, static_cast<int32_t>(run_id.run_id), device);
   }
   return ffi::Error::Success();
@@ -77,7 +73,7 @@ ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Suc
 
 constexpr auto kPsum = [] {
   return ffi::Ffi::Bind()
-      .Ctx<ffi::State<State>>()
+      .Ctx<ffi::State<CpuState>>()
       .Ctx<ffi::RunId>()
       .Ctx<ffi::DeviceOrdinal>()
       .Arg<ffi::BufferR1<ffi::S32>>()
@@ -89,7 +85,7 @@ constexpr auto kPsum = [] {
 };
 constexpr auto kVisit = [] {
   return ffi::Ffi::Bind()
-      .Ctx<ffi::State<State>>()
+      .Ctx<ffi::State<CpuState>>()
       .Ctx<ffi::RunId>()
       .Ctx<ffi::DeviceOrdinal>()
       .RemainingArgs()
@@ -101,18 +97,23 @@ constexpr auto kWorldSize = [] { return ffi::Ffi::Bind().Ret<ffi::BufferR0<ffi::
 
 }  // namespace
 
+ffi::TypeId CpuState::id = XLA_FFI_UNKNOWN_TYPE_ID;
+
 XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame) {
   return Handle<[] { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().To(Hold); }>(frame);
 }
 
 Platform CpuPlatform() {
-  return {.calls = {{"passing_psum", Handle<kPsum>, Instantiate<State>},
-                    {"passing_visit", Handle<kVisit>, Instantiate<State>},
+  return {.calls = {{"passing_psum", Handle<kPsum>, Instantiate<CpuState>},
+                    {"passing_visit", Handle<kVisit>, Instantiate<CpuState>},
                     {"passing_rank", Handle<kRank>},
                     {"passing_world_size", Handle<kWorldSize>},
-                    {"passing_hold", HoldExecute}},
+                    {"passing_hold", HoldExecute},
+                    {"passing_psum_start", StartExecute, InstantiateStart},
+                    {"passing_keep", KeepExecute, InstantiateKeep},
+                    {"passing_take", TakeExecute}},
           .state_name = "passing_psum_instance",
-          .state_id = &State::id,
+          .state_id = &CpuState::id,
           .state_info = &kStateTypeInfo};
 }
 

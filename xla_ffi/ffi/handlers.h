@@ -1,4 +1,4 @@
-// The custom calls as XLA sees them. No other files know XLA but this, cuda_handlers and handler_parts.
+// The custom calls as XLA sees them. No other files know XLA but *handler*.
 #ifndef XLA_FFI_FFI_HANDLERS_H_
 #define XLA_FFI_FFI_HANDLERS_H_
 
@@ -37,6 +37,8 @@ struct Platform {
 // that the hosts' programs are alike.
 //
 // "passing_world_size". The same of the number of hosts, for programs that run in worlds of any size.
+//
+// "passing_psum_start", "passing_keep", "passing_take": future_handlers.h.
 //
 // "passing_hold". Operands: any number, and more to wait for; results: the former, in place.
 Platform CpuPlatform();

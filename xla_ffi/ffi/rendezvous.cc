@@ -58,6 +58,7 @@ void Rendezvous::Detach() {
   watch.join();
   const Failure failure = ShutDown();
   for (auto& gathering : open) Finish(pool_, gathering, &failure);
+  handles_.EndSession();
 }
 
 std::optional<Failure> Rendezvous::Refuse(const SumSite& site, const Call& call, bool& fatal) {
@@ -156,6 +157,9 @@ void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const Sum
     FailSession(*failure);
     Finish(pool_, gathering, failure);
     return;
+  }
+  for (Call& call : gathering->calls) {
+    if (call.started) pool_.Run(std::exchange(call.started, nullptr));
   }
   Sum& sum = std::get<Sum>(made);
   sum.done = [this, gathering](const Failure* failure) { Finish(pool_, gathering, failure); };

@@ -17,6 +17,7 @@
 #include "ffi/gathering.h"
 #include "ffi/instance.h"
 #include "ffi/staged_start.h"
+#include "ffi/sum_handles.h"
 #include "ffi/sum_names.h"
 #include "host/sums/sum.h"
 
@@ -64,6 +65,9 @@ class Rendezvous {
   };
   std::optional<Attached> attached();
 
+  // Sums whose calls ended when they had started. They end with the attachment.
+  SumHandles& handles() { return handles_; }
+
  private:
   static std::atomic<Rendezvous*>& OfProcess();
 
@@ -80,6 +84,7 @@ class Rendezvous {
   void Watch();
 
   CompletionPool& pool_;
+  SumHandles handles_;
   StagedStarts staged_starts_{pool_, [this](const Failure& failure) { FailSession(failure); }};
   std::mutex mutex_;
   std::optional<Attachment> attachment_;

@@ -1,6 +1,7 @@
 // Binds what Python needs to run sums in this process: attach, detach, the handlers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -135,6 +136,7 @@ void BindFfi(nb::module_& m) {
         CudaSums::Get().ReleaseIdle();
       },
       nb::call_guard<nb::gil_scoped_release>());
+  m.def("unfinished_handles", [] { return Rendezvous::Get().handles().Unfinished(); });
   m.def("forget_in_child", &Rendezvous::ForgetInChild);
 
   nb::class_<HostProgram>(m, "HostProgram")

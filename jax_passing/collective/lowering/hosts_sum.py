@@ -1,7 +1,7 @@
 """How a sum over the hosts is lowered: what is the same on all platforms."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +28,8 @@ class HostsSum(NamedTuple):
     Attributes:
       mesh, axes: over which it goes.
       site: names it.
-      avals: types of its leaves, none empty.
-      avals_out: types of the leaves' sums.
+      carried: indices of its leaves among those of the call: none is empty.
+      avals: types of its leaves.
       placement: which devices add up.
       spans: whether the mesh spans processes, and JAX tells which.
       spec: its description for the handlers, without what only GPUs need.
@@ -38,8 +38,8 @@ class HostsSum(NamedTuple):
     mesh: meshes.LoweringMesh
     axes: Axes
     site: Site
+    carried: list[int]
     avals: list[Any]
-    avals_out: list[Any]
     placement: Placement
     spans: bool
     spec: SumSpec
@@ -62,11 +62,22 @@ def rule(emit: Emit, *, on_gpu: bool = False) -> Callable[..., Sequence[Any]]:
     return functools.partial(_lower, emit, on_gpu)
 
 
-def _lower(
-    emit: Emit,
-    on_gpu: bool,
+def _lower(emit: Emit, on_gpu: bool, ctx: mlir.LoweringRuleContext, *leaves: Any, **params: Any) -> Sequence[Any]:
+    """passing_psum.py says what the parameters are."""
+    total = describe(ctx, **params)
+    if isinstance(total, Placement):
+        return lower_local(ctx, leaves, total, params)
+    if total is None:
+        return leaves
+    result = list(leaves)
+    for i, value in zip(total.carried, lower_in_turn(emit, ctx, total, leaves, on_gpu=on_gpu), strict=True):
+        result[i] = value
+    return result
+
+
+def describe(
     ctx: mlir.LoweringRuleContext,
-    *leaves: Any,
+    *,
     axes: Axes,
     over_hosts: bool | None,
     vmapped: bool,
@@ -74,25 +85,25 @@ def _lower(
     device_ranks: int,
     op: str,
     site: Site,
-) -> Sequence[Any]:
-    """passing_psum.py says what the parameters are."""
+) -> HostsSum | Placement | None:
+    """Returns the sum; if it stays inside each host, where its devices are; None if all leaves are empty. The
+    parameters are those of the primitive (passing_psum.py)."""
     if over_hosts is None:
         raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.location}")
     mesh, order = meshes.lowering_mesh(ctx), BlockOrder.of(ctx)
     key = ("placement", *mesh.axis_sizes.items(), mesh.manual_axes, axes, world_size, over_hosts)
     placement: Placement = order.share(key, lambda: _placement(mesh, axes, world_size, over_hosts))
     if placement.local and not over_hosts:
-        return _lower_local(ctx, leaves, axes, placement, world_size, op)
+        return placement
     avals_in: Sequence[Any] = ctx.avals_in
     carried = [i for i, aval in enumerate(avals_in) if aval.size > 0]
     if not carried:
-        return leaves
+        return None
     _check_stream(site, mesh, world_size)
     flat = device_ranks > 0
     if flat:
         _check_flat(placement, axes, device_ranks)
     avals = [avals_in[i] for i in carried]
-    avals_out = [ctx.avals_out[i] for i in carried]
     spans = placement.process_count > 1 and mesh.devices is not None
     spec = SumSpec(
         **_names(ctx, site.only(carried), [type_text(aval) for aval in avals], axes, op, flat),
@@ -106,15 +117,19 @@ def _lower(
         conditional=in_control_flow(),
         devices=",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     )
-    total = HostsSum(mesh, axes, site, avals, avals_out, placement, spans, spec)
-    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
-    turn = order.enter(ctx, site, spec.site, size_bytes, on_gpu=on_gpu)
-    after, sums = emit(ctx, total, [leaves[i] for i in carried], turn)
-    turn.order.leave(turn, after, sums)
-    result = list(leaves)
-    for i, value in zip(carried, sums, strict=True):
-        result[i] = value
-    return result
+    return HostsSum(mesh, axes, site, carried, avals, placement, spans, spec)
+
+
+def lower_in_turn(
+    emit: Emit, ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], *, on_gpu: bool = False
+) -> Sequence[Any]:
+    """Lowers the calls of a sum, in the order of the program, and returns their results. `leaves`: all of the call."""
+    order = BlockOrder.of(ctx)
+    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in total.avals)
+    turn = order.enter(ctx, total.site, total.spec.site, size_bytes, on_gpu=on_gpu)
+    after, results = emit(ctx, total, [leaves[i] for i in total.carried], turn)
+    turn.order.leave(turn, after, results)
+    return results
 
 
 def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, over_hosts: bool) -> Placement:
@@ -221,20 +236,17 @@ def _site_name(site: Site, types: Sequence[str], axes: Axes, flat: bool) -> str:
     return name.replace("\n", " ")  # a spec has a line for it
 
 
-def _lower_local(
-    ctx: mlir.LoweringRuleContext,
-    leaves: Sequence[Any],
-    axes: Axes,
-    placement: Placement,
-    world_size: int | None,
-    op: str,
+def lower_local(
+    ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], placement: Placement, params: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Lowers JAX's own sum, over an axis of a mesh that lies inside each process."""
+    axes: Axes = params["axes"]
     scope = scopes.current()
-    if placement.process_count == 1 and world_size != 1 and axes and scope is not None and not scope.axis_names:
+    alone = params["world_size"] == 1
+    if placement.process_count == 1 and not alone and axes and scope is not None and not scope.axis_names:
         raise ConfigError(undeclared(axes))
     if placement.member_count == 1:
         return leaves
-    reduce = {"sum": jax_collectives.psum, "max": jax_collectives.pmax}[op]
+    reduce = {"sum": jax_collectives.psum, "max": jax_collectives.pmax}[params["op"]]
     lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
     return lowered

@@ -111,7 +111,7 @@ def _transpose(
     given = [cotangents[i] for i in moving]
     if primitive is passing_psum_invariant_p:
         # The sum is one value that every device and host shares, so its cotangent is each one's own.
-        given = _cast(given, axes, site.only(moving, "t"), params)
+        given = cast_back(given, axes, site.only(moving, "t"), params)
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
         step = LOSS if all(map(jaxprs.is_constant, given)) else "t"
@@ -121,7 +121,8 @@ def _transpose(
     return result
 
 
-def _cast(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
+def cast_back(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
+    """Returns the cotangents of what was summed over `axes`, where those of the sums are the same on all devices."""
     if named_axes.check_vma():
         return [named_axes.pvary(cotangent, named_axes.must_vary(axes)) for cotangent in cotangents]
     along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
@@ -140,23 +141,31 @@ def declared_here(axis: Any, over_hosts: bool | None) -> bool:
     return bool(over_hosts) and scope is not None and axis in scope.axis_names
 
 
+def sum_batch(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], axes: Axes, params: dict[str, Any]
+) -> tuple[list[Any], Axes, dict[str, Any]]:
+    """Carries out a sum over a vmap's axis, one of `axes`. Returns its results, and the axes and parameters of what is
+    left of the sum."""
+    if params["op"] == "max":
+        given = [leaf if dim is None else jnp.max(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
+    else:
+        given = [
+            leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+    if declared_here(axis_data.name, params["over_hosts"]):
+        # All hosts must have as many elements.
+        params = {**params, "vmapped": True, "site": replace(params["site"], vmapped=axis_data.size)}
+    return given, tuple(axis for axis in axes if axis != axis_data.name), params
+
+
 def _batch(
     primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     if axis_data.name not in axes:
         return primitive.bind(*leaves, axes=axes, **params), dims
-    if params["op"] == "max":
-        leaves = [leaf if dim is None else jnp.max(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
-    else:
-        leaves = [
-            leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
-            for leaf, dim in zip(leaves, dims, strict=True)
-        ]
-    if declared_here(axis_data.name, params["over_hosts"]):
-        params["vmapped"] = True
-        params["site"] = replace(params["site"], vmapped=axis_data.size)  # of which all hosts must have as many
-    rest = tuple(axis for axis in axes if axis != axis_data.name)
-    return primitive.bind(*leaves, axes=rest, **params), [None] * len(leaves)
+    given, rest, params = sum_batch(axis_data, leaves, dims, axes, params)
+    return primitive.bind(*given, axes=rest, **params), [None] * len(given)
 
 
 for _primitive in (passing_psum_p, passing_psum_invariant_p):

@@ -11,6 +11,8 @@ import jax
 from jax_passing._compat import process
 from jax_passing.collective.naming.sum_spec import beginning, values_of
 
+_CALL = 'custom_call_target="passing_psum(?:_start)?"'  # of a sum, by FFI
+
 
 def fingerprint_of_module(program: str, ordinal: int) -> str | None:
     """Returns a digest of the newest executable of a module, and a summary for people:
@@ -19,9 +21,7 @@ def fingerprint_of_module(program: str, ordinal: int) -> str | None:
     The text is that of the scheduled module, after all of XLA's passes: it decides in which order XLA makes the copies
     of a call. The digest leaves out where sources lie, and the ordinal.
     """
-    of_module = re.compile(
-        rf'custom_call_target="passing_psum"[^\n]*\bspec = "{re.escape(_escaped(beginning(program, ordinal)))}'
-    )
+    of_module = re.compile(_CALL + rf'[^\n]*\bspec = "{re.escape(_escaped(beginning(program, ordinal)))}')
     for device in (jax.local_devices(backend="cpu")[0], *process.cuda_devices()[:1]):
         for executable in device.client.live_executables():
             for module in executable.hlo_modules():
@@ -47,7 +47,7 @@ def streams(compiled: Any) -> frozenset[str]:
 
 def _identities(text: str) -> list[dict[str, Any]]:
     """Returns what tells the sums apart that are called by FFI."""
-    specs = re.findall(r'custom_call_target="passing_psum"[^\n]*?\bspec = "((?:[^"\\]|\\.)*)"', text)
+    specs = re.findall(_CALL + r'[^\n]*?\bspec = "((?:[^"\\]|\\.)*)"', text)
     return [json.loads(values_of(_unescaped(spec))["identity"]) for spec in specs]
 
 

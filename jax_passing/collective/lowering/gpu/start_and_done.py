@@ -48,7 +48,7 @@ def _emit(
         gpu_slices=_ints(np.zeros_like(roles.gpus) if slices is None else slices.numbers),
     )
     if slices is None:
-        own = ctx.replace(avals_in=total.avals, avals_out=total.avals_out)
+        own = ctx.replace(avals_in=total.avals, avals_out=total.avals)
         return _start_and_done(own, turn.before, leaves, spec, total.has_side_effect)
     own = ctx.replace(avals_in=[slices.aval], avals_out=[slices.aval])
     given = in_host.scatter(ctx, slices, total.avals, leaves)

@@ -1,0 +1,224 @@
+"""`psum_start` starts a sum, `psum_done` waits for it: in between, and between two programs, the sum goes on by itself.
+
+A handle stands for the sum. It goes through programs as any value does; its arrays are numbers by which this process
+finds what it keeps for the sum (primitives/handles.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_passing._compat import jax_collectives, named_axes
+from jax_passing.collective.axes import Axes, Extent, as_axes, extent, require_session
+from jax_passing.collective.naming.sites import Site, new_site, paths_of
+from jax_passing.collective.primitives import handles
+from jax_passing.collective.primitives.bucketed_sum import check_bucket_bytes, check_strategy
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
+from jax_passing.collective.primitives.handles import LeafType
+from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
+from jax_passing.errors import ConfigError, HandleError
+
+
+class _Kind(NamedTuple):
+    """What two handles of sums of like trees have in common: the tree's structure, its leaves, and how they are
+    summed."""
+
+    treedef: Any
+    types: tuple[LeafType, ...]
+    axes: Axes
+    strategy: str | None
+    bucket_bytes: int
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return paths_of(jax.tree.unflatten(self.treedef, range(len(self.types))))
+
+    def buckets(self) -> list[list[int]]:
+        sizes = [int(np.prod(each.shape, dtype=np.int64)) * each.dtype.itemsize for each in self.types]
+        leaves = [Leaf(t.dtype, size, path) for t, size, path in zip(self.types, sizes, self.paths, strict=True)]
+        return make_buckets(leaves, self.bucket_bytes)
+
+
+@dataclass(frozen=True)
+class PsumHandle:
+    """A sum that was started. Made by `psum_start` and `no_sum`; a pytree.
+
+    Its leaves are a float32 for each bucket of the sum. They are to be carried as they are, and mean nothing to other
+    processes, or in other sessions.
+    """
+
+    _tokens: tuple[Any, ...]
+    _kind: _Kind
+
+    def __repr__(self) -> str:
+        return f"<jax_passing.PsumHandle of {len(self._kind.types)} arrays over {', '.join(map(str, self._kind.axes))}>"
+
+
+def _flatten(handle: PsumHandle) -> tuple[tuple[Any, ...], _Kind]:
+    return handle._tokens, handle._kind
+
+
+jax.tree_util.register_pytree_node(PsumHandle, _flatten, lambda kind, tokens: PsumHandle(tuple(tokens), kind))
+
+
+def psum_start(
+    tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> PsumHandle:
+    """Starts the sum of each array of `tree`, as `psum` sums them, and returns without waiting for other hosts.
+
+    The sum goes on while the program does other things, and after it has ended: the handle may be returned from a
+    jitted step and given to a later one, carried by a loop, or stored in an optimizer's state. `psum_done(handle)`
+    waits for the sums. Each handle is finished once; at most 64 of one call can be unfinished, as each keeps a copy of
+    its arrays for every device of the host. All hosts start the same sums in the same order, as with `psum`; they may
+    finish them in any order. The gradient is that of `psum`, and its sums are started and finished apart too.
+
+    Args:
+      tree: as for `psum`; Python numbers are arrays here.
+      axis_name: as for `psum`.
+      strategy: as for `psum`; not "native", as `jax.lax.psum` can't be started apart.
+      bucket_bytes: as for `psum`.
+
+    Returns: A handle: a pytree of float32 scalars, the same on all devices (for jax.shard_map, P()).
+
+    Raises:
+      ConfigError: the strategy is "native"; and as `psum`.
+      HandleError: when it runs, too many handles of this call aren't finished.
+      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: as `psum`.
+    """
+    check_bucket_bytes(bucket_bytes)
+    along = extent(axis_name)
+    wanted = _check_strategy(strategy, along)
+    leaves, treedef = jax.tree.flatten(tree)
+    paths = paths_of(tree)
+    in_host = _in_host(along)
+    arrays = (
+        _sums_in_host(leaves, paths, along)
+        if in_host
+        else [summand(leaf, along.axes, "psum_start", path) for leaf, path in zip(leaves, paths, strict=True)]
+    )
+    summed_over = _summed_over(along.axes)
+    types = tuple(LeafType.of(jax.typeof(array), summed_over) for array in arrays)
+    kind = _Kind(treedef, types, along.axes, strategy, bucket_bytes)
+    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start")
+    how = handles.summing(along, wanted)
+    tokens = []
+    for members, bucket in _sites(kind, site):
+        given = [arrays[i] for i in members]
+        if in_host:
+            tokens.append(handles.keep(given, bucket))
+        else:
+            tokens.append(handles.start(given, how, bucket, invariant=bool(_summed_over(along.axes))))
+    return PsumHandle(tuple(tokens), kind)
+
+
+def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
+    """Waits for the sums that `psum_start` started, and returns them.
+
+    Args:
+      handle: what `psum_start` or `no_sum` returned; it can't be used again.
+      after: arrays, in a tree, that are computed first. In one program the compiler decides when to wait, unless this
+        says it: `psum_done(handle, after=grads)` waits behind the backward pass.
+
+    Returns: What `psum` of the tree would have returned, bit for bit; zeros for a handle of `no_sum`.
+
+    Raises:
+      HandleError: this is no handle. When it runs: the handle was used before, belongs to a session that is over, or
+        something was calculated with it.
+      NotInitializedError, ThreadError, NameError: as `psum`.
+    """
+    if not isinstance(handle, PsumHandle):
+        raise HandleError(
+            f"psum_done takes what jax_passing.psum_start or no_sum returned, not {type(handle).__name__}: give it the "
+            "handle itself, not its arrays or a tree of handles (jax.tree.map over those)."
+        )
+    kind = handle._kind
+    along = extent(kind.axes)
+    if along.axes:
+        require_session(along, "psum_done")
+    wanted = _check_strategy(kind.strategy, along)
+    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start")
+    back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
+    sums: list[Any] = [None] * len(kind.types)
+    others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
+    for token, (members, bucket) in zip(handle._tokens, _sites(kind, site), strict=True):
+        types = [_type_here(kind.types[i]) for i in members]
+        for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):
+            sums[i] = each
+    return jax.tree.unflatten(kind.treedef, sums)
+
+
+def no_sum(
+    tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> PsumHandle:
+    """Returns the handle of no sum, for the place of a handle before there is one: `psum_done` of it gives zeros at
+    once, on each host by itself, as often as it is asked.
+
+    Args:
+      tree: arrays, or whatever has their shapes and dtypes (jax.ShapeDtypeStruct), as will be given to `psum_start`.
+      axis_name, strategy, bucket_bytes: as will be given to `psum_start`. The axis needn't be bound here.
+
+    Returns: A handle with the structure of `psum_start(tree, axis_name)`.
+
+    Raises:
+      UnsupportedDtypeError, ConfigError: as `psum_start`.
+    """
+    check_bucket_bytes(bucket_bytes)
+    leaves, treedef = jax.tree.flatten(tree)
+    axes = as_axes(axis_name)
+    summed_over = _summed_over(axes)
+    types = []
+    for leaf, path in zip(leaves, paths_of(tree), strict=True):
+        aval = (
+            jax.typeof(jnp.asarray(leaf))
+            if not hasattr(leaf, "shape")
+            else jax.core.ShapedArray(leaf.shape, leaf.dtype)
+        )
+        if isinstance(leaf, jax.core.Tracer):
+            aval = jax.typeof(leaf)
+        check_dtype(f"psum_start of {aval.dtype.name}", aval.dtype, path, SUPPORTED_DTYPES)
+        dtype = np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
+        types.append(LeafType.of(aval, summed_over)._replace(dtype=dtype))
+    kind = _Kind(treedef, tuple(types), axes, strategy, bucket_bytes)
+    return PsumHandle(tuple(jnp.zeros((), np.float32) for _ in kind.buckets()), kind)
+
+
+def _check_strategy(strategy: str | None, along: Extent) -> str:
+    wanted = check_strategy(strategy, along)
+    if wanted == "native" and not _in_host(along):
+        raise ConfigError(
+            "strategy='native' is jax.lax.psum, which can't be started in one place and finished in another: say "
+            "psum_start(..., strategy='passing')."
+        )
+    return "passing" if wanted == "auto" else wanted
+
+
+def _in_host(along: Extent) -> bool:
+    """Tells whether JAX carries out the sum, within this process."""
+    return not along.axes or (along.local and along.suits_jax)
+
+
+def _summed_over(axes: Axes) -> frozenset[Any]:
+    """Returns those of `axes` over which the types of values say what varies."""
+    return named_axes.must_vary(axes) if named_axes.check_vma() else frozenset()
+
+
+def _sums_in_host(leaves: Sequence[Any], paths: Sequence[str], along: Extent) -> list[Any]:
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    for array, path in zip(arrays, paths, strict=True):
+        check_dtype(f"psum_start of {array.dtype.name}", array.dtype, path, SUPPORTED_DTYPES)
+    arrays = [array.astype(np.int32) if array.dtype == np.bool_ else array for array in arrays]
+    return jax_collectives.psum(arrays, along.axes) if along.axes else arrays
+
+
+def _sites(kind: _Kind, site: Site) -> list[tuple[list[int], Site]]:
+    """Returns the leaves, and the site, of each bucket."""
+    return [(members, replace(site.only(members), bucket=n)) for n, members in enumerate(kind.buckets())]
+
+
+def _type_here(leaf: LeafType) -> LeafType:
+    """Returns the type of a leaf in the code that is being traced, where types may not say what varies."""
+    return leaf if named_axes.check_vma() else leaf._replace(varying=())

@@ -1,0 +1,27 @@
+// What an instance of a custom call on CPU keeps.
+#ifndef XLA_FFI_FFI_CPU_HANDLER_STATE_H_
+#define XLA_FFI_FFI_CPU_HANDLER_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ffi/instance.h"
+#include "ffi/sum_handles.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace passing {
+
+struct CpuState {
+  static xla::ffi::TypeId id;
+  explicit CpuState(SumSpec spec) : instance(std::make_unique<Instance>(std::move(spec))) {}
+  explicit CpuState(std::unique_ptr<HandleCall> call) : handles(std::move(call)) {}
+
+  std::unique_ptr<Instance> instance;   // null where nothing is summed
+  std::shared_ptr<HandleCall> handles;  // null where no handles are made
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_FFI_CPU_HANDLER_STATE_H_
