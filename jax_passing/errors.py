@@ -122,6 +122,11 @@ class InsideHostWarning(UserWarning):
     right."""
 
 
+class UnfinishedHandlesWarning(UserWarning):
+    """A session ended while handles of `psum_start` weren't finished: their sums are gone. It isn't an error, as the last
+    sums of a pipeline may not be needed."""
+
+
 def names(ranks: Sequence[int]) -> str:
     """Lists ranks, which are in ascending order, for an error message: "ranks 1, 4 to 9"."""
     runs: list[list[int]] = []

@@ -24,7 +24,7 @@ from jax_passing.errors import ConfigError, HandleError
 
 
 class _Kind(NamedTuple):
-    """What two handles of sums of like trees have in common: the tree's structure, its leaves, and how they are
+    """Two handles of sums of like trees have this in common: the tree's structure, its leaves, and how they are
     summed."""
 
     treedef: Any

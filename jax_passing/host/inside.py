@@ -2,12 +2,9 @@
 it is said where one is traced, or when a session ends without sums."""
 
 import logging
-import sys
-import warnings
-from types import FrameType
 
-from jax_passing._compat.stacks import is_of_jax, is_of_package
 from jax_passing.errors import InsideHostWarning
+from jax_passing.host.users_line import warn_in_users_line
 
 log = logging.getLogger("jax_passing")
 
@@ -42,8 +39,9 @@ def stayed(what: str, *, doubtful: bool) -> None:
 
 def warn_of(what: str, remedy: str) -> None:
     """Warns of a collective that stays inside, though its axis continues over the hosts."""
-    _warn(
-        f"{what} stays inside this host, though init(axis_name=...) declares that the axis goes on over all. {remedy}"
+    warn_in_users_line(
+        InsideHostWarning,
+        f"{what} stays inside this host, though init(axis_name=...) declares that the axis goes on over all. {remedy}",
     )
 
 
@@ -58,27 +56,10 @@ def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:
         else "nothing was summed over the hosts: each of them has computed by itself."
     )
     noted = f" What stayed inside this host: {'; '.join(_noted)}." if _noted else ""
-    _warn(
+    warn_in_users_line(
+        InsideHostWarning,
         f"The session of {who} ends, but {made} "
         f"init(axis_name=...) declares {declares}.{noted} Sums go over the hosts if jax_passing makes them (psum, "
         "pmean, overlap ...), or jax.lax in a `with jax_passing.lax_over_hosts():`, and if their axis is one that "
-        "init(axis_name=...) declares, by the name that it has in shard_map, pmap or vmap."
-    )
-
-
-def _warn(message: str) -> None:
-    """In the user's line that led here."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (is_of_jax(frame.f_code) or is_of_package(frame.f_code)):
-        frame = frame.f_back
-    if frame is None:  # Python ends
-        warnings.warn(message, InsideHostWarning, stacklevel=1)
-        return
-    warnings.warn_explicit(
-        message,
-        InsideHostWarning,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        "init(axis_name=...) declares, by the name that it has in shard_map, pmap or vmap.",
     )

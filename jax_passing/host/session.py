@@ -25,7 +25,7 @@ from jax_passing.errors import (
     ThreadError,
     typed,
 )
-from jax_passing.host import inside, scope
+from jax_passing.host import inside, scope, unfinished_handles
 from jax_passing.host.control import Control
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.ranks import Links, Ranks
@@ -210,7 +210,8 @@ class Session:
         Quick after a failure. A second call does nothing. JAX functions that were dispatched are waited for, those
         that run later raise NotInitializedError.
 
-        Warns (InsideHostWarning) if there were other hosts, but nothing was summed over them.
+        Warns (InsideHostWarning) if there were other hosts, but nothing was summed over them; and
+        (UnfinishedHandlesWarning) if `psum_done` didn't take what `psum_start` started.
         """
         self._shut_down(abandon=None)
 
@@ -222,12 +223,14 @@ class Session:
             self._is_shut_down = True
             try:
                 self._leave(abandon)
+                unfinished = _native.unfinished_handles()
             finally:
                 self._close()
                 if _current is self:
                     _current = None
         if abandon is None and self._failure is None:
             self._warn_if_inside()
+            unfinished_handles.warn_of(unfinished)
 
     def _warn_if_inside(self) -> None:
         by_jax = jax.process_count() > 1  # its own sums may go over all processes, and aren't counted

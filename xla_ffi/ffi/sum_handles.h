@@ -121,7 +121,7 @@ class SumHandles {
                                                           const std::string& name);
   // A session is over: its handles are.
   void EndSession();
-  // How many handles aren't finished, by name of the sum.
+  // Counts the handles that aren't finished, by the name of their sum.
   std::map<std::string, size_t> Unfinished();
 
  private:
