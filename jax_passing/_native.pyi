@@ -100,8 +100,10 @@ class Transport:
         warn_s: float,
         deadline_s: float,
         check_key: bytes | None = None,
+        seed: int = 0,
     ) -> None:
-        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. Raises ValueError."""
+        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `seed`: of random rounding. Raises
+        ValueError."""
 
     def deliver_order_message(self, message: bytes) -> None: ...
     def note_stall(self, note: str) -> None: ...

@@ -35,6 +35,8 @@ SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this pre
 RANKS_MAX = 1024  # in a job, over all switches of a tree
 SHARDS_MAX = 64  # in a job, with one switch each
 STRATEGIES = ("passing", "flat", "native", "auto")
+WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
+RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, since a join has room for so many
 
 
@@ -156,6 +158,10 @@ class Settings:
     """How long to wait for the switch and the other ranks to appear."""
     strategy: Annotated[str, one_of(STRATEGIES)] = "passing"
     """The strategy of sums that name none: one of STRATEGIES."""
+    wire: Annotated[str, one_of(WIRES)] = "full"
+    """How floats of the sums that don't say so travel: one of WIRES."""
+    seed: Annotated[int, integer(0, 2**63 - 1)] = 0
+    """The seed of the random rounding of floats that travel as integers of a few bits."""
     link_gbit: Gbit | None = None
     """The rate of this host's link, for `auto`; None: as the network card says."""
     key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None

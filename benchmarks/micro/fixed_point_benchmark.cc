@@ -7,8 +7,10 @@
 // over and over, as the transport does it.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <array>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "host/numbers/fixed_point.h"
@@ -32,13 +34,16 @@ std::vector<uint8_t> Elements(DType dtype, size_t bytes) {
   return elements;
 }
 
-void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
+void Run(benchmark::State& state, Step step, DType dtype, Wire wire, bool cold) {
+  const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 2};
   const auto devices = static_cast<size_t>(state.range(0));
   const size_t bytes = kBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
   std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
-  // A chunk of 360 lanes, or a whole block for its exponent.
-  const LaneGroup group = LaneGroupOf(dtype, HeadroomBits(8));
-  const size_t chunk = step == Step::kExponent ? kBlockElements : 360 / group.lanes * group.elements;
+  // A chunk of 360 lanes, a block at most, or a whole block for its exponent.
+  const LaneGroup group = LaneGroupOf(format);
+  const size_t chunk =
+      step == Step::kExponent ? kBlockElements : std::min(kBlockElements, 360 / group.lanes * group.elements);
+  const int32_t scale = format.is_narrow() ? 0x3F8 : 1;  // the greatest element is below 1
   std::vector<uint8_t> lanes(4 * 360);
   std::array<const void*, kMaxDevices> inputs{};
   std::array<void*, kMaxDevices> outputs{};
@@ -47,11 +52,11 @@ void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
     for (size_t first = 0; first + chunk <= bytes / SizeOf(dtype); first += chunk) {
       for (size_t k = 0; k < devices; ++k) inputs[k] = outputs[k] = &buffers[k][first * SizeOf(dtype)];
       if (step == Step::kExponent) {
-        benchmark::DoNotOptimize(BlockExponent(dtype, {inputs.data(), devices}, chunk));
+        benchmark::DoNotOptimize(BlockExponent(format, {inputs.data(), devices}, chunk));
       } else if (step == Step::kEncode) {
-        benchmark::DoNotOptimize(EncodeLanes(dtype, {inputs.data(), devices}, chunk, 1, 1, lanes.data()));
+        benchmark::DoNotOptimize(EncodeLanes(format, {inputs.data(), devices}, chunk, scale, lanes.data()));
       } else {
-        DecodeLanes(dtype, lanes.data(), chunk, 1, 1, {outputs.data(), devices});
+        DecodeLanes(format, lanes.data(), chunk, scale, {outputs.data(), devices});
       }
       benchmark::ClobberMemory();
       elements += chunk;
@@ -64,18 +69,30 @@ void Run(benchmark::State& state, Step step, DType dtype, bool cold) {
 void RegisterAll() {
   const std::pair<const char*, Step> steps[] = {
       {"exponent", Step::kExponent}, {"encode", Step::kEncode}, {"decode", Step::kDecode}};
-  const std::pair<const char*, DType> dtypes[] = {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16},
-                                                  {"float16", DType::kFloat16}, {"float64", DType::kFloat64},
-                                                  {"int32", DType::kInt32},     {"int8", DType::kInt8},
-                                                  {"int64", DType::kInt64}};
+  struct Format {
+    const char* name;
+    DType dtype;
+    Wire wire = Wire::kFull;
+  };
+  const Format formats[] = {{"float32", DType::kFloat32},
+                            {"bfloat16", DType::kBFloat16},
+                            {"float16", DType::kFloat16},
+                            {"float64", DType::kFloat64},
+                            {"int32", DType::kInt32},
+                            {"int16", DType::kInt16},
+                            {"int8", DType::kInt8},
+                            {"int64", DType::kInt64},
+                            {"float32 as int16", DType::kFloat32, Wire::kInt16},
+                            {"float32 as int8", DType::kFloat32, Wire::kInt8},
+                            {"float32 as int4", DType::kFloat32, Wire::kInt4}};
   for (const auto& [step_name, step] : steps) {
-    for (const auto& [dtype_name, dtype] : dtypes) {
+    for (const auto& [format_name, dtype, wire] : formats) {
       if (step == Step::kExponent && !IsFloat(dtype)) continue;
       for (bool cold : {false, true}) {
         if (cold && dtype != DType::kFloat32) continue;
-        const std::string name = std::string(step_name) + "/" + dtype_name + (cold ? "/cold" : "/hot");
+        const std::string name = std::string(step_name) + "/" + format_name + (cold ? "/cold" : "/hot");
         auto* registered =
-            benchmark::RegisterBenchmark(name.c_str(), Run, step, dtype, cold)->ArgName("devices")->Arg(1);
+            benchmark::RegisterBenchmark(name.c_str(), Run, step, dtype, wire, cold)->ArgName("devices")->Arg(1);
         if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) registered->Arg(2)->Arg(4);
       }
     }

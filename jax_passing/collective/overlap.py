@@ -22,6 +22,7 @@ def overlap(
     *,
     has_aux: bool = False,
     strategy: str | None = None,
+    wire: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> Callable[Concatenate[_Params, _Rest], tuple[_Loss, _Params]]:
     """Does what `jax.value_and_grad` does for a loss that each device computes from its own part of the batch.
@@ -38,6 +39,7 @@ def overlap(
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
       strategy: how the gradients are summed, as for `psum`.
+      wire: how the gradients travel, as for `psum`. The loss is one number, and always travels "full".
       bucket_bytes: how many of them are summed together, as for `psum`.
 
     Returns:
@@ -54,7 +56,7 @@ def overlap(
         of_module = nnx is not None and isinstance(params, nnx.Module)
 
         def cast(tree: Any) -> Any:
-            return pvary(tree, axis_name, strategy=strategy, bucket_bytes=bucket_bytes)
+            return pvary(tree, axis_name, strategy=strategy, wire=wire, bucket_bytes=bucket_bytes)
 
         def share(params: Any) -> tuple[Any, Any]:
             result: Any
@@ -72,7 +74,7 @@ def overlap(
 
         transform = nnx.value_and_grad if of_module else jax.value_and_grad
         (loss, aux), gradients = transform(share, has_aux=True)(params)
-        loss = sum_of(loss, axis_name, strategy, DEFAULT_BUCKET_BYTES, "overlap")
+        loss = sum_of(loss, axis_name, strategy, "full", DEFAULT_BUCKET_BYTES, "overlap")
         return ((loss, aux) if has_aux else loss), gradients
 
     return value_and_grad

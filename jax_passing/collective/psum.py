@@ -7,14 +7,27 @@ import jax
 from jax_passing._compat import jax_collectives
 from jax_passing.collective.axes import axis_size, extent
 from jax_passing.collective.naming.sites import new_site, paths_of
-from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
+from jax_passing.collective.primitives.bucketed_sum import (
+    bucketed_sum,
+    check_bucket_bytes,
+    check_strategy,
+    check_wire,
+    is_number,
+)
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import summand
 
 _T = TypeVar("_T")
 
 
-def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
+def psum(
+    tree: _T,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> _T:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
     An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
@@ -30,6 +43,9 @@ def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes:
       strategy: how the sum is carried out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
         None: as the session says. See docs/train/collectives.md.
+      wire: how float32, float16, bfloat16 and complex64 travel: "full" (with up to 32 bits an element), "int16", "int8"
+        or "int4" (as integers of so many bits, rounded at random so that the sum is right on average; "int8" for at
+        most 127 ranks, "int4" for 7); None: as the session says. Other dtypes are always exact, or "full".
       bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
         as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
         result depends on it; it must be the same on all hosts.
@@ -42,15 +58,22 @@ def psum(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes:
       NotInitializedError: without `jax_passing.init`, when a program is compiled (or a Python number is summed).
       UnsupportedDtypeError: a leaf has another dtype.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
-      ConfigError: the strategy can't carry out this sum, or nothing says whether the axis goes on over the hosts; the
-        message says what to write.
+      ConfigError: the strategy or the wire can't carry out this sum, or nothing says whether the axis goes on over the
+        hosts; the message says what to write.
       ThreadError: another thread called `init`.
       NameError: an axis is not bound here.
     """
-    return sum_of(tree, axis_name, strategy, bucket_bytes, "psum")
+    return sum_of(tree, axis_name, strategy, wire, bucket_bytes, "psum")
 
 
-def pmean(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
+def pmean(
+    tree: _T,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> _T:
     """Takes the mean of each array of `tree` over the devices along `axis_name`, on all hosts.
 
     It is `psum`, divided by the number of these devices; so is its gradient.
@@ -59,6 +82,7 @@ def pmean(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
       tree: as for `psum`.
       axis_name: as for `psum`.
       strategy: as for `psum`.
+      wire: as for `psum`.
       bucket_bytes: as for `psum`.
 
     Returns:
@@ -70,16 +94,17 @@ def pmean(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
       UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
     """
     count = axis_size(axis_name)
-    return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, bucket_bytes, "pmean"))
+    return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, wire, bucket_bytes, "pmean"))
 
 
-def sum_of(tree: _T, axis_name: Any, strategy: str | None, bucket_bytes: int, function: str) -> _T:
+def sum_of(tree: _T, axis_name: Any, strategy: str | None, wire: str | None, bucket_bytes: int, function: str) -> _T:
     """Does what `psum` does, as part of `function`, which errors name."""
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     if not along.axes:
         return tree
     wanted = check_strategy(strategy, along)
+    wire = check_wire(wire, along, wanted)
     if along.local and along.suits_jax:
         return jax_collectives.psum(tree, along.axes)
     leaves, treedef = jax.tree.flatten(tree)
@@ -92,7 +117,8 @@ def sum_of(tree: _T, axis_name: Any, strategy: str | None, bucket_bytes: int, fu
         else:
             arrays[index] = summand(leaf, along.axes, function, paths[index])
     if arrays:
-        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[index] for index in arrays])
+        names = [paths[index] for index in arrays]
+        site = new_site(along.scope.stream, wanted, bucket_bytes, names, wire=wire)
         for index, result in zip(arrays, bucketed_sum(list(arrays.values()), along, site), strict=True):
             sums[index] = result
     return jax.tree.unflatten(treedef, sums)

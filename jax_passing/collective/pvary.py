@@ -15,7 +15,13 @@ from jax.interpreters import ad, batching, mlir
 from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Axes, Extent, extent
 from jax_passing.collective.naming.sites import Site, new_site, paths_of
-from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_bucket_bytes, check_strategy, is_number
+from jax_passing.collective.primitives.bucketed_sum import (
+    bucketed_sum,
+    check_bucket_bytes,
+    check_strategy,
+    check_wire,
+    is_number,
+)
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.jax_rules import transposed_by_shard_map
 from jax_passing.collective.primitives.passing_psum import (
@@ -30,7 +36,14 @@ from jax_passing.errors import ConfigError, GradientError
 _T = TypeVar("_T")
 
 
-def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> _T:
+def pvary(
+    tree: _T,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> _T:
     """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
 
     An axis goes where that of `psum` goes. The gradient with respect to what was cast is summed over all devices of
@@ -45,6 +58,7 @@ def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
         would add up all devices.
       axis_name: as for `psum`.
       strategy: how the gradients are summed, as for `psum`.
+      wire: how they travel, as for `psum`.
       bucket_bytes: how many of them are summed together, as for `psum`.
 
     Returns:
@@ -60,6 +74,7 @@ def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     wanted = check_strategy(strategy, along)
+    wire = check_wire(wire, along, wanted)
     leaves, treedef = jax.tree.flatten(tree)
     indices = [i for i, leaf in enumerate(leaves) if not is_number(leaf)]
     arrays = [jnp.asarray(leaves[i]) for i in indices]
@@ -70,7 +85,7 @@ def pvary(tree: _T, axis_name: Any, *, strategy: str | None = None, bucket_bytes
         cast = [named_axes.pvary(array, named_axes.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)
-        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices])
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices], wire=wire)
         of_sums = not named_axes.check_vma() and any(jaxprs.derivative_has_sums(leaves[i]) for i in indices)
         cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
     for index, array in zip(indices, cast, strict=True):

@@ -29,6 +29,8 @@ def init(
     warn_s: float | None = None,
     join_deadline_s: float | None = None,
     strategy: str | None = None,
+    wire: str | None = None,
+    seed: int | None = None,
     link_gbit: float | None = None,
     key_file: str | Path | None = None,
     check_sums: bool | None = None,
@@ -55,6 +57,9 @@ def init(
       warn_s: after what time to warn about it, and about hosts that don't join.
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/train/collectives.md).
+      wire: how floats travel in the sums that don't say so: "full", "int16", "int8" or "int4"
+        (docs/train/collectives.md).
+      seed: of the random rounding of "int16", "int8" and "int4". The same seed, program and inputs give the same bits.
       link_gbit: rate of this host's link to the switch, for "auto".
       key_file: file with the job's key, if the switch wants one (docs/operate/switches.md).
       check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a

@@ -178,6 +178,7 @@ class Membership:
             slots_per_shard=1 << max(0, (slots // len(shards)).bit_length() - 1),
             lanes_per_chunk=_agree("lanes of a chunk", shards, [welcome.lanes_per_chunk for welcome in welcomes]),
             check_key=self._check_key(welcomes),
+            seed=settings.seed,
             warn_s=settings.warn_s,
             deadline_s=settings.deadline_s,
         )

@@ -28,6 +28,7 @@ class Scope(NamedTuple):
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host; so may, without
         a warning, those of jax.lax.
       lax_over_hosts: jax.lax's collectives go over the hosts, too.
+      wire: how floats travel in sums that don't say so.
     """
 
     axis_names: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class Scope(NamedTuple):
     same_hashes: bool = False
     per_host_gradients: bool = False
     lax_over_hosts: bool = False
+    wire: str = "full"
 
     @property
     def alone(self) -> bool:

@@ -182,6 +182,7 @@ class Session:
                 self.device_ranks,
                 settings.strategy,
                 same_hashes=world_size == 1 or bool(alike.hash_seed()),
+                wire=settings.wire,
             )
         )
 

@@ -19,6 +19,7 @@ _ADVICE = {
     "world_size_min": "set the same in jax_passing.init(world_size_min=…) or JAX_PASSING_WORLD_SIZE_MIN",
     "standby": "list the same in jax_passing.init(standby=…) or JAX_PASSING_STANDBY",
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
+    "wire": "set the same in jax_passing.init(wire=…) or JAX_PASSING_WIRE",
     "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
     HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
@@ -35,6 +36,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
+        "wire": settings.wire,
         "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         DEVICES: str(device_count or ""),
         "world_size_min": str(settings.world_size_min or ""),

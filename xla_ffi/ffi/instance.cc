@@ -14,6 +14,7 @@ uint64_t HashOf(const SumSpec& spec) {
   hash.Add(spec.identity);
   hash.Add(static_cast<uint64_t>(spec.dtype));
   hash.Add(static_cast<uint64_t>(spec.op));
+  hash.Add(static_cast<uint64_t>(spec.wire));
   hash.Add(spec.member_count);
   hash.Add(spec.leaf_elements.size());
   for (const uint64_t count : spec.leaf_elements) hash.Add(count);
@@ -192,7 +193,8 @@ Instance::Instance(SumSpec spec)
                                                  .dtype = spec_->slice_elements ? Widened(spec_->dtype) : spec_->dtype,
                                                  .leaf_elements = spec_->leaf_elements,
                                                  .device_count = spec_->slice_elements ? 1 : spec_->local_member_count,
-                                                 .op = spec_->op})),
+                                                 .op = spec_->op,
+                                                 .wire = spec_->wire})),
       open_executable_(OpenExecutable::Add(this)) {}
 
 Instance::~Instance() { open_executable_->Remove(this); }

@@ -52,6 +52,12 @@ class Lines {
     if (text != "sum" && text != "max") throw Wrong(name, text);
     value = text == "max" ? Op::kMax : Op::kSum;
   }
+  void Take(std::string_view name, Wire& value) {
+    const std::string_view text = Value(name);
+    const auto wire = ParseWire(text);
+    if (!wire) throw Wrong(name, text);
+    value = *wire;
+  }
   void End() const {
     if (!rest_.empty()) throw Wrong("the end", rest_);
   }
@@ -80,6 +86,7 @@ SumSpec ParseSumSpec(std::string_view text) {
   lines.Take("site_name", spec.site_name);
   lines.Take("dtype", spec.dtype);
   lines.Take("op", spec.op);
+  lines.Take("wire", spec.wire);
   lines.Take("leaf_elements", spec.leaf_elements);
   lines.Take("member_count", spec.member_count);
   lines.Take("local_member_count", spec.local_member_count);
@@ -97,6 +104,7 @@ SumSpec ParseSumSpec(std::string_view text) {
   lines.Take("gpu_slices", spec.gpu_slices);
   lines.End();
   if (spec.op == Op::kMax && spec.dtype != DType::kInt32) throw Wrong("maxima of int32", text);
+  if (spec.wire != Wire::kFull && !MayBeNarrow(spec.dtype)) throw Wrong("floats on a narrow wire", text);
   for (const auto* each : {&spec.gpu_groups, &spec.gpu_members, &spec.gpu_slices}) {
     if (each->size() != spec.gpus.size()) throw Wrong("as many groups, members and slices as GPUs", text);
   }

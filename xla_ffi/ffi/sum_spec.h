@@ -24,6 +24,7 @@ struct SumSpec {
   std::string site_name{};
   DType dtype = DType::kFloat32;
   Op op = Op::kSum;
+  Wire wire = Wire::kFull;
   std::vector<uint64_t> leaf_elements{};
   uint32_t member_count = 1;
   uint32_t local_member_count = 1;

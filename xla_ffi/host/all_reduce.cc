@@ -38,7 +38,7 @@ void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
   Issue(std::make_unique<ElementPass>(std::move(sum), packets_.data_lanes_per_chunk(),
-                                      packets_.sharding().window_of_guesses(), packets_.headroom_bits(), now_us));
+                                      packets_.sharding().window_of_guesses(), packets_.rank(), now_us));
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
@@ -243,7 +243,7 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
 }
 
 void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
-  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_job(), packets_.headroom_bits(), lanes, flags);
+  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_job(), lanes, flags);
   stats_.flagged_chunks += flags != 0;
 }
 

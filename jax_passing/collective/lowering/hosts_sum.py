@@ -109,6 +109,7 @@ def describe(
         **_names(ctx, site.only(carried), [type_text(aval) for aval in avals], axes, op, flat),
         **_elements(avals),
         op=op,
+        wire=site.wire,
         member_count=placement.member_count * (world_size or 1 if over_hosts else 1),
         local_member_count=placement.local_member_count,
         replica_count=placement.replica_count,

@@ -30,6 +30,7 @@ class Site:
       function: what was called, and what must be the same on all hosts: "broadcast from 2".
       types: those of its leaves, where what travels has others.
       vmapped: size of the axis of vmap that continues over the hosts; 0 without one.
+      wire: how floats travel to the switch; "full" for other dtypes.
     """
 
     location: SourceLocation
@@ -43,6 +44,7 @@ class Site:
     function: str = "psum"
     types: tuple[str, ...] = ()
     vmapped: int = 0
+    wire: str = "full"
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
         """Returns the site of some of the leaves, a step further from the call."""
@@ -84,6 +86,7 @@ class Site:
             "stream": self.stream,
             "types": list(self.types),
             "vmapped": self.vmapped,
+            "wire": self.wire,
         }
 
 
@@ -109,6 +112,7 @@ def new_site(
     *,
     function: str = "psum",
     types: Sequence[str] = (),
+    wire: str = "full",
 ) -> Site:
     """Returns the site of a call of this package, or of JAX at `location`.
 
@@ -124,7 +128,9 @@ def new_site(
             counts = _counts.setdefault(trace, {})
             call = counts.get(location, 0)
             counts[location] = call + 1
-    return Site(location, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types))
+    return Site(
+        location, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types), wire=wire
+    )
 
 
 def paths_of(tree: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ class SumSpec:
       site_name: the name for people.
       dtype: the elements' type; a complex number is two elements.
       op: "sum" or "max".
+      wire: how floats travel: one of WIRES in config.py; "full" for other dtypes.
       leaf_elements: how many each leaf has.
       member_count: devices that are added up, over all hosts; with any world size, of each host.
       local_member_count: how many of these are in this process.
@@ -47,6 +48,7 @@ class SumSpec:
     site_name: str = ""
     dtype: str = "float32"
     op: str = "sum"
+    wire: str = "full"
     leaf_elements: tuple[int, ...] = ()
     member_count: int = 1
     local_member_count: int = 1

@@ -13,7 +13,7 @@ from jax_passing.collective.primitives import planner
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.hold import all_ready, hold, ready
 from jax_passing.collective.primitives.passing_psum import passing_psum_invariant_p, passing_psum_p
-from jax_passing.config import STRATEGIES
+from jax_passing.config import RANKS_MAX_OF_WIRE, STRATEGIES, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
 from jax_passing.settings_parser import did_you_mean
@@ -56,6 +56,39 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     return strategy
 
 
+def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
+    """Returns how floats travel in a call with this strategy. Raises ConfigError if it is unknown, or names a way that
+    the strategy hasn't."""
+    if wire is None:
+        return along.scope.wire
+    if wire not in WIRES:
+        raise ConfigError(f"Unknown wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
+    if wire != "full" and strategy == "native" and not along.local and not along.scope.alone:
+        raise ConfigError(
+            f"wire={wire!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, which sends "
+            "them itself: say strategy='passing' in this call, or leave out the wire."
+        )
+    return wire
+
+
+def _on_its_wire(site: Site, dtype: str, along: Extent) -> Site:
+    """Returns the site of a bucket of one dtype. Raises ConfigError if its wire can't carry a sum over so many ranks;
+    in an elastic session, where their number isn't known, the sum fails when it runs."""
+    if site.wire == "full" or dtype not in planner.NARROW_PARTS:
+        return replace(site, wire="full")
+    scope = along.scope
+    ranks = (scope.world_size or 1) * (scope.device_ranks if site.strategy == "flat" else 1)
+    if ranks > (most := RANKS_MAX_OF_WIRE[site.wire]):
+        wider = [wire for wire in WIRES[1:] if RANKS_MAX_OF_WIRE[wire] >= ranks]
+        others = " or ".join(f"wire={wire!r}" for wire in ["full", *wider])
+        raise ConfigError(
+            f"wire={site.wire!r} can sum over {most} ranks at most, as the sum of their integers must fit into "
+            f"{site.wire.removeprefix('int')} bits; this session has {ranks}. Use {others} for the sum at "
+            f"{site.location}."
+        )
+    return site
+
+
 def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
     """Groups the indices of the arrays, whose paths are `site.paths`, by the call that sums them."""
     leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
@@ -86,12 +119,14 @@ def bucketed_sum(
 
 def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool) -> Sequence[Any]:
     if site.strategy == "auto":
-        site = replace(site, strategy=_choice(along, operands))
+        site = replace(site, strategy=_choice(along, operands, site.wire))
     if site.strategy == "native":
         results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
         return results
     invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
     scope = along.scope
+    if along.over_hosts is not None:
+        site = _on_its_wire(site, operands[0].dtype.name, along)
     return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
         *operands,
         axes=along.axes,
@@ -104,7 +139,7 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_cast
     )
 
 
-def _choice(along: Extent, operands: list[Any]) -> str:
+def _choice(along: Extent, operands: list[Any], wire: str) -> str:
     """Returns what is fastest for a bucket. It depends on nothing that could differ between hosts."""
     current = session.current()
     world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
@@ -120,7 +155,7 @@ def _choice(along: Extent, operands: list[Any]) -> str:
     )
     elements = sum(operand.size for operand in operands)
     # Never flat: it sends what passing sends, once for each device.
-    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name)
+    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name, wire)
 
 
 def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:

@@ -119,11 +119,13 @@ def by_jax(along: Extent) -> bool:
     return along.suits_jax and (along.local or (along.over_hosts is False and along.scope.strategy == "native"))
 
 
-def site(function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing") -> Site:
+def site(
+    function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing", wire: str = "full"
+) -> Site:
     """Returns the site of a call with the leaves of `tree`, as `arrays`."""
     types = [type_text(jax.typeof(array)) for array in arrays]
     stream, paths = along.scope.stream, paths_of(tree)
-    return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types)
+    return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types, wire=wire)
 
 
 def equal_along(aval: Any, *, span: Span, **_: Any) -> Any:

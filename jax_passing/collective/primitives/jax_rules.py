@@ -49,7 +49,8 @@ def _cast(rule: Rule) -> Rule:
             return rule(cotangent, operand, axes=axes)
         location = location_of(stacks.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
-        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, ["cast of JAX"], location).only([0], "t")
+        path = "cast of JAX"
+        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, [path], location, wire=scope.wire).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
 
     return transpose

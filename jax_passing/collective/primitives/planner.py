@@ -15,10 +15,14 @@ Strategy = Literal["passing", "flat", "native"]
 PREDICTABLE: tuple[Strategy, ...] = ("passing", "flat", "native")
 
 LANE_BYTES = {
-    "bool": 4, "int8": 4, "int16": 4, "int32": 4, "int64": 12, "uint8": 4, "uint16": 4, "uint32": 4, "uint64": 12,
-    "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+    "bool": 4, "int8": 4 / 3, "int16": 8 / 3, "int32": 4, "int64": 12,
+    "uint8": 4 / 3, "uint16": 8 / 3, "uint32": 4, "uint64": 12, "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8,
+    "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes of an element on the wire to a switch (docs/internals/fixed_point.md); a bfloat16 of up to 128 ranks."""
+"""Bytes of an element on the wire "full" to a switch (docs/internals/fixed_point.md): of up to 16 ranks. More of them
+take more for int8 and uint8, from 129 on for bfloat16, from 258 on for int16 and uint16."""
+NARROW_PARTS = {"float32": 1, "float16": 1, "bfloat16": 1, "complex64": 2}
+"""How many integers of a narrow wire an element has there. Other dtypes travel "full"."""
 NATIVE_BYTES = {
     "bool": 4, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "bfloat16": 4, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
@@ -167,11 +171,20 @@ def _ring(cluster: Cluster, size_bytes: float) -> Prediction:
     return _prediction("native", waits_s, wire, resources)
 
 
-def predict(cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32") -> Prediction:
+def lane_bytes(dtype: str, wire: str = "full") -> float:
+    """Returns the bytes of an element on its way to a switch."""
+    if wire == "full" or dtype not in NARROW_PARTS:
+        return LANE_BYTES[dtype]
+    return int(wire.removeprefix("int")) / 8 * NARROW_PARTS[dtype]
+
+
+def predict(
+    cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32", wire: str = "full"
+) -> Prediction:
     """Predicts the time of one sum of so many elements of a dtype, on each device."""
     if strategy == "native":
         return _ring(cluster, elements * NATIVE_BYTES[dtype])
-    return _through_switch(cluster, strategy, elements * LANE_BYTES[dtype])
+    return _through_switch(cluster, strategy, elements * lane_bytes(dtype, wire))
 
 
 def parameter_servers(cluster: Cluster, elements: int) -> list[Prediction]:
@@ -182,9 +195,11 @@ def parameter_servers(cluster: Cluster, elements: int) -> list[Prediction]:
     return [replace(predict(where, "passing", elements), strategy=name) for name, where in named]
 
 
-def choose(cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32") -> Strategy:
+def choose(
+    cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32", wire: str = "full"
+) -> Strategy:
     """The candidate that takes least time; of equals the first of them."""
-    return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype).time_s)
+    return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype, wire).time_s)
 
 
 def ranks_max(cluster: Cluster) -> int:

@@ -112,4 +112,4 @@ class Hosts:
 def test_auto_follows_the_planner(hosts, over_hosts, chosen, monkeypatch):
     monkeypatch.setattr(bucketed_sum.session, "current", lambda: hosts)
     monkeypatch.setattr(Extent, "mesh_size", 16)
-    assert bucketed_sum._choice(extent(hosts.world_size, over_hosts), [jnp.ones(1 << 20)]) == chosen
+    assert bucketed_sum._choice(extent(hosts.world_size, over_hosts), [jnp.ones(1 << 20)], "full") == chosen

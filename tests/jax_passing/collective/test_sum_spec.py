@@ -15,6 +15,7 @@ SPEC = SumSpec(
     site_name="train.py:41:9 in step psum of bfloat16[3,4] over d",
     dtype="bfloat16",
     op="sum",
+    wire="int8",
     leaf_elements=(12, 70_000_000_000),
     member_count=8,
     local_member_count=4,

@@ -14,4 +14,17 @@ std::optional<DType> ParseDType(std::string_view name) {
   return std::nullopt;
 }
 
+namespace {
+constexpr std::string_view kWireNames[] = {"full", "int16", "int8", "int4"};
+}
+
+std::string_view NameOf(Wire wire) { return kWireNames[static_cast<size_t>(wire)]; }
+
+std::optional<Wire> ParseWire(std::string_view name) {
+  for (size_t i = 0; i < std::size(kWireNames); ++i) {
+    if (name == kWireNames[i]) return static_cast<Wire>(i);
+  }
+  return std::nullopt;
+}
+
 }  // namespace passing

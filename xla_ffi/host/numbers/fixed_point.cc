@@ -36,8 +36,13 @@
 //   Decoding: sum of hi times 2^k is exact, adding the sum of lo rounds once to 53 bits, and the product with 2^-s is
 //   exact, as above.
 //
-// Integers below 64 bits: one lane, zero-extended; the sum modulo 2^32 determines it modulo 2^8 and 2^16.
-// int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
+// Narrow wires of float32, float16 and bfloat16: narrow_lanes.h.
+//
+// int32 and uint32: one lane; exact modulo 2^32.
+// int8, uint8: three a lane at bits 0, 12 and 24 for H <= 16 (16 * 255 < 2^12), two at bits 0 and 16 for H <= 257 (257
+// * 255 < 2^16), else one. The highest may wrap: only its 8 bits count. int16, uint16: three in two lanes for H <= 257,
+// else one. The first and second are the upper halves, and may wrap; the third one's bytes are below them, and sum to
+// less than 2^16 each. int64 and uint64: three lanes of at most 22 unsigned bits: 2^10 ranks sum to less than 2^32.
 //
 // The number of ranks: kMaxWorldSize = 2^10. One more could overflow the lowest lane of an int64, (2^10 + 1) (2^22 - 1)
 // > 2^32. The floats would go on: at h = 10 the largest float32 of a block keeps 20 bits, a float64 41.
@@ -54,6 +59,8 @@
 #include "host/numbers/formats.h"
 #include "host/numbers/host_elements.h"
 #include "host/numbers/lane_kernels.h"
+#include "host/numbers/narrow_kernels.h"
+#include "host/numbers/narrow_lanes.h"
 #include "wire/header.h"
 
 namespace passing {
@@ -62,11 +69,15 @@ namespace {
 using kernels::Bits;
 using kernels::WithFormat;
 
+constexpr uint32_t kMaxRanksOfThreeBytes = 16, kMaxRanksOfBytes = 257;
+static_assert(kMaxRanksOfThreeBytes * 0xFF < 1 << 12 && kMaxRanksOfBytes * 0xFF < 1 << 16);
+
 // Two elements may share a lane.
 template <typename Format>
 constexpr bool kMayBePacked =
     std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
+bool IsPacked(const WireFormat& format) { return HeadroomBits(format.world_size) <= kMaxPackedHeadroomBits; }
 
 // The flags of elements that aren't all finite.
 template <typename Wide>
@@ -131,16 +142,21 @@ int32_t ExponentOf(int64_t bits) {
 
 }  // namespace
 
-LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits) {
-  if (Narrowed(dtype) == DType::kBFloat16 && headroom_bits <= kMaxPackedHeadroomBits) {
-    return {.elements = 2, .lanes = 1};
+LaneGroup LaneGroupOf(const WireFormat& format) {
+  const DType dtype = format.dtype;
+  const uint32_t ranks = format.world_size;
+  if (format.is_narrow()) return {.elements = 32 / BitsOf(format.wire), .lanes = 1};
+  if (Narrowed(dtype) == DType::kBFloat16 && IsPacked(format)) return {.elements = 2, .lanes = 1};
+  if (SizeOf(dtype) == 1) {
+    return {.elements = ranks <= kMaxRanksOfThreeBytes ? 3u : ranks <= kMaxRanksOfBytes ? 2u : 1u, .lanes = 1};
   }
+  if (SizeOf(dtype) == 2 && !IsFloat(dtype) && ranks <= kMaxRanksOfBytes) return {.elements = 3, .lanes = 2};
   if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
   return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
 }
 
-size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits) {
-  const LaneGroup group = LaneGroupOf(dtype, headroom_bits);
+size_t LaneCount(const WireFormat& format, size_t count) {
+  const LaneGroup group = LaneGroupOf(format);
   return (count + group.elements - 1) / group.elements * group.lanes;
 }
 
@@ -149,30 +165,37 @@ uint32_t HeadroomBits(uint32_t world_size) {
   return static_cast<uint32_t>(std::bit_width(world_size - 1));
 }
 
-int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count) {
+int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count) {
   const DefaultFloatMode mode;
-  return WithFormat(dtype, [&]<typename Format>(Format) -> int32_t {
+  return WithFormat(format.dtype, [&]<typename Format>(Format) -> int32_t {
     using Wide = typename Format::Wide;
     if constexpr (std::is_floating_point_v<Wide>) {
+      const auto exponent_of = [&](typename Bits<Wide>::Int largest) {
+        if constexpr (std::is_same_v<Wide, float>) {
+          if (format.is_narrow()) return CodeOf(largest);
+        }
+        return ExponentOf(largest);
+      };
       if constexpr (std::is_same_v<Format, kernels::BFloat16>) {
         // The high half of a float32, and compared as such.
-        if (inputs.size() == 1) return ExponentOf(int32_t{kernels::LargestMagnitude<int16_t>(inputs[0], count)} << 16);
+        if (inputs.size() == 1) return exponent_of(int32_t{kernels::LargestMagnitude<int16_t>(inputs[0], count)} << 16);
       }
       Scratch<Format> scratch;
-      return ExponentOf(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
+      return exponent_of(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
     }
     return kNoExponent;
   });
 }
 
-uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
-                    uint32_t headroom_bits, uint8_t* lanes) {
+uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
+                    uint8_t* lanes, const Rounding& rounding) {
   const DefaultFloatMode mode;
-  return WithFormat(dtype, [&]<typename Format>(Format) -> uint8_t {
+  const uint32_t headroom_bits = HeadroomBits(format.world_size);
+  return WithFormat(format.dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
     if constexpr (kMayBePacked<Format>) {
-      if (headroom_bits <= kMaxPackedHeadroomBits) {
+      if (!format.is_narrow() && IsPacked(format)) {
         const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
         const auto limit = static_cast<float>((1 << (15 - headroom_bits)) - 1);
         // A single device's elements need no scratch.
@@ -185,14 +208,27 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
     if constexpr (std::is_same_v<Wide, float>) {
-      const Scale scale(exponent, Shift32(exponent, headroom_bits));
-      finite = kernels::EncodeFloat32(elements, count, scale.a * scale.b, lanes);
+      if (format.is_narrow()) {
+        finite = WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
+          return EncodeNarrow<kBits>(elements, count, exponent, format.world_size, rounding, lanes);
+        });
+      } else {
+        const Scale scale(exponent, Shift32(exponent, headroom_bits));
+        finite = kernels::EncodeFloat32(elements, count, scale.a * scale.b, lanes);
+      }
     } else if constexpr (std::is_same_v<Wide, double>) {
       const int low_bits = 31 - static_cast<int>(headroom_bits);
       const Scale scale(exponent, Shift64(exponent, headroom_bits) - low_bits);
       finite = kernels::EncodeFloat64(elements, count, scale.a, scale.b, PowerOfTwo(low_bits), lanes);
     } else if constexpr (std::is_same_v<Wide, uint32_t>) {
-      kernels::EncodeInteger32(elements, count, lanes);
+      const uint32_t together = LaneGroupOf(format).elements;
+      if (together == 1) {
+        kernels::EncodeInteger32(elements, count, lanes);
+      } else if (sizeof(typename Format::Stored) == 2) {
+        kernels::EncodeHalves(elements, count, lanes);
+      } else {
+        (together == 3 ? kernels::EncodeBytes<3> : kernels::EncodeBytes<2>)(elements, count, lanes);
+      }
     } else {
       kernels::EncodeInteger64(elements, count, lanes);
     }
@@ -203,28 +239,41 @@ uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t cou
   });
 }
 
-void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
+void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs) {
   const DefaultFloatMode mode;
-  WithFormat(dtype, [&]<typename Format>(Format) {
+  const uint32_t headroom_bits = HeadroomBits(format.world_size);
+  WithFormat(format.dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
-    if (kMayBePacked<Format> && headroom_bits <= kMaxPackedHeadroomBits) {
-      if constexpr (kMayBePacked<Format>) {
-        const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
-        kernels::DecodePairs<Format>(lanes, count, scale, outputs[0]);
+    void* const out = outputs[0];
+    if constexpr (std::is_same_v<Wide, float>) {
+      if (format.is_narrow()) {
+        WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
+          DecodeNarrow<Format, kBits>(lanes, count, exponent, format.world_size, out);
+        });
+      } else if (kMayBePacked<Format> && IsPacked(format)) {
+        if constexpr (kMayBePacked<Format>) {
+          const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
+          kernels::DecodePairs<Format>(lanes, count, scale, out);
+        }
+      } else {
+        const Scale scale(exponent, -Shift32(exponent, headroom_bits));
+        kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b), out);
       }
-    } else if constexpr (std::is_same_v<Wide, float>) {
-      const Scale scale(exponent, -Shift32(exponent, headroom_bits));
-      kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b),
-                                     outputs[0]);
     } else if constexpr (std::is_same_v<Wide, double>) {
       const Scale scale(exponent, -Shift64(exponent, headroom_bits));
-      kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)),
-                             outputs[0]);
+      kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
     } else if constexpr (std::is_same_v<Wide, uint32_t>) {
-      kernels::DecodeInteger32<Format>(lanes, count, outputs[0]);
+      const uint32_t together = LaneGroupOf(format).elements;
+      if (together == 1) {
+        kernels::DecodeInteger32<Format>(lanes, count, out);
+      } else if (sizeof(typename Format::Stored) == 2) {
+        kernels::DecodeHalves(lanes, count, out);
+      } else {
+        (together == 3 ? kernels::DecodeBytes<3> : kernels::DecodeBytes<2>)(lanes, count, out);
+      }
     } else {
-      kernels::DecodeInteger64(lanes, count, outputs[0]);
+      kernels::DecodeInteger64(lanes, count, out);
     }
     CopyToOthers(outputs, 0, count * sizeof(typename Format::Stored));
   });

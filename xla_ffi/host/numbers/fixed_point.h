@@ -1,4 +1,4 @@
-// Floats to 32-bit lanes and back, with one power-of-two scale for each block. Pure functions.
+// Elements to 32-bit lanes and back, floats with one scale for each block. Pure functions.
 #ifndef XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 #define XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 
@@ -7,25 +7,36 @@
 #include <span>
 
 #include "host/numbers/dtype.h"
+#include "host/numbers/rounding.h"
 
 namespace passing {
 
-// The smallest number of elements that fill whole 32-bit lanes. An element has one lane, but two bfloat16 of up to 128
-// ranks share one, a float64 has two, and an int64 or uint64 three (see the bounds in the .cc).
+// Says how elements travel, alike on all ranks. A wire that isn't kFull has at most MaxRanksOf(wire) ranks.
+struct WireFormat {
+  DType dtype;
+  Wire wire = Wire::kFull;
+  uint32_t world_size = 1;
+
+  bool is_narrow() const { return wire != Wire::kFull && MayBeNarrow(dtype); }
+};
+
+// The smallest number of elements that fill whole 32-bit lanes. An element has one lane; but two bfloat16 of up to 128
+// ranks share one, as do 2, 4 or 8 floats of a narrow wire and three int8 or two; three int16 have two lanes, a float64
+// has two, and an int64 or uint64 three (see the bounds in the .cc).
 struct LaneGroup {
   uint32_t elements;
   uint32_t lanes;
 };
-LaneGroup LaneGroupOf(DType dtype, uint32_t headroom_bits);
+LaneGroup LaneGroupOf(const WireFormat& format);
 
-// The number of lanes that carry `count` elements. The second half of a last, single bfloat16's lane is 0.
-size_t LaneCount(DType dtype, size_t count, uint32_t headroom_bits);
+// The number of lanes that carry `count` elements. What the last group has no elements for is 0.
+size_t LaneCount(const WireFormat& format, size_t count);
 
 // Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
 // 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
 inline constexpr uint32_t kBlockElements = 1440;
 
-// The exponent of a block whose finite elements are all zero. It is below every other exponent.
+// The exponent, or code, of a block whose finite elements are all zero. It is below every other one.
 inline constexpr int32_t kNoExponent = -(1 << 20);
 
 // The most ranks of a job. More would overflow a lane of a 64-bit integer; the other formats have more headroom (see
@@ -40,17 +51,22 @@ uint32_t HeadroomBits(uint32_t world_size);
 // in that order, float16 and bfloat16 widened to float32 first. Any alignment; the thread's floating-point mode
 // (rounding, flushed denormals) doesn't matter. A zero is +0 after EncodeLanes and DecodeLanes.
 
-// The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite.
-int32_t BlockExponent(DType dtype, std::span<const void* const> inputs, size_t count);
+// The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite. On a narrow
+// wire it is the code of the smallest M of 4 significant bits with |x| <= M instead: the upper 12 bits of M as a
+// float32, where infinity stands for 2^128. Codes compare as the numbers do.
+int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count);
 
-// Writes LaneCount(dtype, count, headroom_bits) lanes in network order. Integers ignore `exponent` and
-// `headroom_bits`. Non-finite elements become 0 and set their wire::Flag in the value returned.
-uint8_t EncodeLanes(DType dtype, std::span<const void* const> inputs, size_t count, int32_t exponent,
-                    uint32_t headroom_bits, uint8_t* lanes);
+// The code of the smallest power of two that isn't below the number with this code.
+inline int32_t PowerOfTwoCode(int32_t code) { return code == kNoExponent ? code : (code + 7) & ~7; }
+
+// Writes LaneCount(format, count) lanes in network order. Integers ignore `exponent`, and all but narrow wires ignore
+// `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned.
+uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
+                    uint8_t* lanes, const Rounding& rounding = {});
 
 // Turns the sum's lanes into elements, rounded once (to nearest, ties to even), and writes them to every output. An
 // output may be an input: no input is read.
-void DecodeLanes(DType dtype, const uint8_t* lanes, size_t count, int32_t exponent, uint32_t headroom_bits,
+void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs);
 
 // Writes the lanes for a maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes the

@@ -12,8 +12,7 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
     : job_(job),
       check_(job.check_key ? std::optional<SumCheck>(std::in_place, *job.check_key, job.rank, job.world_size)
                            : std::nullopt),
-      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard),
-      headroom_bits_(HeadroomBits(job.world_size)) {
+      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard) {
   assert(IsInRange(job));
 }
 
@@ -71,7 +70,7 @@ size_t ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t*
       wire::StoreLane(lanes, i, check_->SealExponent(placed.PositionOf(chunk), i, exponent));
     }
   } else {
-    header.flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), headroom_bits_, lanes);
+    header.flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
   }
   if (IsChecked(placed, chunk)) {
     check_->Write(ToCheck(placed, chunk), header.flags, DataLanesOf(placed, chunk), lanes);

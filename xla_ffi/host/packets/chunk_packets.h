@@ -10,6 +10,7 @@
 #include "host/job_config.h"
 #include "host/order/order_log.h"
 #include "host/packets/sum_check.h"
+#include "host/sums/sum_passes.h"
 #include "host/window/sharding.h"
 #include "wire/header.h"
 
@@ -21,7 +22,7 @@ class ChunkPackets {
   explicit ChunkPackets(const JobConfig& job);
 
   const Sharding& sharding() const { return sharding_; }
-  uint32_t headroom_bits() const { return headroom_bits_; }
+  Rank rank() const { return {.rank = job_.rank, .world_size = job_.world_size, .seed = job_.seed}; }
   // The lanes of a chunk that carry data, without those of the check.
   uint32_t data_lanes_per_chunk() const { return job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0); }
 
@@ -49,7 +50,6 @@ class ChunkPackets {
   const JobConfig job_;
   const std::optional<SumCheck> check_;
   const Sharding sharding_;
-  const uint32_t headroom_bits_;
 };
 
 }  // namespace passing

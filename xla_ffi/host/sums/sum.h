@@ -36,6 +36,7 @@ struct SumShape {
   std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
   uint32_t device_count = 1;            // L
   Op op = Op::kSum;                     // kMax: of int32 alone
+  Wire wire = Wire::kFull;              // how floats travel
 
   // Count of one device's elements.
   uint64_t elements() const {

@@ -56,10 +56,10 @@ class SumPass {
   virtual std::vector<int32_t> Exponents(const Segment& segment) const = 0;
   // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
   virtual uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
-                         uint32_t headroom_bits, uint8_t* lanes) const = 0;
+                         uint8_t* lanes) const = 0;
   // Takes the sum of a data chunk over all hosts; it may overwrite this host's input.
-  virtual void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
-                      uint32_t headroom_bits, const uint8_t* lanes, uint8_t flags) = 0;
+  virtual void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
+                      uint8_t flags) = 0;
   // Counts that a placed segment has all its results. Returns whether it was the last one of this pass.
   bool OnSegmentDone(uint32_t segment) {
     assert(segments_done_ < segments_placed_);

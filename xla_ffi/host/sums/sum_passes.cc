@@ -7,6 +7,7 @@
 #include "host/numbers/element_classes.h"
 #include "host/numbers/fixed_point.h"
 #include "wire/lanes.h"
+#include "wire/sip_hash.h"
 
 namespace passing {
 namespace {
@@ -24,26 +25,32 @@ SumShape ShapeOfClasses(const SumShape& of_elements, const std::map<uint64_t, ui
 
 // ---------------------------------------------------------------- elements
 
-ElementPass::ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us)
-    : ElementPass(std::make_shared<SumBuffers>(
-                      std::move(sum), std::make_shared<SumPlan>(*sum.shape, lanes_per_chunk, window, headroom_bits)),
-                  started_us) {}
+uint64_t RoundingKey(const Rank& rank, const SumKey& sum) {
+  return wire::SipHash({rank.seed, rank.rank}, std::array{sum.site, uint64_t{sum.execution} << 32 | sum.step});
+}
 
-ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, int64_t started_us)
+ElementPass::ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, const Rank& rank, int64_t started_us)
+    : ElementPass(std::make_shared<SumBuffers>(
+                      std::move(sum), std::make_shared<SumPlan>(*sum.shape, lanes_per_chunk, window, rank.world_size)),
+                  rank, started_us) {}
+
+ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us)
     : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().shape, buffers->plan(), buffers,
-              buffers->sum().ready_elements, started_us) {}
+              buffers->sum().ready_elements, started_us),
+      rounding_key_(RoundingKey(rank, buffers->sum().key)) {}
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   std::vector<int32_t> exponents(segment.block_count);
   for (uint32_t block = 0; block < segment.block_count; ++block) {
     const ElementRun run = plan().Block(segment.first_block + block);
-    exponents[block] = BlockExponent(shape().dtype, buffers()->InputsAt(run), run.count);
+    exponents[block] = BlockExponent(plan().format(), buffers()->InputsAt(run), run.count);
+    if (plan().format().is_narrow() && plan().coarse_scales()) exponents[block] = PowerOfTwoCode(exponents[block]);
   }
   return exponents;
 }
 
 uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
-                            uint32_t headroom_bits, uint8_t* lanes) const {
+                            uint8_t* lanes) const {
   const ChunkRange range = plan().DataRange(segment, chunk);
   uint8_t flags = 0;
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
@@ -52,14 +59,14 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
     if (shape().op == Op::kMax) {
       EncodeMaxima(buffers()->InputsAt(run), run.count, at);
     } else {
-      flags |= EncodeLanes(shape().dtype, buffers()->InputsAt(run), run.count, exponent, headroom_bits, at);
+      flags |= EncodeLanes(plan().format(), buffers()->InputsAt(run), run.count, exponent, at, RoundingOf(run));
     }
   });
   return flags;
 }
 
 void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
-                         uint32_t headroom_bits, const uint8_t* lanes, uint8_t flags) {
+                         const uint8_t* lanes, uint8_t flags) {
   const ChunkRange range = plan().DataRange(segment, chunk);
   if (flags != 0) Flag(range);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
@@ -69,7 +76,7 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
-    DecodeLanes(shape().dtype, at, run.count, exponent, headroom_bits, outputs);
+    DecodeLanes(plan().format(), at, run.count, exponent, outputs);
     if (flags != 0) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
   });
 }
@@ -118,13 +125,12 @@ ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape
                      std::shared_ptr<const SumBuffers> buffers, const std::map<uint64_t, uint64_t>& flagged,
                      uint32_t lanes_per_chunk, uint32_t window)
     : SumPass(first.key(), /*pass=*/1, shape,
-              std::make_shared<SumPlan>(*shape, lanes_per_chunk, window, /*headroom_bits=*/0), std::move(buffers),
+              std::make_shared<SumPlan>(*shape, lanes_per_chunk, window, /*world_size=*/1), std::move(buffers),
               kAllElements, first.started_us()) {
   for (const auto& [cell, end] : flagged) stretches_.push_back(cell);
 }
 
-uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, uint32_t,
-                          uint8_t* lanes) const {
+uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, uint8_t* lanes) const {
   const ChunkRange range = plan().DataRange(segment, chunk);
   std::fill_n(lanes, 4 * size_t{range.count}, uint8_t{0});  // for the cells that hold no element
   ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
@@ -135,7 +141,7 @@ uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<cons
   return 0;
 }
 
-void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, uint32_t, const uint8_t* lanes,
+void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, const uint8_t* lanes,
                        uint8_t) {
   ForEachFlaggedRun(plan().DataRange(segment, chunk), [&](const ElementRun& run, uint32_t offset) {
     Classes classes;

@@ -15,24 +15,39 @@
 
 namespace passing {
 
+// The rank that encodes, and what it rounds by.
+struct Rank {
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint64_t seed = 0;  // JobConfig::seed
+};
+
+// The key of a rank's random bits for one sum.
+uint64_t RoundingKey(const Rank& rank, const SumKey& sum);
+
 // The first pass: the elements themselves. Those that aren't finite travel as zeros, and flag their chunks.
 class ElementPass final : public SumPass {
  public:
-  ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits, int64_t started_us);
+  ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, const Rank& rank, int64_t started_us);
 
   bool lanes_may_wrap() const override { return !IsFloat(shape().dtype); }  // floats have headroom
   std::vector<int32_t> Exponents(const Segment& segment) const override;
-  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                  uint8_t* lanes) const override;
-  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
-              const uint8_t* lanes, uint8_t flags) override;
+  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
+              uint8_t flags) override;
   std::unique_ptr<SumPass> NextPass(uint32_t lanes_per_chunk, uint32_t window) const override;
 
  private:
-  ElementPass(std::shared_ptr<const SumBuffers> buffers, int64_t started_us);
+  ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us);
   void TellWritten(uint32_t segment) override;
+  // Names the random bits of a run.
+  Rounding RoundingOf(const ElementRun& run) const {
+    return {.key = rounding_key_, .block = run.block, .first = static_cast<uint32_t>(run.first % kBlockElements)};
+  }
   void Flag(const ChunkRange& range);
 
+  const uint64_t rounding_key_;
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;
@@ -52,10 +67,10 @@ class ClassPass final : public SumPass {
 
   bool lanes_may_wrap() const override { return false; }  // the counters of all ranks fit
   std::vector<int32_t> Exponents(const Segment&) const override { return {}; }
-  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
+  uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                  uint8_t* lanes) const override;
-  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, uint32_t headroom_bits,
-              const uint8_t* lanes, uint8_t flags) override;
+  void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
+              uint8_t flags) override;
   std::unique_ptr<SumPass> NextPass(uint32_t, uint32_t) const override { return nullptr; }
 
  private:

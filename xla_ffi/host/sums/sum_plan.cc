@@ -13,13 +13,15 @@ uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits)
+SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t world_size)
     : lanes_per_chunk_(lanes_per_chunk),
-      group_(LaneGroupOf(shape.dtype, headroom_bits)),
+      format_{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size},
+      group_(LaneGroupOf(format_)),
       cells_per_chunk_(lanes_per_chunk / group_.lanes * group_.elements) {
   assert(cells_per_chunk_ > 0);
   assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
-  static_assert(kBlockElements % 2 == 0);                        // a block ends with a lane, unless its leaf ends
+  static_assert(kBlockElements % 2 == 0 && kBlockElements % 3 == 0 && kBlockElements % 8 == 0);
+  // So a block ends with a lane, unless its leaf ends.
   const auto cells = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
   leaf_starts_.push_back(0);
   leaf_firsts_.push_back(0);
@@ -57,6 +59,7 @@ SumPlan::SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t windo
   Segment& only = segments_.front();
   const bool small = segments_.size() == 1 && only.data_chunks <= kMaxGuessedChunks;
   const bool one_exponent_chunk = kGuessLanes * only.block_count <= lanes_per_chunk_;
+  if (format_.is_narrow() && !coarse_scales()) return;
   if (!small || !one_exponent_chunk || 1 + 2 * only.data_chunks > window) return;
   only.repeat_chunks = only.data_chunks;
   const uint32_t first_data_lanes = LanesOf(std::min(cells_per_chunk_, only.cell_count));

@@ -1,7 +1,7 @@
 // The plan of a sum cuts its elements into segments, blocks and chunks. Pure; alike on every rank.
 //
-// The leaves' elements lie end to end in a row of cells. Where two elements share a lane, an odd-sized leaf is padded
-// by one empty cell, so no lane spans two leaves.
+// The leaves' elements lie end to end in a row of cells. Where elements share a lane, a leaf is padded to whole lanes
+// by empty cells, so no lane spans two leaves.
 #ifndef XLA_FFI_HOST_SUMS_SUM_PLAN_H_
 #define XLA_FFI_HOST_SUMS_SUM_PLAN_H_
 
@@ -16,7 +16,7 @@
 namespace passing {
 
 // A segment is one entry of the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and 16 blocks
-// of float32 (32 of bfloat16): no chunk but the last of a leaf is ever short.
+// of float32 (32 of bfloat16, 64 of float32 as int8): no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
 // A segment that guesses has three lanes for each block in its exponent chunk: exponent, guess, -guess.
@@ -71,10 +71,16 @@ struct ChunkRange {
 class SumPlan {
  public:
   // `window`: a sum that guesses its exponents must fit into it as a whole.
-  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t headroom_bits);
+  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t world_size);
 
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
+
+  // How elements travel, alike on every rank.
+  const WireFormat& format() const { return format_; }
+  // Are the scales of a narrow wire's blocks powers of two? Guesses of finer ones would nearly always be wrong, but a
+  // large sum guesses none. It depends on nothing but the shape, as results do.
+  bool coarse_scales() const { return leaf_blocks_.back() <= kMaxCoarseBlocks; }
 
   // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
@@ -120,9 +126,12 @@ class SumPlan {
   ElementRun Block(uint64_t block) const;
 
  private:
+  static constexpr uint64_t kMaxCoarseBlocks = 4;
+
   uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
 
   uint32_t lanes_per_chunk_;
+  WireFormat format_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
   std::vector<uint64_t> leaf_starts_;  // cell at which each leaf starts, and the end

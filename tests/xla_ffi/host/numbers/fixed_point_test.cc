@@ -28,11 +28,24 @@ TEST(FixedPoint, HeadroomBits) {
 
 TEST(FixedPoint, LaneCount) {
   for (DType dtype : kDTypes) {
-    const size_t lanes = dtype == DType::kBFloat16 ? 4 : SizeOf(dtype) < 8 ? 7 : dtype == DType::kFloat64 ? 14 : 21;
-    EXPECT_EQ(LaneCount(dtype, 7, 7), lanes);
-    EXPECT_EQ(LaneCount(dtype, 8, 0), dtype == DType::kBFloat16 ? 4 : lanes / 7 * 8);
-    EXPECT_EQ(LaneCount(dtype, 0, 0), 0u);
-    EXPECT_EQ(LaneCount(dtype, 7, 8), dtype == DType::kBFloat16 ? 7 : lanes);
+    const size_t size = SizeOf(dtype);
+    const bool pairs = dtype == DType::kBFloat16, halves = size == 2 && !IsFloat(dtype);
+    const size_t each = size < 8 ? 1 : dtype == DType::kFloat64 ? 2 : 3;
+    const auto lanes = [&](size_t count, uint32_t world_size) {
+      return LaneCount({.dtype = dtype, .world_size = world_size}, count);
+    };
+    EXPECT_EQ(lanes(0, 1), 0u);
+    EXPECT_EQ(lanes(7, 16), pairs ? 4 : size == 1 ? 3 : halves ? 6 : 7 * each);
+    EXPECT_EQ(lanes(7, 17), pairs || size == 1 ? 4 : halves ? 6 : 7 * each);
+    EXPECT_EQ(lanes(8, 128), pairs || size == 1 ? 4 : halves ? 6 : 8 * each);
+    EXPECT_EQ(lanes(7, 129), size == 1 ? 4 : halves ? 6 : 7 * each);
+    EXPECT_EQ(lanes(7, 257), size == 1 ? 4 : halves ? 6 : 7 * each);
+    EXPECT_EQ(lanes(7, 258), 7 * each);
+    for (Wire wire : {Wire::kInt16, Wire::kInt8, Wire::kInt4}) {
+      const size_t together = 32 / BitsOf(wire);
+      const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 7};
+      EXPECT_EQ(LaneCount(format, 17), MayBeNarrow(dtype) ? 16 / together + 1 : lanes(17, 7));
+    }
   }
 }
 
@@ -51,15 +64,15 @@ TEST(BlockExponent, IsTheSmallestPowerOfTwoAbove) {
       SetBits(dtype, buffer.data(), 1, bits | (i & 1 ? uint64_t{1} << (8 * SizeOf(dtype) - 1) : 0));
       SetBits(dtype, buffer.data(), 2, i & 2 ? infinity : infinity + 1);  // infinities and NaN don't count
       const void* input = buffer.data();
-      ASSERT_EQ(BlockExponent(dtype, {&input, 1}, 3), expected) << "bits " << bits;
+      ASSERT_EQ(BlockExponent({.dtype = dtype}, {&input, 1}, 3), expected) << "bits " << bits;
     }
   }
 }
 
 TEST(BlockExponent, IsOfTheSumOverDevices) {
   const std::vector<Bytes> buffers = {BytesOf<float>({3, 1, 1e-40f}), BytesOf<float>({-3, 1, 1e-40f})};
-  EXPECT_EQ(BlockExponent(DType::kFloat32, Pointers(buffers), 3), 2);
-  EXPECT_EQ(BlockExponent(DType::kFloat32, Pointers(buffers), 1), kNoExponent);
+  EXPECT_EQ(BlockExponent({.dtype = DType::kFloat32}, Pointers(buffers), 3), 2);
+  EXPECT_EQ(BlockExponent({.dtype = DType::kFloat32}, Pointers(buffers), 1), kNoExponent);
 }
 
 TEST(FixedPoint, denormalsAreExact) {
@@ -89,7 +102,7 @@ TEST(FixedPoint, zerosAndNoExponent) {
     SetBits(dtype, zeros.data(), 3, uint64_t{1} << (8 * SizeOf(dtype) - 1));  // -0 becomes +0
     const Result result = SumOverRanks(dtype, {2, {zeros.data()}}, 5);
     EXPECT_EQ(result.exponent, kNoExponent);
-    EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount(dtype, 5, 1)));
+    EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount({.dtype = dtype, .world_size = 2}, 5)));
     EXPECT_EQ(result.output, Bytes(5 * SizeOf(dtype)));
   }
 }
@@ -99,30 +112,35 @@ TEST(FixedPoint, anyCountAndAlignment) {
   std::mt19937_64 random(7);
   for (DType dtype : kDTypes) {
     const size_t size = SizeOf(dtype);
+    const WireFormat format{.dtype = dtype, .world_size = 4};
+    const LaneGroup group = LaneGroupOf(format);
     const Bytes all = RandomElements(dtype, Kind::kUniform, kBlockElements, random);
     const void* input = all.data();
-    const int32_t exponent = BlockExponent(dtype, {&input, 1}, kBlockElements);
-    Bytes all_lanes(4 * LaneCount(dtype, kBlockElements, 2));
-    EncodeLanes(dtype, {&input, 1}, kBlockElements, exponent, 2, all_lanes.data());
+    const int32_t exponent = BlockExponent({.dtype = dtype}, {&input, 1}, kBlockElements);
+    Bytes all_lanes(4 * LaneCount(format, kBlockElements));
+    EncodeLanes(format, {&input, 1}, kBlockElements, exponent, all_lanes.data());
     Bytes all_out(all.size());
     void* output = all_out.data();
-    DecodeLanes(dtype, all_lanes.data(), kBlockElements, exponent, 2, {&output, 1});
+    DecodeLanes(format, all_lanes.data(), kBlockElements, exponent, {&output, 1});
     for (size_t count = 0; count <= kBlockElements; count += count < 70 || count > 1430 ? 1 : 29) {
       const size_t offset = 1 + count % 7;
-      Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(dtype, count, 2) + 1, 0xA5);
+      Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(format, count) + 1, 0xA5);
       std::memcpy(&in[offset], all.data(), count * size);
       input = &in[offset];
-      EncodeLanes(dtype, {&input, 1}, count, exponent, 2, &lanes[offset]);
-      const bool single = dtype == DType::kBFloat16 && count % 2;  // then the last lane's low half is 0
-      const size_t same_bytes = 4 * LaneCount(dtype, count, 2) - (single ? 4 : 0);
-      ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), same_bytes), 0);
-      if (single) {
-        ASSERT_EQ(wire::LoadLane(&lanes[offset + same_bytes], 0) & 0xFFFF, 0u);
+      EncodeLanes(format, {&input, 1}, count, exponent, &lanes[offset]);
+      const size_t whole = count / group.elements;  // the last group has zeros for the elements beyond
+      ASSERT_EQ(std::memcmp(&lanes[offset], all_lanes.data(), 4 * whole * group.lanes), 0);
+      if (const size_t rest = count % group.elements) {
+        Bytes padded(group.elements * size), expected(4 * group.lanes);
+        std::memcpy(padded.data(), &in[offset + whole * group.elements * size], rest * size);
+        const void* last = padded.data();
+        EncodeLanes(format, {&last, 1}, group.elements, exponent, expected.data());
+        ASSERT_EQ(std::memcmp(&lanes[offset + 4 * whole * group.lanes], expected.data(), expected.size()), 0);
       }
       ASSERT_EQ(lanes.back(), 0xA5);
       Bytes out(offset + count * size + 1, 0x5A);
       output = &out[offset];
-      DecodeLanes(dtype, &lanes[offset], count, exponent, 2, {&output, 1});
+      DecodeLanes(format, &lanes[offset], count, exponent, {&output, 1});
       ASSERT_EQ(std::memcmp(&out[offset], all_out.data(), count * size), 0);
       ASSERT_EQ(out.back(), 0x5A);
     }
@@ -151,7 +169,7 @@ TEST(FixedPoint, decodingRoundsOnce) {
       wire::StoreLane(lanes, 1, static_cast<uint32_t>(sum & 0x3FFFFFFF));
       uint64_t out = 0;
       void* output = &out;
-      DecodeLanes(dtype, lanes, 1, exponent, kHeadroom, {&output, 1});
+      DecodeLanes({.dtype = dtype, .world_size = 2}, lanes, 1, exponent, {&output, 1});
       const long double value =
           std::ldexp(static_cast<long double>(sum), reference::UnitExponent(dtype, exponent, kHeadroom));
       ASSERT_EQ(out, reference::Round(dtype, value)) << "dtype " << int(dtype) << " sum " << sum << " E " << exponent;
@@ -168,7 +186,7 @@ TEST(FixedPoint, maximaOfInt32) {
     EncodeMaxima(of.inputs(), kBlockElements, lanes.data());
     std::vector<int32_t> decoded(kBlockElements);
     void* output = decoded.data();
-    DecodeLanes(DType::kInt32, lanes.data(), kBlockElements, 0, 3, {&output, 1});
+    DecodeLanes({.dtype = DType::kInt32, .world_size = 8}, lanes.data(), kBlockElements, 0, {&output, 1});
     EXPECT_EQ(decoded, of.maxima) << devices;
   }
 }
@@ -176,14 +194,20 @@ TEST(FixedPoint, maximaOfInt32) {
 // Whatever a broken or hostile network delivers as exponent or lanes, decoding stays defined.
 TEST(FixedPoint, anyExponentAndLanesDecode) {
   std::mt19937_64 random(11);
-  for (DType dtype : kDTypes) {
-    for (int32_t exponent : {INT32_MIN, kNoExponent - 1, kNoExponent, -1074, 0, 1025, INT32_MAX}) {
-      Bytes lanes(4 * LaneCount(dtype, 50, 6)), out(50 * SizeOf(dtype));
+  const auto decode_any = [&](const WireFormat& format) {
+    for (int32_t exponent : {INT32_MIN, kNoExponent - 1, kNoExponent, -1074, 0, 1, 1025, 0x7F8, INT32_MAX}) {
+      Bytes lanes(4 * LaneCount(format, 50)), out(50 * SizeOf(format.dtype));
       for (uint8_t& byte : lanes) byte = static_cast<uint8_t>(random());
       void* output = out.data();
-      DecodeLanes(dtype, lanes.data(), 50, exponent, 6, {&output, 1});
+      DecodeLanes(format, lanes.data(), 50, exponent, {&output, 1});
       const void* input = out.data();
-      EncodeLanes(dtype, {&input, 1}, 50, exponent, 6, lanes.data());
+      EncodeLanes(format, {&input, 1}, 50, exponent, lanes.data());
+    }
+  };
+  for (DType dtype : kDTypes) {
+    decode_any({.dtype = dtype, .world_size = 64});
+    for (Wire wire : {Wire::kInt16, Wire::kInt8, Wire::kInt4}) {
+      decode_any({.dtype = dtype, .wire = wire, .world_size = 7});
     }
   }
 }
@@ -201,7 +225,7 @@ TEST(FixedPoint, goldenBits) {
       for (uint8_t byte : result.output) hash = (hash ^ byte) * 0x100000001B3;
     }
   }
-  EXPECT_EQ(hash, 16982345438180034415u);
+  EXPECT_EQ(hash, 15584338622496407251u);
 }
 
 }  // namespace

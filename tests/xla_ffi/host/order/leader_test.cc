@@ -19,7 +19,7 @@ class LeaderTest : public testing::Test {
     Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
     sum.ready_elements = ready;
     return sums_.Add(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
-                                                   /*headroom_bits=*/1, /*started_us=*/0));
+                                                   Rank{.world_size = 2}, /*started_us=*/0));
   }
   void Place(SumPass& sum) {
     std::string announcement;

@@ -23,7 +23,7 @@ class OrderLogTest : public testing::Test {
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
     log_.Issue(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
-                                             /*headroom_bits=*/1, /*started_us=*/0));
+                                             Rank{.world_size = 2}, /*started_us=*/0));
     return *log_.sums().Find({.site = site});
   }
   // Returns the index of the entry.
@@ -83,7 +83,7 @@ TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
   Sum sum{.key = {.site = 1}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
   sum.ready_elements = kSegmentLanes;
-  log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, /*headroom_bits=*/1, /*started_us=*/0));
+  log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, Rank{.world_size = 2}, /*started_us=*/0));
   Issue(2, 1);
   const uint64_t first = Append(1, 0), late = Append(1, 1), other = Append(2, 0);
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(first)));
@@ -163,7 +163,7 @@ TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {1}});
   for (const uint64_t site : {4, 6}) {
     Sum sum{.key = {.site = site}, .shape = shape, .inputs = {&data}, .outputs = {&data}};
-    log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, 1, 0));
+    log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, Rank{.world_size = 2}, 0));
     const SumPass* issued = log_.sums().Find({.site = site});
     const Segment& segment = issued->plan().segment(0);
     ASSERT_TRUE(segment.guesses());

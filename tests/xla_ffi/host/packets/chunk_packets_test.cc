@@ -37,7 +37,7 @@ struct SmallSum {
                  SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {elements.size()}, .op = op}),
              .inputs = {elements.data()},
              .outputs = {elements.data()}},
-            kJob.lanes_per_chunk, /*window=*/128, HeadroomBits(kJob.world_size), /*started_us=*/0) {
+            kJob.lanes_per_chunk, /*window=*/128, Rank{.world_size = kJob.world_size}, /*started_us=*/0) {
     const Segment& segment = sum.plan().segment(0);
     placed.entry = {
         .id = {}, .chunk_count = segment.chunk_count(), .segment_count = 1, .first_position = first_position};
@@ -190,13 +190,13 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
                 SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
             .inputs = {elements.data()},
             .outputs = {elements.data()}};
-    auto first = std::make_unique<ElementPass>(std::move(sum), job.lanes_per_chunk, /*window=*/64, /*headroom_bits=*/0,
+    auto first = std::make_unique<ElementPass>(std::move(sum), job.lanes_per_chunk, /*window=*/64, Rank{},
                                                /*started_us=*/0);
     const Segment& segment = first->plan().segment(0);
     const uint32_t data_chunk = segment.exponents_at == 0 ? 1 : 0;
     std::vector<uint8_t> lanes(4 * job.lanes_per_chunk);
-    const uint8_t flags = first->Encode(segment, data_chunk, first->Exponents(segment), 0, lanes.data());
-    first->Decode(segment, data_chunk, first->Exponents(segment), 0, lanes.data(), flags);
+    const uint8_t flags = first->Encode(segment, data_chunk, first->Exponents(segment), lanes.data());
+    first->Decode(segment, data_chunk, first->Exponents(segment), lanes.data(), flags);
     const auto second = first->NextPass(job.lanes_per_chunk, /*window=*/64);
     ASSERT_NE(second, nullptr);
     PlacedSegment placed;

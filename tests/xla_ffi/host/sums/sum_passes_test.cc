@@ -36,7 +36,7 @@ void* operator new(size_t bytes) {
 namespace passing {
 namespace {
 
-constexpr uint32_t kLanes = 360, kWindow = 256, kHeadroomBits = 0;
+constexpr uint32_t kLanes = 360, kWindow = 256;
 
 // Returns the lanes as they came, like a switch with one rank.
 void Pass(SumPass& sum) {
@@ -45,8 +45,8 @@ void Pass(SumPass& sum) {
     const Segment& segment = sum.plan().segment(i);
     const std::vector<int32_t> exponents = sum.Exponents(segment);
     for (uint32_t chunk = segment.exponent_chunks; chunk < segment.exponent_chunks + segment.data_chunks; ++chunk) {
-      const uint8_t flags = sum.Encode(segment, chunk, exponents, 0, lanes);
-      sum.Decode(segment, chunk, exponents, 0, lanes, flags);
+      const uint8_t flags = sum.Encode(segment, chunk, exponents, lanes);
+      sum.Decode(segment, chunk, exponents, lanes, flags);
     }
   }
 }
@@ -58,7 +58,7 @@ size_t PeakBytes(std::vector<float>& elements) {
   const size_t before = peak_bytes = live_bytes;
   Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
   std::unique_ptr<SumPass> active =
-      std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0);
+      std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, Rank{}, /*started_us=*/0);
   for (; active != nullptr; active = active->NextPass(kLanes, kWindow)) Pass(*active);
   return peak_bytes - before;
 }
@@ -94,7 +94,7 @@ TEST(SumPasses, tellsWhatIsWritten) {
     sum.written = [&](uint64_t count) { written.push_back(count); };
     SumsInFlight sums;  // which alone may place segments
     SumPass& active =
-        sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, kHeadroomBits, /*started_us=*/0));
+        sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, Rank{}, /*started_us=*/0));
     Pass(active);
     for (int i = 0; i < 5; ++i) sums.CountPlaced(active);
     for (const uint32_t segment : {1u, 0u, 3u, 4u}) EXPECT_FALSE(active.OnSegmentDone(segment));
@@ -111,16 +111,16 @@ TEST(SumPasses, maximaOfTwoDevices) {
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});
   int32_t a[] = {-5, INT32_MIN, 7}, b[] = {-6, INT32_MIN, INT32_MAX}, a_last[] = {-1}, b_last[] = {0};
   Sum sum{.key = {}, .shape = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
-  ElementPass active(std::move(sum), kLanes, kWindow, kHeadroomBits, 0);
+  ElementPass active(std::move(sum), kLanes, kWindow, Rank{}, 0);
   const Segment& segment = active.plan().segment(0);
   ASSERT_EQ(segment.chunk_count(), 1u);
   uint8_t lanes[4 * kLanes];
-  EXPECT_EQ(active.Encode(segment, 0, {}, kHeadroomBits, lanes), 0);
+  EXPECT_EQ(active.Encode(segment, 0, {}, lanes), 0);
   const int32_t sent[] = {-5, INT32_MIN, INT32_MAX, 0};
   for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes, i)), sent[i]) << i;
 
   wire::StoreLane(lanes, 1, static_cast<uint32_t>(-9));  // another host's
-  active.Decode(segment, 0, {}, kHeadroomBits, lanes, /*flags=*/0);
+  active.Decode(segment, 0, {}, lanes, /*flags=*/0);
   for (const int32_t* device : {a, b}) {
     EXPECT_EQ(device[0], -5);
     EXPECT_EQ(device[1], -9);

@@ -13,7 +13,7 @@ SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
 }
 
 TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
-  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256, /*world_size=*/2);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
   EXPECT_EQ(plan.segment(0).cell_count, 23040u);
   EXPECT_EQ(plan.segment(0).block_count, 16u);
@@ -22,7 +22,7 @@ TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
 }
 
 TEST(SumPlan, twoBFloat16ShareALane) {
-  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256, /*world_size=*/2);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 46079) / 46080);
   EXPECT_EQ(plan.segment(0).cell_count, 46080u);
   EXPECT_EQ(plan.segment(0).block_count, 32u);
@@ -34,7 +34,7 @@ TEST(SumPlan, twoBFloat16ShareALane) {
 
 // A leaf of odd size has its last lane for itself, so that its bits don't depend on the leaves beside it.
 TEST(SumPlan, noLaneBelongsToTwoLeaves) {
-  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*world_size=*/2);
   ASSERT_EQ(plan.segment_count(), 1u);
   EXPECT_EQ(plan.segment(0).cell_count, 4u + 2u + 1442u + 2u);
   EXPECT_EQ(plan.segment(0).block_count, 5u);
@@ -47,16 +47,16 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
 }
 
 TEST(SumPlan, elementsBeforeACell) {
-  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*headroom_bits=*/1);
+  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*world_size=*/2);
   const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
                                                                {6, 4}, {1446, 1444}, {1448, 1445}, {1450, 1447}};
   for (const auto& [cell, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(cell), elements) << cell;
-  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*world_size=*/2);
   for (uint64_t cell = 0; cell <= 30; ++cell) EXPECT_EQ(plan.ElementsBefore(cell), cell);
 }
 
 TEST(SumPlan, integersNeedNoExponents) {
-  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256, /*world_size=*/2);
   EXPECT_EQ(plan.DataRange(plan.segment(0), 0).count, 21u);
   for (uint32_t i = 0; i < plan.segment_count(); ++i) EXPECT_EQ(plan.segment(i).exponent_chunks, 0u);
   EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
@@ -65,9 +65,9 @@ TEST(SumPlan, integersNeedNoExponents) {
 // Maxima are cut as sums are, and need no exponents to be compared.
 TEST(SumPlan, maximaAreOfInt32Alone) {
   SumShape shape = Shape(DType::kInt32, {50'000, 1});
-  const SumPlan sums(shape, 360, 256, /*headroom_bits=*/1);
+  const SumPlan sums(shape, 360, 256, /*world_size=*/2);
   shape.op = Op::kMax;
-  const SumPlan maxima(shape, 360, 256, /*headroom_bits=*/1);
+  const SumPlan maxima(shape, 360, 256, /*world_size=*/2);
   ASSERT_EQ(maxima.segment_count(), sums.segment_count());
   for (uint32_t i = 0; i < maxima.segment_count(); ++i) {
     EXPECT_EQ(maxima.segment(i).data_chunks, sums.segment(i).data_chunks);
@@ -75,12 +75,12 @@ TEST(SumPlan, maximaAreOfInt32Alone) {
   }
   for (const DType dtype : {DType::kUint32, DType::kInt8, DType::kInt64, DType::kFloat32}) {
     shape.dtype = dtype;
-    EXPECT_DEATH(SumPlan(shape, 360, 256, /*headroom_bits=*/1), "kInt32") << static_cast<int>(dtype);
+    EXPECT_DEATH(SumPlan(shape, 360, 256, /*world_size=*/2), "kInt32") << static_cast<int>(dtype);
   }
 }
 
 TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
-  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256, /*world_size=*/2);
   ASSERT_EQ(plan.segment_count(), 1u);
   EXPECT_EQ(plan.segment(0).block_count, 1000u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 4u);
@@ -89,7 +89,7 @@ TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
 
 TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
   const auto repeats = [](DType dtype, std::vector<uint64_t> leaves, uint32_t lanes_per_chunk, uint32_t slot_count) {
-    return SumPlan(Shape(dtype, std::move(leaves)), lanes_per_chunk, slot_count, /*headroom_bits=*/1)
+    return SumPlan(Shape(dtype, std::move(leaves)), lanes_per_chunk, slot_count, /*world_size=*/2)
         .segment(0)
         .repeat_chunks;
   };
@@ -104,12 +104,12 @@ TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
 
 // The longer packet goes first, so that the kernel takes both in one send; every chunk still has one meaning.
 TEST(SumPlan, guessedDataStandsOnOneSideOfItsExponents) {
-  const Segment scalar = SumPlan(Shape(DType::kFloat32, {1}), 360, 256, /*headroom_bits=*/1).segment(0);
+  const Segment scalar = SumPlan(Shape(DType::kFloat32, {1}), 360, 256, /*world_size=*/2).segment(0);
   EXPECT_TRUE(scalar.CarriesExponents(0));
   EXPECT_TRUE(scalar.CarriesGuessedData(1));
   EXPECT_FALSE(scalar.CarriesGuessedData(2));
 
-  const Segment kilobyte = SumPlan(Shape(DType::kFloat32, {500}), 360, 256, /*headroom_bits=*/1).segment(0);
+  const Segment kilobyte = SumPlan(Shape(DType::kFloat32, {500}), 360, 256, /*world_size=*/2).segment(0);
   ASSERT_EQ(kilobyte.chunk_count(), 5u);
   EXPECT_TRUE(kilobyte.CarriesExponents(2));
   const uint32_t data[] = {0, 1, 0, 1};
@@ -126,12 +126,13 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     std::vector<uint64_t> leaves;
     for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
     const DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
-    const DType dtype = dtypes[random() % 3];
+    const Wire wires[] = {Wire::kFull, Wire::kInt16, Wire::kInt8, Wire::kInt4};
+    SumShape shape = Shape(dtypes[random() % 3], leaves);
+    if (MayBeNarrow(shape.dtype)) shape.wire = wires[random() % 4];
     const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
-    const SumPlan plan(Shape(dtype, leaves), lanes_per_chunk[random() % 4], 256, /*headroom_bits=*/1);
-    const auto cells = [&](uint64_t elements) {
-      return dtype == DType::kBFloat16 ? elements + elements % 2 : elements;
-    };
+    const SumPlan plan(shape, lanes_per_chunk[random() % 4], 256, /*world_size=*/2);
+    const uint64_t together = LaneGroupOf(plan.format()).elements;
+    const auto cells = [&](uint64_t elements) { return (elements + together - 1) / together * together; };
     uint64_t cell = 0;
     uint64_t block = 0;
     for (uint32_t i = 0; i < plan.segment_count(); ++i) {
@@ -163,7 +164,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
         plan.ForEachRun(range.first, range.count, [&](const ElementRun& run) {
           ASSERT_GT(run.count, 0u);
           ASSERT_EQ(plan.LanesOf(run.offset), lane);
-          lane += static_cast<uint32_t>(LaneCount(dtype, run.count, 1));
+          lane += static_cast<uint32_t>(LaneCount(plan.format(), run.count));
           elements += run.count;
         });
         ASSERT_EQ(lane, plan.LanesOf(range.count));
@@ -181,7 +182,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
 }
 
 TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
-  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360, 256, /*headroom_bits=*/1);
+  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360, 256, /*world_size=*/2);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
   plan.ForEachRun(1400, 105, [&](const ElementRun& run) {
     runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset);

@@ -20,7 +20,7 @@ std::unique_ptr<SumPass> MakeSum(uint64_t site, uint32_t segments, uint32_t exec
   auto shape =
       std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {elements}});
   Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
-  auto made = std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, /*headroom_bits=*/1, started_us);
+  auto made = std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, Rank{.world_size = 2}, started_us);
   EXPECT_EQ(made->plan().segment_count(), segments);
   return made;
 }
@@ -30,7 +30,7 @@ TEST(SumsInFlight, placesOnlyWhatIsReady) {
   auto made = MakeSum(1, 2);
   Sum sum{.key = {.site = 2}, .shape = std::make_shared<SumShape>(made->shape()), .inputs = {}, .outputs = {}};
   sum.ready_elements = kSegmentLanes - 1;
-  SumPass& late = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, /*headroom_bits=*/1, 0));
+  SumPass& late = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLanes, kWindow, Rank{.world_size = 2}, 0));
   EXPECT_EQ(sums.ShortestToPlace(), nullptr);
   sums.OnReady(late, kSegmentLanes);
   EXPECT_EQ(sums.ShortestToPlace(), &late);

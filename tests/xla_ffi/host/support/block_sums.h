@@ -94,13 +94,13 @@ struct Result {
 inline Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& hosts, size_t count,
                            size_t outputs = 1) {
   Result result;
-  const uint32_t headroom = HeadroomBits(static_cast<uint32_t>(hosts.size()));
-  for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(dtype, inputs, count));
-  result.lanes.resize(LaneCount(dtype, count, headroom));
+  const WireFormat format{.dtype = dtype, .world_size = static_cast<uint32_t>(hosts.size())};
+  for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(format, inputs, count));
+  result.lanes.resize(LaneCount(format, count));
   result.classes.resize(count);
   for (const auto& inputs : hosts) {
     Bytes encoded(4 * result.lanes.size());
-    result.flags |= EncodeLanes(dtype, inputs, count, result.exponent, headroom, encoded.data());
+    result.flags |= EncodeLanes(format, inputs, count, result.exponent, encoded.data());
     for (size_t i = 0; i < result.lanes.size(); ++i) result.lanes[i] += wire::LoadLane(encoded.data(), i);
     std::vector<uint32_t> own(count);
     ClassifyElements(dtype, inputs, count, own.data());
@@ -111,7 +111,7 @@ inline Result SumOverRanks(DType dtype, const std::vector<std::vector<const void
   std::vector<Bytes> buffers(outputs, Bytes(count * SizeOf(dtype)));
   std::vector<void*> pointers;
   for (Bytes& buffer : buffers) pointers.push_back(buffer.data());
-  DecodeLanes(dtype, summed.data(), count, result.exponent, headroom, pointers);
+  DecodeLanes(format, summed.data(), count, result.exponent, pointers);
   if (result.flags) {
     // The first host's classes survive in the elements, and those alone are touched.
     std::vector<uint32_t> own(count), kept(count);

@@ -111,7 +111,7 @@ inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hos
 // Leaf by leaf and block by block.
 inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<HostBuffers>& hosts) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
-  const uint32_t headroom = HeadroomBits(world_size);
+  const WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
   std::vector<Bytes> leaves;
   for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
     const uint64_t elements = shape.leaf_elements[leaf];
@@ -133,15 +133,15 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       int32_t exponent = kNoExponent;
       for (const HostBuffers& host : hosts) {
         if (!IsFloat(shape.dtype)) break;
-        exponent = std::max(exponent, BlockExponent(shape.dtype, inputs(host), count));
+        exponent = std::max(exponent, BlockExponent(format, inputs(host), count));
       }
-      const size_t lane_count = LaneCount(shape.dtype, count, headroom);
+      const size_t lane_count = LaneCount(format, count);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
       uint8_t flags = 0;
       for (const HostBuffers& host : hosts) {
         Bytes encoded(4 * lane_count);
-        flags |= EncodeLanes(shape.dtype, inputs(host), count, exponent, headroom, encoded.data());
+        flags |= EncodeLanes(format, inputs(host), count, exponent, encoded.data());
         for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(encoded.data(), i);
         if (!IsFloat(shape.dtype)) continue;
         std::vector<uint32_t> own(count);
@@ -151,7 +151,7 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       Bytes summed(4 * lane_count);
       for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(summed.data(), i, lanes[i]);
       void* output = out.data() + first * SizeOf(shape.dtype);
-      DecodeLanes(shape.dtype, summed.data(), count, exponent, headroom, {&output, 1});
+      DecodeLanes(format, summed.data(), count, exponent, {&output, 1});
       if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});
     }
     leaves.push_back(std::move(out));

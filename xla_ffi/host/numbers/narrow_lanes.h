@@ -1,0 +1,105 @@
+// A narrow wire of b = 16, 8 or 4 bits, of float32, float16 and bfloat16 (host elements are float32): 32/b elements a
+// lane, as sum of q_j * 2^(b*j) modulo 2^32, j from 0 on. With Q = floor((2^(b-1) - 1) / H) and M >= |x| the number
+// that the ranks agreed on, q is y = x * Q / M rounded up or down at random, up with the probability of what is above
+// the floor.
+//   Range. |y| <= Q, an integer, so |q| <= Q, and |sum of q| <= H * Q < 2^(b-1). So the sum of the lanes modulo 2^32 is
+//   that of the sums S_j * 2^(b*j) with |S_j| < 2^(b-1), which determines S_0, then S_1 and so on; or all at once after
+//   2^(b-1) is added to each (narrow_kernels.h).
+//   Rounding. y * 2^16 in double is off by a factor of 1 +- 2^-52 at most, and is rounded to the integer z; where |y| =
+//   Q z is Q * 2^16. q = floor((z + r) / 2^16), r from 0 to 2^16 - 1: an integer y is q, and 0 is 0. With r uniform q
+//   is z / 2^16 on average: unbiased but for z's rounding, 2^-17 of a unit of q. |q - y| < 1 + 2^-17. Scale. Q * 2^16 /
+//   M lies between 2^-112 and 2^160: M is from 2^-129 to 2^128, since the code's last bit is worth 2^-129 for
+//   denormals. No cap is needed. Error. In units of M / Q each rank is off by less than 1 + 2^-17, with variance f (1 -
+//   f) <= 1/4, f = y - floor(y); ranks and elements have independent r. So the sum is off by less than H (1 + 2^-17) M
+//   / Q, and by 0.5 sqrt(H) M / Q root mean square. Decoding: M / Q and its product with the sum of q in double are off
+//   by 2^-52 of it; that is rounded to float32, and where the dtype is narrower once more: half a step of the dtype,
+//   and 2^-24 of it for the double rounding. M or a power of two. With 4 significant bits M is up to 1/8 above the
+//   largest |x|, with one bit up to twice it: on average the unit is 1.06 against 1.44 times what that |x| needs, half
+//   a bit of 4 or 8. But guesses of a block's exponent would nearly always be wrong, as its largest element need only
+//   change by some percent. So sums that may guess have powers of two (SumPlan::coarse_scales).
+#ifndef XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
+#define XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "host/numbers/fixed_point.h"
+#include "host/numbers/formats.h"
+#include "host/numbers/narrow_kernels.h"
+#include "host/numbers/random_bits.h"
+
+namespace passing {
+
+inline constexpr int kCodeDropped = 20;  // bits of a float32
+
+// M's code, from the bits of the largest |x|.
+inline int32_t CodeOf(int32_t bits) {
+  return bits == 0 ? kNoExponent : (bits + ((1 << kCodeDropped) - 1)) >> kCodeDropped;
+}
+
+// M. The code comes from the network: whatever it says, the arithmetic stays defined.
+inline double NumberOf(int32_t code) {
+  constexpr int32_t kInfinity = kernels::Bits<float>::kInfinity >> kCodeDropped;
+  if (code >= kInfinity) return 0x1p128;
+  return std::bit_cast<float>(std::max(code, 1) << kCodeDropped);
+}
+
+// Q.
+inline double LargestQuantised(uint32_t bits, uint32_t world_size) {
+  const uint32_t largest = ((1u << (bits - 1)) - 1) / world_size;
+  assert(largest > 0);
+  return largest;
+}
+
+template <typename F>
+decltype(auto) WithBits(Wire wire, F&& f) {
+  switch (wire) {
+    case Wire::kInt16:
+      return f(std::integral_constant<uint32_t, 16>{});
+    case Wire::kInt8:
+      return f(std::integral_constant<uint32_t, 8>{});
+    default:
+      return f(std::integral_constant<uint32_t, 4>{});
+  }
+}
+
+// Room for a block and for what is left of its last lane.
+template <uint32_t kBits>
+using BiasedBlock = std::array<kernels::Biased<kBits>, kBlockElements + 7>;
+
+template <uint32_t kBits>
+bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t world_size, const Rounding& rounding,
+                  uint8_t* lanes) {
+  constexpr uint32_t kTile = kernels::kTileElements, kMaxTiles = kBlockElements / kTile + 1;
+  assert(rounding.first + count <= kBlockElements);
+  const auto first_tile = rounding.first / kTile;
+  const auto end_tile = static_cast<uint32_t>((rounding.first + count + kTile - 1) / kTile);
+  std::array<uint32_t, kMaxTiles * kTile / 2> random;
+  kernels::RandomTiles(rounding.key, rounding.block, first_tile, end_tile - first_tile, random.data());
+  const double scale = exponent == kNoExponent ? 0 : LargestQuantised(kBits, world_size) * 0x1p16 / NumberOf(exponent);
+  BiasedBlock<kBits> biased;
+  const size_t in_first_tile = rounding.first - size_t{first_tile} * kTile;
+  const bool finite = kernels::Quantise<kBits>(
+      elements, count, scale, reinterpret_cast<const uint16_t*>(random.data()) + in_first_tile, biased.data());
+  const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
+  std::fill(biased.begin() + count, biased.begin() + lane_count * (32 / kBits), kernels::kBias<kBits>);
+  kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);
+  return finite;
+}
+
+template <typename Format, uint32_t kBits>
+void DecodeNarrow(const uint8_t* lanes, size_t count, int32_t exponent, uint32_t world_size, void* out) {
+  BiasedBlock<kBits> biased;
+  kernels::UnpackLanes<kBits>(lanes, (count + 32 / kBits - 1) / (32 / kBits), biased.data());
+  const double unit = exponent == kNoExponent ? 0 : NumberOf(exponent) / LargestQuantised(kBits, world_size);
+  kernels::ScaleSums<Format, kBits>(biased.data(), count, unit, out);
+}
+
+}  // namespace passing
+
+#endif  // XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
