@@ -15,6 +15,7 @@ from jax_passing.collective.process_sum import on_rank_zero as on_rank_zero
 from jax_passing.collective.process_sum import process_sum as process_sum
 from jax_passing.collective.psum import pmean as pmean
 from jax_passing.collective.psum import psum as psum
+from jax_passing.collective.psum_start import PsumHandle as PsumHandle
 from jax_passing.collective.psum_start import no_sum as no_sum
 from jax_passing.collective.psum_start import psum_done as psum_done
 from jax_passing.collective.psum_start import psum_start as psum_start

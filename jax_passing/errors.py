@@ -123,8 +123,8 @@ class InsideHostWarning(UserWarning):
 
 
 class UnfinishedHandlesWarning(UserWarning):
-    """A session ended while handles of `psum_start` weren't finished: their sums are gone. It isn't an error, as the last
-    sums of a pipeline may not be needed."""
+    """A session ended while handles of `psum_start` weren't finished: their sums are gone. It isn't an error, as a
+    pipeline may not need its last sums."""
 
 
 def names(ranks: Sequence[int]) -> str:

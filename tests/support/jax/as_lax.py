@@ -21,6 +21,11 @@ def sharded(f, mesh, in_specs=P("d"), out_specs=P("d"), **options):
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
 
 
+def apart(tree, axis="d", **options):
+    """The same sum, started in one place and finished in another."""
+    return jax_passing.psum_done(jax_passing.psum_start(tree, axis, **options))
+
+
 def same(make, *args):
     """`make(psum)` is a function of args; runs it with both, under jit."""
     ours, theirs = (jax.jit(make(psum))(*args) for psum in PSUMS)

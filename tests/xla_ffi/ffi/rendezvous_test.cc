@@ -66,6 +66,43 @@ TEST_F(RendezvousTest, startsWhenAllDevicesCame_inOrderOfMembers) {
   }
 }
 
+TEST_F(RendezvousTest, callsHearThatTheirSumHasStarted) {
+  const auto site = MakeSite(7, 2);
+  Device a{1}, b{2};
+  std::promise<void> started[2];
+  for (Device* device : {&a, &b}) {
+    const int member = device == &b;
+    Call call = device->MakeCall(10, member);
+    call.started = [&started, member] { started[member].set_value(); };
+    EXPECT_EQ(collective_->count(), 0);
+    rendezvous_.Arrive(site, std::move(call));
+  }
+  for (auto& each : started) EXPECT_EQ(each.get_future().wait_for(60s), std::future_status::ready);
+  collective_->Complete(0);
+  for (Device* device : {&a, &b}) EXPECT_EQ(device->Result(), "");
+}
+
+TEST_F(RendezvousTest, callsOfASumThatFailsBeforeDontHearThatItHasStarted) {
+  const auto site = MakeSite(7, 2);
+  Device a{1};
+  Call call = a.MakeCall(10, 0);
+  call.started = [] { ADD_FAILURE(); };
+  rendezvous_.Arrive(site, std::move(call));
+  rendezvous_.FailSession({"HostLostError", ""});
+  EXPECT_EQ(a.Result(), "HostLostError: ");
+}
+
+TEST_F(RendezvousTest, handlesEndWithTheAttachment) {
+  const float value = 1;
+  const HandleLeaf leaf{0, sizeof(value), &value};
+  const auto call = std::make_shared<HandleCall>("the sum", 1);
+  auto& handles = rendezvous_.handles();
+  EXPECT_FALSE(handles.Put(handles.NewNumber(), 0, call, std::make_shared<HandlePart>(std::vector{leaf})));
+  EXPECT_EQ(handles.Unfinished().size(), 1);
+  rendezvous_.Detach();
+  EXPECT_TRUE(handles.Unfinished().empty());
+}
+
 TEST_F(RendezvousTest, slicesAreInTheSameBuffers) {
   const auto site = MakeSite(7, 1);
   site->slice_count = 2;
