@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import jax_passing
-from jax_passing.commands import conformance, doctor, key, plan, run, switch
+from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch
 from jax_passing.commands.bench.command import bench
 from jax_passing.errors import PassingError
 
@@ -36,6 +36,7 @@ def _commands(
 app.command()(switch.switch)
 app.command(context_settings={"allow_interspersed_args": False})(run.run)  # a script has options of its own
 app.command()(plan.plan)
+app.command()(simulate.simulate)
 app.command()(bench)
 app.command()(conformance.conformance)
 app.command()(doctor.doctor)

@@ -10,28 +10,19 @@ from jax_passing.errors import PipelineError
 from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
+from jax_passing.scaling.timeline import BucketSum, Timeline, place
 
 
 @dataclass(frozen=True)
-class SimulatedStep:
-    """Holds the times of a simulated step.
+class SimulatedStep(Timeline):
+    """A simulated step: its times until all is computed and summed (`time_s`), until all is computed (`compute_s`), and
+    of all sums of a host (`sums_s`).
 
     Attributes:
-      time_s: time until all is computed and summed.
-      compute_s: time until all is computed.
       work_s: time for which the device with most work computes. `compute_s` is longer by this device's bubble.
-      sums_s: time that the sums of all gradients of a host take.
     """
 
-    time_s: float
-    compute_s: float
     work_s: float
-    sums_s: float
-
-    @property
-    def hidden(self) -> float:
-        """Returns the share of the sums' time in which devices still compute."""
-        return 1 - (self.time_s - self.compute_s) / self.sums_s if self.sums_s else 1.0
 
 
 def simulate(
@@ -78,16 +69,12 @@ def simulate(
     for span in spans:
         ready_s[span.task.stage] = max(ready_s[span.task.stage], span.end_s)
         work_s[schedule.device_of[span.task.stage]] += span.end_s - span.begin_s
-    end_s = sums_s = taken_s = 0.0  # taken_s: from the computation, by sums at the same time
-    for bucket in sorted(_buckets(plan, schedule, ready_s, bucket_bytes), key=lambda bucket: bucket.ready_s):
+    sums = []
+    for bucket in _buckets(plan, schedule, ready_s, bucket_bytes):
         sum_ = predict(cluster, strategy, bucket.elements, bucket.dtype)
-        begin_s = max(end_s, bucket.ready_s + taken_s if overlap else compute_s)
-        end_s = begin_s + sum_.time_s
-        sums_s += sum_.time_s
-        beside_s = max(0.0, min(end_s, compute_s + taken_s) - begin_s)
-        taken_s += sum_.shared_processors_s * beside_s / sum_.time_s
-    compute_s += taken_s
-    return SimulatedStep(max(end_s, compute_s), compute_s, max(work_s), sums_s)
+        sums.append(BucketSum(bucket.ready_s, sum_.time_s, sum_.shared_processors_s))
+    placed = place(compute_s, sums, overlap)
+    return SimulatedStep(placed.time_s, placed.compute_s, placed.sums_s, max(work_s))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_help_says_what_to_type(command, name, completes):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("jax-passing ", {"switch", "run", "plan", "bench", "conformance", "doctor", "key"}),
+        ("jax-passing ", {"switch", "run", "plan", "simulate", "bench", "conformance", "doctor", "key"}),
         ("jax-passing sw", {"switch"}),
         ("jax-passing run --ho", {"--hosts"}),
     ],

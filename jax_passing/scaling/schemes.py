@@ -1,0 +1,261 @@
+"""The ways to sum over hosts, each as the flows that it has. docs/reference/scale.md lists them.
+
+What is alike is simulated once: all chunks of a host on one link are one flow, and one processor stands for all that do
+the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size, and no packets.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jax_passing.collective.primitives import planner
+from jax_passing.protocol.packet import WORKERS_MAX
+from jax_passing.scaling import traffic as names
+from jax_passing.scaling.cluster import (
+    CHUNK_BYTES,
+    WIRE_SHARES,
+    SimulatedCluster,
+    goodput_under_loss,
+    tcp_bytes_per_s_under_loss,
+)
+from jax_passing.scaling.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A sum's traffic, in phases that follow on one another, and how long nothing flows."""
+
+    phases: tuple[Traffic, ...]
+    waits_s: float
+
+
+Builder = Callable[[SimulatedCluster], "Scheme | None"]
+
+
+def _capacity(ns_per_kb: float) -> float:
+    return 1024 / ns_per_kb * 1e9
+
+
+def _switch_traffic(cluster: SimulatedCluster) -> Traffic:
+    wire_bytes = planner.UDP_WIRE_BYTES_PER_BYTE * WIRE_SHARES[cluster.wire]
+    return Traffic(cluster, wire_bytes, slowdown=1 / goodput_under_loss(cluster.loss))
+
+
+def _ring_traffic(cluster: SimulatedCluster) -> Traffic:
+    return Traffic(cluster, planner.TCP_WIRE_BYTES_PER_BYTE, 1.0 if cluster.links_only else planner.RING_STALL)
+
+
+def _add_up_in_host(traffic: Traffic) -> float:
+    """Adds the ring inside a host, if its devices have links. Returns what the host's processor has to add up, in ns
+    per KB, if they don't."""
+    cluster = traffic.cluster
+    others = cluster.devices_per_host - 1
+    if cluster.in_host_gbit is None:
+        return planner.IN_HOST_NS_PER_KB * others
+    traffic.work(names.IN_HOST, 2 * others / cluster.devices_per_host, cluster.in_host_gbit * 1e9 / 8)
+    return 0.0
+
+
+def _through_switches(
+    traffic: Traffic, busiest_switch: float, all_switches: float, levels: int = 1, devices_send: bool = False
+) -> Scheme:
+    """Adds what processors do for sums by switches, and what bounds a rank.
+
+    Args:
+      busiest_switch: bytes that the busiest switch receives, for a sum of one byte.
+      all_switches: the same of all switches.
+      levels: switches on the way to the root.
+      devices_send: whether each device is a rank, not each host.
+    """
+    cluster = traffic.cluster
+    share = WIRE_SHARES[cluster.wire]
+    host_ns = planner.HOST_NS_PER_KB * share + (0.0 if devices_send else _add_up_in_host(traffic))
+    switch_ns = planner.SWITCH_NS_PER_KB * share
+    ranks = cluster.hosts * (cluster.devices_per_host if devices_send else 1)
+    if not cluster.links_only:
+        traffic.work(names.HOST_PROCESSOR, 1.0, _capacity(host_ns))
+        traffic.work(names.SWITCH_PROCESSOR, busiest_switch, _capacity(switch_ns))
+        if cluster.shared_cores:
+            work_ns = ranks * host_ns + all_switches * switch_ns
+            traffic.work(names.SHARED_PROCESSORS, 1.0, _capacity(work_ns / cluster.shared_cores))
+    if cluster.slots is not None:
+        traffic.work(names.WINDOW, 1.0, cluster.slots * CHUNK_BYTES / share / (cluster.round_trip_us * 1e-6))
+    call_us = 0.0 if cluster.links_only else planner.CALL_US * cluster.crowd
+    return Scheme((traffic,), (call_us + cluster.round_trip_us * levels) * 1e-6)
+
+
+def _one_host(cluster: SimulatedCluster) -> Scheme:
+    traffic = _switch_traffic(cluster)
+    in_host_ns = _add_up_in_host(traffic)
+    if in_host_ns and not cluster.links_only:
+        traffic.work(names.HOST_PROCESSOR, 1.0, _capacity(in_host_ns))
+    return Scheme((traffic,), 0.0 if cluster.links_only else planner.CALL_US * 1e-6)
+
+
+def _central(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
+    """One switch at the centre with a port for each host, or each rack; or a tree of them at the centre."""
+    traffic = _switch_traffic(cluster)
+    for host in range(cluster.hosts):
+        traffic.send(ranks_per_host, traffic.to_centre(host))
+        traffic.send(ranks_per_host, [traffic.into(host)])
+    for rack in range(cluster.racks):  # a result goes to a rack once: multicast
+        traffic.send(ranks_per_host, [traffic.rack_link(rack, "into")])
+    ranks = cluster.hosts * ranks_per_host
+    tree = ranks > WORKERS_MAX
+    return _through_switches(traffic, min(ranks, WORKERS_MAX), ranks, 1 + tree, devices_send=ranks_per_host > 1)
+
+
+def passing(cluster: SimulatedCluster) -> Scheme:
+    return _one_host(cluster) if cluster.hosts == 1 else _central(cluster, 1)
+
+
+def flat(cluster: SimulatedCluster) -> Scheme:
+    return _central(cluster, cluster.devices_per_host)
+
+
+def tree(cluster: SimulatedCluster) -> Scheme | None:
+    if cluster.rack_hosts is None:
+        return None
+    traffic = _switch_traffic(cluster)
+    for host in range(cluster.hosts):
+        traffic.send(1, [traffic.out(host)])
+        traffic.send(1, [traffic.into(host)])
+    for rack in range(cluster.racks):
+        traffic.send(1, [traffic.rack_link(rack, "out")])
+        traffic.send(1, [traffic.rack_link(rack, "into")])
+    busiest = max(min(cluster.rack_hosts, cluster.hosts), min(cluster.racks, WORKERS_MAX))
+    levels = 2 if cluster.racks <= WORKERS_MAX else 3
+    return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, levels)
+
+
+def in_rack(cluster: SimulatedCluster) -> Scheme | None:
+    if cluster.rack_hosts is None:
+        return None
+    traffic = _switch_traffic(cluster)
+    for host in range(cluster.hosts):
+        rack = traffic.rack(host)
+        hosts = min(cluster.rack_hosts, cluster.hosts - rack * cluster.rack_hosts)  # the last rack may have fewer
+        inside = 2 * (hosts - 1) / hosts  # to the shards of the others, and results of its own shard to them
+        for link, way in ((traffic.out(host), "out"), (traffic.into(host), "into")):
+            traffic.send(inside, [link])
+            traffic.send(1 / hosts, [link, traffic.rack_link(rack, way)])
+    hosts = min(cluster.rack_hosts, cluster.hosts)
+    busiest = max(1.0, min(cluster.racks, WORKERS_MAX))  # a shard of a rack's hosts adds up one byte; so does the spine
+    return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, 2)
+
+
+def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
+    """A server on a machine of its own, at the centre."""
+    traffic = _switch_traffic(cluster)
+    for host in range(cluster.hosts):
+        traffic.send(ranks_per_host, [*traffic.to_centre(host), traffic.server_link("into")])
+        traffic.send(ranks_per_host, [traffic.server_link("out"), *traffic.from_centre(host)])
+    ranks = cluster.hosts * ranks_per_host
+    return _through_switches(traffic, ranks, ranks, devices_send=ranks_per_host > 1)
+
+
+def server(cluster: SimulatedCluster) -> Scheme:
+    return _server(cluster, 1)
+
+
+def server_flat(cluster: SimulatedCluster) -> Scheme:
+    return _server(cluster, cluster.devices_per_host)
+
+
+def server_at_host(cluster: SimulatedCluster) -> Scheme:
+    traffic = _switch_traffic(cluster)
+    for host in range(1, cluster.hosts):
+        traffic.send(1, traffic.between(host, 0))
+        traffic.send(1, traffic.between(0, host))
+    return _through_switches(traffic, cluster.hosts, cluster.hosts)
+
+
+def shards(cluster: SimulatedCluster) -> Scheme:
+    """All pairs of hosts send to each other, so what a host sends into its rack is one flow, and the rest another."""
+    traffic = _switch_traffic(cluster)
+    for host in range(cluster.hosts):
+        rack = traffic.rack(host)
+        first = rack * cluster.rack_hosts if cluster.rack_hosts else 0
+        near = min(cluster.rack_hosts or cluster.hosts, cluster.hosts - first)
+        for link, way in ((traffic.out(host), "out"), (traffic.into(host), "into")):
+            traffic.send(2 * (near - 1) / cluster.hosts, [link])
+            if near < cluster.hosts:
+                traffic.send(2 * (cluster.hosts - near) / cluster.hosts, [link, traffic.rack_link(rack, way)])
+    return _through_switches(traffic, 1.0, cluster.hosts)
+
+
+def _step_by_step(
+    cluster: SimulatedCluster, phases: tuple[Traffic, ...], members: int, steps: int, sent: float
+) -> Scheme:
+    """Adds what processors do in a ring, or in halving and doubling, for `members` that send `sent` bytes each."""
+    first = phases[0]
+    in_host_ns = _add_up_in_host(first) if members == cluster.hosts else 0.0
+    if cluster.loss:
+        first.work(names.TCP_UNDER_LOSS, sent, tcp_bytes_per_s_under_loss(cluster.loss, cluster.round_trip_us))
+    if cluster.links_only:
+        return Scheme(phases, steps * cluster.round_trip_us * 1e-6)
+    host_ns = planner.RING_NS_PER_KB * sent + in_host_ns
+    if host_ns:
+        first.work(names.HOST_PROCESSOR, 1.0, _capacity(host_ns))
+        if cluster.shared_cores and cluster.hosts > 1:
+            first.work(names.SHARED_PROCESSORS, 1.0, _capacity(members * host_ns / cluster.shared_cores))
+    crowd = max(1.0, members / cluster.shared_cores) if cluster.shared_cores else 1.0
+    return Scheme(phases, steps * planner.RING_STEP_US * crowd * 1e-6)
+
+
+def _ring(cluster: SimulatedCluster, members: int) -> Scheme:
+    traffic = _ring_traffic(cluster)
+    sent = 2 * (members - 1) / members
+    if cluster.hosts > 1:
+        for host in range(cluster.hosts):
+            traffic.send(sent, traffic.between(host, (host + 1) % cluster.hosts))
+    return _step_by_step(cluster, (traffic,), members, 2 * (members - 1), sent)
+
+
+def ring(cluster: SimulatedCluster) -> Scheme:
+    """The ring goes through all devices, those of a host side by side."""
+    return _ring(cluster, cluster.hosts * cluster.devices_per_host)
+
+
+def ring_of_hosts(cluster: SimulatedCluster) -> Scheme:
+    return _ring(cluster, cluster.hosts)
+
+
+def halving_doubling(cluster: SimulatedCluster) -> Scheme | None:
+    """Near hosts exchange halves first, then ever farther ones ever smaller parts; then the same way back."""
+    steps = cluster.hosts.bit_length() - 1
+    if cluster.hosts != 1 << steps:
+        return None
+    phases: list[Traffic] = []
+    sizes: list[tuple[float, int, bool]] = []  # steps with the same ways between racks are as fast: one phase
+    for step in range(steps):
+        far = cluster.rack_hosts is not None and any(
+            host // cluster.rack_hosts != (host ^ 1 << step) // cluster.rack_hosts for host in range(cluster.hosts)
+        )
+        size = 2 * 2.0 ** -(step + 1)
+        uniform = cluster.rack_hosts is None or cluster.rack_hosts & (cluster.rack_hosts - 1) == 0
+        if sizes and uniform and sizes[-1][2] == far:
+            sizes[-1] = (sizes[-1][0] + size, step, far)
+        else:
+            sizes.append((size, step, far))
+    for size, step, _ in sizes:
+        phases.append(_ring_traffic(cluster))
+        for host in range(cluster.hosts):
+            phases[-1].send(size, phases[-1].between(host, host ^ 1 << step))
+    sent = 2 * (cluster.hosts - 1) / cluster.hosts
+    return _step_by_step(cluster, tuple(phases) or (_ring_traffic(cluster),), cluster.hosts, 2 * steps, sent)
+
+
+SCHEMES: dict[str, tuple[Builder, str]] = {
+    "passing": (passing, "hosts add up their devices, then a switch adds up the hosts"),
+    "tree": (tree, "the same with a switch in each rack, and one stream from each rack"),
+    "in-rack": (in_rack, "the same with a switch on each host, for a shard of its rack's sum"),
+    "flat": (flat, "each device sends to the switch: SwitchML, ATP"),
+    "ring": (ring, "a ring through all devices, as JAX's own"),
+    "ring-of-hosts": (ring_of_hosts, "hosts add up their devices, then a ring through the hosts"),
+    "halving-doubling": (halving_doubling, "hosts add up their devices, then exchange halves; 2, 4, 8, ... hosts"),
+    "shards": (shards, "parameter servers on all hosts, one for each shard"),
+    "server": (server, "a parameter server behind a link of its own; hosts add up their devices"),
+    "server-at-host": (server_at_host, "the same at a host"),
+    "server-flat": (server_flat, "a parameter server behind a link of its own; each device sends to it"),
+}
+"""By name: what builds the traffic, and a description. A builder returns None where its scheme can't be."""

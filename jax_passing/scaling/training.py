@@ -1,0 +1,84 @@
+"""Predicts training in data parallel: how long a step takes, and how many rows a second a cluster trains."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.errors import ConfigError
+from jax_passing.scaling import timeline
+from jax_passing.scaling.models import Model
+from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s
+from jax_passing.scaling.sums import SimulatedSum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained, and how.
+
+    Attributes:
+      model: its layers.
+      rows: images, or sequences of 1024 tokens, in the batch of each device.
+      flops_per_s: floating-point operations a second that a device reaches.
+      overlap: whether sums travel while the backward pass goes on.
+      bucket_bytes: size of the buckets that gradients are summed in.
+      pace: how often hosts wait for each other.
+      stragglers: hosts that are slow.
+    """
+
+    model: Model
+    rows: int = 32
+    flops_per_s: float = 10e12
+    overlap: bool = True
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    pace: Pace = field(default_factory=Pace)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 0 < self.flops_per_s < math.inf or self.bucket_bytes < 1:
+            raise ConfigError(
+                f"Training needs rows (1 or more, not {self.rows}), flops_per_s (above 0 and finite, not "
+                f"{self.flops_per_s}), and bucket_bytes (1 or more, not {self.bucket_bytes})."
+            )
+
+
+@dataclass(frozen=True)
+class SimulatedTraining:
+    """Training with one way to sum.
+
+    Attributes:
+      sum: the way.
+      compute_s: time for which a device computes in a step, if it isn't slow.
+      sums_s: time that all sums of a step take by themselves.
+      step_s: time of a step, on average.
+      rows_per_s: images or sequences a second, of all devices together.
+    """
+
+    sum: SimulatedSum
+    compute_s: float
+    sums_s: float
+    step_s: float
+    rows_per_s: float
+
+    @property
+    def efficiency(self) -> float:
+        """Returns the throughput over that of as many devices that never wait."""
+        return self.compute_s / self.step_s
+
+
+def train(training: Training, sums: Sequence[SimulatedSum]) -> list[SimulatedTraining]:
+    """Predicts training with each way to sum, without the optimiser's update."""
+    compute_s = training.model.flops * training.rows / training.flops_per_s
+    buckets = training.model.buckets(training.bucket_bytes)
+    found = []
+    for one in sums:
+        slowest_s = compute_s * (training.stragglers.slowdown if training.stragglers.hosts else 1.0)
+        own = [timeline.BucketSum(slowest_s * bucket.ready, one.time_s(bucket.size_bytes)) for bucket in buckets]
+        synchronous = timeline.place(slowest_s, own, training.overlap)
+        hosts = one.cluster.hosts
+        step_s = mean_step_s(
+            training.pace, hosts, training.stragglers, compute_s, synchronous.time_s, synchronous.sums_s
+        )
+        rows = training.rows * hosts * one.cluster.devices_per_host
+        found.append(SimulatedTraining(one, compute_s, synchronous.sums_s, step_s, rows / step_s))
+    return found

@@ -1,0 +1,75 @@
+"""The command prints, writes and draws what is simulated, and refuses what can't be."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jax_passing.commands import cli
+from jax_passing.errors import ConfigError
+from support.simgrid import needs_simgrid
+
+pytestmark = needs_simgrid
+
+
+def simulate(*options):
+    return CliRunner().invoke(cli.app, ["simulate", *options])
+
+
+def printed(*options):
+    result = simulate(*options)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_sums_over_several_numbers_of_hosts():
+    output = printed("--hosts", "4,8", "--link-gbit", "1", "--schemes", "passing,ring", "--baseline", "server")
+    rows = [line.split() for line in output.splitlines() if "passing" in line or "ring" in line]
+    assert [row[:-2] for row in rows] == [
+        ["4", "passing", "561", "ms", "66.8", "4.00"],
+        ["ring", "878", "ms", "100.4", "2.55"],
+        ["8", "passing", "561", "ms", "66.8", "8.00"],
+        ["ring", "1.03", "s", "117.1", "4.36"],
+    ]
+    assert "server's" not in output  # the baseline is simulated, but isn't among the schemes asked for
+
+
+def test_training_as_json():
+    options = ["--hosts", "8", "--model", "vgg16", "--schemes", "passing,server", "--json", "--links-only"]
+    answer = json.loads(printed(*options))
+    passing, server = answer["predictions"]
+    assert answer["training"]["model"] == "vgg16"
+    assert answer["clusters"][0]["hosts"] == 8
+    assert passing["speed_up"] == pytest.approx(server["time_s"] / passing["time_s"])
+    assert passing["rows_per_s"] == pytest.approx(8 * 32 / passing["time_s"])
+    assert server["speed_up"] == 1.0
+
+
+def test_curves(tmp_path):
+    path = tmp_path / "curves.svg"
+    printed("--hosts", "2,4", "--schemes", "passing,server", "--plot", str(path))
+    printed("--hosts", "2,4", "--schemes", "passing", "--model", "resnet50", "--plot", str(path))
+    assert "svg" in path.read_text()[:400]
+
+
+def test_check_prints_predictions_beside_measurements():
+    output = printed("--check")
+    assert "0 of the others are further off than 10%" in output
+    assert all(one["holds"] for one in json.loads(printed("--check", "--json")))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hosts", "eight"], "numbers with commas"),
+        (["--hosts", "0"], "1 to 4096"),
+        (["--schemes", "rings"], "There is no scheme 'rings'"),
+        (["--baseline", "none"], "There is no scheme 'none'"),
+        (["--model", "bert"], "no model 'bert'"),
+        (["--model", "vgg16", "--pace", "fast"], "no pace 'fast'"),
+    ],
+)
+def test_bad_options_are_refused(options, said):
+    result = simulate(*options)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)

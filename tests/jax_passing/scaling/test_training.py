@@ -1,0 +1,128 @@
+"""Simulated training, against times worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jax_passing.errors import ConfigError
+from jax_passing.scaling.cluster import SimulatedCluster
+from jax_passing.scaling.models import NAMES, Layer, Model, load
+from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s, parse_pace
+from jax_passing.scaling.sums import SimulatedSum
+from jax_passing.scaling.training import Training, train
+
+# Three layers with a gradient of 1 MiB each; a forward pass of a third. One bucket a layer.
+MODEL = Model("three", 1 / 3, (Layer(3.0, (2**18,)), Layer(3.0, (2**18,)), Layer(3.0, (2**18,))))
+SUM = SimulatedSum("passing", SimulatedCluster(hosts=4, devices_per_host=2), 0.0, 1 / 2**20, 1.0, "the host's link")
+TRAINING = Training(model=MODEL, rows=1, flops_per_s=1.0, bucket_bytes=2**20)
+
+
+def step_s(training, seconds_per_sum):
+    (found,) = train(training, [replace(SUM, s_per_byte=seconds_per_sum / 2**20)])
+    return found.step_s
+
+
+def test_sums_travel_while_earlier_layers_compute():
+    """9 s of computation. Backward passes of layers end after 5, 7 and 9 s."""
+    assert step_s(TRAINING, 1.0) == pytest.approx(10.0)  # the last sum alone is in sight
+    assert step_s(TRAINING, 2.0) == pytest.approx(11.0)
+    assert step_s(TRAINING, 10.0) == pytest.approx(35.0)  # one after the other from 5 s on
+    assert step_s(replace(TRAINING, overlap=False), 1.0) == pytest.approx(12.0)
+
+
+def test_throughput_and_efficiency():
+    (found,) = train(replace(TRAINING, rows=2), [SUM])
+    assert found.compute_s == pytest.approx(18.0)
+    assert found.rows_per_s == pytest.approx(2 * 4 * 2 / found.step_s)
+    assert found.efficiency == pytest.approx(18 / 19)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "gflop_forward"),
+    # Multiply-adds count as two operations. Those of images are the publications'; GPT-2 has 2 operations for each
+    # parameter of the layers and of the vocabulary, and those of attention, for 1024 tokens.
+    [
+        ("alexnet", 61_100_840, 2 * 0.72),
+        ("vgg16", 138_357_544, 2 * 15.5),
+        ("resnet50", 25_557_032, 2 * 4.1),
+        ("gpt2-small", 124_439_808, 2 * 1024 * 123.5e-3 + 12 * 4 * 1024**2 * 768e-9),
+        ("gpt2-xl", 1_557_611_200, 2 * 1024 * 1.5559e0 + 48 * 4 * 1024**2 * 1600e-9),
+    ],
+)
+def test_the_table_of_models(name, parameters, gflop_forward):
+    model = load(name)
+    assert sum(sum(layer.gradients) for layer in model.layers) == parameters
+    assert model.flops * model.forward_share / 1e9 == pytest.approx(gflop_forward, rel=0.1)
+    buckets = model.buckets()
+    assert sum(bucket.size_bytes for bucket in buckets) == 4 * parameters == model.gradient_bytes
+    assert [bucket.ready for bucket in buckets] == sorted(bucket.ready for bucket in buckets)
+    assert model.forward_share < buckets[0].ready < buckets[-1].ready == pytest.approx(1.0, rel=1e-6)
+
+
+def test_all_models_are_tested():
+    assert len(NAMES) == 5
+
+
+def test_paces_are_read():
+    assert parse_pace("synchronous") == Pace()
+    assert parse_pace("stale:2") == Pace(stale=2)
+    assert parse_pace("local:16") == Pace(every=16)
+    assert [str(parse_pace(text)) for text in ("synchronous", "stale:2", "local:16")] == [
+        "synchronous",
+        "stale:2",
+        "local:16",
+    ]
+    for text in ("stale", "stale:0", "local:-1", "async", "local:1 "):
+        with pytest.raises(ConfigError, match="Take `synchronous`, `stale:S`"):
+            parse_pace(text)
+
+
+def paced(pace, stragglers=None, hosts=4, sums_s=1.0):
+    """Steps of 3 s, whose sums take `sums_s`."""
+    return mean_step_s(parse_pace(pace), hosts, stragglers or Stragglers(), 3.0, 3.0 + sums_s, sums_s)
+
+
+def test_paces_hide_sums():
+    assert paced("synchronous") == 4.0
+    assert paced("stale:1") == pytest.approx(3.0)  # hidden behind the next step
+    assert paced("stale:1", sums_s=5.0) == pytest.approx(5.0)  # sums one after the other are the bound
+    assert paced("local:4") == pytest.approx(3.25)  # a quarter of a sum a step
+
+
+def test_paces_under_stragglers():
+    always, in_turns = Stragglers(1, 2.0), Stragglers(1, 2.0, in_turns=True)
+    assert paced("stale:3", always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
+    assert paced("local:8", always) == pytest.approx(6 + 1 / 8)
+    # Each host is slow in one of four steps, so none can be faster than 15 s for four steps.
+    assert paced("stale:1", in_turns) == pytest.approx(3.75)
+    slower = Stragglers(1, 5.0, in_turns=True)
+    assert (15 + 9) / 4 <= paced("stale:3", slower) < paced("stale:1", slower) < 15.0
+    assert paced("local:4", in_turns) == pytest.approx((5 * 3.0 + 1) / 4)
+
+
+def test_stragglers_take_turns():
+    slow = [np.flatnonzero(Stragglers(2, 3.0, in_turns=True).factors(5, step) == 3.0).tolist() for step in range(3)]
+    assert slow == [[0, 1], [2, 3], [0, 4]]
+    assert Stragglers(9, 3.0).factors(2, 7).tolist() == [3.0, 3.0]
+
+
+def test_synchronous_training_waits_for_the_slowest():
+    slow = replace(TRAINING, stragglers=Stragglers(1, 2.0))
+    assert step_s(slow, 1.0) == pytest.approx(19.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"rows": 0}, "rows \\(1 or more, not 0\\)"), ({"flops_per_s": 0.0}, "not 0.0"), ({"bucket_bytes": 0}, "not 0")],
+)
+def test_training_that_cant_be_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(TRAINING, **wrong)
+
+
+def test_unknown_models_and_stragglers_are_refused():
+    with pytest.raises(ConfigError, match="no model 'bert'. Take one of gpt2-small"):
+        load("bert")
+    with pytest.raises(ConfigError, match="1 or more times as long, not 0.5"):
+        Stragglers(1, 0.5)
