@@ -1,4 +1,4 @@
-"""What `jax-passing simulate` prints and draws: tables, JSON, and curves over the number of hosts."""
+"""`jax-passing simulate` prints and draws this: tables, JSON, and curves over the number of hosts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

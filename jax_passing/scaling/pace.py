@@ -1,4 +1,4 @@
-"""How often hosts wait for each other, and what slow hosts cost then."""
+"""Hosts wait for each other in every step, later, or seldom; this says what slow hosts cost then."""
 
 import re
 from dataclasses import dataclass

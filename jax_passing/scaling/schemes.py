@@ -138,7 +138,6 @@ def in_rack(cluster: SimulatedCluster) -> Scheme | None:
         for link, way in ((traffic.out(host), "out"), (traffic.into(host), "into")):
             traffic.send(inside, [link])
             traffic.send(1 / hosts, [link, traffic.rack_link(rack, way)])
-    hosts = min(cluster.rack_hosts, cluster.hosts)
     busiest = max(1.0, min(cluster.racks, WORKERS_MAX))  # a shard of a rack's hosts adds up one byte; so does the spine
     return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, 2)
 

@@ -1,4 +1,4 @@
-"""What the star measured (docs/reference/benchmarks.md), beside what is simulated for it."""
+"""Sums that the star measured (docs/reference/benchmarks.md) stand here beside what is simulated for them."""
 
 from dataclasses import dataclass
 

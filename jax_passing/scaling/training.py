@@ -14,7 +14,7 @@ from jax_passing.scaling.sums import SimulatedSum
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, and how.
+    """Describes a training.
 
     Attributes:
       model: its layers.
