@@ -64,6 +64,8 @@ def test_check_prints_predictions_beside_measurements():
         (["--hosts", "eight"], "numbers with commas"),
         (["--hosts", "0"], "1 to 4096"),
         (["--schemes", "rings"], "There is no scheme 'rings'"),
+        (["--schemes", "tree,passing"], "can have tree. Set --rack-hosts"),
+        (["--schemes", "halving-doubling", "--hosts", "6"], "can have halving-doubling"),
         (["--baseline", "none"], "There is no scheme 'none'"),
         (["--model", "bert"], "no model 'bert'"),
         (["--model", "vgg16", "--pace", "fast"], "no pace 'fast'"),
