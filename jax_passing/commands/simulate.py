@@ -143,8 +143,8 @@ def simulate(
         absent := [one for one in wanted if one not in {a.scheme for b in simulated for a in b}]
     ):
         raise ConfigError(
-            f"None of these clusters can have {', '.join(absent)}. Set --rack-hosts for tree and in-rack; take 2, 4, 8, "
-            "16, ... hosts for halving-doubling."
+            f"None of these clusters can have {', '.join(absent)}. Set --rack-hosts for tree and in-rack; take 2, 4, "
+            "8, ... hosts for halving-doubling."
         )
     results = simulate_table.Results(
         [train(training, sums) for sums in simulated] if training else simulated, size_bytes, baseline, wanted, training
