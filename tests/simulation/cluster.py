@@ -93,7 +93,7 @@ class Cluster:
         self._jobs = {}
         for job in self.plan.jobs:
             numbers = [
-                self.world.packets.add_site(site.dtype, list(site.leaves), site.device_count, site.maxima)
+                self.world.packets.add_site(site.dtype, list(site.leaves), site.device_count, site.maxima, site.wire)
                 for site in job.sites
             ]
             programs = tuple(tuple(numbers[index] for index in program) for program in job.programs)

@@ -96,13 +96,18 @@ def draw_job(random: Random, name: str) -> Job:
     )
 
 
+_WIRES = ("full", "full", "int16", "int8", "int4")  # the last one takes as many hosts as a job has
+
+
 def _site(random: Random) -> Site:
     dtype = random.choice(["float32", "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
+    leaves = tuple(1 + random.randrange(random.choice([3, 100, 1000])) for _ in range(random.choice([1, 1, 2, 4])))
     return Site(
         dtype=dtype,
-        leaves=tuple(1 + random.randrange(random.choice([3, 100, 1000])) for _ in range(random.choice([1, 1, 2, 4]))),
+        leaves=leaves,
         device_count=random.choice([1, 1, 2]),
         maxima=dtype == "int32" and random.random() < 0.5,
+        wire=_WIRES[sum(leaves) % len(_WIRES)] if dtype in ("float32", "float16", "bfloat16") else "full",
     )
 
 

@@ -49,6 +49,7 @@ class Site(Struct):
     leaves: tuple[int, ...]
     device_count: int = 1
     maxima: bool = False
+    wire: str = "full"
 
 
 class Job(Struct):

@@ -53,6 +53,25 @@ TEST_F(AttachmentTest, anotherWorldSize) {
   EXPECT_EQ(session_failure(), "");
 }
 
+TEST_F(AttachmentTest, aWireWithTooFewBits) {
+  for (const Wire wire : {Wire::kInt4, Wire::kFull}) {
+    const auto site = MakeSite(wire == Wire::kFull ? 7 : 8, 1);
+    site->shape = std::make_shared<SumShape>(
+        SumShape{.site_name = "train.py:41", .leaf_elements = {1}, .device_count = 1, .wire = wire});
+    site->world_size = kAnyWorldSize;
+    collective_->ranks = 8;
+    Device a{1};
+    rendezvous_.Arrive(site, a.MakeCall(10, 0));
+    if (wire == Wire::kFull) {
+      collective_->Complete(0);
+      EXPECT_EQ(a.Result(), "");
+    } else {
+      EXPECT_TRUE(a.Result().starts_with("ConfigError: train.py:41: with wire='int4' at most 7 ranks")) << a.Result();
+    }
+  }
+  EXPECT_EQ(session_failure(), "");
+}
+
 TEST_F(AttachmentTest, anyWorldSize) {
   const auto site = MakeSite(7, 1);
   site->world_size = kAnyWorldSize;

@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 // Keeps the sums it is given until the test completes them.
 class HeldCollective : public Collective {
  public:
-  uint32_t world_size() const override { return 2; }
+  uint32_t world_size() const override { return ranks; }
   void Start(Sum sum) override {
     std::lock_guard lock(mutex);
     sums.push_back(std::move(sum));
@@ -58,6 +58,7 @@ class HeldCollective : public Collective {
   }
 
   std::mutex mutex;
+  uint32_t ranks = 2;
   std::vector<Sum> sums;
   std::vector<std::pair<uint64_t, uint64_t>> ready;  // of which site how many elements
   std::promise<std::string> failed;                  // the kind

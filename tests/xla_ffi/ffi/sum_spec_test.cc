@@ -21,6 +21,7 @@ TEST(SumSpec, everyFieldIsRead) {
   EXPECT_EQ(spec.site_name, "train.py:41:9 in step psum of bfloat16[3,4] over d");
   EXPECT_EQ(spec.dtype, DType::kBFloat16);
   EXPECT_EQ(spec.op, Op::kSum);
+  EXPECT_EQ(spec.wire, Wire::kInt8);
   EXPECT_EQ(spec.leaf_elements, (std::vector<uint64_t>{12, 70'000'000'000}));
   EXPECT_EQ(spec.member_count, 8);
   EXPECT_EQ(spec.local_member_count, 4);
@@ -52,6 +53,8 @@ TEST(SumSpec, anythingElseIsRefusedByName) {
       {"leaf_elements=12,70000000000\n", "leaf_elements=12,,7\n"},
       {"dtype=bfloat16\n", "dtype=float12\n"},
       {"op=sum\n", "op=min\n"},
+      {"wire=int8\n", "wire=int9\n"},
+      {"dtype=bfloat16\n", "dtype=float64\n"},     // which travels full
       {"op=sum\n", "op=max\n"},                    // maxima are of int32
       {"gpu_slices=15,16\n", "gpu_slices=15\n"},   // not as many as GPUs
       {"gpu_slices=15,16\n", "gpu_slices=15,16"},  // breaks off

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <iterator>
 #include <numeric>
@@ -61,7 +62,9 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
     const DType dtype = pick(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32,
                              DType::kInt64, DType::kUint8);
     const bool maxima = dtype == DType::kInt32 && (seed + site) % 3 != 0;
-    workload.AddSite(dtype, leaves, pick(1u, 2u), maxima ? Op::kMax : Op::kSum);
+    const Wire narrow = std::array{Wire::kInt16, Wire::kInt8, Wire::kInt4}[(seed / 2) % 3];
+    const bool is_narrow = MayBeNarrow(dtype) && (seed + site) % 2 == 0 && options.world_size <= MaxRanksOf(narrow);
+    workload.AddSite(dtype, leaves, pick(1u, 2u), maxima ? Op::kMax : Op::kSum, is_narrow ? narrow : Wire::kFull);
   }
   // Two programs that share some sites; the first one is run again and again, the second now and then.
   std::vector<std::vector<size_t>> programs(2);
@@ -126,6 +129,7 @@ TEST(AllReduceCluster, elementsThatComeLate) {
     const uint32_t devices = pick(1u, 2u);
     workload.AddSite(DType::kFloat32, {30'000, 1, 20'001}, devices);
     workload.AddSite(DType::kBFloat16, {7, 90'001, 3}, devices);
+    workload.AddSite(DType::kFloat32, {7, 90'001, 3}, devices, Op::kSum, Wire::kInt8);
     workload.AddSite(DType::kInt32, {50'000}, devices, pick(Op::kSum, Op::kMax));
     workload.AddSite(DType::kFloat32, {100}, devices);
     for (int execution = 0; execution < 3; ++execution) {

@@ -96,12 +96,13 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                  const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
                                               std::optional<MemberKeyBytes>>>& shards,
                  uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
-                 uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s) {
+                 uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s, uint64_t seed) {
   JobConfig config{.rank = rank,
                    .world_size = world_size,
                    .shards = {},
                    .slots_per_shard = slots_per_shard,
                    .lanes_per_chunk = lanes_per_chunk,
+                   .seed = seed,
                    .first_position = first_position};
   if (check_key) std::memcpy(config.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
   std::vector<uint32_t> sockets;
@@ -205,13 +206,15 @@ NB_MODULE(_simulation, m) {
           "switch"_a)
       .def(
           "add_site",
-          [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count,
-             bool maxima) {
-            return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum);
+          [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count, bool maxima,
+             const std::string& wire) {
+            return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum,
+                                *ParseWire(wire));
           },
-          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a)
+          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "check_key"_a.none(), "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a)
+           "lanes_per_chunk"_a, "check_key"_a.none(), "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a,
+           "seed"_a)
       .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
       .def(
           "order_message",

@@ -151,7 +151,7 @@ class Packets {
 
   // Hosts.
 
-  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op);
+  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
   uint32_t AddHost(const JobConfig& job, const std::vector<uint32_t>& sockets, uint32_t incarnation, double warn_s,
                    double deadline_s);

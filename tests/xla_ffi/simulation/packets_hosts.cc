@@ -3,12 +3,22 @@
 
 namespace passing::simulation {
 
-uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op) {
+namespace {
+
+SumKey NameOf(const CallKey& key) {
+  const auto [site, execution, step] = key;
+  return {.site = 0x9E3779B97F4A7C15 * (site + 1), .execution = execution, .step = step};
+}
+
+}  // namespace
+
+uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire) {
   sites_.push_back(std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
                                                        .dtype = dtype,
                                                        .leaf_elements = std::move(leaves),
                                                        .device_count = device_count,
-                                                       .op = op}));
+                                                       .op = op,
+                                                       .wire = wire}));
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 
@@ -93,10 +103,7 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   const auto [site, execution, step] = key;
   if (host.core->idle()) host.progress_us = now_us();
   HostBuffers& buffers = host.calls[key] = InputsOf(number, key);
-  Sum sum{.key = {.site = 0x9E3779B97F4A7C15 * (site + 1), .execution = execution, .step = step},
-          .shape = sites_[site],
-          .inputs = {},
-          .outputs = {}};
+  Sum sum{.key = NameOf(key), .shape = sites_[site], .inputs = {}, .outputs = {}};
   for (Bytes& buffer : buffers) {
     sum.inputs.push_back(buffer.data());
     sum.outputs.push_back(buffer.data());
@@ -207,7 +214,7 @@ const std::vector<Bytes>* Packets::ReferenceOf(uint32_t incarnation, const CallK
       if (number == 0) return references_.erase(found), nullptr;
       inputs.push_back(InputsOf(number, key));
     }
-    found->second = Reference(*sites_[std::get<0>(key)], inputs);
+    found->second = Reference(*sites_[std::get<0>(key)], inputs, NameOf(key));
   }
   return &found->second;
 }

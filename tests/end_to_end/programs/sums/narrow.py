@@ -110,7 +110,7 @@ def main() -> None:
         for wire in BITS:
             got = run(lambda x, wire=wire: mean(x, wire), rows)
             exact = rows.astype(np.float64).sum(0)
-            unit = bounds(rows.astype(np.float64).reshape(hosts, local, -1).sum(1), BITS[wire], 2) / hosts
+            unit = bounds(rows.astype(np.float64).reshape(hosts, -1, rows.shape[-1]).sum(1), BITS[wire], 2) / hosts
             # A rank's rounding has a standard deviation of half a unit at most; 6 of the mean's are never reached.
             assert (np.abs(got - exact) <= 6 * 0.5 * (hosts / steps) ** 0.5 * unit + 1e-5).all(), wire
 
@@ -149,6 +149,14 @@ def main() -> None:
             with pytest.raises(ConfigError, match=text):
                 run(lambda x, options=options: jax_passing.psum(x, "d", **options), rows)
         stats = session.stats()
+    bits = []
+    for seed in (1, 1, 2):
+        with jax_passing.init(axis_name="d", seed=seed):
+            mapped = jax.shard_map(
+                lambda x: psum(x[0], "int8"), mesh=mesh, in_specs=P("d"), out_specs=P(), check_vma=False
+            )
+            bits.append(np.asarray(jax.jit(mapped)(rows[mine])).tobytes())
+    assert bits[0] == bits[1] != bits[2]
     print(f"digest {digest.hexdigest()}")
     print(f"guesses {stats['guesses_right']}")
 

@@ -14,6 +14,7 @@
 #include "host/numbers/element_classes.h"
 #include "host/numbers/fixed_point.h"
 #include "host/sums/sum.h"
+#include "host/sums/sum_passes.h"
 #include "wire/lanes.h"
 
 namespace passing {
@@ -108,10 +109,12 @@ inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hos
   return bytes;
 }
 
-// Leaf by leaf and block by block.
-inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<HostBuffers>& hosts) {
+// Leaf by leaf and block by block. `key` and the seed 0 name the random bits.
+inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
   const WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
+  uint64_t blocks = 0, block = 0;
+  for (uint64_t elements : shape.leaf_elements) blocks += (elements + kBlockElements - 1) / kBlockElements;
   std::vector<Bytes> leaves;
   for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
     const uint64_t elements = shape.leaf_elements[leaf];
@@ -120,7 +123,7 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       continue;
     }
     Bytes out(elements * SizeOf(shape.dtype));
-    for (uint64_t first = 0; first < elements; first += kBlockElements) {
+    for (uint64_t first = 0; first < elements; first += kBlockElements, ++block) {
       const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
       const auto inputs = [&](const HostBuffers& host) {
         std::vector<const void*> pointers;
@@ -135,13 +138,16 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
         if (!IsFloat(shape.dtype)) break;
         exponent = std::max(exponent, BlockExponent(format, inputs(host), count));
       }
+      if (format.is_narrow() && blocks <= 4) exponent = PowerOfTwoCode(exponent);
       const size_t lane_count = LaneCount(format, count);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
       uint8_t flags = 0;
-      for (const HostBuffers& host : hosts) {
+      for (uint32_t rank = 0; rank < world_size; ++rank) {
+        const HostBuffers& host = hosts[rank];
         Bytes encoded(4 * lane_count);
-        flags |= EncodeLanes(format, inputs(host), count, exponent, encoded.data());
+        const Rounding rounding{.key = RoundingKey({.rank = rank, .world_size = world_size}, key), .block = block};
+        flags |= EncodeLanes(format, inputs(host), count, exponent, encoded.data(), rounding);
         for (size_t i = 0; i < lane_count; ++i) lanes[i] += wire::LoadLane(encoded.data(), i);
         if (!IsFloat(shape.dtype)) continue;
         std::vector<uint32_t> own(count);

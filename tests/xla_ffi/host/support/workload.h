@@ -37,13 +37,15 @@ class Workload {
  public:
   Workload(Cluster& cluster, uint32_t world_size) : cluster_(cluster), world_size_(world_size) {}
 
-  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum) {
+  void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
+               Wire wire = Wire::kFull) {
     const uint64_t id = 0x9E3779B97F4A7C15 * (sites_.size() + 1);
     sites_.push_back({id, std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
                                                               .dtype = dtype,
                                                               .leaf_elements = std::move(leaves),
                                                               .device_count = device_count,
-                                                              .op = op})});
+                                                              .op = op,
+                                                              .wire = wire})});
     executions_.push_back(0);
   }
   size_t site_count() const { return sites_.size(); }
@@ -73,7 +75,8 @@ class Workload {
       }
       std::vector<HostBuffers> inputs;
       for (const Call& host : hosts) inputs.push_back(host.buffers);
-      references_[{site, execution}] = Reference(*sites_[site].shape, inputs);
+      references_[{site, execution}] =
+          Reference(*sites_[site].shape, inputs, {.site = sites_[site].id, .execution = execution});
     }
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       for (const auto& [site, execution] : calls) {

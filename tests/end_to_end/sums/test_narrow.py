@@ -1,0 +1,69 @@
+"""Sums on narrow wires on several real hosts, through a real switch. narrow.py compares them with numpy."""
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.jobs.cluster import COMPILED_FAST, digest
+
+if TYPE_CHECKING:
+    from support.jobs.cluster import Cluster
+
+
+def run(cluster: "Cluster", hosts: int = 2, seed: int = 0, size: int = 3000, **env: str) -> str:
+    settings = {"JAX_PASSING_SEED": str(seed), **COMPILED_FAST, **env}
+    started = cluster.start("sums/narrow.py", str(size), hosts=hosts, env=settings)
+    bits = digest(started)
+    assert all(int(re.search(r"^guesses (\d+)$", process.text, re.M)[1]) > 100 for process in started)
+    return bits
+
+
+@pytest.mark.slow
+def test_the_seed_decides_how_is_rounded(cluster: "Cluster") -> None:
+    assert run(cluster, seed=1) == run(cluster, seed=1) != run(cluster, seed=2)
+
+
+def test_two_hosts(cluster: "Cluster") -> None:
+    run(cluster)
+
+
+@pytest.mark.slow
+def test_three_hosts(cluster: "Cluster") -> None:
+    run(cluster, hosts=3, size=30_000)
+
+
+@pytest.mark.slow
+def test_each_device_is_a_rank(cluster: "Cluster") -> None:
+    run(cluster, JAX_PASSING_STRATEGY="flat")
+
+
+def test_hosts_that_name_different_wires_hear_it(cluster: "Cluster") -> None:
+    started = []
+    for rank, wire in enumerate(("full", "int8")):
+        env = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", **COMPILED_FAST}
+        started += cluster.start("sums/other_wire.py", wire, hosts=1, env=env)
+    for process in started:
+        assert process.wait() != 0
+        assert "ProgramMismatchError" in process.text
+        assert "rank 1 sums with wire int8, rank 0 with full. Give the same wire on all hosts" in process.text
+
+
+def test_sessions_with_different_wires_are_refused(cluster: "Cluster") -> None:
+    started = []
+    for rank, wire in enumerate(("int16", "int8")):
+        env = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", "JAX_PASSING_WIRE": wire}
+        started += cluster.start("sums/other_wire.py", "full", hosts=1, env=env)
+    for process in started:
+        assert process.wait() != 0
+        assert "JoinError" in process.text
+        assert "wire int8" in process.text
+
+
+@pytest.mark.slow
+def test_an_elastic_session_with_too_many_hosts_hears_it_when_it_sums(cluster: "Cluster") -> None:
+    env = {"JAX_PASSING_WORLD_SIZE_MIN": "1", **COMPILED_FAST}
+    for process in cluster.run("sums/too_many.py", hosts=8, devices=1, env=env):
+        assert "refused ConfigError: " in process.text
+        assert "with wire='int4' at most 7 ranks can be summed, and the session has 8" in process.text
+        assert "full gives 8.0" in process.text
