@@ -253,9 +253,10 @@ class HostProgram:
         device: int,
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
+        residuals: Sequence[np.ndarray] = ...,
     ) -> tuple[str, str] | None:
         """Blocks until the sum is done, without the GIL. `inputs`, `outputs`: uint8[n] of each leaf, the latter to be
-        written. Returns the failure, (kind, message), if there is one."""
+        written, and so are the residuals, if there are any. Returns the failure, (kind, message), if there is one."""
 
 def end_compilation(modules: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Tells the FFI handlers that the executables of these modules that there are by now are complete.

@@ -139,6 +139,7 @@ PinnedNeeds CudaSums::NeedsOf(const Executable& executable) {
     }
     std::vector<size_t> leaves;
     for (const uint64_t elements : spec->leaf_elements) leaves.push_back(elements * SizeOf(spec->dtype));
+    if (spec->residuals) leaves.insert(leaves.end(), leaves.begin(), leaves.end());
     needs.of_each_device.push_back(StagedSum::BlockBytes(leaves));
   }
   return needs;
@@ -156,25 +157,36 @@ std::optional<Failure> CudaSums::Start(const std::shared_ptr<const SumSite>& sit
   return TryOrForget(call, [&]() -> std::optional<Failure> {
     const SumShape& shape = *site->shape;
     const bool sliced = site->slice_count > 1;
-    const size_t element_bytes = SizeOf(shape.dtype);
+    const size_t element_bytes = SizeOf(shape.dtype), leaf_count = shape.leaf_elements.size();
     std::vector<DeviceArray> leaves;
     for (size_t i = 0; i < call.leaves.size(); ++i) {
-      const uint64_t elements = sliced ? site->slice_elements : shape.leaf_elements[i];
+      const uint64_t elements = sliced ? site->slice_elements : shape.leaf_elements[i % leaf_count];
       leaves.push_back({call.leaves[i], elements * element_bytes});
     }
     const auto shared = sliced ? std::optional(SharedBlockOf(site, call)) : std::nullopt;
     const auto part =
         StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), shared);
-    const auto memory = shared ? LeavesIn(*shared->block, shape) : part->memory();
+    auto memory = shared ? LeavesIn(*shared->block, shape) : part->memory();
+    // The arrays for residuals come behind the leaves, and are copied as these are, in both directions. Nothing is
+    // written to their memory before they have come.
+    const auto residuals_at = memory.begin() + static_cast<std::ptrdiff_t>(leaf_count);
+    std::vector<void*> residuals(residuals_at, memory.end());
+    memory.erase(residuals_at, memory.end());
+    const size_t bytes_before_start = residuals.empty() ? 0 : 2 * shape.bytes();
     rendezvous_.Arrive(
         site, {.run_id = call.run_id,
                .device = call.device,
                .member = call.member,
                .inputs = {memory.begin(), memory.end()},
                .outputs = memory,
-               .await_inputs = [part, element_bytes](uint64_t& elements) -> std::optional<Failure> {
+               .residuals = std::move(residuals),
+               .await_inputs = [part, element_bytes, bytes_before_start](uint64_t& elements) -> std::optional<Failure> {
                  try {
-                   elements = part->AwaitMore(elements * element_bytes) / element_bytes;
+                   size_t bytes = elements * element_bytes;
+                   do {
+                     bytes = part->AwaitMore(bytes);
+                   } while (bytes < bytes_before_start);
+                   elements = bytes / element_bytes;
                  } catch (const CudaError& error) {
                    return AcceleratorFailure(error.what());
                  }

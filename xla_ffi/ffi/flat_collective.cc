@@ -42,10 +42,15 @@ void FlatCollective::Start(Sum sum) {
   const auto leaf_count = static_cast<std::ptrdiff_t>(of_one->leaf_elements.size());
   for (size_t device = 0; device < ranks_.size(); ++device) {
     const auto first = static_cast<std::ptrdiff_t>(device) * leaf_count;
+    std::vector<void*> residuals;
+    if (!sum.residuals.empty()) {
+      residuals.assign(sum.residuals.begin() + first, sum.residuals.begin() + first + leaf_count);
+    }
     ranks_[device]->Start({.key = sum.key,
                            .shape = of_one,
                            .inputs = {sum.inputs.begin() + first, sum.inputs.begin() + first + leaf_count},
                            .outputs = {sum.outputs.begin() + first, sum.outputs.begin() + first + leaf_count},
+                           .residuals = std::move(residuals),
                            .done = [pending](const Failure* failure) { pending->Finish(failure); },
                            .ready_elements = sum.ready_elements});
   }

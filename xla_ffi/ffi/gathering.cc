@@ -23,13 +23,14 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
   const SumSite& site = *gathering->site;
   auto& calls = gathering->calls;
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
-  Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .done = {}};
+  Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .residuals = {}, .done = {}};
   const size_t leaf_count = site.shape->leaf_elements.size();
   sum.inputs.reserve(site.shape->device_count * leaf_count);
   sum.outputs.reserve(site.shape->device_count * leaf_count);
   for (size_t i = 0; i < calls.size(); ++i) {
     const Call& call = calls[i];
     assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
+    assert(call.residuals.size() == (calls.front().residuals.empty() ? 0 : leaf_count));
     if (call.member != calls[i - i % site.replica_count].member ||
         (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member) ||
         (site.slice_count > 1 && call.inputs != calls.front().inputs)) {
@@ -40,6 +41,7 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
     if (i % site.slice_count != 0) continue;    // its slice stands in the same buffers
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
+    sum.residuals.insert(sum.residuals.end(), call.residuals.begin(), call.residuals.end());
   }
   // Each of the calls asks, or none; of replicas the first one alone is told.
   if (calls.front().written) {
@@ -76,7 +78,9 @@ void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, c
     for (size_t i = 0; i < calls.size(); ++i) {
       const Call& source = calls[i - i % site.replica_count];
       for (size_t leaf = 0; i % site.replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
-        std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], site.shape->leaf_elements[leaf] * element_size);
+        const size_t bytes = site.shape->leaf_elements[leaf] * element_size;
+        std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
+        if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
       }
     }
     complete_all();

@@ -22,6 +22,7 @@ struct Call {
   int64_t member = 0;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
+  std::vector<void*> residuals{};  // Sum::residuals; each of the calls asks for them, or none
   // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
   // first on, and sets it to how many.
   std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};

@@ -22,7 +22,7 @@ constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<CpuState>();
 
 ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
                     ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
-                    ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums) {
+                    ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums_and_residuals) {
   *after->typed_data() = 0;
   ffi::Promise promise;
   ffi::Future future(promise);
@@ -31,9 +31,12 @@ ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::Buf
   call.device = device;
   call.member = position.typed_data()[1];
   call.inputs.reserve(leaves.size());
-  call.outputs.reserve(sums.size());
+  call.outputs.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
-  for (size_t i = 0; i < sums.size(); ++i) call.outputs.push_back((*sums.get<ffi::AnyBuffer>(i))->untyped_data());
+  for (size_t i = 0; i < sums_and_residuals.size(); ++i) {
+    auto& memory = i < leaves.size() ? call.outputs : call.residuals;
+    memory.push_back((*sums_and_residuals.get<ffi::AnyBuffer>(i))->untyped_data());
+  }
   call.done = [promise](const Failure* failure) mutable {
     if (failure) {
       promise.SetError(ToError(*failure));

@@ -51,7 +51,8 @@ std::optional<Failure> HostProgram::Sum(size_t site, int32_t execution, int64_t 
   const SumSpec& spec = instance.spec();
   std::vector<size_t> bytes;
   for (const uint64_t elements : spec.leaf_elements) bytes.push_back(elements * SizeOf(spec.dtype));
-  if (buffers.bytes != bytes || buffers.inputs.size() != bytes.size() || buffers.outputs.size() != bytes.size()) {
+  if (buffers.bytes != bytes || buffers.inputs.size() != bytes.size() || buffers.outputs.size() != bytes.size() ||
+      (!buffers.residuals.empty() && buffers.residuals.size() != bytes.size())) {
     throw std::invalid_argument("buffers that aren't those of " + spec.site_name);
   }
   const auto attached = rendezvous_.attached();
@@ -69,6 +70,7 @@ std::optional<Failure> HostProgram::Sum(size_t site, int32_t execution, int64_t 
   call.member = member;
   call.inputs = std::move(buffers.inputs);
   call.outputs = std::move(buffers.outputs);
+  call.residuals = std::move(buffers.residuals);
   call.done = [promise](const Failure* failure) {
     promise->set_value(failure ? std::optional(*failure) : std::nullopt);
   };

@@ -40,7 +40,8 @@ class HostProgram {
   struct Buffers {
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
-    std::vector<size_t> bytes;  // of each input and of each output
+    std::vector<size_t> bytes;       // of each input, and of the memory for its results
+    std::vector<void*> residuals{};  // empty, or one for each input
   };
   std::optional<Failure> Sum(size_t site, int32_t execution, int64_t group, int64_t member, int64_t device,
                              Buffers buffers);

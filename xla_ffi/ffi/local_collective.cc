@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,6 +33,10 @@ void SumElements(const Sum& sum, uint64_t begin, uint64_t end) {
       MaxLocal(inputs, last - first, outputs);
     } else {
       SumLocal(shape.dtype, inputs, last - first, outputs);
+    }
+    for (uint32_t device = 0; !sum.residuals.empty() && device < shape.device_count; ++device) {
+      auto* residuals = static_cast<uint8_t*>(sum.residuals[device * leaf_count + leaf]) + offset;
+      std::memset(residuals, 0, (last - first) * SizeOf(shape.dtype));  // nothing is sent, so nothing is lost
     }
   }
 }

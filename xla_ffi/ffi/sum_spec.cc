@@ -98,6 +98,7 @@ SumSpec ParseSumSpec(std::string_view text) {
   lines.Take("on_gpu", spec.on_gpu);
   lines.Take("overlap_group", spec.overlap_group);
   lines.Take("slice_elements", spec.slice_elements);
+  lines.Take("residuals", spec.residuals);
   lines.Take("gpus", spec.gpus);
   lines.Take("gpu_groups", spec.gpu_groups);
   lines.Take("gpu_members", spec.gpu_members);

@@ -36,6 +36,7 @@ struct SumSpec {
   bool on_gpu = false;
   int64_t overlap_group = 0;
   uint64_t slice_elements = 0;
+  bool residuals = false;
   std::vector<int64_t> gpus{}, gpu_groups{}, gpu_members{}, gpu_slices{};
 
   bool is_visit() const { return identity.empty(); }

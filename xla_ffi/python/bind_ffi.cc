@@ -101,18 +101,23 @@ using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 std::optional<std::pair<std::string, std::string>> SumOfHosts(HostProgram& self, size_t site, int32_t execution,
                                                               int64_t group, int64_t member, int64_t device,
                                                               const std::vector<ConstBytes>& inputs,
-                                                              const std::vector<Bytes>& outputs) {
+                                                              const std::vector<Bytes>& outputs,
+                                                              const std::vector<Bytes>& residuals) {
   HostProgram::Buffers buffers;
   for (const ConstBytes& input : inputs) {
     buffers.inputs.push_back(input.data());
     buffers.bytes.push_back(input.size());
   }
-  std::vector<size_t> output_bytes;
-  for (const Bytes& output : outputs) {
-    buffers.outputs.push_back(output.data());
-    output_bytes.push_back(output.size());
-  }
-  if (output_bytes != buffers.bytes) throw std::invalid_argument("results of other sizes than the operands");
+  const auto take = [&](const std::vector<Bytes>& results, std::vector<void*>& memory) {
+    std::vector<size_t> bytes;
+    for (const Bytes& result : results) {
+      memory.push_back(result.data());
+      bytes.push_back(result.size());
+    }
+    if (bytes != buffers.bytes) throw std::invalid_argument("results of other sizes than the operands");
+  };
+  take(outputs, buffers.outputs);
+  if (!residuals.empty()) take(residuals, buffers.residuals);
   nb::gil_scoped_release release;
   const auto failure = self.Sum(site, execution, group, member, device, std::move(buffers));
   return failure ? std::optional(std::pair(failure->kind, failure->message)) : std::nullopt;
@@ -145,7 +150,7 @@ void BindFfi(nb::module_& m) {
           "add", [](HostProgram& self, std::string_view spec) { return self.Add(ParseSumSpec(spec)); }, "spec"_a)
       .def("begin", &HostProgram::Begin, nb::kw_only(), "entry"_a, "device"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("sum", SumOfHosts, "site"_a, nb::kw_only(), "execution"_a, "group"_a, "member"_a, "device"_a, "inputs"_a,
-           "outputs"_a);
+           "outputs"_a, "residuals"_a = std::vector<Bytes>());
 
   m.def("end_compilation", EndCompilation, "modules"_a);
   m.def(

@@ -48,12 +48,13 @@ def _emit(
     program = host_calls.program_of(ctx).native
     number = program.add(total.spec.encode())
     devices = _devices(total)
-    rows = [_packed_type(aval) for aval in total.avals]
+    rows, rows_out = ([_packed_type(aval) for aval in avals] for avals in (total.avals, total.avals_out))
     token = jax.core.ShapedArray((1,), np.dtype(np.int32))
 
     def add(position: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
         group, member = (int(number) for number in position)
-        sums = [np.empty(aval.shape, aval.dtype) for aval in rows]
+        results = [np.empty(aval.shape, aval.dtype) for aval in rows_out]
+        given = [_bytes(each) for each in results]
         failure = program.sum(
             number,
             execution=int(execution),
@@ -61,21 +62,22 @@ def _emit(
             member=member,
             device=host_calls.calling(devices, (group, member)),
             inputs=[_bytes(leaf) for leaf in leaves],
-            outputs=[_bytes(each) for each in sums],
+            outputs=given[: len(rows)],
+            residuals=given[len(rows) :],
         )
         if failure is not None:
             raise Failure(*failure).exception()
-        return [np.zeros(1, np.int32), *sums]
+        return [np.zeros(1, np.int32), *results]
 
     execution = turn.order.execution(ctx)
     given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
     operands = [group_and_member(ctx, total), execution, turn.before, *given]
     avals_in = [POSITION, INT32, INT32, *rows]
-    done, *sums = host_calls.call(ctx, add, operands, avals_in, [token, *rows], has_side_effect=True)
+    done, *results = host_calls.call(ctx, add, operands, avals_in, [token, *rows_out], has_side_effect=True)
     _note(done, STREAM, stream_text(total.site.stream))
     unpacked = [
         _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
-        for value, row, aval in zip(sums, rows, total.avals, strict=True)
+        for value, row, aval in zip(results, rows_out, total.avals_out, strict=True)
     ]
     return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
 

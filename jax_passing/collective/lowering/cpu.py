@@ -20,7 +20,7 @@ def _emit(
         operand_output_aliases={i + 2: i + 1 for i in range(len(leaves))},
         has_side_effect=total.has_side_effect,
     )
-    own = ctx.replace(avals_in=[POSITION, INT32, *total.avals], avals_out=[INT32, *total.avals])
+    own = ctx.replace(avals_in=[POSITION, INT32, *total.avals], avals_out=[INT32, *total.avals_out])
     after, *sums = call(own, group_and_member(ctx, total), turn.before, *leaves, spec=total.spec.encode())
     return after, sums
 

@@ -33,6 +33,7 @@ class HostsSum(NamedTuple):
       placement: which devices add up.
       spans: whether the mesh spans processes, and JAX tells which.
       spec: its description for the handlers, without what only GPUs need.
+      residuals: whether it returns the leaves' residuals behind their sums.
     """
 
     mesh: meshes.LoweringMesh
@@ -43,6 +44,12 @@ class HostsSum(NamedTuple):
     placement: Placement
     spans: bool
     spec: SumSpec
+    residuals: bool
+
+    @property
+    def avals_out(self) -> list[Any]:
+        """The types of its results."""
+        return self.avals * (2 if self.residuals else 1)
 
     @property
     def has_side_effect(self) -> bool:
@@ -54,7 +61,7 @@ class HostsSum(NamedTuple):
 
 Emit = Callable[[mlir.LoweringRuleContext, HostsSum, Sequence[Any], Turn], tuple[Any, Sequence[Any]]]
 """Writes the calls of a sum of these leaves, which wait for `turn.before`. It returns int32[] that is there when the
-sum is done, on GPU when its call has started, and the leaves' sums."""
+sum is done, on GPU when its call has started, and what `avals_out` are the types of."""
 
 
 def rule(emit: Emit, *, on_gpu: bool = False) -> Callable[..., Sequence[Any]]:
@@ -67,12 +74,13 @@ def _lower(emit: Emit, on_gpu: bool, ctx: mlir.LoweringRuleContext, *leaves: Any
     total = describe(ctx, **params)
     if isinstance(total, Placement):
         return lower_local(ctx, leaves, total, params)
+    results = list(leaves) * (2 if params["residuals"] else 1)
     if total is None:
-        return leaves
-    result = list(leaves)
-    for i, value in zip(total.carried, lower_in_turn(emit, ctx, total, leaves, on_gpu=on_gpu), strict=True):
-        result[i] = value
-    return result
+        return results
+    indices = [*total.carried, *(len(leaves) + i for i in total.carried if total.residuals)]
+    for i, value in zip(indices, lower_in_turn(emit, ctx, total, leaves, on_gpu=on_gpu), strict=True):
+        results[i] = value
+    return results
 
 
 def describe(
@@ -85,6 +93,7 @@ def describe(
     device_ranks: int,
     op: str,
     site: Site,
+    residuals: bool = False,
 ) -> HostsSum | Placement | None:
     """Returns the sum; if it stays inside each host, where its devices are; None if all leaves are empty. The
     parameters are those of the primitive (passing_psum.py)."""
@@ -118,7 +127,7 @@ def describe(
         conditional=in_control_flow(),
         devices=",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     )
-    return HostsSum(mesh, axes, site, carried, avals, placement, spans, spec)
+    return HostsSum(mesh, axes, site, carried, avals, placement, spans, spec, residuals)
 
 
 def lower_in_turn(
@@ -242,12 +251,18 @@ def lower_local(
 ) -> Sequence[Any]:
     """Lowers JAX's own sum, over an axis of a mesh that lies inside each process."""
     axes: Axes = params["axes"]
+    residuals: bool = params.get("residuals", False)
     scope = scopes.current()
     alone = params["world_size"] == 1
     if placement.process_count == 1 and not alone and axes and scope is not None and not scope.axis_names:
         raise ConfigError(undeclared(axes))
-    if placement.member_count == 1:
+    if placement.member_count == 1 and not residuals:
         return leaves
     reduce = {"sum": jax_collectives.psum, "max": jax_collectives.pmax}[params["op"]]
-    lowered: Sequence[Any] = mlir.lower_fun(lambda *xs: reduce(xs, axes), multiple_results=True)(ctx, *leaves)
+
+    def reduced(*leaves: jax.Array) -> list[jax.Array]:
+        results = reduce(leaves, axes) if placement.member_count > 1 else leaves
+        return [*results, *map(jnp.zeros_like, leaves if residuals else ())]
+
+    lowered: Sequence[Any] = mlir.lower_fun(reduced, multiple_results=True)(ctx, *leaves)
     return lowered

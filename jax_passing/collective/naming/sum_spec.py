@@ -36,6 +36,7 @@ class SumSpec:
         `site`. XLA may call them in any order. It is for GPUs: on CPU XLA calls sums when they may start.
       slice_elements: not 0: this host's members add up their elements before they come, and each comes with a slice of
         so many elements.
+      residuals: its calls bring arrays for the leaves' residuals, too.
       gpus: the numbers of the mesh's devices: ids where it spans processes, else indices among this process's;
         ANY_DEVICE stands for every device.
       gpu_groups, gpu_members, gpu_slices: the group, the member and the slice of each of `gpus`.
@@ -60,6 +61,7 @@ class SumSpec:
     on_gpu: bool = False
     overlap_group: int = 0
     slice_elements: int = 0
+    residuals: bool = False
     gpus: tuple[int, ...] = ()
     gpu_groups: tuple[int, ...] = ()
     gpu_members: tuple[int, ...] = ()

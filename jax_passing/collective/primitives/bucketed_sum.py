@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_passing._compat import jax_collectives, named_axes
@@ -12,7 +14,11 @@ from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives import planner
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.hold import all_ready, hold, ready
-from jax_passing.collective.primitives.passing_psum import passing_psum_invariant_p, passing_psum_p
+from jax_passing.collective.primitives.passing_psum import (
+    passing_psum_invariant_p,
+    passing_psum_p,
+    residuals_vary,
+)
 from jax_passing.config import RANKS_MAX_OF_WIRE, STRATEGIES, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
@@ -96,38 +102,50 @@ def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
 
 
 def bucketed_sum(
-    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
+    arrays: Sequence[Any],
+    along: Extent,
+    site: Site,
+    op: str = "sum",
+    *,
+    of_casts: bool = False,
+    residuals: bool = False,
 ) -> list[Any]:
     """Returns the sum of each array over the extent; `site.paths` names them, in their order.
+
+    `residuals`: behind the sums come the residuals, in the same order.
 
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
     """
     buckets = buckets_of(arrays, site)
-    given, sums = list(arrays), list(arrays)
+    given, sums = list(arrays), list(arrays) * (2 if residuals else 1)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
-        results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts)
-        for index, result in zip(members, results, strict=True):
+        results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts, residuals)
+        indices = [*members, *(len(arrays) + i for i in members)] if residuals else members
+        for index, result in zip(indices, results, strict=True):
             sums[index] = result
     if tokens:
         _hold_behind_all(sums, carried, tokens)
     return sums
 
 
-def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool) -> Sequence[Any]:
+def _sum_bucket(
+    operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
+) -> Sequence[Any]:
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands, site.wire))
     if site.strategy == "native":
         results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
-        return results
+        return [*results, *nothing_lost(results, along, site)] if residuals else results
     invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
     scope = along.scope
     if along.over_hosts is not None:
         site = _on_its_wire(site, operands[0].dtype.name, along)
-    return (passing_psum_invariant_p if invariant else passing_psum_p).bind(
+    inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
+    results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(
         *operands,
         axes=along.axes,
         over_hosts=along.over_hosts,
@@ -135,8 +153,20 @@ def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_cast
         world_size=scope.world_size,
         device_ranks=scope.device_ranks if site.strategy == "flat" else 0,
         op=op,
+        residuals=residuals and inexact,
         site=site,
     )
+    return [*results, *nothing_lost(results, along, site)] if residuals and not inexact else results
+
+
+def nothing_lost(sums: Sequence[Any], along: Extent, site: Site) -> list[Any]:
+    """Returns the residuals of exact sums: zeros, of the type that residuals have."""
+    zeros = [jnp.zeros_like(each) for each in sums]
+    if not named_axes.check_vma():
+        return zeros
+    device_ranks = along.scope.device_ranks if site.strategy == "flat" else 0
+    more = named_axes.must_vary(along.axes) if residuals_vary(along.over_hosts, device_ranks) else frozenset()
+    return [named_axes.pvary(zero, more - named_axes.varying(jax.typeof(zero))) for zero in zeros]
 
 
 def _choice(along: Extent, operands: list[Any], wire: str) -> str:

@@ -7,7 +7,8 @@ JAX's own `psum` and `psum_invariant`.
 Parameters: `axes` (names), `over_hosts` (whether the sum goes over the hosts, which the mesh doesn't know; None: traced
 before `init`), `vmapped` (the axis that continues over the hosts was one of vmap, and is summed already), `world_size`
 (hosts of the session; None: any number, as it is elastic), `device_ranks` (devices of each host that are ranks of their
-own at the switch; 0: each host is one), `op` ("sum" or "max"), `site` (what names the sum, alike on all hosts).
+own at the switch; 0: each host is one), `op` ("sum" or "max"), `residuals` (behind the sums, the leaves' residuals are
+returned: ../residuals.py), `site` (what names the sum, alike on all hosts).
 """
 
 import functools
@@ -55,15 +56,31 @@ def _evaluate(primitive: Primitive, *leaves: Any, **params: Any) -> Any:
 # Types.
 
 
-def _abstract_eval(primitive: Primitive, *avals: Any, axes: Axes, **_: Any) -> tuple[list[Any], set[Any]]:
+def _abstract_eval(
+    primitive: Primitive,
+    *avals: Any,
+    axes: Axes,
+    residuals: bool,
+    over_hosts: bool | None,
+    device_ranks: int,
+    **_: Any,
+) -> tuple[list[Any], set[Any]]:
     for axis in axes:
         named_axes.axis_size(axis)
     named_axes.check_types(avals, axes, primitive.name)
     if primitive is passing_psum_invariant_p:
-        avals = tuple(named_axes.without_varying(aval, axes) for aval in avals)
+        sums = [named_axes.without_varying(aval, axes) for aval in avals]
     else:  # as lax.psum, which keeps weak types only under check_vma
-        avals = tuple(aval.update(weak_type=False) for aval in avals)
-    return list(avals), {named_axes.NamedAxisEffect(axis) for axis in axes}
+        sums = [aval.update(weak_type=False) for aval in avals]
+    kept: Sequence[Any] = ()
+    if residuals:
+        kept = [aval.update(weak_type=False) for aval in avals] if residuals_vary(over_hosts, device_ranks) else sums
+    return [*sums, *kept], {named_axes.NamedAxisEffect(axis) for axis in axes}
+
+
+def residuals_vary(over_hosts: bool | None, device_ranks: int) -> bool:
+    """Tells whether residuals differ along the axes of a mesh: they belong to what is one rank at the switch."""
+    return device_ranks > 0 or (over_hosts is False and jax.process_count() > 1)
 
 
 # Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
@@ -95,9 +112,21 @@ def linear_jvp(
 
 def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
     check_not_vmapped("psum", params["vmapped"], params["world_size"])
+    if params["residuals"]:
+        if any(type(tangent) is not ad.Zero for tangent in tangents):
+            raise _no_gradient(site)
+        results = primitive.bind(*primals, site=site, **params)
+        return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
     if params["op"] != "sum":
         raise GradientError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
     return linear_jvp(primitive, primals, tangents, site=site, **params)
+
+
+def _no_gradient(site: Site) -> GradientError:
+    return GradientError(
+        f"psum_with_residuals at {site.location} can't be differentiated, as rounding has no gradient: use it behind "
+        "the gradient, or put jax.lax.stop_gradient around its operand if the gradient may ignore it."
+    )
 
 
 LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is a constant
@@ -106,6 +135,8 @@ LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is 
 def _transpose(
     primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, site: Site, **params: Any
 ) -> list[Any]:
+    if params["residuals"]:
+        raise _no_gradient(site)
     moving = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     result: list[Any] = [ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
     given = [cotangents[i] for i in moving]
@@ -163,9 +194,13 @@ def _batch(
     primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     if axis_data.name not in axes:
-        return primitive.bind(*leaves, axes=axes, **params), dims
+        return primitive.bind(*leaves, axes=axes, **params), [*dims, *dims] if params["residuals"] else dims
     given, rest, params = sum_batch(axis_data, leaves, dims, axes, params)
-    return primitive.bind(*given, axes=rest, **params), [None] * len(given)
+    results = primitive.bind(*given, axes=rest, **params)
+    # Each element of the vmap counts as a device, which gets its part of the residual.
+    count = len(given)
+    kept = [each / np.array(axis_data.size, each.dtype) for each in results[count:]]
+    return [*results[:count], *kept], [None] * len(results)
 
 
 for _primitive in (passing_psum_p, passing_psum_invariant_p):

@@ -47,6 +47,13 @@ def test_sums_in_pieces_have_the_bits_of_cpu_hosts(cluster: "Cluster", driver: s
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_residuals_on_a_gpu_and_a_cpu_host(cluster: "Cluster", driver: str, devices: int) -> None:
+    arguments = ("as_on_gpu.py", driver, "0", "sums/residuals.py", "int8")
+    for process in cluster.run(*arguments, devices=devices, env=MANY_THREADS):
+        assert "residuals right" in process.text
+
+
 def test_hosts_that_issue_sums_in_another_order(cluster: "Cluster", driver: str) -> None:
     for process in cluster.run("as_on_gpu.py", driver, "0,1", "order/matching.py", "1", hosts=3, devices=1):
         assert "rounds 1" in process.text

@@ -32,6 +32,11 @@ def test_sums_that_only_some_executions_come_to(cluster: "Cluster") -> None:
         assert "all steps are right" in process.text
 
 
+def test_residuals(cluster: "Cluster") -> None:
+    for process in cluster.run(PROGRAM, "0", "sums/residuals.py", "int8", env=COMPILED_FAST):
+        assert "residuals right" in process.text
+
+
 def test_sums_of_different_executions_never_meet(cluster: "Cluster") -> None:
     for process in cluster.run(PROGRAM, "0", "order/conditional.py", "loop", "disagree"):
         assert "raised DeadlineExceededError" in process.text, process.text

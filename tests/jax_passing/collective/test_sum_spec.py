@@ -27,6 +27,7 @@ SPEC = SumSpec(
     on_gpu=True,
     overlap_group=6,
     slice_elements=7,
+    residuals=True,
     gpus=(-1, 2049),
     gpu_groups=(10, 11),
     gpu_members=(13, 14),

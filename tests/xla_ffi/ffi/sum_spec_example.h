@@ -22,6 +22,7 @@ devices=0,1,2048,2049
 on_gpu=1
 overlap_group=6
 slice_elements=7
+residuals=1
 gpus=-1,2049
 gpu_groups=10,11
 gpu_members=13,14

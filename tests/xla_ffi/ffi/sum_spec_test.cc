@@ -33,6 +33,7 @@ TEST(SumSpec, everyFieldIsRead) {
   EXPECT_TRUE(spec.on_gpu);
   EXPECT_EQ(spec.overlap_group, 6);
   EXPECT_EQ(spec.slice_elements, 7);
+  EXPECT_TRUE(spec.residuals);
   EXPECT_EQ(spec.gpus, (std::vector<int64_t>{-1, 2049}));
   EXPECT_EQ(spec.gpu_groups, (std::vector<int64_t>{10, 11}));
   EXPECT_EQ(spec.gpu_members, (std::vector<int64_t>{13, 14}));

@@ -140,6 +140,30 @@ int32_t ExponentOf(int64_t bits) {
   return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
 }
 
+// Turns lanes of `Format` into elements of `Result`, which is the same format or what its elements are added up as.
+template <typename Format, typename Result>
+void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* out) {
+  const uint32_t headroom_bits = HeadroomBits(format.world_size);
+  if constexpr (std::is_same_v<typename Format::Wide, double>) {
+    const Scale scale(exponent, -Shift64(exponent, headroom_bits));
+    kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
+  } else {
+    if (format.is_narrow()) {
+      return WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
+        DecodeNarrow<Result, kBits>(lanes, count, exponent, format.world_size, out);
+      });
+    }
+    if constexpr (kMayBePacked<Format>) {
+      if (IsPacked(format)) {
+        const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
+        return kernels::DecodePairs<Result>(lanes, count, scale, out);
+      }
+    }
+    const Scale scale(exponent, -Shift32(exponent, headroom_bits));
+    kernels::DecodeFloat32<Result>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b), out);
+  }
+}
+
 }  // namespace
 
 LaneGroup LaneGroupOf(const WireFormat& format) {
@@ -242,27 +266,11 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
 void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs) {
   const DefaultFloatMode mode;
-  const uint32_t headroom_bits = HeadroomBits(format.world_size);
   WithFormat(format.dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;
     void* const out = outputs[0];
-    if constexpr (std::is_same_v<Wide, float>) {
-      if (format.is_narrow()) {
-        WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
-          DecodeNarrow<Format, kBits>(lanes, count, exponent, format.world_size, out);
-        });
-      } else if (kMayBePacked<Format> && IsPacked(format)) {
-        if constexpr (kMayBePacked<Format>) {
-          const float scale = Scale16(exponent, -Shift16(exponent, headroom_bits));
-          kernels::DecodePairs<Format>(lanes, count, scale, out);
-        }
-      } else {
-        const Scale scale(exponent, -Shift32(exponent, headroom_bits));
-        kernels::DecodeFloat32<Format>(lanes, count, static_cast<float>(scale.a), static_cast<float>(scale.b), out);
-      }
-    } else if constexpr (std::is_same_v<Wide, double>) {
-      const Scale scale(exponent, -Shift64(exponent, headroom_bits));
-      kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
+    if constexpr (std::is_floating_point_v<Wide>) {
+      DecodeFloats<Format, Format>(format, lanes, count, exponent, out);
     } else if constexpr (std::is_same_v<Wide, uint32_t>) {
       const uint32_t together = LaneGroupOf(format).elements;
       if (together == 1) {
@@ -276,6 +284,19 @@ void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, i
       kernels::DecodeInteger64(lanes, count, out);
     }
     CopyToOthers(outputs, 0, count * sizeof(typename Format::Stored));
+  });
+}
+
+void DecodeOwnLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements) {
+  const DefaultFloatMode mode;
+  WithFormat(format.dtype, [&]<typename Format>(Format) {
+    using Wide = typename Format::Wide;
+    if constexpr (std::is_floating_point_v<Wide>) {
+      using Result = std::conditional_t<std::is_same_v<Wide, double>, kernels::Float64, kernels::Float32>;
+      DecodeFloats<Format, Result>(format, lanes, count, exponent, elements);
+    } else {
+      assert(false);
+    }
   });
 }
 

@@ -69,6 +69,10 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
 void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs);
 
+// Turns the lanes of floats that EncodeLanes wrote on this host into float32, or float64 for float64, without rounding
+// to the dtype: what the host adds to the sum.
+void DecodeOwnLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements);
+
 // Writes the lanes for a maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes the
 // results.
 void EncodeMaxima(std::span<const void* const> inputs, size_t count, uint8_t* lanes);

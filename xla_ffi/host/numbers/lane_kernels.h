@@ -123,22 +123,25 @@ inline int32_t HighSum(uint32_t lane) { return static_cast<int32_t>(lane - stati
 
 template <typename Format>
 PASSING_CLONES void DecodePairs(const uint8_t* __restrict lanes, size_t count, float scale, void* __restrict out) {
-  // A bfloat16 in the high half; never NaN, so that magnitudes round with their sign.
-  const auto rounded = [&](int32_t sum) {
-    return RoundMagnitude<16>(std::bit_cast<uint32_t>(static_cast<float>(sum) * scale));  // rounds
+  // Where the result is a bfloat16, it comes in the high half; never NaN, so that magnitudes round with their sign.
+  const auto value = [&](int32_t sum) {
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(sum) * scale);
+    return kNarrows<Format> ? RoundMagnitude<16>(bits) : bits;  // rounds
   };
+  constexpr int kUnused = kNarrows<Format> ? 16 : 0;
   for (size_t i = 0; i < count / 2; ++i) {
     const uint32_t lane = LoadLane(lanes, i);
-    const uint32_t first = rounded(HighSum(lane)) >> 16, second = rounded(LowSum(lane));
+    const uint32_t first = value(HighSum(lane)) >> kUnused, second = value(LowSum(lane));
     if constexpr (sizeof(typename Format::Stored) == 2) {
       Store(out, i, first | (second & 0xFFFF0000));
     } else {
-      Store(out, i, first | uint64_t{second >> 16} << 32);
+      Store(out, i, first | uint64_t{second >> kUnused} << 32);
     }
   }
   if (count % 2) {
-    const uint32_t last = rounded(HighSum(LoadLane(lanes, count / 2))) >> 16;
-    Store(out, count - 1, static_cast<decltype(Format::Narrow(0.f))>(last));
+    const uint32_t last = value(HighSum(LoadLane(lanes, count / 2))) >> kUnused;
+    Store(out, count - 1,
+          static_cast<std::conditional_t<sizeof(typename Format::Stored) == 2, uint16_t, uint32_t>>(last));
   }
 }
 

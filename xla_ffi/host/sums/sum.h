@@ -57,6 +57,8 @@ struct Sum {
   // `done` ran. An output is the same device's and leaf's input, or memory that no input overlaps.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
+  // Empty, or memory for the residuals of floats (residuals.h), ordered alike, that overlaps with nothing else.
+  std::vector<void*> residuals{};
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
   // The number of elements of each device that can be read when the sum starts, counted over its leaves end to end.

@@ -28,4 +28,8 @@ std::span<void* const> SumBuffers::OutputsAt(const ElementRun& run) const {
   return PointersAt<void*, uint8_t>(*sum_.shape, sum_.outputs, run, output_scratch_);
 }
 
+std::span<void* const> SumBuffers::ResidualsAt(const ElementRun& run) const {
+  return PointersAt<void*, uint8_t>(*sum_.shape, sum_.residuals, run, residual_scratch_);
+}
+
 }  // namespace passing

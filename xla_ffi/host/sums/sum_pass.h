@@ -27,12 +27,14 @@ class SumBuffers {
   // Pointers to the elements of a run, one for each device; valid until the next call.
   std::span<const void* const> InputsAt(const ElementRun& run) const;
   std::span<void* const> OutputsAt(const ElementRun& run) const;
+  std::span<void* const> ResidualsAt(const ElementRun& run) const;
 
  private:
   const Sum sum_;
   const std::shared_ptr<const SumPlan> plan_;
   mutable std::vector<const void*> input_scratch_;
   mutable std::vector<void*> output_scratch_;
+  mutable std::vector<void*> residual_scratch_;
 };
 
 class SumPass {

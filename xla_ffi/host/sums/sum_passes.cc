@@ -6,6 +6,7 @@
 
 #include "host/numbers/element_classes.h"
 #include "host/numbers/fixed_point.h"
+#include "host/numbers/residuals.h"
 #include "wire/lanes.h"
 #include "wire/sip_hash.h"
 
@@ -55,14 +56,25 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
   uint8_t flags = 0;
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
-    if (shape().op == Op::kMax) {
-      EncodeMaxima(buffers()->InputsAt(run), run.count, at);
-    } else {
-      flags |= EncodeLanes(plan().format(), buffers()->InputsAt(run), run.count, exponent, at, RoundingOf(run));
-    }
+    flags |= EncodeRun(run, exponent, lanes + 4 * size_t{plan().LanesOf(run.offset)});
   });
   return flags;
+}
+
+uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const {
+  const std::span<const void* const> inputs = buffers()->InputsAt(run);
+  if (shape().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
+  EncodeMaxima(inputs, run.count, lanes);
+  return 0;
+}
+
+// The lanes were sent from a packet that is gone, so they are made again: to keep them would take memory by the
+// element.
+void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
+  std::array<uint8_t, 4 * MaxFloatLanes(kBlockElements)> lanes;  // a run is no longer than a block
+  EncodeRun(run, exponent, lanes.data());
+  WriteResiduals(plan().format(), buffers()->InputsAt(run), lanes.data(), run.count, exponent,
+                 buffers()->ResidualsAt(run));
 }
 
 void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
@@ -70,10 +82,11 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
   const ChunkRange range = plan().DataRange(segment, chunk);
   if (flags != 0) Flag(range);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
-    // The result may overwrite the input, so this host's classes are read before.
+    // The result may overwrite the input, so this host's classes and residuals are made before.
     Classes classes;
     if (flags != 0) ClassifyElements(shape().dtype, buffers()->InputsAt(run), run.count, classes.data());
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
+    if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);

@@ -46,6 +46,9 @@ class ElementPass final : public SumPass {
     return {.key = rounding_key_, .block = run.block, .first = static_cast<uint32_t>(run.first % kBlockElements)};
   }
   void Flag(const ChunkRange& range);
+  // The same for one run: as Encode does, and what it keeps back.
+  uint8_t EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const;
+  void KeepResiduals(const ElementRun& run, int32_t exponent) const;
 
   const uint64_t rounding_key_;
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the

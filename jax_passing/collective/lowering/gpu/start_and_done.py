@@ -36,20 +36,23 @@ def _emit(
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
     roles = device_roles(total.mesh, total.axes, total.spans, total.site.location)
-    slices = _slices(total, roles)
+    slices = None if total.residuals else _slices(total, roles)  # who has a slice doesn't have a device's elements
     spec = replace(
         total.spec,
         on_gpu=True,
         overlap_group=turn.overlap_group,
         slice_elements=0 if slices is None else slices.elements,
+        residuals=total.residuals,
         gpus=_ints(roles.gpus),
         gpu_groups=_ints(roles.groups),
         gpu_members=_ints(roles.members),
         gpu_slices=_ints(np.zeros_like(roles.gpus) if slices is None else slices.numbers),
     )
     if slices is None:
-        own = ctx.replace(avals_in=total.avals, avals_out=total.avals)
-        return _start_and_done(own, turn.before, leaves, spec, total.has_side_effect)
+        own = ctx.replace(avals_in=total.avals_out, avals_out=total.avals_out)
+        kept = total.avals_out[len(leaves) :]
+        memory = [mlir.ir_constant(np.broadcast_to(np.zeros((), aval.dtype), aval.shape)) for aval in kept]
+        return _start_and_done(own, turn.before, [*leaves, *memory], spec, total.has_side_effect)
     own = ctx.replace(avals_in=[slices.aval], avals_out=[slices.aval])
     given = in_host.scatter(ctx, slices, total.avals, leaves)
     after, (summed,) = _start_and_done(own, turn.before, [given], spec, total.has_side_effect)
