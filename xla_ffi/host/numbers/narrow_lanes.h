@@ -17,6 +17,12 @@
 //   largest |x|, with one bit up to twice it: on average the unit is 1.06 against 1.44 times what that |x| needs, half
 //   a bit of 4 or 8. But guesses of a block's exponent would nearly always be wrong, as its largest element need only
 //   change by some percent. So sums that may guess have powers of two (SumPlan::coarse_scales).
+//   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
+//   not be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-17, and a
+//   residual is at most M / 2Q. With c M the largest power of two or number of 4 bits for what is sent next, and
+//   elements up to G, M' <= c (G + M / 2Q): with c = 9/8 M stays below 18/7 G even where Q is 1, and a power of two M
+//   >= 2 G doesn't grow. With random bits a residual would be up to M / Q, and where Q is 1 (int4, from 4 ranks on) M
+//   would grow by G with each sum.
 #ifndef XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 #define XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 
@@ -80,7 +86,11 @@ bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t
   const auto first_tile = rounding.first / kTile;
   const auto end_tile = static_cast<uint32_t>((rounding.first + count + kTile - 1) / kTile);
   std::array<uint32_t, kMaxTiles * kTile / 2> random;
-  kernels::RandomTiles(rounding.key, rounding.block, first_tile, end_tile - first_tile, random.data());
+  if (rounding.to_nearest) {
+    random.fill(0x80008000);  // half a unit for each of two elements
+  } else {
+    kernels::RandomTiles(rounding.key, rounding.block, first_tile, end_tile - first_tile, random.data());
+  }
   const double scale = exponent == kNoExponent ? 0 : LargestQuantised(kBits, world_size) * 0x1p16 / NumberOf(exponent);
   BiasedBlock<kBits> biased;
   const size_t in_first_tile = rounding.first - size_t{first_tile} * kTile;

@@ -9,9 +9,10 @@ namespace passing {
 
 // Names the elements that are rounded.
 struct Rounding {
-  uint64_t key = 0;    // of a rank's sum
-  uint64_t block = 0;  // the block's number in the sum
-  uint32_t first = 0;  // the first element's index in the block
+  bool to_nearest = false;  // without random bits
+  uint64_t key = 0;         // of a rank's sum
+  uint64_t block = 0;       // the block's number in the sum
+  uint32_t first = 0;       // the first element's index in the block
 };
 
 }  // namespace passing

@@ -43,7 +43,10 @@ class ElementPass final : public SumPass {
   void TellWritten(uint32_t segment) override;
   // Names the random bits of a run.
   Rounding RoundingOf(const ElementRun& run) const {
-    return {.key = rounding_key_, .block = run.block, .first = static_cast<uint32_t>(run.first % kBlockElements)};
+    return {.to_nearest = !buffers()->sum().residuals.empty(),
+            .key = rounding_key_,
+            .block = run.block,
+            .first = static_cast<uint32_t>(run.first % kBlockElements)};
   }
   void Flag(const ChunkRange& range);
   // The same for one run: as Encode does, and what it keeps back.
