@@ -144,7 +144,7 @@ def simulate(
     ):
         raise ConfigError(
             f"None of these clusters can have {', '.join(absent)}. Set --rack-hosts for tree and in-rack; take 2, 4, "
-            "8, ... hosts for halving-doubling."
+            "8, ... hosts for halving-doubling, and a wider --wire for more ranks."
         )
     results = simulate_table.Results(
         [train(training, sums) for sums in simulated] if training else simulated, size_bytes, baseline, wanted, training

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 
 from jax_passing.collective.primitives import planner
+from jax_passing.config import RANKS_MAX, RANKS_MAX_OF_WIRE, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import WORKERS_MAX
 
 HOSTS_MAX = 4096
-WIRE_SHARES = {"full": 1.0, "int16": 0.5, "int8": 0.25, "int4": 0.125}
+WIRE_SHARES = {wire: planner.lane_bytes("float32", wire) / 4 for wire in WIRES}
 """Bytes on the wire to a switch for each byte of float32."""
-WIRE_BITS = {"int16": 16, "int8": 8, "int4": 4}
 CHUNK_BYTES = 1440  # lanes of one packet, which take one slot
 
 # Goodput of sums by a switch where packets get lost, each by itself, over that without loss: the middles of the ranges
@@ -78,13 +78,16 @@ class SimulatedCluster:
         require(self.round_trip_us > 0, f"a round trip takes more than 0 us, not {self.round_trip_us}")
         require(self.shared_cores >= 0, f"shared_cores are 0 or more, not {self.shared_cores}")
         require(self.wire in WIRE_SHARES, f"wire is one of {', '.join(WIRE_SHARES)}, not {self.wire!r}")
-        if self.wire in WIRE_BITS:
-            most = 2 ** (WIRE_BITS[self.wire] - 1) - 1
-            wider = {"int4": "int8", "int8": "int16"}.get(self.wire, "full")
-            require(
-                self.hosts <= most,
-                f"wire {self.wire!r} adds up at most {most} hosts, not {self.hosts}: take {wider!r}, or fewer hosts",
-            )
+        require(
+            self.has_room_for(self.hosts),
+            f"wire {self.wire!r} adds up at most {RANKS_MAX_OF_WIRE[self.wire]} hosts, not {self.hosts}: take a wider "
+            "wire, or fewer hosts",
+        )
+
+    def has_room_for(self, ranks: int) -> bool:
+        """Tells whether sums of so many ranks fit into the bits of the wire. A job's limit is none of a simulation."""
+        most = RANKS_MAX_OF_WIRE[self.wire]
+        return most == RANKS_MAX or ranks <= most
 
     @property
     def racks(self) -> int:

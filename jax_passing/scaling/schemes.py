@@ -91,8 +91,10 @@ def _one_host(cluster: SimulatedCluster) -> Scheme:
     return Scheme((traffic,), 0.0 if cluster.links_only else planner.CALL_US * 1e-6)
 
 
-def _central(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
+def _central(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme | None:
     """One switch at the centre with a port for each host, or each rack; or a tree of them at the centre."""
+    if not cluster.has_room_for(cluster.hosts * ranks_per_host):
+        return None
     traffic = _switch_traffic(cluster)
     for host in range(cluster.hosts):
         traffic.send(ranks_per_host, traffic.to_centre(host))
@@ -104,11 +106,11 @@ def _central(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
     return _through_switches(traffic, min(ranks, WORKERS_MAX), ranks, 1 + tree, devices_send=ranks_per_host > 1)
 
 
-def passing(cluster: SimulatedCluster) -> Scheme:
+def passing(cluster: SimulatedCluster) -> Scheme | None:
     return _one_host(cluster) if cluster.hosts == 1 else _central(cluster, 1)
 
 
-def flat(cluster: SimulatedCluster) -> Scheme:
+def flat(cluster: SimulatedCluster) -> Scheme | None:
     return _central(cluster, cluster.devices_per_host)
 
 
@@ -142,8 +144,10 @@ def in_rack(cluster: SimulatedCluster) -> Scheme | None:
     return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, 2)
 
 
-def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
+def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme | None:
     """A server on a machine of its own, at the centre."""
+    if not cluster.has_room_for(cluster.hosts * ranks_per_host):
+        return None
     traffic = _switch_traffic(cluster)
     for host in range(cluster.hosts):
         traffic.send(ranks_per_host, [*traffic.to_centre(host), traffic.server_link("into")])
@@ -152,11 +156,11 @@ def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme:
     return _through_switches(traffic, ranks, ranks, devices_send=ranks_per_host > 1)
 
 
-def server(cluster: SimulatedCluster) -> Scheme:
+def server(cluster: SimulatedCluster) -> Scheme | None:
     return _server(cluster, 1)
 
 
-def server_flat(cluster: SimulatedCluster) -> Scheme:
+def server_flat(cluster: SimulatedCluster) -> Scheme | None:
     return _server(cluster, cluster.devices_per_host)
 
 

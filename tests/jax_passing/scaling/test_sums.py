@@ -139,6 +139,8 @@ def test_narrow_lanes_take_their_share_of_the_wire():
     for narrow, share in ((int16, 2), (int8, 4), (int4, 8)):
         assert narrow.link_bytes * share == full.link_bytes
         assert narrow.s_per_byte * share == pytest.approx(full.s_per_byte, rel=AGREE)
+        closed = planner.predict(planner.Cluster(4, link_gbit=1.0), "passing", S // 4, wire=narrow.cluster.wire)
+        assert narrow.time_s(S) == pytest.approx(closed.time_s, rel=AGREE)
 
 
 def test_slots_bound_the_rate():
@@ -170,8 +172,8 @@ def test_goodput_goes_through_what_was_measured():
         ({"slots": 0}, "slots are 1 or more"),
         ({"round_trip_us": 0.0}, "more than 0 us"),
         ({"wire": "int2"}, "full, int16, int8, int4, not 'int2'"),
-        ({"wire": "int4"}, "'int4' adds up at most 7 hosts, not 8: take 'int8'"),
-        ({"wire": "int8", "hosts": 128}, "'int8' adds up at most 127 hosts, not 128: take 'int16'"),
+        ({"wire": "int4"}, "'int4' adds up at most 7 hosts, not 8: take a wider wire"),
+        ({"wire": "int8", "hosts": 128}, "'int8' adds up at most 127 hosts, not 128: take a wider wire"),
     ],
 )
 def test_what_cant_be_simulated_is_refused(wrong, said):
@@ -187,3 +189,5 @@ def test_an_unknown_scheme_is_refused():
 def test_schemes_that_cant_be_are_left_out():
     (six,) = sums_of(SimulatedCluster(hosts=6))
     assert SCHEMES.keys() - six.keys() == {"halving-doubling", "tree", "in-rack"}
+    (many,) = sums_of(SimulatedCluster(hosts=64, devices_per_host=2, rack_hosts=8, wire="int8"))
+    assert SCHEMES.keys() - many.keys() == {"flat", "server-flat"}  # 128 ranks are one too many for the wire
