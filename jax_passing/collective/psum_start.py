@@ -16,7 +16,12 @@ from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective.axes import Axes, Extent, as_axes, extent, require_session
 from jax_passing.collective.naming.sites import Site, new_site, paths_of
 from jax_passing.collective.primitives import handles
-from jax_passing.collective.primitives.bucketed_sum import check_bucket_bytes, check_strategy
+from jax_passing.collective.primitives.bucketed_sum import (
+    check_bucket_bytes,
+    check_strategy,
+    check_wire,
+    on_its_wire,
+)
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.primitives.handles import LeafType
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
@@ -31,6 +36,7 @@ class _Kind(NamedTuple):
     types: tuple[LeafType, ...]
     axes: Axes
     strategy: str | None
+    wire: str | None
     bucket_bytes: int
 
     @property
@@ -66,7 +72,12 @@ jax.tree_util.register_pytree_node(PsumHandle, _flatten, lambda kind, tokens: Ps
 
 
 def psum_start(
-    tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    tree: Any,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> PsumHandle:
     """Starts the sum of each array of `tree`, as `psum` sums them, and returns without waiting for other hosts.
 
@@ -80,6 +91,7 @@ def psum_start(
       tree: as for `psum`; Python numbers are arrays here.
       axis_name: as for `psum`.
       strategy: as for `psum`; not "native", as `jax.lax.psum` can't be started apart.
+      wire: as for `psum`.
       bucket_bytes: as for `psum`.
 
     Returns: A handle: a pytree of float32 scalars, the same on all devices (for jax.shard_map, P()).
@@ -102,11 +114,12 @@ def psum_start(
     )
     summed_over = _summed_over(along.axes)
     types = tuple(LeafType.of(jax.typeof(array), summed_over) for array in arrays)
-    kind = _Kind(treedef, types, along.axes, strategy, bucket_bytes)
-    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start")
+    kind = _Kind(treedef, types, along.axes, strategy, wire, bucket_bytes)
+    carried = check_wire(wire, along, wanted)
+    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=carried)
     how = handles.summing(along, wanted)
     tokens = []
-    for members, bucket in _sites(kind, site):
+    for members, bucket in _sites(kind, site, along):
         given = [arrays[i] for i in members]
         if in_host:
             tokens.append(handles.keep(given, bucket))
@@ -123,7 +136,8 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
       after: arrays, in a tree, that are computed first. In one program the compiler decides when to wait, unless this
         says it: `psum_done(handle, after=grads)` waits behind the backward pass.
 
-    Returns: What `psum` of the tree would have returned, bit for bit; zeros for a handle of `no_sum`.
+    Returns: What `psum` of the tree would have returned, bit for bit, unless a `wire` rounds at random; zeros for a
+      handle of `no_sum`.
 
     Raises:
       HandleError: this is no handle. When it runs: the handle was used before, belongs to a session that is over, or
@@ -140,11 +154,12 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     if along.axes:
         require_session(along, "psum_done")
     wanted = _check_strategy(kind.strategy, along)
-    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start")
+    wire = check_wire(kind.wire, along, wanted)
+    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire=wire)
     back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
     sums: list[Any] = [None] * len(kind.types)
     others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
-    for token, (members, bucket) in zip(handle._tokens, _sites(kind, site), strict=True):
+    for token, (members, bucket) in zip(handle._tokens, _sites(kind, site, along), strict=True):
         types = [_type_here(kind.types[i]) for i in members]
         for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):
             sums[i] = each
@@ -152,14 +167,19 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
 
 
 def no_sum(
-    tree: Any, axis_name: Any, *, strategy: str | None = None, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    tree: Any,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> PsumHandle:
     """Returns the handle of no sum, for the place of a handle before there is one: `psum_done` of it gives zeros at
     once, on each host by itself, as often as it is asked.
 
     Args:
       tree: arrays, or whatever has their shapes and dtypes (jax.ShapeDtypeStruct), as will be given to `psum_start`.
-      axis_name, strategy, bucket_bytes: as will be given to `psum_start`. The axis needn't be bound here.
+      axis_name, strategy, wire, bucket_bytes: as will be given to `psum_start`. The axis needn't be bound here.
 
     Returns: A handle with the structure of `psum_start(tree, axis_name)`.
 
@@ -182,7 +202,7 @@ def no_sum(
         check_dtype(f"psum_start of {aval.dtype.name}", aval.dtype, path, SUPPORTED_DTYPES)
         dtype = np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
         types.append(LeafType.of(aval, summed_over)._replace(dtype=dtype))
-    kind = _Kind(treedef, tuple(types), axes, strategy, bucket_bytes)
+    kind = _Kind(treedef, tuple(types), axes, strategy, wire, bucket_bytes)
     return PsumHandle(tuple(jnp.zeros((), np.float32) for _ in kind.buckets()), kind)
 
 
@@ -214,9 +234,15 @@ def _sums_in_host(leaves: Sequence[Any], paths: Sequence[str], along: Extent) ->
     return jax_collectives.psum(arrays, along.axes) if along.axes else arrays
 
 
-def _sites(kind: _Kind, site: Site) -> list[tuple[list[int], Site]]:
+def _sites(kind: _Kind, site: Site, along: Extent) -> list[tuple[list[int], Site]]:
     """Returns the leaves, and the site, of each bucket."""
-    return [(members, replace(site.only(members), bucket=n)) for n, members in enumerate(kind.buckets())]
+    sites = []
+    for number, members in enumerate(kind.buckets()):
+        bucket = replace(site.only(members), bucket=number)
+        if along.over_hosts is not None and not _in_host(along):
+            bucket = on_its_wire(bucket, kind.types[members[0]].dtype.name, along)
+        sites.append((members, bucket))
+    return sites
 
 
 def _type_here(leaf: LeafType) -> LeafType:

@@ -104,6 +104,14 @@ def across_programs(random: np.random.Generator, rank: int, check_vma: bool) -> 
         same(done(handles[i]), sums[i])
 
 
+def on_a_narrow_wire(random: np.random.Generator, hosts: int) -> None:
+    x = np.clip(random.normal(size=(mesh.size, 300)), -4, 4).astype(np.float32)
+    ours = mapped(lambda x: jax_passing.psum_done(jax_passing.psum_start(x, "d", wire="int8")))
+    error = np.abs(np.asarray(ours(x)) - np.asarray(mapped(at_once)(x))).max()
+    step = 2 * 4 * mesh.size / (127 // hosts)  # a scale is at most twice as large as it has to be
+    assert 0 < error < hosts * step, error
+
+
 def without_waiting(tree: Tree, folder: Path, rank: int, hosts: int) -> None:
     """The last host starts its sum only when the others' programs have started theirs, and run on."""
     start = mapped(lambda tree: (jax_passing.psum_start(tree, "d"), tree["w"].sum()))
@@ -128,6 +136,7 @@ def sums(seed: int, folder: Path) -> None:
             in_one_program(values(random), check_vma)
             in_a_scan(values(random), check_vma)
             across_programs(random, session.rank, check_vma)
+        on_a_narrow_wire(random, session.world_size)
         without_waiting(values(random), folder, session.rank, session.world_size)
     print("all sums are those of psum")
 
