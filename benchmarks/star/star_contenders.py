@@ -5,7 +5,7 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import star_bmv2
 from star_network import SWITCH
@@ -23,6 +23,13 @@ IN_A_TREE = ("--no-multicast",)
 def once(hosts: int, devices: int) -> float:
     """Every link carries the sum once in each direction: in-network aggregation by host."""
     return UDP_WIRE_BYTES_PER_BYTE
+
+
+def narrow(bits: int) -> Callable[[int, int], float]:
+    """Every link carries float32 with so many bits once, and 4 bytes for each block, in each direction."""
+    part = bits / 32
+    frames = UDP_WIRE_BYTES_PER_BYTE / (1 + 4 / (4 * 1440))
+    return lambda hosts, devices: frames * (part + 4 / (4 * 1440))
 
 
 def once_a_device(hosts: int, devices: int) -> float:
@@ -76,6 +83,21 @@ def start_with_a_key(running: Running) -> None:
 def start_checked(running: Running) -> None:
     """Hosts check the sums."""
     start_passing(running, JAX_PASSING_CHECK_SUMS="true")
+
+
+def start_int16(running: Running) -> None:
+    """Floats travel as 16 bits."""
+    start_passing(running, JAX_PASSING_WIRE="int16")
+
+
+def start_int8(running: Running) -> None:
+    """Floats travel as 8 bits."""
+    start_passing(running, JAX_PASSING_WIRE="int8")
+
+
+def start_int4(running: Running) -> None:
+    """Floats travel as 4 bits."""
+    start_passing(running, JAX_PASSING_WIRE="int4")
 
 
 def start_passing(running: Running, *flags: str, **of_ranks: str) -> None:
@@ -202,6 +224,9 @@ CONTENDERS = {
     "key": Contender("jax_passing.psum, with a key", start_with_a_key, once, "passing"),
     "checked": Contender("jax_passing.psum, sums checked", start_checked, once, "passing"),
     "ebpf": Contender("jax_passing.psum, switch in eBPF", start_ebpf, once, "passing"),
+    "int16": Contender("jax_passing.psum, wire int16", start_int16, narrow(16), "passing", wire="int16"),
+    "int8": Contender("jax_passing.psum, wire int8", start_int8, narrow(8), "passing", wire="int8"),
+    "int4": Contender("jax_passing.psum, wire int4", start_int4, narrow(4), "passing", wire="int4"),
     "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
     "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
     "openmpi": Contender("Open MPI", start_openmpi, ring, None),

@@ -80,7 +80,7 @@ def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
 def on_its_wire(site: Site, dtype: str, along: Extent) -> Site:
     """Returns the site of a bucket of one dtype. Raises ConfigError if its wire can't carry a sum over so many ranks;
     in an elastic session, where their number isn't known, the sum fails when it runs."""
-    if site.wire == "full" or dtype not in planner.NARROW_PARTS:
+    if along.over_hosts is None or site.wire == "full" or dtype not in planner.NARROW_PARTS:
         return replace(site, wire="full")
     scope = along.scope
     ranks = (scope.world_size or 1) * (scope.device_ranks if site.strategy == "flat" else 1)
@@ -142,8 +142,7 @@ def _sum_bucket(
         return [*results, *nothing_lost(results, along, site)] if residuals else results
     invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
     scope = along.scope
-    if along.over_hosts is not None:
-        site = on_its_wire(site, operands[0].dtype.name, along)
+    site = on_its_wire(site, operands[0].dtype.name, along)
     inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
     results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(
         *operands,
