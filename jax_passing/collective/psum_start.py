@@ -115,8 +115,8 @@ def psum_start(
     summed_over = _summed_over(along.axes)
     types = tuple(LeafType.of(jax.typeof(array), summed_over) for array in arrays)
     kind = _Kind(treedef, types, along.axes, strategy, wire, bucket_bytes)
-    way = check_wire(wire, along, wanted)
-    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=way)
+    carried = check_wire(wire, along, wanted)
+    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=carried)
     how = handles.summing(along, wanted)
     tokens = []
     for members, bucket in _sites(kind, site, along):
@@ -154,8 +154,8 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     if along.axes:
         require_session(along, "psum_done")
     wanted = _check_strategy(kind.strategy, along)
-    way = check_wire(kind.wire, along, wanted)
-    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire=way)
+    carried = check_wire(kind.wire, along, wanted)
+    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire=carried)
     back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
     sums: list[Any] = [None] * len(kind.types)
     others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
@@ -237,9 +237,11 @@ def _sums_in_host(leaves: Sequence[Any], paths: Sequence[str], along: Extent) ->
 def _sites(kind: _Kind, site: Site, along: Extent) -> list[tuple[list[int], Site]]:
     """Returns the leaves, and the site, of each bucket."""
     sites = []
-    for n, members in enumerate(kind.buckets()):
-        bucket = replace(site.only(members), bucket=n)
-        sites.append((members, on_its_wire(bucket, kind.types[members[0]].dtype.name, along)))
+    for number, members in enumerate(kind.buckets()):
+        bucket = replace(site.only(members), bucket=number)
+        if not _in_host(along):
+            bucket = on_its_wire(bucket, kind.types[members[0]].dtype.name, along)
+        sites.append((members, bucket))
     return sites
 
 
