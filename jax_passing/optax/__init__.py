@@ -1,0 +1,12 @@
+"""Transformations for optax that sum gradients over all hosts: with fewer bytes, or less often."""
+
+try:
+    import optax as _optax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "optax":
+        raise
+    raise ImportError(
+        "jax_passing.optax makes transformations for optax, which isn't installed here: run `pip install optax`."
+    ) from None
+
+from jax_passing.optax.local_sgd import local_sgd as local_sgd
