@@ -1,0 +1,157 @@
+"""Trainings at a looser pace in a world of one host: what their states hold, and which arguments they refuse.
+
+tests/end_to_end/programs/pace compares them with numpy on several hosts."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jax_passing
+import jax_passing.optax as pace
+from jax_passing.errors import ConfigError, UnvaryingInputError
+from jax_passing.optax.fragments import make_fragments, offset
+
+PARAMS = {"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}
+SGD = optax.sgd(0.5)
+
+
+def mapped(f, in_specs=P(), out_specs=P(), check_vma=True):
+    mesh = jax.sharding.Mesh(jax.local_devices()[:2], ("d",))
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
+
+
+def step_of(optimizer, check_vma):
+    def step(params, state, scale):
+        gradients = jax.tree.map(lambda leaf: leaf * scale[0], params)  # each device's own
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return mapped(step, (P(), P(), P("d")), check_vma=check_vma)
+
+
+SCALES = np.array([0.25, 0.75], np.float32)  # mean 1/2: exact
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "make"),
+    [
+        ("staleness", -1, lambda value: pace.stale(SGD, "d", value)),
+        ("staleness", True, lambda value: pace.stale(SGD, "d", value)),
+        ("every", 0, lambda value: pace.local_sgd(SGD, "d", every=value)),
+        ("every", 2.0, lambda value: pace.diloco(SGD, None, "d", every=value)),
+        ("fragments", 0, lambda value: pace.diloco(SGD, None, "d", every=2, fragments=value)),
+        ("delay", -1, lambda value: pace.diloco(SGD, None, "d", every=2, delay=value)),
+        ("mixing", 1.0, lambda value: pace.diloco(SGD, None, "d", every=2, mixing=value)),
+        ("mixing", "half", lambda value: pace.diloco(SGD, None, "d", every=2, mixing=value)),
+    ],
+)
+def test_numbers_out_of_range_are_refused(number, value, make):
+    with pytest.raises(ConfigError, match=re.escape(f"{number}={value!r}): expected")):
+        make(value)
+
+
+def test_a_delay_has_an_end_before_the_next_sum():
+    with pytest.raises(ConfigError, match="Write delay=3 or less"):
+        pace.diloco(SGD, None, "d", every=4, delay=4)
+
+
+def test_a_fragment_has_an_array(session):
+    with pytest.raises(ConfigError, match="Write fragments=2 or less"):
+        pace.diloco(SGD, None, "d", every=4, fragments=3).init(PARAMS)
+
+
+@pytest.mark.parametrize(
+    "make", [pace.local_sgd, lambda inner, axis, every: pace.diloco(inner, None, axis, every=every)]
+)
+def test_hosts_need_their_parameters_and_each_device_its_gradients(session, make):
+    optimizer = make(SGD, "d", every=2)
+    state = optimizer.init(PARAMS)
+    with pytest.raises(ConfigError, match="update\\(gradients, state, params\\)"):
+        mapped(lambda params: optimizer.update(params, state))(PARAMS)
+    with pytest.raises(UnvaryingInputError):
+        mapped(lambda params: optimizer.update(params, state, params))(PARAMS)
+
+
+def test_steps_that_wait_apply_nothing_and_later_ones_the_mean_of_then(session, check_vma):
+    optimizer = pace.stale(optax.scale_by_schedule(lambda count: -jnp.exp2(-count.astype(np.float32))), "d", 2)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    step = step_of(optimizer, check_vma)
+    seen = []
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+        seen.append(float(params["b"][0]))
+    # Gradients are half the parameters, 1/2 in the first steps. The second one is applied at half the rate.
+    assert seen == [1, 1, 0.5, 0.25]
+    assert int(state.inner.count) == 2
+    assert [bool(pending.is_running) for pending in state.pending] == [True, True]
+    assert not any(pending.is_running for pending in mapped(pace.finish, check_vma=check_vma)(state).pending)
+
+
+def test_no_staleness_is_a_mean_and_the_inner_optimizer(session, check_vma):
+    def mean(params, scale):
+        gradients = jax_passing.pmean(jax.tree.map(lambda leaf: leaf * scale[0], params), "d")
+        return optax.apply_updates(params, SGD.update(gradients, SGD.init(params))[0])
+
+    optimizer = pace.stale(SGD, "d", 0)
+    scales = np.array([0.1, 0.7], np.float32)
+    got, _ = step_of(optimizer, check_vma)(PARAMS, optimizer.init(PARAMS), scales)
+    expected = mapped(mean, (P(), P("d")), check_vma=check_vma)(PARAMS, scales)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_a_restarted_state_has_nothing_on_its_way_and_goes_on(session):
+    optimizer = optax.chain(optax.clip(100.0), pace.diloco(SGD, optax.sgd(1.0), "d", every=4, fragments=2, delay=1))
+    step = step_of(optimizer, check_vma=True)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+    first, second = state[1].fragments
+    assert (bool(first.pending.is_running), bool(second.pending.is_running)) == (True, False)
+    shared = pace.shared_params(state, params)
+    state = pace.restart(state)
+    assert not any(fragment.pending.is_running for fragment in state[1].fragments)
+    params, state = step(params, state, SCALES)  # nothing arrives
+    after = pace.shared_params(state, params)
+    jax.tree.map(np.testing.assert_array_equal, after, shared)
+    state = mapped(pace.finish)(state)
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+    assert any(np.any(after[name] != pace.shared_params(state, params)[name]) for name in after)
+    mapped(pace.finish)(state)
+
+
+def test_shared_parameters_are_those_of_this_state(session):
+    state = pace.diloco(SGD, None, "d", every=2).init(PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, pace.shared_params((state, ()), PARAMS), PARAMS)
+    with pytest.raises(ConfigError, match="0 states of diloco"):
+        pace.shared_params(SGD.init(PARAMS), PARAMS)
+    with pytest.raises(ConfigError, match="other parameters"):
+        pace.shared_params(state, {"w": jnp.ones(3)})
+
+
+def test_equal_layers_are_dealt_out_in_turns():
+    paths = [f"['layer_{number}']['{name}']" for number in (0, 1, 10, 11, 2, 3) for name in ("bias", "kernel")]
+    sizes = [4 if "bias" in path else 400 for path in paths]
+    layers = [{re.findall(r"\d+", paths[index])[0] for index in each} for each in make_fragments(paths, sizes, 3)]
+    assert layers == [{"0", "3"}, {"1", "10"}, {"2", "11"}] or layers == [{"0", "3"}, {"1", "10"}, {"2", "11"}][::-1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_every_array_is_in_one_fragment_and_none_is_much_larger(count):
+    random = np.random.default_rng(count)
+    sizes = random.integers(0, 100, 20).tolist()
+    fragments = make_fragments([str(index) for index in range(20)], sizes, count)
+    assert sorted(index for fragment in fragments for index in fragment) == list(range(20))
+    assert all(fragments)
+    bytes_of = [sum(sizes[index] for index in fragment) for fragment in fragments]
+    assert max(bytes_of) - min(bytes_of) <= max(sizes)
+
+
+def test_fragments_take_turns():
+    assert [offset(number, 4, 16) for number in range(4)] == [0, 4, 8, 12]
+    assert [offset(number, 3, 2) for number in range(3)] == [0, 0, 1]
