@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
 
 from jax_passing.optax.diloco import diloco as diloco
 from jax_passing.optax.diloco import shared_params as shared_params
+from jax_passing.optax.finish import finish as finish
 from jax_passing.optax.local_sgd import local_sgd as local_sgd
-from jax_passing.optax.restart import finish as finish
 from jax_passing.optax.restart import restart as restart
 from jax_passing.optax.stale import stale as stale

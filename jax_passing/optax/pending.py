@@ -38,8 +38,3 @@ def mean_of(pending: Pending, axis_name: Any, after: Any) -> Any:
     """
     count = axis_size(axis_name)
     return jax.tree.map(lambda total: total / count, psum_done(pending.handle, after=after))
-
-
-def forgotten(pending: Pending) -> Pending:
-    """Returns what stands for no sum in its stead: the sum itself is neither waited for nor ended."""
-    return jax.tree.map(jnp.zeros_like, pending)

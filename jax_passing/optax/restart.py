@@ -1,45 +1,32 @@
-"""`restart` and `finish` end what an optimizer's state holds of sums that are on their way."""
+"""`restart` forgets what an optimizer's state holds of sums in a former epoch."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-from jax_passing.collective.psum_start import psum_done
-from jax_passing.optax.pending import Pending, forgotten
+from jax_passing.optax.pending import Pending
 
 _State = TypeVar("_State")
 
 
 def restart(opt_state: _State) -> _State:
-    """Forgets the sums that were on their way, in the state of an optimizer of this package.
+    """Forgets what a state of an optimizer holds of sums in a former epoch: those that were on their way.
 
-    Write it after `session.rejoin`, on every host: those sums were the former epoch's, and nobody can end them. A
-    newcomer that was given another host's state needs it as well, and so does a state that is to be saved.
+    Write it after `session.rejoin`, on every host, when the state is agreed on: nobody can finish those sums. A
+    newcomer that was given another host's state needs it as well, and so does a state before it is saved.
 
-    Returns: The same state, without those sums. The steps that would have used them apply nothing.
+    Args:
+      opt_state: of an optimizer of optax, wherever in it the transformations of this package are.
+
+    Returns: The same state, without what it held of those sums. Steps that would have used them apply nothing.
     """
-    return jax.tree.map(
-        lambda each: forgotten(each) if isinstance(each, Pending) else each, opt_state, is_leaf=_is_pending
-    )
+    return jax.tree.map(_forgotten, opt_state, is_leaf=_is_marked)
 
 
-def finish(opt_state: _State) -> _State:
-    """Waits for the sums that are on their way at the end of a training, and drops them.
-
-    Write it after the last step, where the step itself stands (under `shard_map` and `jit`). A session that ends with
-    sums on their way raises HandleError otherwise.
-
-    Returns: The same state, without those sums.
-    """
-
-    def finished(each: object) -> object:
-        if not isinstance(each, Pending):
-            return each
-        psum_done(each.handle)
-        return forgotten(each)
-
-    return jax.tree.map(finished, opt_state, is_leaf=_is_pending)
-
-
-def _is_pending(each: object) -> bool:
+def _is_marked(each: Any) -> bool:
     return isinstance(each, Pending)
+
+
+def _forgotten(each: Any) -> Any:
+    return jax.tree.map(jnp.zeros_like, each) if _is_marked(each) else each
