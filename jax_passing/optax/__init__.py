@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "jax_passing.optax makes transformations for optax, which isn't installed here: run `pip install optax`."
     ) from None
 
+from jax_passing.optax.agree import agree as agree
 from jax_passing.optax.diloco import diloco as diloco
 from jax_passing.optax.diloco import shared_params as shared_params
 from jax_passing.optax.finish import finish as finish

@@ -75,8 +75,8 @@ def diloco(
     isn't averaged. With H = 1 and outer optax.sgd(1.0) it is data parallelism of parameters, up to rounding.
     Published trainings of language models go as well as synchronous ones with H up to about 100.
 
-    In an elastic session a host that dies costs only what it did since the last synchronisation. After a rejoin call
-    `restart`; a newcomer takes rank 0's state and begins with `shared_params`. At the end of a training call `finish`.
+    In an elastic session a host that dies costs only what it did since the last synchronisation. After each meeting
+    of the hosts call `agree`. At the end of a training call `finish`.
 
     Args:
       inner: any optimizer.

@@ -155,3 +155,22 @@ def test_every_array_is_in_one_fragment_and_none_is_much_larger(count):
 def test_fragments_take_turns():
     assert [offset(number, 4, 16) for number in range(4)] == [0, 4, 8, 12]
     assert [offset(number, 3, 2) for number in range(3)] == [0, 0, 1]
+
+
+def test_survivors_keep_what_is_theirs_and_newcomers_begin_with_what_is_shared(session):
+    optimizer = optax.chain(optax.clip(100.0), pace.diloco(optax.sgd(0.5, momentum=0.5), None, "d", every=4, delay=1))
+    step = step_of(optimizer, check_vma=True)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+    agreed = mapped(lambda *args: pace.agree(args[0], args[1], "d", args[2]))
+    for is_newcomer in (True, False):
+        own, after = agreed(state, params, is_newcomer)
+        expected = PARAMS if is_newcomer else params  # rank 0 is this host itself
+        jax.tree.map(np.testing.assert_array_equal, own, expected)
+        assert int(after[1].steps) == 4
+        assert not after[1].fragments[0].pending.is_running
+    jax.tree.map(np.testing.assert_array_equal, after[1].inner, state[1].inner)
+    mapped(pace.finish)(state)
+    with pytest.raises(ConfigError, match="0 states of diloco"):
+        mapped(lambda params: pace.agree(SGD.init(params), params, "d", False))(PARAMS)
