@@ -86,8 +86,9 @@ def predicted_step_s(
 ) -> float:
     """Predicts the time of a step, of the slowest host, on a virtual clock.
 
-    A step takes `compute_s`, times how slow a host is, and `beside_s`. Sums of all parameters take `sum_s` on the links, one after the other. `push_s`: the same for the link of the
-    parameter server, one host's update or parameters one way.
+    A step takes `compute_s`, times how slow a host is, and `beside_s`. Sums of all parameters take `sum_s` on the
+    links, one after the other. `push_s`: the same for the link of the parameter server, one host's update or parameters
+    one way.
     """
 
     def compute(host: int, step: int) -> float:
