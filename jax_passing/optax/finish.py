@@ -14,8 +14,8 @@ _State = TypeVar("_State")
 def finish(opt_state: _State) -> _State:
     """Waits for the sums that are on their way at the end of a training, and drops them.
 
-    Write it after the last step, within the axis as the step itself: a sum that nobody finishes is an error when the
-    session ends. The gradients of the last steps of `stale` aren't applied, nor outer gradients of `diloco` that are on
+    Write it after the last step, within the axis as the step itself. A session that ends with sums which nobody has
+    finished warns of them (UnfinishedHandlesWarning). The gradients of the last steps of `stale` aren't applied, nor outer gradients of `diloco` that are on
     their way; to apply them, take as many steps more before.
 
     Args:

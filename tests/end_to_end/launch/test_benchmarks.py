@@ -60,3 +60,21 @@ def test_what_needs_no_gpu_runs_without_one_and_the_rest_is_left_out(tmp_path: P
     assert len({row["dtype"] for row in rows}) == 15
     assert sum(row["wrong"] + row["hosts_differ"] for row in rows) == 0
     assert "a machine without a GPU" in (tmp_path / "report.md").read_text()
+
+
+@STAR
+def test_trainings_wait_for_stragglers_as_long_as_they_must(tmp_path: Path) -> None:
+    report = tmp_path / "pace.json"
+    methods = ["synchronous", "stale 4", "asynchronous"]
+    size = ["--hosts", "2", "--model", "digits", "--step-ms", "20", "--quick"]
+    run("pace/pace.py", *size, "--methods", ";".join(methods), "--json", str(report))
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["method"] for row in rows] == [method for method in methods for _ in range(3)]
+    for row in rows:
+        assert row["accuracy"] > 0.3, row  # of ten digits: it learns
+        assert row["step_s"] > 0.02
+        assert (row["staleness_mean"] is not None) == (row["method"] == "asynchronous")
+    times_s = {(row["method"], row["stragglers"]): row["step_s"] for row in rows}
+    # One of two hosts is slow at each step: synchronous ones always wait, others only for themselves.
+    in_turns = "in turns, 10 times"
+    assert times_s["synchronous", in_turns] > times_s["stale 4", in_turns]
