@@ -8,6 +8,7 @@ import optax
 
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.naming.sites import paths_of
+from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import check_count, check_params, options_of
 from jax_passing.optax.fragments import make_fragments, offset
@@ -147,8 +148,7 @@ def diloco(
             went = jax.tree.map(jnp.subtract, fragment.shared, optax.apply_updates(params, moves))
             return each_device_own(went, axis_name)
 
-        def arrived(pending: Pending) -> tuple[Leaves, Leaves, Any]:
-            gradient = mean_of(pending, axis_name, moves)
+        def arrived(gradient: Leaves) -> tuple[Leaves, Leaves, Any]:
             outer_updates, outer_state = outer.update(gradient, fragment.outer, fragment.shared)
             shared = optax.apply_updates(fragment.shared, outer_updates)
 
@@ -163,12 +163,12 @@ def diloco(
 
         if fragment.pending is None:
             moved, shared, outer_state = jax.lax.cond(
-                phase == 0, lambda: arrived(start(own_gradient(), axis_name, **options)), unchanged
+                phase == 0, lambda: arrived(pmean(own_gradient(), axis_name, **options)), unchanged
             )
             return moved, Fragment(shared, outer_state, None)
         pending = fragment.pending
         ends = pending.is_running & (phase == delay)
-        moved, shared, outer_state = jax.lax.cond(ends, lambda: arrived(pending), unchanged)
+        moved, shared, outer_state = jax.lax.cond(ends, lambda: arrived(mean_of(pending, axis_name, moves)), unchanged)
         pending = jax.lax.cond(
             phase == 0,
             lambda: start(own_gradient(), axis_name, **options),

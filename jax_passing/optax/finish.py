@@ -15,8 +15,8 @@ def finish(opt_state: _State) -> _State:
     """Waits for the sums that are on their way at the end of a training, and drops them.
 
     Write it after the last step, within the axis as the step itself. A session that ends with sums which nobody has
-    finished warns of them (UnfinishedHandlesWarning). The gradients of the last steps of `stale` aren't applied, nor outer gradients of `diloco` that are on
-    their way; to apply them, take as many steps more before.
+    finished warns of them (UnfinishedHandlesWarning). The gradients of the last steps of `stale` aren't applied, nor
+    outer gradients of `diloco` that are on their way; to apply them, take as many steps more before.
 
     Args:
       opt_state: of an optimizer of optax, wherever in it the transformations of this package are.
@@ -33,5 +33,8 @@ def _is_pending(each: Any) -> bool:
 def _finished(each: Any) -> Any:
     if not _is_pending(each):
         return each
-    psum_done(each.handle)
-    return jax.tree.map(jnp.zeros_like, each)
+    # JAX leaves out what no result depends on.
+    is_running = jnp.zeros((), bool)
+    for leaf in jax.tree.leaves(psum_done(each.handle)):
+        is_running &= jnp.any(leaf != leaf)
+    return Pending(jax.tree.map(jnp.zeros_like, each.handle), is_running)

@@ -16,6 +16,7 @@ import jax_passing.optax as pace
 from jax_passing.errors import ConfigError, UnvaryingInputError
 from jax_passing.optax.fragments import make_fragments, offset
 
+pytestmark = pytest.mark.filterwarnings("error::jax_passing.errors.UnfinishedHandlesWarning")
 PARAMS = {"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}
 SGD = optax.sgd(0.5)
 
