@@ -14,6 +14,8 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 if TYPE_CHECKING:
     from jax_passing._public import *  # noqa: F403
 
+    from . import optax as optax
+
     __version__: str
 
 
@@ -24,6 +26,8 @@ def __getattr__(name: str) -> Any:
         return _import_native()
     if name == "__version__":
         return _version()
+    if name == "optax":
+        return importlib.import_module("jax_passing.optax")  # the only part that needs the library of this name
     if name == "__all__":
         return ["errors", *_public_names()]
     # An import statement asks for a module's name, too, before it imports the module.

@@ -10,9 +10,11 @@ except ModuleNotFoundError as error:
     ) from None
 
 from jax_passing.optax.agree import agree as agree
+from jax_passing.optax.compressed_psum import compressed_psum as compressed_psum
 from jax_passing.optax.diloco import diloco as diloco
 from jax_passing.optax.diloco import shared_params as shared_params
 from jax_passing.optax.finish import finish as finish
 from jax_passing.optax.local_sgd import local_sgd as local_sgd
+from jax_passing.optax.powersgd import powersgd as powersgd
 from jax_passing.optax.restart import restart as restart
 from jax_passing.optax.stale import stale as stale

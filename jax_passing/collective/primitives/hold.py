@@ -48,6 +48,12 @@ def ready(array: jax.Array) -> tuple[jax.Array, jax.Array]:
     return same, token
 
 
+def together(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """`arrays`, of any shapes and dtypes; none of them can be used before all are there."""
+    same: list[jax.Array] = passing_ready_p.bind(*arrays, count=len(arrays))[:-1]
+    return same
+
+
 def all_ready(tokens: Sequence[jax.Array]) -> jax.Array:
     """int32[] that is there when all of these int32[] are. None of them has a value."""
     gate: jax.Array = passing_ready_p.bind(*tokens, count=0)[0]
