@@ -1,15 +1,44 @@
 """Deployment B: one mesh over jax.distributed. Values, gradients and vma types are those of lax.psum."""
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import jax_passing
+import jax_passing.optax
 
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
+
+
+def refusal(body: Any, array: jax.Array) -> str:
+    try:
+        jax.jit(body)(array)
+    except jax_passing.errors.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def check_transformations(mesh: jax.sharding.Mesh, everything: np.ndarray) -> None:
+    """Transformations of optax go over such a mesh without residuals, and are refused with them."""
+    rows = NamedSharding(mesh, P("d"))
+    array = jax.make_array_from_callback(everything.shape, rows, lambda index: everything[index])
+    for feedback in (False, True):
+        transformation = jax_passing.optax.compressed_psum("d", wire="int8", error_feedback=feedback)
+        state = transformation.init(everything[:1])
+        body = jax.shard_map(
+            lambda x, t=transformation, s=state: t.update(x, s)[0], mesh=mesh, in_specs=P("d"), out_specs=P()
+        )
+        if feedback:
+            assert "a mesh over all processes has no array of which every process" in refusal(body, array)
+            continue
+        means = jax.jit(body)(array)
+        unit = 2 * np.abs(everything).max() * jax.local_device_count() / (127 // jax.process_count())
+        error = np.abs(np.asarray(means.addressable_data(0)) - everything.mean(0)).max()
+        assert error < unit * jax.process_count() / jax.device_count()
 
 
 def main() -> None:
@@ -59,6 +88,7 @@ def main() -> None:
             return out
 
         compare(flat, vma, P("d"), P(), check_vma=True)
+        check_transformations(flat, everything)
         stats = session.stats()
     print(f"global mesh done {stats}")
 

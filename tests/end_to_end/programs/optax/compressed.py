@@ -1,0 +1,77 @@
+"""Sums gradients of several hosts by transformations of optax: compressed.py FOLDER [wires].
+
+Their errors of all steps together are the mean of the hosts' last residuals; results are the same on all hosts; and a
+state that was saved goes on as the one that wasn't, with orbax in a folder of each host.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+import jax_passing
+from jax_passing.optax import compressed_psum, powersgd
+from support.jax.optimizing import PARAMS, difference, exact_mean, gradients, largest, steps_of
+
+STEPS = 6
+QUANTISED = {"int16": 32767, "int8": 127, "int4": 7}
+ROUNDING = 2.0**-19  # of all steps' roundings to float32 of numbers below 16
+
+folder, wires = Path(sys.argv[1]), sys.argv[2:]
+digest = hashlib.sha256()
+
+
+def add(tree: Any) -> None:
+    for leaf in jax.tree.leaves(tree):
+        digest.update(np.asarray(leaf).tobytes())
+
+
+def check(session: jax_passing.Session, name: str, transformation: Any, wire: str, check_vma: bool) -> Any:
+    local = jax.local_device_count()
+    hosts, devices = session.world_size, session.world_size * local
+    mine = range(session.rank * local, (session.rank + 1) * local)
+    step, state = steps_of(transformation, local, check_vma), transformation.init(PARAMS)
+    missing: Any = jax.tree.map(lambda p: np.zeros(p.shape), PARAMS)
+    G = 0.0
+    for number in range(STEPS):
+        means, state = step(gradients(number, mine), state, PARAMS)
+        add(means)
+        exact = exact_mean(number, devices)
+        missing = jax.tree.map(lambda total, e, m: total + e - m, missing, exact, means)
+        for host in range(hosts):
+            rows = gradients(number, range(host * local, (host + 1) * local))
+            G = max(G, largest(jax.tree.map(lambda row: row.sum(0), rows)))
+    residuals = jax_passing.process_sum(jax.tree.map(np.asarray, state.residuals.leaves))
+    assert difference(missing, jax.tree.map(lambda total: total / hosts, residuals)) < ROUNDING, name
+    print(f"{name}: {largest(missing):.2e} is missing after {STEPS} steps")
+    if name.startswith("powersgd"):
+        add(state.factors)
+    elif wire != "full":
+        c = 2 * (1 + 2**-17) / (QUANTISED[wire] // hosts)
+        if c < 1:
+            assert largest(missing) < hosts * c * G / ((1 - c) * devices) + ROUNDING
+    return state, step, mine
+
+
+with jax_passing.init(axis_name="d") as session:
+    for wire in wires:
+        for check_vma in (True, False):
+            check(session, f"compressed_psum {wire}", compressed_psum("d", wire=wire), wire, check_vma)
+        for start_step in (0, 2):
+            transformation = powersgd("d", rank=2, wire=wire, start_step=start_step)
+            state, step, mine = check(session, f"powersgd {wire}", transformation, wire, check_vma=start_step == 0)
+    with ocp.StandardCheckpointer() as checkpointer:
+        own = folder / f"rank-{session.rank}"
+        checkpointer.save(own.absolute(), state)
+        checkpointer.wait_until_finished()
+        as_saved = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+        restored = checkpointer.restore(own.absolute(), as_saved)
+    rows = gradients(STEPS, mine)
+    results = [step(rows, each, PARAMS) for each in (state, restored)]
+    assert difference(*results) == 0
+    add(results[0][0])
+    print(f"digest {digest.hexdigest()}")
