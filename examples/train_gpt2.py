@@ -4,17 +4,21 @@
 
 Run by itself (python examples/train_gpt2.py) it is the same program in a world of one host. It takes whatever devices
 JAX finds. The text is a file (--text), or all sources of Python's standard library; a token is a byte, in every size.
-Parameters are kept in float32. A step computes with bfloat16 copies of them, so gradients travel in two bytes each.
+Parameters are kept in float32. A step computes with bfloat16 copies of them, so gradients travel in two bytes each, or
+in fewer with --wire int8; and hosts wait for each other less often with --pace diloco:20. --help has more.
 
 At the end rank 0 reports:
 
+- held out: the loss on rows of text that is left out of the training, and the step and the time of training after
+  which it first fell to --target.
 - speed: tokens of all hosts a second, while training, with all that belongs to it.
 - MFU, model FLOP utilisation: the FLOPs that the model needs for these tokens, over the peak of the devices. A token
   needs 6 N + 12 layers x width x context of them, with N parameters (Chowdhery et al., PaLM, JMLR 2023, appendix B).
   The peak is in the data sheet of some GPUs, or given (--peak-tflops), or else that of a matrix product, measured here.
 - waiting: the share of a step that is spent for the sums. The same step with sums and without any, of which each device
   uses its own gradients, take turns after the training. If their medians take t and t0 seconds, this is 1 - t0 / t. So
-  what the backward pass hides of the sums doesn't count, and what they take from the computation does.
+  what the backward pass hides of the sums doesn't count, and what they take from the computation does. Only told
+  where `overlap` sums, as it does unless an option gives the sums to the optimizer.
 """
 
 import argparse
@@ -32,6 +36,7 @@ import optax
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
+import fewer_bytes
 import jax_passing
 from models import gpt2
 
@@ -51,7 +56,11 @@ PEAKS = {  # TFLOP/s of dense bfloat16 in NVIDIA's data sheets, by a part of the
     "A100": 312,
 }
 WARM_UPS = 3  # steps that compile, and learn the order of sums
+ALIKE = ("size", "rows", "steps", "wire", "powersgd", "pace", "dtype", "seed")  # of all hosts
 PAIRS = 10  # of steps with sums and without, to compare
+LOOK_STEPS = 20  # between looks at the validation's loss
+TARGET = 2.5
+VALIDATION_ROWS, VALIDATION_SHARE = 256, 0.05  # the latter of the text, at its end
 
 
 def read_text(path):
@@ -62,9 +71,18 @@ def read_text(path):
     return np.frombuffer(b"".join(file.read_bytes() for file in sources), np.uint8)
 
 
-def batches(text, rows, context, session):
+def split(text, context):
+    """Returns the text to train on, and the rows of the rest that validate: the same ones in every run."""
+    length = context + 1
+    held = max(length, int(VALIDATION_SHARE * len(text)))
+    training, rest = text[:-held], text[-held:]
+    starts = np.linspace(0, held - length, VALIDATION_ROWS).astype(int)
+    return training, {"tokens": rest[starts[:, np.newaxis] + np.arange(length)].astype(np.int32)}
+
+
+def batches(text, rows, context, session, seed=0):
     """Yields this host's share of the rows that the seed draws for all hosts."""
-    rng, length = np.random.default_rng(seed=0), context + 1
+    rng, length = np.random.default_rng(seed), context + 1
     while True:
         drawn = rng.integers(0, len(text) - context, session.world_size * rows)
         starts = drawn[session.rank * rows :][:rows]
@@ -84,18 +102,21 @@ def difference(session, **given):
     return None
 
 
-def make_step(loss_of, mesh, sums=True):
-    """A step of training, (state, batch) -> (state, loss), or the same without any sum."""
+def overlap(loss_of):
+    return jax_passing.overlap(loss_of, "d")
+
+
+def make_step(loss_of, mesh, sums=True, value_and_grad=overlap, dtype="bfloat16"):
+    """A step of training, (state, batch) -> (state, losses of the host's devices), or the same without any sum."""
 
     def step(state, batch):
-        halves = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
+        halves = jax.tree.map(lambda x: x.astype(dtype), state.params)
         # Means over all devices of all hosts; or each device's own loss and gradients.
-        value_and_grad = jax_passing.overlap(loss_of, "d") if sums else jax.value_and_grad(loss_of)
-        loss, grads = value_and_grad(halves, batch)
-        return state.apply_gradients(grads=jax.tree.map(lambda x: x.astype(jnp.float32), grads)), loss
+        loss, grads = (value_and_grad if sums else jax.value_and_grad)(loss_of)(halves, batch)
+        return state.apply_gradients(grads=jax.tree.map(lambda x: x.astype(jnp.float32), grads)), loss[None]
 
     here, split = P(), P("d")
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(here, split), out_specs=here, check_vma=sums)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(here, split), out_specs=(here, split), check_vma=sums)
     return jax.jit(mapped, donate_argnums=0)
 
 
@@ -137,46 +158,67 @@ def main(session, given, text):
     model, devices = gpt2.GPT2(config), jax.local_devices()
     mesh = jax.sharding.Mesh(devices, ("d",))
     rows = given.rows * len(devices)
-    own = batches(text, rows, config.context, session)
+    training, validation = split(text, config.context)
+    own = batches(training, rows, config.context, session, given.seed)
     peak_flops, source = peak_flops_of(devices, given.peak_tflops)
 
     with_aux = gpt2.loss_of(model)
+    value_and_grad, optimizer = fewer_bytes.choose(
+        given, optax.adam(optax.cosine_decay_schedule(rate, given.steps)), "d"
+    )
     steps = {
-        name: make_step(lambda params, batch: with_aux(params, batch)[0], mesh, sums)
+        name: make_step(lambda params, batch: with_aux(params, batch)[0], mesh, sums, value_and_grad, given.dtype)
         for name, sums in (("sums", True), ("no sums", False))
     }
+    validate = jax.jit(lambda params: with_aux(params, validation)[0])
     example = jnp.zeros((1, config.context), jnp.int32)
-    params = jax.jit(lambda: model.init(jax.random.key(0), example)["params"])()
+    params = jax.jit(lambda: model.init(jax.random.key(given.seed), example)["params"])()
     parameter_count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(rate))
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
     state = jax.device_put(state, jax.sharding.NamedSharding(mesh, P()))
 
-    first_loss, began = None, time.perf_counter()
+    first_loss = last_loss = reached = None
+    seconds = 0.0  # neither compiling nor looking counts as training
+    began = time.perf_counter()
     for number in range(1, given.steps + 1):
         state, loss = steps["sums"](state, next(own))
-        if number == 1 or number % 10 == 0:
-            seen = float(loss)  # on every host: one that doesn't look goes on to its last step after another is lost
-            first_loss = seen if number == 1 else first_loss
+        if number == 1 or number % 10 == 0 or number == given.steps:
+            last_loss = float(loss.mean())  # on every host: one that doesn't look goes on after another is lost
+            first_loss = last_loss if number == 1 else first_loss
             if session.rank == 0:
-                print(f"step {number}: loss {seen:.4f}", flush=True)
+                print(f"step {number}: loss {last_loss:.4f}", flush=True)
         if number == WARM_UPS:
             jax.block_until_ready(state)
             began = time.perf_counter()
-    jax.block_until_ready(state)
-    step_s = (time.perf_counter() - began) / (given.steps - WARM_UPS)
-    times_s = measure(steps, state, next(own))
+        if number > WARM_UPS and (number % LOOK_STEPS == 0 or number == given.steps):
+            jax.block_until_ready(state)
+            seconds += time.perf_counter() - began
+            if session.rank == 0:
+                held_out = float(validate(fewer_bytes.trained(given, state.params, state.opt_state)))
+                if reached is None and held_out <= given.target:
+                    reached = number, seconds
+            began = time.perf_counter()
+    state = fewer_bytes.end(state, mesh)
+    stats = session.stats()
+    step_s = seconds / (given.steps - WARM_UPS)
+    times_s = measure(steps, state, next(own)) if fewer_bytes.overlaps(given) else None
     if session.rank != 0:
         return
 
     tokens = rows * config.context  # of this host in a step
     token_flops = 6 * parameter_count + 12 * config.layers * config.width * config.context
-    share = 1 - times_s["no sums"] / times_s["sums"]
+    first = "never reached" if reached is None else f"first after step {reached[0]}, {reached[1]:.2f} s of training"
     print(f"model    GPT-2 {given.size}, {parameter_count / 1e6:.2f} M parameters; text of {len(text) / 1e6:.1f} MB")
     print(f"devices  {len(devices)} of {devices[0].device_kind} on each of {session.world_size} hosts")
-    print(f"loss     {first_loss:.4f} in step 1, {loss:.4f} in step {given.steps}")
+    print(f"loss     {first_loss:.4f} in step 1, {last_loss:.4f} in step {given.steps}")
+    print(f"held out {held_out:.4f} is the loss on text not trained on; {given.target:g}: {first}")
     print(f"speed    {session.world_size * tokens / step_s:.0f} tokens/s, {step_s:.4f} s a step")
+    print(f"moved    {stats['bytes_sent'] / 1e6:.2f} MB sent by each host")
     print(f"MFU      {tokens * token_flops / step_s / peak_flops:.2%} of {peak_flops / 1e12:.3g} TFLOP/s, {source}")
-    print(f"waiting  {share:.1%} of a step: {times_s['sums']:.4f} s with sums, {times_s['no sums']:.4f} s without any")
+    if times_s is not None:
+        share = 1 - times_s["no sums"] / times_s["sums"]
+        apart = f"{times_s['sums']:.4f} s with sums, {times_s['no sums']:.4f} s without any"
+        print(f"waiting  {share:.1%} of a step: {apart}")
 
 
 if __name__ == "__main__":
@@ -187,20 +229,23 @@ if __name__ == "__main__":
     add("--steps", type=int, default=100, help=f"at least {WARM_UPS + 1}")
     add("--text", type=Path, metavar="FILE", help="to learn (Python's standard library), the same on all hosts")
     add("--peak-tflops", type=float, help="of a device, in bfloat16")
-    given = parser.parse_args()
+    add("--target", type=float, default=TARGET, help=f"a loss on text not trained on ({TARGET:g})")
+    fewer_bytes.add_options(parser, dtype="bfloat16")
+    given = fewer_bytes.parse(parser)
     if given.steps <= WARM_UPS:
         parser.error(f"--steps {given.steps}: the first {WARM_UPS} aren't timed, so there must be more")
     if given.rows < 1 or (given.peak_tflops is not None and not given.peak_tflops > 0):
         parser.error("--rows and --peak-tflops are above 0")
     text, context = read_text(given.text), SIZES[given.size][0].context
-    if len(text) <= context:
-        parser.error(f"a row takes {context + 1} bytes of text, and there are {len(text)} (--text)")
+    if len(text) < 2 * (context + 1):
+        needs = f"a row takes {context + 1} bytes of text, one to train on and one to validate"
+        parser.error(f"{needs}, and there are {len(text)} (--text)")
     # The text may be larger than the memory: its length and its beginning tell it apart.
     told = f"{len(text)} bytes of checksum {zlib.crc32(text[: 2**20])}"
-    with jax_passing.init(axis_name="d") as session:
+    with jax_passing.init(axis_name="d", seed=given.seed) as session:
         # Fewer rows on one host would have too large a part in the means, and no error would say so.
-        unlike = difference(session, size=given.size, rows=given.rows, steps=given.steps, text=told)
+        unlike = difference(session, text=told, **{name: vars(given)[name] for name in ALIKE})
         if unlike is None:
             main(session, given, text)
     if unlike is not None:  # said only now: whoever leaves a session early ends it for those who don't know yet
-        parser.error(f"{unlike}. Give all hosts the same --size, --rows, --steps and --text.")
+        parser.error(f"{unlike}. Give all hosts the same options.")

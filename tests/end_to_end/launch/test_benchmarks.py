@@ -50,6 +50,17 @@ def test_a_tenant_sums_beside_one_that_takes_all_it_can_get(tmp_path: Path) -> N
     assert found["counters"]["joins_refused"] > 0
 
 
+def test_trainings_are_compared(tmp_path: Path) -> None:
+    report = tmp_path / "accuracy.json"
+    methods = ["--examples", "gpt2", "--methods", "bfloat16,int8-error-feedback", "--seeds", "1"]
+    run("training/accuracy.py", *methods, "--gpt2-steps", "20", "--gpt2-target", "5", "--json", str(report))
+    wide, narrow = json.loads(report.read_text())["trainings"]
+    assert (wide["method"], narrow["method"]) == ("bfloat16", "int8, error feedback")
+    assert narrow["score"] == pytest.approx(wide["score"], rel=0.02)
+    assert narrow["target_steps"] == wide["target_steps"] == 20
+    assert narrow["sent_bytes"] < 0.6 * wide["sent_bytes"]
+
+
 def test_what_needs_no_gpu_runs_without_one_and_the_rest_is_left_out(tmp_path: Path) -> None:
     only = ["--only", "sums,errors,call"]
     run("gpu/gpu.py", "--report", str(tmp_path), *only, env={"JAX_PLATFORMS": "cpu", **COMPILED_FAST})

@@ -62,8 +62,8 @@ def test_two_hosts_learn_as_one_and_report() -> None:
     [
         (["--rows", "0"], "--rows and --peak-tflops are above 0"),
         (["--peak-tflops", "nan"], "--rows and --peak-tflops are above 0"),
-        (["--text", "{short}"], "a row takes 65 bytes of text, and there are 64"),
-        (["--text", "{empty}"], "a row takes 65 bytes of text, and there are 0"),
+        (["--text", "{short}"], "one to train on and one to validate, and there are 64"),
+        (["--text", "{empty}"], "one to train on and one to validate, and there are 0"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(flags: list[str], says: str, tmp_path: Path) -> None:
