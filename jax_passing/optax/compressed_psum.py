@@ -47,31 +47,28 @@ def compressed_psum(
 
     and as sums over hosts are linear, the sum of all means so far differs from that of the exact means by the last e's
     alone, added up over the hosts and divided by the number N of devices. (Each step's own roundings to the leaf's
-    dtype come on top: of x, and of the mean.) Errors don't add up over the steps; what is left out only comes later. The
-    state holds e divided by the number of the host's devices, as each of them adds it.
+    dtype come on top: of x, and of the mean.) Errors don't add up over the steps; what is left out only comes later.
+    The state holds e divided by the number of the host's devices, as each of them adds it.
 
     **Bound.** With b bits and H hosts, Q = floor((2^(b-1) - 1) / H) and M at least the largest |x| of the block on any
-    host, |e'| < (1 + 2^-17) M / Q (docs/internals/fixed_point.md). M is less than twice that largest |x|. So where
-    |g| <= G at each step, and c = 2 (1 + 2^-17) / Q < 1, that is, Q >= 3,
+    host, elements are rounded to the nearest multiple of M / Q, so |e'| <= (1 + 2^-16) M / 2Q
+    (docs/internals/fixed_point.md). M is at most 9/8 of that largest |x|, or in sums of at most four blocks the least
+    power of two that isn't below it. So where |g| <= G at each step, M stays below 18/7 G, or 4 G, whatever Q >= 1 is:
 
-        |x| < G / (1 - c)    and    |e| < c G / (1 - c)    at each step,
+        |e| < 2 G / Q    at each step,
 
-    and the sum of all means differs from that of the exact ones by less than H c G / ((1 - c) N). int8 gives c = 0.03
-    with two hosts, and 0.13 with eight; int4 gives 0.67 with two. For Q = 2 (int4, three hosts) this proves no bound; in
-    a simulation of 2,000 steps with equal gradients |e| stayed below twice the largest of them. Q = 1 is refused: in
-    that simulation residuals grew with every step.
+    and the sum of all means differs from that of the exact ones by less than 2 H G / (Q N). int8 gives Q = 63 with two
+    hosts and 15 with eight; int4 gives 3 with two, and 1 with four to seven.
 
     A residual is as large as the leaf's gradient, and has its dtype: float32, float16, bfloat16 or complex64. Leaves of
     other dtypes are summed as ever, and have none.
 
     **The state** has one residual for each leaf, the same on all devices of a host. It goes in and out of `shard_map`
     by `P()`. Hosts have different ones: let each save its own, in a folder for each rank. `jax_passing.optax.restart`
-    sets them to zero when the hosts change. In an elastic session they stay zero while there are so many hosts that
-    Q = 1: the mean is unbiased then, too, but the errors of its steps add up, as those of independent draws do.
-    `optax.MultiSteps` around it calls it, and so sums, in each of its small steps, and uses the last sum: add up
-    gradients inside of the step if bytes matter. Its accumulators are each device's own, so it needs `check_vma=False` or
-    pmap. `optax.apply_if_finite` decides by each device's own gradients: put it
-    behind this transformation, never around it.
+    sets them to zero when the hosts change. `optax.MultiSteps` around it calls it, and so sums, in each of its small
+    steps, and uses the last sum: add up gradients inside of the step if bytes matter. Its accumulators are each
+    device's own, so it needs `check_vma=False` or pmap. `optax.apply_if_finite` decides by each device's own gradients:
+    put it behind this transformation, never around it.
 
     Args:
       axis_name: as for `jax_passing.psum`.
@@ -94,17 +91,17 @@ def compressed_psum(
 
     def update(updates: Any, state: CompressedPsumState, params: Any = None) -> tuple[Any, CompressedPsumState]:
         del params
+        count = axis_size(axis_name)
         if state.residuals is None:
             sums = psum(updates, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes)
-            count = axis_size(axis_name)
             return jax.tree.map(lambda total: total / count, sums), state
-        axis = feedback.checked_axis(axis_name, wire, strategy, function)
+        feedback.check_axis(axis_name, strategy, function)
         leaves, treedef = feedback.flattened(updates)
         before = feedback.leaves_of(state.residuals, updates, function)
         given = jax.tree.unflatten(treedef, map(feedback.added, leaves, before))
         sums, left = psum_with_residuals(given, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes)
-        means = jax.tree.map(lambda total: total / axis.size, sums)
-        after = axis.kept(before, treedef.flatten_up_to(left))
+        means = jax.tree.map(lambda total: total / count, sums)
+        after = feedback.kept(before, treedef.flatten_up_to(left))
         return means, CompressedPsumState(Residuals(jax.tree.unflatten(treedef, after)))
 
     return optax.GradientTransformation(init, update)

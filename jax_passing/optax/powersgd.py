@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jax_passing.collective.axes import axis_size
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
@@ -14,7 +15,7 @@ from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.arguments import check_count
-from jax_passing.optax.residuals import Axis, Residuals
+from jax_passing.optax.residuals import Residuals
 
 _FUNCTION = "powersgd"
 
@@ -114,12 +115,12 @@ def powersgd(
 
     def update(updates: Any, state: PowerSGDState, params: Any = None) -> tuple[Any, PowerSGDState]:
         del params
-        axis = feedback.checked_axis(axis_name, wire, strategy, _FUNCTION)
+        feedback.check_axis(axis_name, strategy, _FUNCTION)
         leaves, treedef = feedback.flattened(updates)
         before = feedback.leaves_of(state.residuals, updates, _FUNCTION)
         factors = treedef.flatten_up_to(state.factors)
         _check_factors(factors, [shape_of(leaf) for leaf in leaves], rank)
-        step = _Step(axis_name, axis, options, treedef, leaves, before)
+        step = _Step(axis_name, axis_size(axis_name), options, treedef, leaves, before)
         results: Any
         if start_step == 0:
             results = step.factored(factors)
@@ -135,7 +136,7 @@ class _Step(NamedTuple):
     """One step of all leaves. Its two ways of summing take the factors, and return means, factors and residuals."""
 
     axis_name: Any
-    axis: Axis
+    device_count: Any
     options: dict[str, Any]
     treedef: Any
     leaves: list[Any]
@@ -143,7 +144,7 @@ class _Step(NamedTuple):
 
     def whole(self, factors: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         means, left = self._means(list(map(feedback.added, self.leaves, self.before)))
-        return means, factors, self.axis.kept(self.before, left)
+        return means, factors, feedback.kept(self.before, left)
 
     def factored(self, factors: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         matrices = self._matrices(factors)
@@ -156,7 +157,7 @@ class _Step(NamedTuple):
             # ends a process in which the other devices wait for that: so no sum starts before those are done.
             given = together(given)
         means, left = self._means(given)
-        after = self.axis.kept(self.before, [0 if i in own else each for i, each in enumerate(left)])
+        after = feedback.kept(self.before, [0 if i in own else each for i, each in enumerate(left)])
 
         bases = {i: low_rank.orthonormal(means[i]) for i in matrices}
         rows = {i: low_rank.product(bases[i], matrix) for i, matrix in matrices.items()}
@@ -167,8 +168,7 @@ class _Step(NamedTuple):
             is_finite = jnp.isfinite(seconds[i]).all()
             leaf, base = self.leaves[i], bases[i].T
             means[i] = low_rank.product(base, seconds[i]).reshape(leaf.shape).astype(leaf.dtype)
-            rounded = jnp.where(self.axis.is_kept, left[i], 0)
-            rest = (matrix - low_rank.product(base, rows[i] - rounded)).reshape(leaf.shape)
+            rest = (matrix - low_rank.product(base, rows[i] - left[i])).reshape(leaf.shape)
             after[i] = jnp.where(is_finite, rest.astype(after[i].dtype), self.before[i])
             factors[i] = jnp.where(is_finite, seconds[i], factors[i])
         return means, factors, after
@@ -186,7 +186,7 @@ class _Step(NamedTuple):
     def _means(self, given: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns means over all devices, and what this host left out. None stands for leaves without a sum."""
         sums, left = psum_with_residuals(self.treedef.unflatten(given), self.axis_name, **self.options)
-        means = jax.tree.map(lambda total: total / self.axis.size, sums)
+        means = jax.tree.map(lambda total: total / self.device_count, sums)
         return self.treedef.flatten_up_to(means), self.treedef.flatten_up_to(left)
 
 

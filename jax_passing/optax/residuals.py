@@ -19,7 +19,6 @@ from jax_passing.settings_parser import did_you_mean
 
 # The dtypes that `wire` narrows. Other leaves are summed as ever, and have no residual.
 _NARROWED = ("float32", "float16", "bfloat16", "complex64")
-_BITS = {"int16": 16, "int8": 8, "int4": 4}
 
 
 class Residuals(NamedTuple):
@@ -86,31 +85,13 @@ def check_wire(wire: Any, function: str) -> None:
         raise ConfigError(f"{function}: unknown wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
 
 
-class Axis(NamedTuple):
-    """The axis of a sum with error feedback.
-
-    Attributes:
-      size: devices along it, on all hosts.
-      is_kept: whether residuals are kept, which an elastic session knows only when the program runs.
-    """
-
-    size: Any
-    is_kept: Any
-
-    def kept(self, before: Sequence[Any], left: Sequence[Any]) -> list[Any]:
-        """Returns the next residuals: what the sums `left` out, for those leaves that had a residual `before`."""
-        return [
-            None if old is None else jnp.where(self.is_kept, new, 0).astype(old.dtype)
-            for old, new in zip(before, left, strict=True)
-        ]
+def kept(before: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+    """Returns the next residuals: what the sums `left` out, for those leaves that had a residual `before`."""
+    return [None if old is None else new.astype(old.dtype) for old, new in zip(before, left, strict=True)]
 
 
-def checked_axis(axis_name: Any, wire: str | None, strategy: str | None, function: str) -> Axis:
-    """Raises ConfigError where error feedback is not possible.
-
-    With Q = 1 an element may be off by more than the largest one of its block, so residuals grow: `compressed_psum` has
-    the bound.
-    """
+def check_axis(axis_name: Any, strategy: str | None, function: str) -> None:
+    """Raises ConfigError where error feedback is not possible."""
     along = extent(axis_name)
     require_session(along, f"optax.{function}")
     names = ", ".join(map(repr, along.axes))
@@ -127,25 +108,3 @@ def checked_axis(axis_name: Any, wire: str | None, strategy: str | None, functio
             "one for each host: say strategy='passing', or go without residuals: compressed_psum(..., "
             "error_feedback=False)."
         )
-    size, ranks = along.size, along.scope.world_size if along.over_hosts else 1
-    wire = along.scope.wire if wire is None else wire
-    if wire == "full":
-        return Axis(size, True)
-    if ranks is None:
-        return Axis(size, largest_quantised(wire, size // along.mesh_size) >= 2)
-    if largest_quantised(wire, ranks) < 2:
-        raise ConfigError(
-            f"{function}: with wire={wire!r} and {ranks} ranks an element becomes -1, 0 or 1, and residuals would grow "
-            f"without bound. Use {' or '.join(_wider(ranks))}, or go without residuals: "
-            "compressed_psum(..., error_feedback=False)."
-        )
-    return Axis(size, True)
-
-
-def _wider(ranks: int) -> list[str]:
-    return [f"wire={name!r}" for name in WIRES if name == "full" or largest_quantised(name, ranks) >= 2]
-
-
-def largest_quantised(wire: str, ranks: Any) -> Any:
-    """Returns Q, the largest integer that an element becomes on a narrow wire."""
-    return ((1 << (_BITS[wire] - 1)) - 1) // ranks

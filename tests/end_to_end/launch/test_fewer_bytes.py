@@ -4,9 +4,9 @@ import argparse
 import re
 from pathlib import Path
 
-import fewer_bytes
 import pytest
 
+import fewer_bytes
 from support.jobs.cluster import PASSING, Process
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.errors import ConfigError, NotInitializedError
-from jax_passing.host import scope
 from jax_passing.optax import compressed_psum, powersgd, restart
 from jax_passing.optax.residuals import Residuals
 from support.jax.optimizing import PARAMS, difference, exact_mean, gradients, largest, steps_of
@@ -88,22 +87,6 @@ def test_a_session_is_needed(session):
     transformation = compressed_psum("d")
     with pytest.raises(NotInitializedError, match=r"jax_passing.optax.compressed_psum"):
         steps_of(transformation, 2)(gradients(0, range(2)), transformation.init(PARAMS), PARAMS)
-
-
-@pytest.mark.parametrize(
-    ("function", "world_size"), [(compressed_psum, 4), (powersgd, 7), (compressed_psum, None), (powersgd, None)]
-)
-def test_where_residuals_would_grow_they_are_refused(function, world_size):
-    """In an elastic session they are kept as long as it has few enough hosts; here it has one when the program runs."""
-    transformation = function("d", wire="int4")
-    state, rows = some_residuals(transformation.init(PARAMS)), gradients(0, range(2))
-    with scope.within(scope.of_thread()._replace(axis_names=("d",), world_size=world_size)):
-        step = steps_of(transformation, 2)
-        if world_size:
-            with pytest.raises(ConfigError, match=r"would grow without bound. Use wire='full' or .*'int8'"):
-                step(rows, state, PARAMS)
-        else:
-            assert difference(step(rows, state, PARAMS)[0]["b"], exact_mean(0, 2)["b"] + 1) < ROUNDING
 
 
 @pytest.mark.parametrize("function", [compressed_psum, powersgd])
