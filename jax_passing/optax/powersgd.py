@@ -157,7 +157,7 @@ class _Step(NamedTuple):
             # ends a process in which the other devices wait for that: so no sum starts before those are done.
             given = together(given)
         means, left = self._means(given)
-        after = feedback.kept(self.before, [0 if i in own else each for i, each in enumerate(left)])
+        after = feedback.kept(self.before, [self.before[i] if i in own else each for i, each in enumerate(left)])
 
         bases = {i: low_rank.orthonormal(means[i]) for i in matrices}
         rows = {i: low_rank.product(bases[i], matrix) for i, matrix in matrices.items()}
