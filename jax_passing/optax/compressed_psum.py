@@ -7,7 +7,7 @@ import optax
 
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import psum
+from jax_passing.collective.psum import pmean
 from jax_passing.collective.residuals import psum_with_residuals
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.residuals import Residuals
@@ -91,15 +91,14 @@ def compressed_psum(
 
     def update(updates: Any, state: CompressedPsumState, params: Any = None) -> tuple[Any, CompressedPsumState]:
         del params
-        count = axis_size(axis_name)
         if state.residuals is None:
-            sums = psum(updates, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes)
-            return jax.tree.map(lambda total: total / count, sums), state
+            return pmean(updates, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes), state
         feedback.check_axis(axis_name, strategy, function)
         leaves, treedef = feedback.flattened(updates)
         before = feedback.leaves_of(state.residuals, updates, function)
         given = jax.tree.unflatten(treedef, map(feedback.added, leaves, before))
         sums, left = psum_with_residuals(given, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes)
+        count = axis_size(axis_name)
         means = jax.tree.map(lambda total: total / count, sums)
         after = feedback.kept(before, treedef.flatten_up_to(left))
         return means, CompressedPsumState(Residuals(jax.tree.unflatten(treedef, after)))
