@@ -1,7 +1,5 @@
 """This file checks the numbers that transformations are made with."""
 
-from typing import Any
-
 from jax_passing.errors import ConfigError
 
 
@@ -17,9 +15,3 @@ def check_params(function: str, params: object) -> None:
         raise ConfigError(
             f"{function} needs the parameters at every step: write optimizer.update(gradients, state, params)."
         )
-
-
-def options_of(wire: str | None, strategy: str | None, bucket_bytes: int | None) -> dict[str, Any]:
-    """Returns what the user said of how sums travel, as options of `psum` and `psum_start`."""
-    given = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
-    return {name: value for name, value in given.items() if value is not None}

@@ -8,9 +8,10 @@ import optax
 
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.naming.sites import paths_of
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
-from jax_passing.optax.arguments import check_count, check_params, options_of
+from jax_passing.optax.arguments import check_count, check_params
 from jax_passing.optax.fragments import make_fragments, offset
 from jax_passing.optax.parameters import copied, updates_to
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -57,7 +58,7 @@ def diloco(
     mixing: float = 0.0,
     wire: str | None = None,
     strategy: str | None = None,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
     """Takes steps on each host's own gradients; every `every` steps an outer optimizer moves what all hosts share.
 
@@ -113,7 +114,7 @@ def diloco(
         )
     inner = optax.with_extra_args_support(inner)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    options = options_of(wire, strategy, bucket_bytes)
+    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> DilocoState:
         made = tuple(

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.optax.arguments import check_count, check_params, options_of
+from jax_passing.optax.arguments import check_count, check_params
 from jax_passing.optax.parameters import updates_to
 
 
@@ -31,7 +32,7 @@ def local_sgd(
     every: int,
     wire: str | None = None,
     strategy: str | None = None,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
     """Takes steps on each host's own gradients, and averages the parameters of all hosts every `every` steps.
 
@@ -64,7 +65,7 @@ def local_sgd(
     """
     check_count("local_sgd", "every", every, 1, "It says after how many steps hosts average their parameters.")
     inner = optax.with_extra_args_support(inner)
-    options = options_of(wire, strategy, bucket_bytes)
+    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> LocalSgdState:
         return LocalSgdState(jnp.zeros((), jnp.int32), inner.init(params))

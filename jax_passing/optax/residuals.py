@@ -69,7 +69,7 @@ def leaves_of(residuals: Residuals, gradients: Any, function: str) -> list[Any]:
 
 
 def flattened(tree: Any) -> tuple[list[Any], Any]:
-    """Returns the leaves of a tree, and its structure."""
+    """Does what jax.tree.flatten does, whose type for the structure lacks `flatten_up_to`."""
     leaves, treedef = jax.tree.flatten(tree)
     return leaves, treedef
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.optax.arguments import check_count, options_of
+from jax_passing.optax.arguments import check_count
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
 
 
@@ -30,7 +31,7 @@ def stale(
     *,
     wire: str | None = None,
     strategy: str | None = None,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
     """Applies an optimizer to the mean gradients of all hosts, `staleness` steps after they were computed.
 
@@ -65,7 +66,7 @@ def stale(
     """
     check_count("stale", "staleness", staleness, 0, "It says how many steps later a step's gradients are applied.")
     inner = optax.with_extra_args_support(inner)
-    options = options_of(wire, strategy, bucket_bytes)
+    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> StaleState:
         return StaleState(tuple(nothing(params, axis_name, **options) for _ in range(staleness)), inner.init(params))
