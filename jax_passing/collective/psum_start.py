@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class PsumHandle:
-    """A sum that was started. Made by `psum_start` and `no_sum`; a pytree.
+    """A handle stands for a sum that was started. `psum_start` and `no_sum` make it; it is a pytree.
 
     Its leaves are a float32 for each bucket of the sum. They are to be carried as they are, and mean nothing to other
     processes, or in other sessions.

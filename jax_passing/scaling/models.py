@@ -18,7 +18,12 @@ SEQUENCES = ("gpt2-small", "gpt2-xl")  # a row is a sequence of 1024 tokens, not
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer. `flops`: of both passes, for one row; `gradients`: elements of each that is final after it."""
+    """A layer of a model.
+
+    Attributes:
+      flops: of both passes, for one row.
+      gradients: elements of each gradient that is final after this layer's backward pass.
+    """
 
     flops: float
     gradients: tuple[int, ...]
@@ -26,7 +31,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are summed together. `ready`: the share of the step's computation after which all are final."""
+    """Gradients that are summed together.
+
+    Attributes:
+      ready: the share of the step's computation after which all of them are final.
+      size_bytes: their size.
+    """
 
     ready: float
     size_bytes: int
@@ -34,7 +44,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `forward_share`: of the computation."""
+    """A model has layers, and spends `forward_share` of its computation in the forward pass."""
 
     name: str
     forward_share: float

@@ -13,7 +13,12 @@ STEPS = 256  # of a simulated training; the second half of them is timed
 
 @dataclass(frozen=True)
 class Pace:
-    """A pace. `stale`: a step uses the sum of so many steps before; `every`: hosts sum once in so many steps."""
+    """A pace says how hosts wait for each other.
+
+    Attributes:
+      stale: a step uses the sum of so many steps before.
+      every: hosts sum once in so many steps.
+    """
 
     stale: int = 0
     every: int = 1
@@ -40,8 +45,13 @@ def parse_pace(text: str) -> Pace:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Slow hosts: so many in each step (`hosts`), which take so many times as long (`slowdown`). With `in_turns`
-    others are slow in each step, not always the same."""
+    """Some hosts are slow.
+
+    Attributes:
+      hosts: so many are slow in each step.
+      slowdown: they compute so many times as long.
+      in_turns: others are slow in each step, not always the same.
+    """
 
     hosts: int = 0
     slowdown: float = 1.0

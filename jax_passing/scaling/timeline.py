@@ -21,8 +21,13 @@ class BucketSum:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step: its times until all is computed and summed (`time_s`), until all is computed (`compute_s`), and of all
-    sums together (`sums_s`)."""
+    """A step of training.
+
+    Attributes:
+      time_s: until all is computed and summed.
+      compute_s: until all is computed.
+      sums_s: of all sums together.
+    """
 
     time_s: float
     compute_s: float
