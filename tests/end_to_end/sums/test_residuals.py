@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("hosts", "strategy", "wire"),
     [
-        pytest.param(2, "passing", "int4", marks=pytest.mark.smoke),
+        (2, "passing", "int4"),
         (2, "passing", "full"),
         (3, "passing", "full"),
         (3, "flat", "full"),
