@@ -18,7 +18,6 @@ PACES = {"synchronous": 0, "stale": 1, "local-sgd": 10, "diloco": 20}  # with th
 def choose(given, optimizer, axis):
     """Returns a counterpart of jax.value_and_grad, and the optimizer that takes its gradients."""
     name, number = given.pace
-    wire = None if given.wire == "full" else given.wire  # None: as the session says
     match name:
         case "synchronous" if given.powersgd is not None:
             return own_gradients(axis), optax.chain(powersgd(axis, given.powersgd, wire=given.wire), optimizer)
@@ -27,19 +26,19 @@ def choose(given, optimizer, axis):
         case "synchronous":  # each layer's gradients travel as soon as the backward pass has them
             return lambda loss_of: jax_passing.overlap(loss_of, axis, wire=given.wire), optimizer
         case "stale":
-            # Gradients that are old overshoot where those of now don't, so steps are smaller.
+            # Old gradients overshoot at a rate that is right for new ones, so steps are smaller.
             careful = optax.chain(optimizer, optax.scale(2 / (2 + number)))
-            return own_gradients(axis), stale(careful, axis, number, wire=wire)
+            return own_gradients(axis), stale(careful, axis, number, wire=given.wire)
         case "local-sgd":
             return own_gradients(axis), local_sgd(optimizer, axis, every=number)
         case "diloco":
-            # The published momentum is 0.9: these trainings meet too few times for that to settle.
+            # The published momentum is 0.9. Hosts meet too few times in these trainings for that to settle.
             outer = optax.sgd(0.7, momentum=0.5, nesterov=True)
-            return own_gradients(axis), diloco(optimizer, outer, axis, every=number, wire=wire)
+            return own_gradients(axis), diloco(optimizer, outer, axis, every=number, wire=given.wire)
 
 
 def own_gradients(axis):
-    """Each device's own gradients, for optimizers that sum by themselves."""
+    """Returns jax.value_and_grad of each device by itself, for optimizers that sum."""
 
     def value_and_grad(loss_of):
         def of_this_device(params, *batch):
@@ -61,16 +60,17 @@ def end(state, mesh):
 
 
 def promises_same_bits(given):
-    """With local SGD the hosts' parameters differ: a little after they have met, more before."""
+    """Tells whether all hosts end with the same parameters: those of local SGD differ a little even after they met."""
     return given.pace[0] != "local-sgd"
 
 
 def overlaps(given):
-    """Returns whether gradients are summed during the backward pass, and not by the optimizer."""
+    """Tells whether gradients are summed during the backward pass, and not by the optimizer."""
     return given.pace[0] == "synchronous" and given.powersgd is None and not feeds_back(given)
 
 
 def feeds_back(given):
+    """Tells whether what rounding lost is added to the next step's gradients."""
     return given.wire in ("int8", "int4") and not given.no_error_feedback
 
 

@@ -54,6 +54,7 @@ def update(params, state, grads, optimizer=OPTIMIZER):
 
 
 def overlap(loss_of):
+    """Is jax.value_and_grad over all devices of all hosts: loss and gradients are means."""
     return jax_passing.overlap(loss_of, "d")
 
 
@@ -61,7 +62,7 @@ def make_steps(mesh, value_and_grad=overlap, optimizer=OPTIMIZER, dtype="float32
     """A training step of this host, and the check that every device of every host holds the same parameters."""
 
     def train(params, state, images, labels):
-        # Means over all devices of all hosts. Of each layer's gradients the sum travels beside the backward pass.
+        # Unless another way is chosen, overlap: each layer's gradients are summed beside the rest of the backward pass.
         loss, grads = value_and_grad(loss_of)(cast(params, dtype), images, labels)
         return *update(params, state, cast(grads, "float32"), optimizer), loss[None]
 

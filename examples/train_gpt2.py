@@ -103,6 +103,7 @@ def difference(session, **given):
 
 
 def overlap(loss_of):
+    """Is jax.value_and_grad over all devices of all hosts: loss and gradients are means."""
     return jax_passing.overlap(loss_of, "d")
 
 
@@ -111,7 +112,7 @@ def make_step(loss_of, mesh, sums=True, value_and_grad=overlap, dtype="bfloat16"
 
     def step(state, batch):
         halves = jax.tree.map(lambda x: x.astype(dtype), state.params)
-        # Means over all devices of all hosts; or each device's own loss and gradients.
+        # Unless another way is chosen, overlap; or each device's own loss and gradients, which nobody sums.
         loss, grads = (value_and_grad if sums else jax.value_and_grad)(loss_of)(halves, batch)
         return state.apply_gradients(grads=jax.tree.map(lambda x: x.astype(jnp.float32), grads)), loss[None]
 
