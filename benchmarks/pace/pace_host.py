@@ -94,9 +94,8 @@ class ByServer:
 
     def __init__(self, training: Training, method: Method) -> None:
         self._training = training
-        self._rate = (
-            method.rate / training.session.world_size
-        )  # as large a step for each example as in a mean of all hosts
+        # An example moves parameters as far as where the hosts' gradients are averaged.
+        self._rate = method.rate / training.session.world_size
         self._client = Client(training.server, training.start)
 
     def begin(self) -> None:

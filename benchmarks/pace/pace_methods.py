@@ -115,7 +115,6 @@ def _by_server(ends: Sequence[float], steps: int, compute: Callable[[int, int], 
     done = [0] * len(at)
     in_free_s = out_free_s = 0.0
     while min(done) < steps:
-        # Whose update comes next.
         ready = [(at[h] + compute(h, done[h] + 1), h) for h in range(len(at)) if done[h] < steps]
         pushed_s, host = min(ready)
         in_free_s = max(pushed_s, in_free_s) + push_s
