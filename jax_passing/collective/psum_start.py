@@ -195,7 +195,7 @@ def no_sum(
         aval = (
             jax.typeof(jnp.asarray(leaf))
             if not hasattr(leaf, "shape")
-            else jax.core.ShapedArray(leaf.shape, leaf.dtype)
+            else jax.core.ShapedArray(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
         )
         if isinstance(leaf, jax.core.Tracer):
             aval = jax.typeof(leaf)

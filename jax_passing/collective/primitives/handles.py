@@ -213,6 +213,8 @@ def _batch_take(
     size = axis_data.size
     types = tuple(each._replace(shape=(size, *each.shape)) for each in types)
     one = jax.lax.index_in_dim(token, 0, dims[0], keepdims=False)
+    # A branch may have made a handle for some elements alone, and stacked handles differ: NaN is refused when it runs.
+    one = jnp.where(jax.lax.stop_gradient(jnp.all(token == one)), one, np.float32(np.nan))
     return passing_take_p.bind(one, *others, types=types, **params), [0] * len(types)
 
 

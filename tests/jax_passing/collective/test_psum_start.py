@@ -222,3 +222,23 @@ def test_after_keeps_values_and_gradients(check_vma):
         return sharded(lambda x: jax.grad(loss)(x), mesh_of(2), check_vma=check_vma)
 
     same_bits(make, X)
+
+
+def test_no_sum_takes_dtypes_as_jax_does():
+    tree = {"w": np.zeros((4, 3)), "n": np.zeros(3, np.int64), "s": np.float64(2), "flag": np.bool_(True)}
+    start = sharded(lambda x: jax_passing.psum_start(tree, "d"), mesh_of(2), out_specs=P(), check_vma=False)
+    assert jax.tree.structure(jax_passing.no_sum(tree, "d")) == jax.tree.structure(jax.eval_shape(start, X))
+
+
+def test_some_elements_of_a_vmap_have_another_handle():
+    def body(x):
+        def one(row, starts):
+            nothing = jax_passing.no_sum(row, "d")
+            return jax_passing.psum_done(
+                jax.lax.cond(starts, lambda: jax_passing.psum_start(row, "d"), lambda: nothing)
+            )
+
+        return jax.vmap(one)(x, jnp.arange(len(x)) > 0)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="HandleError.*no handle's number"):
+        jax.block_until_ready(jax.jit(sharded(body, mesh_of(2), out_specs=P(), check_vma=False))(X))
