@@ -110,7 +110,8 @@ class SumPlan {
       const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
       const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
-      const uint64_t elements = std::min(run, ElementsOf(leaf) - in_leaf);
+      // None where the range starts in a leaf's padding, as a chunk of classes may.
+      const uint64_t elements = std::min(run, ElementsOf(leaf) - std::min(in_leaf, ElementsOf(leaf)));
       f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(elements),
                    leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
       offset += run;

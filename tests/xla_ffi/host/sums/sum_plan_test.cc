@@ -46,6 +46,23 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
   EXPECT_EQ(runs, expected);
 }
 
+// As where the classes of a narrow wire's elements travel, one a lane, in chunks that end within a leaf's padding.
+TEST(SumPlan, paddingHasNoElements) {
+  SumShape shape = Shape(DType::kFloat32, {1, 9});
+  shape.wire = Wire::kInt4;
+  const SumPlan plan(shape, 3, 256, /*world_size=*/2);
+  for (uint64_t first = 0; first < 24; ++first) {
+    for (uint64_t end = first + 1; end <= 24; ++end) {
+      uint64_t count = 0;
+      plan.ForEachRun(first, end - first, [&](const ElementRun& run) {
+        count += run.count;
+        EXPECT_LE(run.count, run.leaf == 0 ? 1u : 9u) << first << ' ' << end;
+      });
+      EXPECT_EQ(count, plan.ElementsBefore(end) - plan.ElementsBefore(first)) << first << ' ' << end;
+    }
+  }
+}
+
 TEST(SumPlan, elementsBeforeACell) {
   const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*world_size=*/2);
   const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
