@@ -9,7 +9,7 @@ import optax
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.optax.arguments import check_count, check_params
+from jax_passing.optax.arguments import check_count, check_params, named_by
 from jax_passing.optax.parameters import updates_to
 
 
@@ -78,7 +78,9 @@ def local_sgd(
 
         def average() -> Any:
             own = each_device_own(optax.apply_updates(params, updates), axis_name)
-            return updates_to(pmean(own, axis_name, **options), params, updates)
+            with named_by(every=every):
+                mean = pmean(own, axis_name, **options)
+            return updates_to(mean, params, updates)
 
         # All hosts are at the same step, so all come to this sum, or none.
         updates = jax.lax.cond(steps % every == 0, average, lambda: updates)

@@ -14,7 +14,7 @@ from jax_passing.collective.residuals import psum_with_residuals
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
-from jax_passing.optax.arguments import check_count
+from jax_passing.optax.arguments import check_count, named_by
 from jax_passing.optax.residuals import Residuals
 
 _FUNCTION = "powersgd"
@@ -122,10 +122,11 @@ def powersgd(
         _check_factors(factors, [shape_of(leaf) for leaf in leaves], rank)
         step = _Step(axis_name, axis_size(axis_name), options, treedef, leaves, before)
         results: Any
-        if start_step == 0:
-            results = step.factored(factors)
-        else:
-            results = jax.lax.cond(state.step < start_step, step.whole, step.factored, factors)
+        with named_by(start_step=start_step):
+            if start_step == 0:
+                results = step.factored(factors)
+            else:
+                results = jax.lax.cond(state.step < start_step, step.whole, step.factored, factors)
         means, factors, after = (jax.tree.unflatten(treedef, each) for each in results)
         return means, PowerSGDState(optax.safe_increment(state.step), factors, Residuals(after))
 

@@ -8,8 +8,11 @@ import optax
 
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.optax.arguments import check_count
+from jax_passing.errors import ConfigError
+from jax_passing.optax.arguments import check_count, named_by
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
+
+_STALENESS_MAX = 63  # sums of earlier steps: with the step's own it is kUnfinishedMax of xla_ffi/ffi/sum_handles.h
 
 
 class StaleState(NamedTuple):
@@ -53,7 +56,7 @@ def stale(
     Args:
       inner: any optimizer. `optax.MultiSteps` and clipping belong in here, where gradients are means of all hosts.
       axis_name: as for `psum`.
-      staleness: s, 0 or more.
+      staleness: s, 0 to 63.
       wire: how elements travel, as for `psum`.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
@@ -62,9 +65,14 @@ def stale(
       same on all devices of all hosts.
 
     Raises:
-      ConfigError: `staleness` isn't a whole number, or is negative.
+      ConfigError: `staleness` isn't a whole number, or is out of its range.
     """
     check_count("stale", "staleness", staleness, 0, "It says how many steps later a step's gradients are applied.")
+    if staleness > _STALENESS_MAX:
+        raise ConfigError(
+            f"stale(staleness={staleness}): {_STALENESS_MAX + 1} sums of one call can be on their way, one of them is "
+            f"the step's own. Write staleness={_STALENESS_MAX} or less."
+        )
     inner = optax.with_extra_args_support(inner)
     options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
@@ -76,7 +84,8 @@ def stale(
             mean = pmean(gradients, axis_name, **options)
             updates, inner_state = inner.update(mean, state.inner, params, **extra)
             return updates, StaleState((), inner_state)
-        started = start(gradients, axis_name, **options)
+        with named_by(staleness=staleness):
+            started = start(gradients, axis_name, **options)
         oldest, *later = state.pending
         mean = mean_of(oldest, axis_name, gradients)
 
