@@ -11,7 +11,7 @@ from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
-from jax_passing.optax.arguments import check_count, check_params
+from jax_passing.optax.arguments import check_count, check_params, named_by
 from jax_passing.optax.fragments import make_fragments, offset
 from jax_passing.optax.parameters import copied, updates_to
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -115,6 +115,7 @@ def diloco(
     inner = optax.with_extra_args_support(inner)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
     options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
+    numbers = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
 
     def init(params: Any) -> DilocoState:
         made = tuple(
@@ -135,7 +136,8 @@ def diloco(
             phase = (steps - offset(number, fragments, every)) % every
             given = {path: before[path] for path in fragment.shared}
             moved = {path: moves[path] for path in fragment.shared}
-            moved, fragment = synchronised(fragment, phase, given, moved)
+            with named_by(**numbers):
+                moved, fragment = synchronised(fragment, phase, given, moved)
             moves |= moved
             made.append(fragment)
         updates = jax.tree.unflatten(jax.tree.structure(updates), list(moves.values()))
@@ -202,7 +204,7 @@ def shared_params(opt_state: Any, params: Any) -> Any:
     shared: Leaves = {}
     for fragment in found[0].fragments:
         shared |= fragment.shared
-    paths = paths_of(params)
+    paths = _paths_of(params)
     if set(paths) != set(shared):
         raise ConfigError(
             "shared_params: the state was made for other parameters. Give it those that `init` got, or any with the "
@@ -212,7 +214,12 @@ def shared_params(opt_state: Any, params: Any) -> Any:
 
 
 def _by_path(tree: Any) -> Leaves:
-    return dict(zip(paths_of(tree), jax.tree.leaves(tree), strict=True))
+    return dict(zip(_paths_of(tree), jax.tree.leaves(tree), strict=True))
+
+
+def _paths_of(tree: Any) -> list[str]:
+    # An nnx.Optimizer gives nnx.Variables to `init`, and what they hold to `update`.
+    return [path.removesuffix(".value") for path in paths_of(tree)]
 
 
 def _dealt(params: Any, count: int) -> list[Leaves]:

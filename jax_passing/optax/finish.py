@@ -37,4 +37,4 @@ def _finished(each: Any) -> Any:
     is_running = jnp.zeros((), bool)
     for leaf in jax.tree.leaves(psum_done(each.handle)):
         is_running &= jnp.any(leaf != leaf)
-    return Pending(jax.tree.map(jnp.zeros_like, each.handle), is_running)
+    return Pending(jax.tree.map(jnp.zeros_like, each.handle), jax.tree.map(lambda _: is_running, each.is_running))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
@@ -54,6 +55,12 @@ SCALES = np.array([0.25, 0.75], np.float32)  # mean 1/2: exact
 def test_numbers_out_of_range_are_refused(number, value, make):
     with pytest.raises(ConfigError, match=re.escape(f"{number}={value!r}): expected")):
         make(value)
+
+
+def test_so_many_sums_as_handles_can_be_kept():
+    pace.stale(SGD, "d", 63)
+    with pytest.raises(ConfigError, match="Write staleness=63 or less"):
+        pace.stale(SGD, "d", 64)
 
 
 def test_a_delay_has_an_end_before_the_next_sum():
@@ -175,3 +182,47 @@ def test_survivors_keep_what_is_theirs_and_newcomers_begin_with_what_is_shared(s
     mapped(pace.finish)(state)
     with pytest.raises(ConfigError, match="0 states of diloco"):
         mapped(lambda params: pace.agree(SGD.init(params), params, "d", False))(PARAMS)
+
+
+@pytest.mark.parametrize(
+    "make", [pace.local_sgd, lambda inner, axis, every: pace.diloco(inner, optax.sgd(1.0), axis, every=every)]
+)
+def test_narrow_updates_lead_to_wide_parameters(session, make):
+    """They round how far it is to the mean, never the mean."""
+    optimizer = make(optax.scale(-0.001), "d", every=1)
+
+    def step(params, state, scale):
+        gradients = jax.tree.map(lambda leaf: jnp.full(leaf.shape, scale[0], jnp.bfloat16), params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"w": np.full(3, 100.3, np.float32)}
+    after, _ = mapped(step, (P(), P(), P("d")))(params, optimizer.init(params), SCALES)
+    np.testing.assert_allclose(after["w"], params["w"], atol=0.001)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: pace.stale(SGD, "d", 2), lambda: pace.diloco(SGD, None, "d", every=2, fragments=2, delay=1)]
+)
+def test_in_an_optimizer_of_nnx(session, make):
+    model = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, make(), wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+
+    def step(state, scale):
+        model, optimizer = nnx.merge(graph, state)
+        optimizer.update(model, jax.tree.map(lambda leaf: leaf * scale[0], nnx.state(model, nnx.Param)))
+        return nnx.state((model, optimizer))
+
+    def finish(state):
+        model, optimizer = nnx.merge(graph, state)
+        optimizer.opt_state = pace.finish(optimizer.opt_state)
+        return nnx.state((model, optimizer))
+
+    start = np.asarray(model.kernel[...])
+    step = mapped(step, (P(), P("d")))
+    for _ in range(4):
+        state = step(state, SCALES)
+    state = step(mapped(finish)(state), SCALES)
+    model, optimizer = nnx.merge(graph, mapped(finish)(state))
+    assert np.all(np.abs(model.kernel[...]) < np.abs(start))
