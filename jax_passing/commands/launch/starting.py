@@ -101,7 +101,10 @@ class Run:
         tag = f"rank {rank}"
         ours = self._environment(rank)
         if not self.machines:
-            environment = {"JAX_PLATFORMS": "cpu", **os.environ, **ours}
+            # XLA runs a program in a thread of its pool for each device, and starts the next ones in others. With fewer
+            # threads than that, programs that are dispatched one after the other, without waiting, stop for ever.
+            threads = str(max(os.cpu_count() or 1, 2 * self.devices))
+            environment = {"JAX_PLATFORMS": "cpu", "NPROC": threads, **os.environ, **ours}
             return await start(tag, [sys.executable, *self.arguments], environment)
         taken = {name: value for name, value in os.environ.items() if name.startswith(HANDED_OVER)}
         order = remote.order(self.arguments, {"JAX_PLATFORMS": "cpu", **taken, **ours}, os.getcwd())
