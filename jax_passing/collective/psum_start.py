@@ -24,6 +24,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.primitives.handles import LeafType
+from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
 from jax_passing.errors import ConfigError, HandleError
 
@@ -164,6 +165,8 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
         types = [_type_here(kind.types[i]) for i in members]
         for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):
             sums[i] = each
+    if len(tokens) > 1:
+        sums = together(sums)  # so whoever uses one of them finishes all, and no bucket stays unfinished
     return jax.tree.unflatten(kind.treedef, sums)
 
 

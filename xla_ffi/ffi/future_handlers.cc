@@ -69,15 +69,20 @@ ffi::Future Failed(const Failure& failure) {
   return future;
 }
 
+// Fails the session, and returns why it failed: where it had failed already, handles may be unfinished because of that.
+Failure FailedBy(const Failure& refused) {
+  auto& rendezvous = Rendezvous::Get();
+  if (const auto before = rendezvous.failure()) return *before;
+  rendezvous.FailSession(refused);
+  return refused;
+}
+
 ffi::Future Start(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
                   ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
                   ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::Result<Token> token) {
   auto& rendezvous = Rendezvous::Get();
   auto copied = Copy(*state, run_id, device, leaves);
-  if (const auto* failure = std::get_if<Failure>(&copied)) {
-    rendezvous.FailSession(*failure);
-    return Failed(*failure);
-  }
+  if (const auto* refused = std::get_if<Failure>(&copied)) return Failed(FailedBy(*refused));
   const auto& [number, part] = std::get<0>(copied);
   *after->typed_data() = 0;
   *token->typed_data() = SumHandles::TokenOf(number);
@@ -106,10 +111,7 @@ ffi::Future Start(CpuState* state, ffi::RunId run_id, int32_t device, ffi::Buffe
 ffi::Error Keep(CpuState* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs leaves,
                 ffi::Result<Token> token) {
   auto copied = Copy(*state, run_id, device, leaves);
-  if (const auto* failure = std::get_if<Failure>(&copied)) {
-    Rendezvous::Get().FailSession(*failure);
-    return ToError(*failure);
-  }
+  if (const auto* refused = std::get_if<Failure>(&copied)) return ToError(FailedBy(*refused));
   const auto& [number, part] = std::get<0>(copied);
   part->Complete(nullptr);
   *token->typed_data() = SumHandles::TokenOf(number);

@@ -104,7 +104,8 @@ std::optional<Failure> SumHandles::Put(uint32_t number, int64_t device, std::sha
   if (unfinished >= kUnfinishedMax) {
     return Failure{"HandleError", name + ": " + std::to_string(kUnfinishedMax) +
                                       " handles of this call aren't finished, and each keeps its arrays. Finish each "
-                                      "of them once (jax_passing.psum_done), in the order in which they are started"};
+                                      "of them once (jax_passing.psum_done, whose result must be used, or the compiler "
+                                      "removes it), in the order in which they are started"};
   }
   ++unfinished;
   parts_[{number, device}] = {part, whose};

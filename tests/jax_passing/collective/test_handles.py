@@ -155,6 +155,16 @@ def test_a_session_without_unfinished_handles_does_not_warn(session, starts_and_
         session.shutdown()
 
 
+def test_whoever_uses_a_part_of_the_sums_finishes_all(session, starts_and_done, check_vma):
+    start, _ = starts_and_done
+    part = jax.jit(
+        sharded(lambda handle: jax_passing.psum_done(handle)["x"], mesh_of(2), P(), P(), check_vma=check_vma)
+    )
+    np.testing.assert_array_equal(jax.jit(part)(start({"x": X, "count": X.astype(np.int32)})), TOTAL)
+    with warnings.catch_warnings(action="error"):
+        session.shutdown()
+
+
 def test_so_many_handles_may_be_unfinished(session, starts_and_done):
     start, done = starts_and_done
     handles = [start(X) for _ in range(64)]

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 #define XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,7 +33,8 @@ LaneGroup LaneGroupOf(const WireFormat& format);
 // The number of lanes that carry `count` elements. What the last group has no elements for is 0.
 size_t LaneCount(const WireFormat& format, size_t count);
 
-// Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket.
+// Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket (but those of
+// narrow wires, as rounding.h names a block by its number in the sum).
 // 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
 inline constexpr uint32_t kBlockElements = 1440;
 
@@ -57,7 +59,11 @@ uint32_t HeadroomBits(uint32_t world_size);
 int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count);
 
 // The code of the smallest power of two that isn't below the number with this code.
-inline int32_t PowerOfTwoCode(int32_t code) { return code == kNoExponent ? code : (code + 7) & ~7; }
+inline int32_t PowerOfTwoCode(int32_t code) {
+  if (code == kNoExponent) return code;
+  if (code < 8) return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(code)));  // denormals
+  return (code + 7) & ~7;
+}
 
 // Writes LaneCount(format, count) lanes in network order. Integers ignore `exponent`, and all but narrow wires ignore
 // `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned.

@@ -143,6 +143,8 @@ TEST(NarrowLanes, scalesAreRoundedUp) {
   EXPECT_EQ(Scale(code_of(std::numeric_limits<float>::max())), 0x1p128L);
   EXPECT_EQ(Scale(PowerOfTwoCode(code_of(std::numeric_limits<float>::max()))), 0x1p128L);
   EXPECT_EQ(Scale(code_of(0x1p-149f)), 0x1p-129L);
+  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(0x1p-149f))), 0x1p-129L);
+  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(0x1.8p-128f))), 0x1p-127L);
   EXPECT_EQ(code_of(0.f), kNoExponent);
   EXPECT_EQ(PowerOfTwoCode(kNoExponent), kNoExponent);
 }
