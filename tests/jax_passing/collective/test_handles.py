@@ -150,7 +150,7 @@ def test_another_session(session, starts_and_done):
 
 def test_a_session_without_unfinished_handles_does_not_warn(session, starts_and_done):
     start, done = starts_and_done
-    done(start(X))
+    jax.block_until_ready(done(start(X)))
     with warnings.catch_warnings(action="error"):
         session.shutdown()
 
@@ -160,7 +160,8 @@ def test_whoever_uses_a_part_of_the_sums_finishes_all(session, starts_and_done, 
     part = jax.jit(
         sharded(lambda handle: jax_passing.psum_done(handle)["x"], mesh_of(2), P(), P(), check_vma=check_vma)
     )
-    np.testing.assert_array_equal(jax.jit(part)(start({"x": X, "count": X.astype(np.int32)})), TOTAL)
+    total = jax.jit(part)(start({"x": X, "count": X.astype(np.int32)}))
+    np.testing.assert_array_equal(jax.block_until_ready(total), TOTAL)  # on all devices, not on the first one alone
     with warnings.catch_warnings(action="error"):
         session.shutdown()
 
