@@ -97,8 +97,8 @@ def diloco(
       axis.
 
     Raises:
-      ConfigError: a number is out of its range; `init` got fewer arrays than there are fragments; `update` has no
-        parameters, or the mesh spans the hosts.
+      ConfigError: a number is out of its range; `init` got fewer arrays than there are fragments, or arrays
+        of other dtypes than floats; `update` has no parameters, or the mesh spans the hosts.
     """
     check_count("diloco", "every", every, 1, "It says after how many steps a parameter is synchronised.")
     check_count("diloco", "fragments", fragments, 1, "It says into how many parts the parameters are dealt.")
@@ -225,5 +225,11 @@ def _paths_of(tree: Any) -> list[str]:
 def _dealt(params: Any, count: int) -> list[Leaves]:
     by_path = _by_path(copied(params))
     paths = list(by_path)
+    for path, leaf in by_path.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ConfigError(
+                f"diloco: the parameter {path} is {leaf.dtype.name}, and how far it went has no mean of that dtype. "
+                "Keep what isn't trained out of the parameters, or give the others alone to diloco (optax.partition)."
+            )
     dealt = make_fragments(paths, [leaf.nbytes for leaf in by_path.values()], count)
     return [{paths[index]: by_path[paths[index]] for index in fragment} for fragment in dealt]

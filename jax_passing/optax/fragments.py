@@ -18,10 +18,12 @@ def make_fragments(paths: Sequence[str], sizes_bytes: Sequence[int], count: int)
     Raises:
       ConfigError: there are fewer leaves than fragments.
     """
+    if not paths:
+        raise ConfigError("diloco: the parameters that init was given have no arrays.")
     if count > len(paths):
         raise ConfigError(
             f"diloco(fragments={count}): these parameters have {len(paths)} arrays, and a fragment has at least one. "
-            f"Write fragments={max(1, len(paths))} or less."
+            f"Write fragments={len(paths)} or less."
         )
     order = sorted(range(len(paths)), key=lambda index: (-sizes_bytes[index], _natural(paths[index]), index))
     fragments: list[list[int]] = [[] for _ in range(count)]

@@ -71,6 +71,13 @@ def test_a_delay_has_an_end_before_the_next_sum():
 def test_a_fragment_has_an_array(session):
     with pytest.raises(ConfigError, match="Write fragments=2 or less"):
         pace.diloco(SGD, None, "d", every=4, fragments=3).init(PARAMS)
+    with pytest.raises(ConfigError, match="have no arrays"):
+        pace.diloco(SGD, None, "d", every=4).init({})
+
+
+def test_only_floats_have_a_mean_of_how_far_they_went(session):
+    with pytest.raises(ConfigError, match=r"the parameter \['count'\] is int32"):
+        pace.diloco(SGD, None, "d", every=4).init({**PARAMS, "count": np.arange(3, dtype=np.int32)})
 
 
 @pytest.mark.parametrize(
