@@ -183,7 +183,10 @@ def no_sum(
 
     Args:
       tree: arrays, or whatever has their shapes and dtypes (jax.ShapeDtypeStruct), as will be given to `psum_start`.
-      axis_name, strategy, wire, bucket_bytes: as will be given to `psum_start`. The axis needn't be bound here.
+      axis_name: as will be given to `psum_start`, and so are the others. The axis needn't be bound here.
+      strategy: as there.
+      wire: as there.
+      bucket_bytes: as there.
 
     Returns: A handle with the structure of `psum_start(tree, axis_name)`.
 
