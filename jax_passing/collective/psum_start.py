@@ -199,18 +199,21 @@ def no_sum(
     summed_over = _summed_over(axes)
     types = []
     for leaf, path in zip(leaves, paths_of(tree), strict=True):
-        aval = (
-            jax.typeof(jnp.asarray(leaf))
-            if not hasattr(leaf, "shape")
-            else jax.core.ShapedArray(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
-        )
-        if isinstance(leaf, jax.core.Tracer):
-            aval = jax.typeof(leaf)
+        aval = _type_of(leaf)
         check_dtype(f"psum_start of {aval.dtype.name}", aval.dtype, path, SUPPORTED_DTYPES)
         dtype = np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
         types.append(LeafType.of(aval, summed_over)._replace(dtype=dtype))
     kind = _Kind(treedef, tuple(types), axes, strategy, wire, bucket_bytes)
     return PsumHandle(tuple(jnp.zeros((), np.float32) for _ in kind.buckets()), kind)
+
+
+def _type_of(leaf: Any) -> Any:
+    """Returns the type that JAX gives to a traced value, an array, a number, or whatever has a shape and a dtype."""
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf)
+    if hasattr(leaf, "shape"):
+        return jax.core.ShapedArray(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return jax.typeof(jnp.asarray(leaf))
 
 
 def _check_strategy(strategy: str | None, along: Extent) -> str:

@@ -14,7 +14,7 @@ _State = TypeVar("_State")
 def restart(opt_state: _State) -> _State:
     """Forgets what a state of an optimizer holds of sums in a former epoch.
 
-    What it forgets are sums that were on their way, and residuals. Write it after `session.rejoin`, on every host, when
+    It forgets sums that were on their way, and residuals. Write it after `session.rejoin`, on every host, when
     the state is agreed on: nobody can finish those sums, and a residual is what its own host left out of sums, which no
     other host may add. A newcomer that was given another host's state needs it as well. A state before it is saved
     needs it if sums are on their way; where there are only residuals, let each host save its own state, in a folder for

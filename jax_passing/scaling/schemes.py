@@ -1,7 +1,7 @@
 """The ways to sum over hosts, each as the flows that it has. docs/reference/scale.md lists them.
 
-What is alike is simulated once: all chunks of a host on one link are one flow, and one processor stands for all that do
-the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size, and no packets.
+Parts that are alike are simulated once: all chunks of a host on one link are one flow, and one processor stands for all
+that do the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size, and no packets.
 """
 
 from collections.abc import Callable

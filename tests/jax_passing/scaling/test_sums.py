@@ -76,7 +76,7 @@ def test_the_star_measured_what_is_simulated():
     checked = [one for one in compared if one.measured.excluded is None]
     assert len(checked) > 25
     assert {one.measured: one.off for one in checked if abs(one.off) > TOLERANCE} == {}
-    # What is left out says why; if predictions of it hold one day, it belongs to the others.
+    # A figure that is left out says why; if predictions of it hold one day, it belongs to the others.
     assert all(one.measured.excluded for one in compared if not one.holds)
 
 

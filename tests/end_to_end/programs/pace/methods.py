@@ -168,7 +168,7 @@ def trained(optimizer: Any, mesh: Any, mine: Targets, check_vma: bool) -> tuple[
     """Returns the parameters of this host and the optimizer's state after all steps, with nothing on its way."""
 
     def step(params: Any, state: Any, targets: Any) -> Any:
-        # Of each device's own loss.
+        # They are the gradients of each device's own loss.
         own = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, "d", to="varying"), params) if check_vma else params
         gradients = jax.tree.map(lambda p, target: p - target[0], own, targets)
         updates, state = optimizer.update(gradients, state, params)

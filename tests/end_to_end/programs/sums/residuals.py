@@ -59,7 +59,7 @@ def check(session: Any, check_vma: bool) -> None:
     assert np.abs(lost["wide"]).max() > 0
     if WIRE == "full":
         np.testing.assert_array_equal(sums["wide"][0], sent.sum(0).astype(np.float32))
-    # What was sent on a narrow wire isn't a float32, so the residual is rounded, as the sum is.
+    # A number that was sent on a narrow wire isn't a float32, so the residual is rounded, as the sum is.
     off = 2.0**-22 * (np.abs(given).sum(0) + np.abs(lost["wide"]).sum(0))
     assert (np.abs(sums["wide"][0] - sent.sum(0)) <= off).all()
     # A residual of 16 bits is rounded itself, and so is the sum: each by half a step, 2^-8 of it.
