@@ -1,6 +1,6 @@
 """Trainings that wait less, beside synchronous ones, on a star of rate-limited links, with and without stragglers.
 
-    sudo python benchmarks/pace/pace.py --hosts 4
+    sudo python benchmarks/pace/pace.py --hosts 4 --steps 80     # half an hour
     sudo python benchmarks/pace/pace.py --quick
     sudo python benchmarks/pace/pace.py --ratio 4 --no-stragglers --methods "alone;diloco;diloco, 2 parts, delay 3"
 
@@ -167,7 +167,7 @@ def main() -> None:
         "compute_s": compute_s,
         "evaluate_every": 8,
         "accuracy": arguments.accuracy,
-        "limit_s": 1800,
+        "limit_s": 3600,
     }
     try:
         rows = rows_of(run(plan, arguments.hosts, gbit), plan, gbit)

@@ -142,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = json.loads(arguments.plan)
     warnings.simplefilter("ignore", jax_passing.errors.InsideHostWarning)  # "alone" is meant to be
-    with jax_passing.init(axis_name="d", deadline_s=120) as session:
+    with jax_passing.init(axis_name="d", deadline_s=plan["limit_s"]) as session:  # others wait long for a straggler
         training = Training(plan["model"], session, arguments.server)
         for name in plan["methods"]:
             method = METHODS[name]
