@@ -1,7 +1,7 @@
 """The C++ side, as Python sees it (nanobind module, sources in xla_ffi/python)."""
 
 from collections.abc import Sequence
-from typing import final, overload
+from typing import Protocol, final, overload, type_check_only
 
 import numpy as np
 from typing_extensions import CapsuleType
@@ -288,3 +288,48 @@ def cuda_ffi_targets_on_cpu(library: str) -> dict[str, dict[str, CapsuleType]]:
 def cuda_ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]: ...
 def set_cuda_devices(ordinals_and_ids: Sequence[tuple[int, int]], *, first_device_id: int) -> None:
     """Tells the handlers of this process's GPUs, in the order of their ids. `first_device_id`: as of `attach`."""
+
+@final
+class MpiRequest:
+    """Bytes on their way between two devices, for the server's `send` and `receive`.
+
+    `done` is called once, from any thread; it fails if it is dropped without. The memory is valid until then.
+    """
+
+    @overload
+    def done(self) -> None: ...
+    @overload
+    def done(self, kind: str, message: str) -> None: ...
+
+@type_check_only
+class MpiServer(Protocol):
+    """What XLA's collectives on CPU ask, through MPI: xla_ffi/mpi/server.h.
+
+    Each method is called from any thread. What it raises fails the call that asked, by its type's name and text.
+    """
+
+    def begin(self) -> tuple[int, int]:
+        """Returns this process's rank, and how many there are."""
+
+    def split(
+        self, color: int, key: int, /
+    ) -> tuple[int, str, Sequence[int], int, Transport | LocalCollective, int, float]:
+        """Returns the group that this device is in: an id of 64 bits, a name for people, the rank of each member's
+        process, which member this device is, what sums, how many hosts, and the deadline in seconds."""
+
+    def send(
+        self, group: int, own_index: int, to_index: int, tag: int, data: memoryview, request: MpiRequest, /
+    ) -> None: ...  # returns at once
+    def receive(
+        self, group: int, own_index: int, from_index: int, tag: int, buffer: memoryview, request: MpiRequest, /
+    ) -> None: ...  # returns at once
+    def stalled(
+        self, group: int, own_index: int, number: int, what: str, waited_s: float, /
+    ) -> tuple[str, str] | None:
+        """Is asked each second that a call waits. Returns a failure, (kind, message), to end it."""
+
+    def end(self) -> None: ...
+
+def serve_mpi(server: MpiServer | None) -> None:
+    """Makes `server` the one that XLA's calls reach. If there is none when XLA begins, jax_passing.for_jax.serving is
+    imported, which calls this."""

@@ -19,7 +19,8 @@ INCLUDES = {
     "switch": ["net", "wire"],
     "cuda": ["host"],
     "ffi": ["cuda", "host", "net", "wire"],
-    "python": ["ffi", "host", "net", "switch", "wire"],
+    "mpi": ["ffi", "host"],
+    "python": ["ffi", "host", "mpi", "net", "switch", "wire"],
 }
 # A module may import these from jax_passing itself; all else there are names for users, of rooms further up.
 SHARED = {"_compat", "_native", "config", "errors", "job_names", "settings_parser"}

@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
   passing::BindFfi(m);
   passing::BindSocket(m);
   passing::BindTransport(m);
+  passing::BindMpi(m);
   passing::BindSwitch(m);
   passing::BindSlotPool(m);
 }

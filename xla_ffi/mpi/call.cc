@@ -1,0 +1,33 @@
+#include "mpi/call.h"
+
+#include "ffi/hash.h"
+
+namespace passing::mpi {
+namespace {
+
+std::string NameOf(const ElementType& type) {
+  if (type.is_complex) return type.dtype == DType::kFloat64 ? "complex128" : "complex64";
+  constexpr const char* kNames[] = {"int8",   "int16",  "int32",   "int64",    "uint8",   "uint16",
+                                    "uint32", "uint64", "float16", "bfloat16", "float32", "float64"};
+  return kNames[static_cast<size_t>(type.dtype)];
+}
+
+}  // namespace
+
+std::string NameOf(const Signature& signature) {
+  constexpr const char* kOperations[] = {"all_reduce", "reduce_scatter", "all_gather"};
+  constexpr const char* kReductions[] = {"", " sum", " product", " min", " max"};
+  return std::string(kOperations[static_cast<size_t>(signature.operation)]) +
+         kReductions[static_cast<size_t>(signature.reduction)] + " of " + NameOf(signature.type) + "[" +
+         std::to_string(signature.count) + "]";
+}
+
+uint64_t SiteOf(int64_t group, const Signature& signature) {
+  Hash hash;
+  hash.Add("MPI");
+  hash.Add(static_cast<uint64_t>(group));
+  hash.Add(NameOf(signature));
+  return hash.value();
+}
+
+}  // namespace passing::mpi

@@ -1,0 +1,87 @@
+// A group of devices, as this process has it. The calls of its local devices gather; the last one to come starts the
+// host's sum, and all return together.
+#ifndef XLA_FFI_MPI_COMMUNICATOR_H_
+#define XLA_FFI_MPI_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mpi/call.h"
+#include "mpi/server.h"
+#include "mpi/transfer.h"
+
+namespace passing::mpi {
+
+class Communicator {
+ public:
+  // `rank`: this process's.
+  Communicator(Server& server, Group group, int32_t rank);
+  Communicator(const Communicator&) = delete;
+
+  Server& server() const { return server_; }
+  const Group& group() const { return group_; }
+  int32_t size() const { return static_cast<int32_t>(group_.hosts.size()); }
+
+  // The call of this number of a member that is local. Blocks until its output is there; throws Failed.
+  void Join(int32_t member, uint64_t number, const Call& call);
+
+ private:
+  struct Shared;
+  struct Meeting;
+
+  void Start(const std::shared_ptr<Meeting>& meeting);
+  void Wait(Meeting& meeting, int32_t member, const std::string& name, bool starter);
+  // Without the lock.
+  void Fail(const Failure& failure);
+
+  Server& server_;
+  const Group group_;
+  std::vector<int32_t> local_members_;
+  const std::shared_ptr<Shared> shared_;  // the callbacks of sums own it, too
+};
+
+class PendingTransfer;
+
+// One device's end of a communicator. XLA calls it from one thread at a time.
+class Device {
+ public:
+  Device(std::shared_ptr<Communicator> communicator, int32_t index)
+      : communicator_(std::move(communicator)), index_(index) {}
+
+  int32_t index() const { return index_; }
+  int32_t size() const { return communicator_->size(); }
+  void Collect(const Call& call) { communicator_->Join(index_, next_number_++, call); }
+  PendingTransfer Send(const void* data, size_t bytes, int32_t to, int32_t tag);
+  PendingTransfer Receive(void* data, size_t bytes, int32_t from, int32_t tag);
+
+ private:
+  friend class PendingTransfer;
+  void CheckMember(int32_t other) const;
+
+  std::shared_ptr<Communicator> communicator_;
+  const int32_t index_;
+  uint64_t next_number_ = 0;
+};
+
+// What XLA waits for.
+class PendingTransfer {
+ public:
+  // Blocks until it is done, and writes what was received; throws Failed.
+  void Wait();
+
+ private:
+  friend class Device;
+  std::shared_ptr<Communicator> communicator_;
+  int32_t index_ = 0;
+  std::string what_;
+  std::shared_ptr<Transfer> transfer_;
+  void* destination_ = nullptr;  // null if it is sent
+};
+
+}  // namespace passing::mpi
+
+#endif  // XLA_FFI_MPI_COMMUNICATOR_H_

@@ -1,0 +1,181 @@
+#include "mpi/host_sum.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "host/numbers/float_mode.h"
+#include "host/numbers/host_elements.h"
+#include "mpi/elements.h"
+#include "mpi/server.h"
+
+namespace passing::mpi {
+namespace {
+
+// A call's members, and how much memory each has.
+struct Layout {
+  explicit Layout(std::span<const Call> all_calls, std::span<const int32_t> own_members, int32_t member_count)
+      : calls(all_calls.begin(), all_calls.end()),
+        members(own_members.begin(), own_members.end()),
+        signature(calls[0].signature),
+        member_count(static_cast<uint64_t>(member_count)),
+        is_cut(signature.operation == Operation::kReduceScatter),
+        elements(signature.count * (is_cut ? this->member_count : 1)) {}
+
+  std::vector<Call> calls;  // of the local members
+  std::vector<int32_t> members;
+  Signature signature;
+  uint64_t member_count;
+  bool is_cut;        // does each member get only its part of the result?
+  uint64_t elements;  // that a member gives
+
+  uint64_t bytes() const { return elements * signature.type.bytes(); }
+  // Gives each local member its share of the whole result.
+  void Distribute(const void* result) const {
+    const uint64_t share = signature.count * signature.type.bytes();
+    for (size_t k = 0; k < calls.size(); ++k) {
+      const uint64_t offset = is_cut ? static_cast<uint64_t>(members[k]) * share : 0;
+      std::memcpy(calls[k].output, static_cast<const uint8_t*>(result) + offset, share);
+    }
+  }
+};
+
+// The transport's own sums, in the callers' memory.
+HostSum AllReduceSum(const Layout& layout) {
+  HostSum sum;
+  const ElementType& type = layout.signature.type;
+  sum.shape.dtype = type.dtype;
+  sum.shape.leaf_elements = {layout.elements * (type.is_complex ? 2 : 1)};
+  sum.shape.device_count = static_cast<uint32_t>(layout.calls.size());
+  for (const Call& call : layout.calls) {
+    sum.inputs.push_back(call.input);
+    sum.outputs.push_back(call.output);
+  }
+  return sum;
+}
+
+void SumInPlace(HostSum& sum, DType dtype, uint64_t elements) {
+  sum.shape.dtype = dtype;
+  sum.shape.leaf_elements = {elements};
+  sum.shape.device_count = 1;
+  sum.inputs = {sum.scratch.data()};
+  sum.outputs = {sum.scratch.data()};
+}
+
+// The devices of a host are added up before, so that there is one copy of the whole sum, not one for each device.
+HostSum ReduceScatterSum(const Layout& layout) {
+  HostSum sum = AllReduceSum(layout);
+  const uint64_t elements = sum.shape.leaf_elements[0];
+  sum.scratch.resize((layout.bytes() + 3) / 4);
+  void* const output = sum.scratch.data();
+  SumLocal(sum.shape.dtype, sum.inputs, elements, {&output, 1});
+  SumInPlace(sum, sum.shape.dtype, elements);
+  sum.finish = [layout, output] { layout.Distribute(output); };
+  return sum;
+}
+
+// The extreme of up to 32 bits: the transport finds the largest int32.
+HostSum ExtremeOfKeys(const Layout& layout) {
+  HostSum sum;
+  const bool smallest = layout.signature.reduction == Reduction::kMin;
+  sum.scratch.resize(layout.elements);
+  auto* const keys = reinterpret_cast<int32_t*>(sum.scratch.data());
+  WithType(layout.signature.type, [&]<typename T>(T) {
+    if constexpr (sizeof(T) <= 4) {
+      std::fill_n(keys, layout.elements, std::numeric_limits<int32_t>::min());
+      for (const Call& call : layout.calls) {
+        const T* const input = static_cast<const T*>(call.input);
+        for (uint64_t i = 0; i < layout.elements; ++i) keys[i] = std::max(keys[i], ToKey(input[i], smallest));
+      }
+      sum.finish = [layout, keys, smallest] {
+        auto* const result = reinterpret_cast<T*>(keys);  // an element is written where its key, or an earlier one, was
+        for (uint64_t i = 0; i < layout.elements; ++i) {
+          int32_t key;
+          std::memcpy(&key, keys + i, sizeof(key));
+          const T element = FromKey<T>(key, smallest);
+          std::memcpy(result + i, &element, sizeof(element));
+        }
+        layout.Distribute(result);
+      };
+    }
+  });
+  SumInPlace(sum, DType::kInt32, layout.elements);
+  sum.shape.op = Op::kMax;
+  return sum;
+}
+
+// All members' elements, one member after the other: a sum of words, where each host adds zeros to the others'.
+HostSum Gather(const Layout& layout, void* into) {
+  HostSum sum;
+  const uint64_t words = (layout.bytes() * layout.member_count + 3) / 4;
+  if (into) {
+    std::memset(into, 0, words * 4);
+  } else {
+    sum.scratch.resize(words);
+    into = sum.scratch.data();
+  }
+  for (size_t k = 0; k < layout.calls.size(); ++k) {
+    auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.members[k]) * layout.bytes();
+    std::memcpy(place, layout.calls[k].input, layout.bytes());
+  }
+  SumInPlace(sum, DType::kInt32, words);
+  sum.inputs = {into};
+  sum.outputs = {into};
+  return sum;
+}
+
+HostSum AllGather(const Layout& layout) {
+  const uint64_t bytes = layout.bytes() * layout.member_count;
+  void* const first = layout.calls[0].output;
+  const bool in_place = bytes % 4 == 0 && reinterpret_cast<uintptr_t>(first) % 4 == 0;
+  HostSum sum = Gather(layout, in_place ? first : nullptr);
+  sum.finish = [calls = layout.calls, result = sum.outputs[0], bytes] {
+    for (const Call& call : calls) {
+      if (call.output != result) std::memcpy(call.output, result, bytes);
+    }
+  };
+  return sum;
+}
+
+// Each host reduces all members' elements by itself, in the members' order: the bits are the same on all of them.
+HostSum GatherAndReduce(const Layout& layout) {
+  HostSum sum = Gather(layout, nullptr);
+  sum.finish = [layout, all = sum.outputs[0]] {
+    const DefaultFloatMode mode;
+    const Reduction reduction = layout.signature.reduction;
+    WithType(layout.signature.type, [&]<typename T>(T) {
+      T* const result = static_cast<T*>(all);
+      for (uint64_t i = 0; i < layout.elements; ++i) {
+        T element = result[i];
+        for (uint64_t member = 1; member < layout.member_count; ++member) {
+          const T other = result[member * layout.elements + i];
+          if constexpr (kIsComplex<T>) {
+            element = Product(element, other);
+          } else {
+            element = reduction == Reduction::kProduct ? Product(element, other)
+                                                       : Extreme(element, other, reduction == Reduction::kMin);
+          }
+        }
+        result[i] = element;
+      }
+    });
+    layout.Distribute(all);
+  };
+  return sum;
+}
+
+}  // namespace
+
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count) {
+  const Layout layout(calls, members, member_count);
+  const Signature& signature = layout.signature;
+  if (signature.operation == Operation::kAllGather) return AllGather(layout);
+  if (signature.reduction == Reduction::kSum) return layout.is_cut ? ReduceScatterSum(layout) : AllReduceSum(layout);
+  if (signature.reduction == Reduction::kProduct) return GatherAndReduce(layout);
+  if (signature.type.is_complex) {
+    throw Failed("UnsupportedDtypeError", NameOf(signature) + ": complex numbers have no order. Take the real part.");
+  }
+  return signature.type.bytes() > 4 ? GatherAndReduce(layout) : ExtremeOfKeys(layout);
+}
+
+}  // namespace passing::mpi

@@ -1,0 +1,29 @@
+// The sum of the hosts that a call becomes, with what this host does before and after it.
+#ifndef XLA_FFI_MPI_HOST_SUM_H_
+#define XLA_FFI_MPI_HOST_SUM_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "host/sums/sum.h"
+#include "mpi/call.h"
+
+namespace passing::mpi {
+
+struct HostSum {
+  SumShape shape;  // without its name
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<uint32_t> scratch;   // what they point into, unless that is a caller's
+  std::function<void()> finish{};  // writes the callers' outputs; null if the sum has
+};
+
+// `calls`: of the local members, which all have the same signature, with elements; `members`: their indices among
+// `member_count`. Throws Failed if there is no such operation.
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count);
+
+}  // namespace passing::mpi
+
+#endif  // XLA_FFI_MPI_HOST_SUM_H_

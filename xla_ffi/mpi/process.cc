@@ -1,0 +1,112 @@
+#include "mpi/process.h"
+
+#include <new>
+#include <string>
+#include <utility>
+
+namespace passing::mpi {
+
+int Process::Guarded(std::string_view function, const std::function<void()>& body) {
+  try {
+    server_.Blocking(body);
+    return abi::MPI_SUCCESS;
+  } catch (const Failed& failed) {
+    return codes_.CodeOf(failed.failure());
+  } catch (const std::bad_alloc&) {
+    return codes_.CodeOf({"PassingError", std::string(function) + " found too little memory on this host. Try "
+                                                                  "smaller arrays, or fewer devices a host."});
+  } catch (const std::exception& error) {
+    return codes_.CodeOf({"PassingError", std::string(function) + ": " + error.what()});
+  }
+}
+
+void Process::Begin() {
+  try {
+    const Server::World world = server_.Begin();
+    const std::lock_guard lock(mutex_);
+    world_ = world;
+    failure_.reset();
+    ended_ = false;
+  } catch (const Failed& failed) {
+    const std::lock_guard lock(mutex_);
+    failure_ = failed.failure();
+    throw;
+  }
+}
+
+void Process::End() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_ || !world_) return;
+    ended_ = true;
+  }
+  server_.End();
+}
+
+Server::World Process::world() const {
+  const std::lock_guard lock(mutex_);
+  if (world_) return *world_;
+  throw failure_ ? Failed(*failure_) : Failed("NotInitializedError", "MPI_Init_thread wasn't called before.");
+}
+
+bool Process::begun() const {
+  const std::lock_guard lock(mutex_);
+  return world_.has_value();
+}
+
+bool Process::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+abi::Handle Process::Split(int32_t color, int32_t key) {
+  Opened opened;
+  try {
+    const Server::World own = world();
+    Group group = server_.Split(color, key);
+    const int32_t index = group.own_index;
+    if (group.hosts.at(static_cast<size_t>(index)) != own.rank) {
+      throw Failed("PassingError", "The group of a device of this process names another one.");
+    }
+    const std::lock_guard lock(mutex_);
+    std::weak_ptr<Communicator>& known = communicators_[group.id];
+    std::shared_ptr<Communicator> communicator = known.lock();
+    if (!communicator) known = communicator = std::make_shared<Communicator>(server_, std::move(group), own.rank);
+    opened.device = std::make_shared<Device>(std::move(communicator), index);
+  } catch (const Failed& failed) {
+    opened.failure = failed.failure();
+  }
+  const std::lock_guard lock(mutex_);
+  opened_[next_handle_] = std::move(opened);
+  return next_handle_++;
+}
+
+std::shared_ptr<Device> Process::DeviceOf(abi::Handle communicator) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = opened_.find(communicator);
+  if (found == opened_.end()) throw Failed("PassingError", "XLA called a communicator that isn't open.");
+  if (found->second.failure) throw Failed(*found->second.failure);
+  return found->second.device;
+}
+
+void Process::Free(abi::Handle communicator) {
+  decltype(opened_)::node_type freed;  // destroyed without the lock: it may be the last owner of a transport
+  const std::lock_guard lock(mutex_);
+  freed = opened_.extract(communicator);
+  std::erase_if(communicators_, [](const auto& each) { return each.second.expired(); });
+}
+
+abi::Handle Process::Keep(PendingTransfer transfer) {
+  const std::lock_guard lock(mutex_);
+  transfers_.emplace(next_handle_, std::move(transfer));
+  return next_handle_++;
+}
+
+PendingTransfer Process::Take(abi::Handle request) {
+  const std::lock_guard lock(mutex_);
+  auto node = transfers_.extract(request);
+  if (!node) throw Failed("PassingError", "XLA waits for a transfer that it didn't start.");
+  return std::move(node.mapped());
+}
+
+}  // namespace passing::mpi

@@ -1,0 +1,65 @@
+// What this process has open at the MPI door: communicators and transfers, by their handles.
+#ifndef XLA_FFI_MPI_PROCESS_H_
+#define XLA_FFI_MPI_PROCESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "mpi/abi.h"
+#include "mpi/communicator.h"
+#include "mpi/error_codes.h"
+#include "mpi/server.h"
+
+namespace passing::mpi {
+
+class Process {
+ public:
+  explicit Process(Server& server) : server_(server) {}
+
+  // Calls `body`, which throws, and returns the code of what went wrong.
+  int Guarded(std::string_view function, const std::function<void()>& body);
+
+  void Begin();
+  void End();
+  Server::World world() const;  // throws if it hasn't begun
+  bool begun() const;
+  bool ended() const;
+
+  // A split that fails gives a handle, too: XLA doesn't look at the code, so each call of that communicator fails.
+  abi::Handle Split(int32_t color, int32_t key);
+  // A device's end of a communicator; throws if there is none, or its split has failed.
+  std::shared_ptr<Device> DeviceOf(abi::Handle communicator) const;
+  void Free(abi::Handle communicator);
+
+  abi::Handle Keep(PendingTransfer transfer);
+  PendingTransfer Take(abi::Handle request);
+
+  ErrorCodes& codes() { return codes_; }
+
+ private:
+  struct Opened {
+    std::shared_ptr<Device> device;
+    std::optional<Failure> failure;
+  };
+
+  Server& server_;
+  ErrorCodes codes_;
+
+  mutable std::mutex mutex_;
+  std::optional<Server::World> world_;
+  std::optional<Failure> failure_;  // of Begin
+  bool ended_ = false;
+  abi::Handle next_handle_ = abi::kFirstHandle;
+  std::map<abi::Handle, Opened> opened_;
+  std::map<int64_t, std::weak_ptr<Communicator>> communicators_;  // by the id of the group
+  std::map<abi::Handle, PendingTransfer> transfers_;
+};
+
+}  // namespace passing::mpi
+
+#endif  // XLA_FFI_MPI_PROCESS_H_

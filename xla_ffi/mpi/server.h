@@ -1,0 +1,71 @@
+// Python's side of the MPI door, as C++ sees it: it knows JAX's processes, and makes the groups of devices.
+#ifndef XLA_FFI_MPI_SERVER_H_
+#define XLA_FFI_MPI_SERVER_H_
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/sums/sum.h"
+#include "mpi/transfer.h"
+
+namespace passing::mpi {
+
+// Thrown in this room alone; what XLA gets is an error code.
+class Failed : public std::exception {
+ public:
+  Failed(std::string kind, std::string message) : failure_{std::move(kind), std::move(message)} {}
+  explicit Failed(Failure failure) : failure_(std::move(failure)) {}
+  const Failure& failure() const { return failure_; }
+  const char* what() const noexcept override { return failure_.message.c_str(); }
+
+ private:
+  Failure failure_;
+};
+
+// The devices that XLA calls a clique, in the order of their keys.
+struct Group {
+  int64_t id = 0;
+  std::string name;            // for people: "devices 0-3 on hosts 0, 1"
+  std::vector<int32_t> hosts;  // of each member, the rank of its process
+  int32_t own_index = 0;       // which member the device is that asked
+  std::shared_ptr<Collective> collective;
+  int32_t host_count = 1;
+  double deadline_s = 60;
+};
+
+// Each may be called from any thread, without any lock, and throws Failed.
+class Server {
+ public:
+  virtual ~Server() = default;
+
+  struct World {
+    int32_t rank = 0;  // of this process
+    int32_t size = 1;
+  };
+  virtual World Begin() = 0;
+  virtual Group Split(int32_t color, int32_t key) = 0;
+  // These return at once. The transfer is finished later, from any thread, or by the destruction of its last owner.
+  virtual void Send(int64_t group, int32_t own_index, int32_t to_index, int32_t tag,
+                    std::shared_ptr<Transfer> transfer) = 0;
+  virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
+                       std::shared_ptr<Transfer> transfer) = 0;
+  // Asked each second that a call waits. A failure ends it.
+  virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, uint64_t number, const std::string& what,
+                                         double waited_s) = 0;
+  virtual void End() = 0;
+  // Runs work that may block. A caller may hold what other threads need, which is let go for so long.
+  virtual void Blocking(const std::function<void()>& work) { work(); }
+};
+
+// The server of this process (bind_mpi.cc).
+Server& TheServer();
+
+}  // namespace passing::mpi
+
+#endif  // XLA_FFI_MPI_SERVER_H_

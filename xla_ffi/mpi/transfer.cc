@@ -1,0 +1,18 @@
+#include "mpi/transfer.h"
+
+namespace passing::mpi {
+
+void Transfer::Done(std::optional<Failure> failure) {
+  const std::lock_guard lock(mutex_);
+  if (done_) return;
+  failure_ = std::move(failure);
+  done_ = true;
+  changed_.notify_all();
+}
+
+bool Transfer::Wait(double timeout_s) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
+}
+
+}  // namespace passing::mpi
