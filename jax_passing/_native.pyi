@@ -326,10 +326,17 @@ class MpiServer(Protocol):
     def stalled(
         self, group: int, own_index: int, number: int, what: str, waited_s: float, /
     ) -> tuple[str, str] | None:
-        """Is asked each second that a call waits. Returns a failure, (kind, message), to end it."""
+        """Is asked each second that a call waits. Returns a failure, (kind, message), to end it.
+
+        `number`: counts the device's calls in the group from 0; -1 for a send or receive."""
 
     def end(self) -> None: ...
 
 def serve_mpi(server: MpiServer | None) -> None:
     """Makes `server` the one that XLA's calls reach. If there is none when XLA begins, jax_passing.for_jax.serving is
     imported, which calls this."""
+
+def bind_mpi_late() -> str | None:
+    """Has a jaxlib that is loaded already take the library that MPITRAMPOLINE_LIB names, which must be this one.
+
+    Returns why it can't, or None. It also returns None where that has been done before."""

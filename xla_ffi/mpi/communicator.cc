@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLook{1};
 // A transport whose sum stalls knows more than we do: its own deadline comes first.
 constexpr double kGrace_s = 2;
+// In place of a call's number.
+constexpr int64_t kTransfer = -1;
 
 double Since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -137,7 +139,7 @@ void Communicator::Wait(Meeting& meeting, int32_t member, const std::string& nam
     lock.unlock();
     std::optional<Failure> failure;
     try {
-      failure = server_.Stalled(group_.id, member, meeting.number, what, Since(begin));
+      failure = server_.Stalled(group_.id, member, static_cast<int64_t>(meeting.number), what, Since(begin));
     } catch (const Failed& unable) {
       failure = unable.failure();
     }
@@ -208,7 +210,7 @@ void PendingTransfer::Wait() {
   const Clock::time_point begin = Clock::now();
   while (!transfer_->Wait(std::chrono::duration<double>(kLook).count())) {
     const double waited_s = Since(begin);
-    auto failure = communicator_->server().Stalled(group.id, index_, 0, what_, waited_s);
+    auto failure = communicator_->server().Stalled(group.id, index_, kTransfer, what_, waited_s);
     if (!failure && waited_s > group.deadline_s + kGrace_s) failure = TooLate(what_, waited_s);
     if (failure) throw Failed(std::move(*failure));
   }

@@ -55,8 +55,8 @@ class Server {
                     std::shared_ptr<Transfer> transfer) = 0;
   virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
                        std::shared_ptr<Transfer> transfer) = 0;
-  // Asked each second that a call waits. A failure ends it.
-  virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, uint64_t number, const std::string& what,
+  // Asked each second that a call waits. A failure ends it. `number`: of the call, or -1 for a transfer.
+  virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
                                          double waited_s) = 0;
   virtual void End() = 0;
   // Runs work that may block. A caller may hold what other threads need, which is let go for so long.

@@ -13,6 +13,7 @@
 
 #include "ffi/local_collective.h"
 #include "host/transport/transport.h"
+#include "mpi/late_binding.h"
 #include "mpi/server.h"
 #include "mpi/transfer.h"
 #include "python/bindings.h"
@@ -136,7 +137,7 @@ class PythonServer final : public Server {
     });
   }
 
-  std::optional<Failure> Stalled(int64_t group, int32_t own_index, uint64_t number, const std::string& what,
+  std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
                                  double waited_s) override {
     return WithServer([&](nb::handle server) -> std::optional<Failure> {
       nb::object failure = server.attr("stalled")(group, own_index, number, what, waited_s);
@@ -189,6 +190,7 @@ void BindMpi(nb::module_& m) {
         Py_XDECREF(before);
       },
       "server"_a.none());
+  m.def("bind_mpi_late", &mpi::BindLate, nb::call_guard<nb::gil_scoped_release>());
   // What the server holds is let go before nanobind counts what is left.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { Py_CLEAR(mpi::registered); }));
 }
