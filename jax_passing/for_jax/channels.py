@@ -1,0 +1,280 @@
+"""Hosts send each other messages over connections of their own, for XLA's collective permute and all-to-all.
+
+A host listens on the address by which it reaches the switch, and calls each host to which it sends, when it first does.
+Where the job has a key, both ends prove it by TLS. Everywhere, a caller says first the token that the called host has
+published for this run: whoever can't is a stranger, and is dropped. Everything here runs in the session's event loop.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from jax_passing.config import address_text
+from jax_passing.errors import ClosedError, Failure, HostLostError
+from jax_passing.for_jax.connection import Connection
+from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
+from jax_passing.for_jax.matching import Ends, Matching, Request
+from jax_passing.host.loop import Loop
+from jax_passing.protocol import secure_channel
+
+log = logging.getLogger("jax_passing")
+
+STRANGERS_MAX = 64  # at once; the oldest makes room for the next, as a host of ours needs a few round trips only
+GREETING_S = 5.0  # for TLS and the greeting
+RETRY_S = 0.25
+GRACE_S = 1.0  # until a lost connection counts: the switch may say meanwhile why a host has gone
+CLOSE_S = 5.0
+
+
+class Group(Protocol):
+    """These devices send each other messages."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def hosts(self) -> Sequence[int]:
+        """Returns the rank of each device's host."""
+
+
+class Channels:
+    """This host's connections to the others. Any thread may call it, and none waits for the network."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        rank: int,
+        job: str,
+        key: bytes | None,
+        deadline_s: float,
+        on_failure: Callable[[Failure], None],
+    ):
+        """`deadline_s`: another host is called for so long. `on_failure`: is called once, in the loop's thread, if
+        messages can't go on; the requests have failed by then."""
+        self._session_loop, self._loop = loop, loop.call(asyncio.get_running_loop)
+        self._rank, self._job, self._key = rank, job, key
+        self._deadline_s, self._on_failure = deadline_s, on_failure
+        self._matching = Matching(rank, self._transmit, self._fail_here)
+        self._token = secrets.randbits(64)
+        self._listener: socket.socket | None = None
+        self._peers: dict[int, tuple[str, int, int]] = {}  # host, port and token
+        self._receivers: dict[int, Connection] = {}  # whom this host called
+        self._senders: dict[int, Connection] = {}  # who called it
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._strangers_dropped = self._accepts_failed = 0
+
+    # For all threads.
+
+    def start(self, own_host: str) -> str:
+        """Listens on a free port of this IP address. Returns what the other hosts' `set_peers` need to know of it.
+        Raises OSError."""
+        return self._session_loop.call(self._listen, own_host)
+
+    def set_peers(self, peers: Mapping[int, str]) -> None:
+        """Tells where the other hosts are, by their ranks, before the first message."""
+        for rank, text in peers.items():
+            host, port, token = text.split(" ")
+            self._peers[rank] = host, int(port), int(token, 16)
+
+    def send(self, group: Group, own_index: int, to_index: int, tag: int, data: memoryview, request: Request) -> None:
+        """Sends the bytes, which must stay as they are until the request is done."""
+        ends = Ends(group.hosts[to_index], group.id, own_index, to_index, tag)
+        self._post(self._matching.send, ends, group.name, data, request)
+
+    def receive(
+        self, group: Group, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Request
+    ) -> None:
+        """Receives as many bytes as the buffer has, which nobody else may use until the request is done."""
+        ends = Ends(group.hosts[from_index], group.id, from_index, own_index, tag)
+        self._post(self._matching.receive, ends, group.name, buffer, request)
+
+    def _post(
+        self,
+        step: Callable[[Ends, str, memoryview, Request], None],
+        ends: Ends,
+        name: str,
+        memory: memoryview,
+        request: Request,
+    ) -> None:
+        try:
+            self._loop.call_soon_threadsafe(step, ends, name, memory.cast("B"), request)
+        except RuntimeError:  # the loop is closed
+            request.done(*_CLOSED)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends all requests, also those to come: the session has failed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fail, failure)
+
+    def close(self) -> None:
+        """Ends all connections, before the loop ends. Bounded in time."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "messages_sent": self._matching.sent_count,
+            "messages_received": self._matching.received_count,
+            "strangers": len(self._strangers),
+            "strangers_dropped": self._strangers_dropped,
+            "accepts_failed": self._accepts_failed,
+        }
+
+    # Failing and closing.
+
+    def _fail(self, failure: Failure) -> None:
+        for connection in (*self._receivers.values(), *self._senders.values()):
+            connection.stop()
+        self._matching.fail(failure)
+
+    def _fail_here(self, failure: Failure) -> None:
+        if self._matching.failure is None:
+            self._fail(failure)
+            self._on_failure(failure)
+
+    async def _close(self) -> None:
+        self._fail(Failure(*_CLOSED))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in (*self._receivers.values(), *self._senders.values()):
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                while any(each.is_connected for each in (*self._receivers.values(), *self._senders.values())):
+                    await asyncio.sleep(0.001)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # asyncio itself keeps no task alive
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Being called.
+
+    def _listen(self, own_host: str) -> str:
+        family = socket.AF_INET6 if ":" in own_host else socket.AF_INET
+        self._listener = socket.create_server((own_host, 0), family=family, backlog=STRANGERS_MAX)
+        self._listener.setblocking(False)
+        self._begin(self._accept(self._listener))
+        return f"{own_host} {self._listener.getsockname()[1]} {self._token:016x}"
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = await self._loop.sock_accept(listener)
+            except OSError:  # too many files are open, or the caller is gone
+                self._accepts_failed += 1
+                await asyncio.sleep(RETRY_S)
+                continue
+            if len(self._strangers) >= STRANGERS_MAX:
+                next(iter(self._strangers)).cancel()
+            task = self._begin(self._greet(connected))
+            self._strangers[task] = None
+            task.add_done_callback(lambda done: self._strangers.pop(done, None))
+
+    async def _greet(self, connected: socket.socket) -> None:
+        """Takes a caller for a host of the job once it has said the token."""
+        connection = Connection(None)
+        tls = None if self._key is None else secure_channel.context(self._key, server_side=True)
+        try:
+            async with asyncio.timeout(GREETING_S):
+                await self._loop.connect_accepted_socket(lambda: connection, connected, ssl=tls)
+                hello = await connection.greeted
+            if (hello.kind, hello.group, hello.target) != (Kind.HELLO, self._token, self._rank):
+                raise FrameError("a caller doesn't know this run's token")
+            if hello.source in self._senders:
+                raise FrameError("a caller has called before")
+        except (OSError, FrameError, asyncio.CancelledError) as error:  # TimeoutError is an OSError
+            self._strangers_dropped += 1
+            log.debug("a stranger was dropped: %s", error)
+            connection.give_up()
+            connected.close()
+            return
+        sender, matching = hello.source, self._matching
+        self._senders[sender] = connection
+        connection.converse(
+            partial(matching.memory_for, sender),
+            partial(matching.heard_from_sender, sender),
+            partial(self._lost, matching.lost_sender, sender),
+        )
+        connection.send(Frame(Kind.WELCOME), None)
+
+    # Calling.
+
+    def _transmit(self, peer: int, frame: Frame, data: memoryview | None) -> None:
+        if frame.kind in REPLIES:
+            self._senders[peer].send(frame, data)
+            return
+        if peer not in self._receivers:
+            self._receivers[peer] = Connection(self._hello(peer))
+            self._begin(self._call(peer))
+        self._receivers[peer].send(frame, data)
+
+    def _hello(self, peer: int) -> Frame:
+        return Frame(Kind.HELLO, group=self._peers[peer][2], source=self._rank, target=peer)
+
+    async def _call(self, peer: int) -> None:
+        """Calls a host until it answers, or the deadline is over."""
+        until = self._loop.time() + self._deadline_s
+        while True:
+            connection = self._receivers[peer]
+            try:
+                async with asyncio.timeout(min(GREETING_S, max(0.01, until - self._loop.time()))):
+                    await self._connect(peer, connection)
+                    break
+            except (OSError, FrameError) as error:
+                connection.give_up()
+                if self._loop.time() + RETRY_S > until:
+                    self._fail_here(self._unreachable(peer, error))
+                    return
+                self._receivers[peer] = Connection(self._hello(peer), connection.unsent)
+                await asyncio.sleep(RETRY_S)
+        matching = self._matching
+        connection.converse(
+            _no_memory,
+            partial(matching.heard_from_receiver, peer),
+            partial(self._lost, matching.lost_receiver, peer),
+        )
+
+    async def _connect(self, peer: int, connection: Connection) -> None:
+        host, port, _ = self._peers[peer]
+        tls = None if self._key is None else secure_channel.context(self._key, server_side=False)
+        name = None if tls is None else secure_channel.server_name(self._job)
+        await self._loop.create_connection(lambda: connection, host, port, ssl=tls, server_hostname=name)
+        if (await connection.greeted).kind is not Kind.WELCOME:
+            raise FrameError("it doesn't welcome this host")
+
+    def _unreachable(self, peer: int, error: Exception) -> Failure:
+        where = address_text(*self._peers[peer][:2])
+        return Failure(
+            HostLostError.__name__,
+            f"Rank {self._rank} has called rank {peer} at {where} for {self._deadline_s:g} s, to send it a message, "
+            f"and got no answer ({error or type(error).__name__}). It listens on a port that the system chooses: let "
+            "hosts of one job reach each other by TCP on all ports, then start the program again on every host.",
+            (peer,),
+        )
+
+    def _lost(self, tell: Callable[[int, str], None], peer: int, why: str) -> None:
+        def count() -> None:
+            if self._matching.failure is None:
+                tell(peer, why)
+
+        if self._matching.failure is None:
+            self._loop.call_later(GRACE_S, count)
+
+
+_CLOSED = ClosedError.__name__, "the session was shut down while a message was on its way"
+
+
+def _no_memory(frame: Frame) -> memoryview:
+    raise FrameError("a host that was called sends a message")
