@@ -1,17 +1,21 @@
 """Finds a job's name: from the launcher's id, if its documentation says that all hosts of one run have the same.
 
-Three kinds of jobs have a name made from another job's name, with a mark that users' names may not have.
+Four kinds of jobs have a name made from another job's name, with a mark that users' names may not have.
 """
 
+import hashlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
+HOSTS_MARK = "/hosts "  # is in the names of the jobs in which sets of a job's hosts sum for JAX itself
 DEVICES_SUFFIX = "/devices"  # ends the name of the job in which devices are ranks, with strategy "flat"
 SHARD_MARK = "/shard "  # is in the names that switches give to the shards of a job
 DOCTOR_MARK = "/doctor "  # is in the names of the jobs in which `jax-passing doctor` tries a switch
+
+HOSTS_CHARACTERS_MAX = 16
 
 Environment = Mapping[str, str]
 
@@ -22,12 +26,22 @@ def check(name: str) -> None:
         raise ValueError(f"expected another name: {DEVICES_SUFFIX!r} at the end is reserved for the devices of a job")
     if SHARD_MARK in name:
         raise ValueError(f"expected another name: {SHARD_MARK!r} is reserved for the shards of a job")
+    if HOSTS_MARK in name:
+        raise ValueError(f"expected another name: {HOSTS_MARK!r} is reserved for sets of a job's hosts")
     if DOCTOR_MARK in name:
         raise ValueError(f"expected another name: {DOCTOR_MARK!r} is reserved for the trials of jax-passing doctor")
 
 
 def of_devices(job: str) -> str:
     return job + DEVICES_SUFFIX
+
+
+def of_hosts(job: str, hosts: Sequence[int]) -> str:
+    """Returns the name of the job in which these ranks of `job` sum by themselves."""
+    ranks = ",".join(map(str, hosts))
+    if len(ranks) > HOSTS_CHARACTERS_MAX:  # names have to fit into a connection's first bytes
+        ranks = hashlib.sha256(ranks.encode()).hexdigest()[:HOSTS_CHARACTERS_MAX]
+    return job + HOSTS_MARK + ranks
 
 
 def of_shard(job: str, shard: int) -> str:
@@ -42,7 +56,9 @@ def of_doctor(job: str, trial: str) -> str:
 
 def base(job: str) -> str:
     """Returns the user's name from which a job's name was made: all jobs made from one name have the same key."""
-    return job.partition(DOCTOR_MARK)[0].partition(SHARD_MARK)[0].removesuffix(DEVICES_SUFFIX)
+    for mark in (DOCTOR_MARK, SHARD_MARK, HOSTS_MARK):
+        job = job.partition(mark)[0]
+    return job.removesuffix(DEVICES_SUFFIX)
 
 
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:

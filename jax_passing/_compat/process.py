@@ -1,16 +1,21 @@
 """JAX knows where this process runs: in which cluster, and on which devices."""
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import config, distributed, xla_bridge
 from jax._src.clusters import ClusterEnv
 
 
 def backend_exists() -> bool:
     """Tells whether JAX has devices already; asking it for them would create them."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def cpu_collectives() -> str | None:
+    """Returns the implementation of collectives on CPU that JAX would take."""
+    return cast(str | None, config.cpu_collectives_implementation.value)
 
 
 def cuda_devices() -> list[jax.Device]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from jax_passing import _native
 from jax_passing.config import Settings
 from jax_passing.errors import Failure, PassingError
+from jax_passing.host.host_set import HostSet
 from jax_passing.host.joining import Joined, Joining
 from jax_passing.host.loop import Loop
 from jax_passing.host.ranks import Ranks
@@ -16,28 +17,33 @@ log = logging.getLogger("jax_passing")
 
 
 class Control:
-    """A session with a switch has one, until it ends."""
+    """A session with a switch has one, until it ends.
+
+    Attributes:
+      loop: in which all of it runs.
+      key: the job's, if it has one.
+    """
 
     def __init__(self, settings: Settings, device_count: int):
         """`device_count`: of this host, on the platform on which programs run. Raises ConfigError if the key file is
         none."""
         self._settings = settings
         # Once: a file that is replaced or removed later doesn't keep the session from joining again.
-        key = keys.read_key(settings.key_file, keys.JOB)
+        self.key = keys.read_key(settings.key_file, keys.JOB)
         try:
-            self._loop = Loop()
+            self.loop = Loop()
         except OSError as error:
             raise PassingError(
                 f"This process can't open what a session needs ({error}). Raise its limit of open files "
                 "(ulimit -n), or close some."
             ) from error
-        self._joining = Joining(self._loop, settings, device_count, key)
+        self._joining = Joining(self.loop, settings, device_count, self.key)
 
     def join(self, step: int | None, lost: Sequence[int], first_device_id: int) -> Joined:
         """Joins an epoch, and lends its sums to this process's handlers. `step` and `lost` are those of `Meeting.meet`.
         Raises what `Joining.join` tells."""
         try:
-            joined: Joined = self._loop.wait(lambda *outcomes: self._joining.join(step, lost, *outcomes))
+            joined: Joined = self.loop.wait(lambda *outcomes: self._joining.join(step, lost, *outcomes))
             _native.attach(
                 joined.ranks.host.transport.native,
                 self._settings.deadline_s,
@@ -46,12 +52,18 @@ class Control:
                 first_device_id=first_device_id,
             )
         except BaseException:
-            self._loop.call(self._joining.close)
+            self.loop.call(self._joining.close)
             raise
         return joined
 
+    def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
+        """Returns what sums over these hosts, of which this one is. Raises PassingError."""
+        timeout_s = 2 * self._settings.join_deadline_s  # the set has the same deadline, and tells who is missing
+        joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)
+        return joined.membership.transport.native
+
     def fail(self, ranks: Ranks, failure: Failure) -> None:
-        self._loop.call(ranks.fail, failure)
+        self.loop.call(ranks.fail, failure)
 
     def leave(self, ranks: Ranks, until: float) -> None:
         """Waits for the other hosts to leave, until then (monotonic)."""
@@ -60,15 +72,15 @@ class Control:
             ranks.leave(on_all_left)
 
         try:
-            self._loop.wait(leave, max(0.0, until - time.monotonic()))
+            self.loop.wait(leave, max(0.0, until - time.monotonic()))
         except TimeoutError:
             log.info("left job %s before the other hosts did", self._settings.job)
 
     def close(self) -> None:
         """Fails what is pending, and ends the thread. Bounded in time."""
-        self._loop.call(self._joining.close)
-        self._loop.close()
+        self.loop.call(self._joining.close)
+        self.loop.close()
 
     def forget_in_child(self) -> None:
         """In a child that was forked: all of it is the parent's."""
-        self._loop.forget_in_child(self)
+        self.loop.forget_in_child(self)

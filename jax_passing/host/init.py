@@ -92,20 +92,33 @@ def init(
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
         session = current()
+        settings, sources = _resolve(arguments, config)
         if session is not None and session.error is None:
+            if session.take_over(settings):
+                patches.install()
+                return session
             raise AlreadyInitializedError(
                 f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
-                "jax_passing.session.current(), or call its shutdown() first."
+                "jax_passing.session.current(), or call its shutdown() first. If JAX's own collectives opened it, call "
+                "init before the first of them, or with the same settings."
             )
         if session is not None:
             session.shutdown()
-        settings, sources = _resolve(arguments, config)
         given = [f"{name}={_text(getattr(settings, name))} ({s})" for name, s in sources.items() if s != "default"]
         log.info("settings that aren't the default: %s", ", ".join(given) or "none")
         patches.install()
         return Session(settings)
     finally:
         _lock.release()
+
+
+def init_for_jax() -> Session:
+    """Returns the open session, or opens one for JAX's own collectives, in a thread of XLA. Raises what `init` does."""
+    with _lock:  # another thread may be in `init`
+        session = current()
+        if session is None:
+            session = Session(_resolve({}, None)[0], is_for_jax=True)
+        return session
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:

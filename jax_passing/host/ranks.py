@@ -1,12 +1,13 @@
-"""This process has ranks at the switch: one for the host, and with strategy "flat" one more for each device. This does
-no I/O."""
+"""This process has ranks at the switch: one for the host, with strategy "flat" one more for each device, and one for each
+set of hosts in which JAX's own collectives sum. This does no I/O."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from jax_passing import config, job_names
 from jax_passing.errors import ConfigError, Failure, PassingError
+from jax_passing.host.host_set import HostSet
 from jax_passing.host.membership import Membership
 from jax_passing.host.outside import HostOutside
 
@@ -54,12 +55,13 @@ class RanksOwner(Protocol):
 class Ranks:
     """These ranks begin by calling the switches; `owner` hears what comes of it.
 
-    The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of either job is
-    one of both.
+    The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of any job is one of
+    all.
 
     Attributes:
       host: this host's membership in the job.
       devices: its devices' in the second job, in the order of the devices; none unless the strategy is "flat".
+      sets: its sets of hosts, by their ranks.
     """
 
     def __init__(
@@ -71,13 +73,18 @@ class Ranks:
         self._devices_have_ranks = _devices_have_ranks(settings, device_count)
         self.devices: list[Membership] = []
         self._waited_for = 1  # memberships that have still to join
+        self.sets: dict[tuple[int, ...], HostSet] = {}
         self._staying: set[Membership] = set()  # whose job has ranks that haven't left
         self._on_all_left: Callable[[None], None] | None = None
         self.host = Membership(outside, settings, self, device_count, key)
 
     @property
     def _all(self) -> list[Membership]:
-        return [self.host, *self.devices]
+        return [self.host, *self.devices, *self._of_sets]
+
+    @property
+    def _of_sets(self) -> list[Membership]:
+        return [each.membership for each in list(self.sets.values()) if each.is_joined]
 
     # Joining: the owner of its memberships.
 
@@ -101,6 +108,24 @@ class Ranks:
         )
         return Membership(self._outside, join, self, count, self._key)
 
+    def join_hosts(
+        self, hosts: Sequence[int], on_joined: Callable[[HostSet], None], on_failed: Callable[[Exception], None]
+    ) -> None:
+        """Joins the others of a set of hosts, of which this one is. One of the last two is called, unless this is closed
+        first. Raises the failure of the ranks, if there is one."""
+        if self.host.failure is not None:
+            raise self.host.failure.exception()
+        self.sets[tuple(hosts)] = HostSet(
+            self._outside, self._settings, hosts, self, self._key, on_joined=self._set_joined(on_joined), on_failed=on_failed
+        )
+
+    def _set_joined(self, on_joined: Callable[[HostSet], None]) -> Callable[[HostSet], None]:
+        def joined(joined_set: HostSet) -> None:
+            self._staying.add(joined_set.membership)
+            on_joined(joined_set)
+
+        return joined
+
     def not_joined(self, error: PassingError) -> None:
         self.close()
         self._owner.not_joined(error)
@@ -111,11 +136,16 @@ class Ranks:
         if self._waited_for:
             self.not_joined(failure.exception())
         elif membership is self.host:
-            for device in self.devices:
-                device.fail(failure, tell=False)  # the other hosts hear of it in their job
+            for other in (*self.devices, *self._of_sets):
+                other.fail(failure, tell=False)  # the other hosts hear of it in their job
+            for each in self.sets.values():
+                each.give_up(failure)
             self._tell_if_all_left()
         else:
             self.host.fail(self._of_hosts(failure))
+
+    def set_failed(self, failure: Failure) -> None:
+        self.host.fail(failure)
 
     def _of_hosts(self, failure: Failure) -> Failure:
         """Translates a failure of the second job, whose ranks count devices."""
@@ -144,7 +174,7 @@ class Ranks:
 
     def close(self) -> None:
         """Fails what is pending. Bounded in time."""
-        for membership in self._all:
+        for membership in (self.host, *self.devices, *(each.membership for each in self.sets.values())):
             membership.close()
 
     # This may be asked on any thread, once they have joined.
@@ -179,4 +209,7 @@ class Ranks:
                     total[name] = max(total[name], value)
                 else:
                     total[name] += value
+        for each in self._of_sets:
+            for name, value in each.transport.stats().items():
+                total[name] = max(total[name], value) if name.endswith("_us") else total[name] + value
         return total

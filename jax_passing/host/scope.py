@@ -58,9 +58,16 @@ _is_forked = False  # from a process that had called `init`
 
 def begin(scope: Scope) -> None:
     """A session begins; the calling thread is the one that may sum without a stream."""
-    global _session, _thread
-    _session, _thread = scope, threading.get_ident()
+    global _thread
+    begin_for_jax(scope)
+    _thread = threading.get_ident()
     _set(scope)
+
+
+def begin_for_jax(scope: Scope) -> None:
+    """A session begins in a thread of XLA: no thread may sum by our functions until one calls `begin`."""
+    global _session, _thread
+    _session, _thread = scope, 0
 
 
 def end() -> None:

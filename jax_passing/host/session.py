@@ -15,6 +15,7 @@ import jax
 from jax_passing import _native, errors
 from jax_passing.config import Settings
 from jax_passing.errors import (
+    ClosedError,
     ConfigError,
     Failure,
     HostJoinedError,
@@ -66,7 +67,8 @@ class Session:
       settings: everything that was resolved.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, *, is_for_jax: bool = False):
+        """`is_for_jax`: JAX's own collectives need it; the calling thread is one of XLA's."""
         global _current, _has_begun
         self.settings = settings
         self.rank = settings.rank
@@ -77,6 +79,7 @@ class Session:
         was_begun, _has_begun = _has_begun, True
         if was_begun:
             _await_executions(settings.join_deadline_s)
+        self._closers: list[Callable[[], None]] = []
         self._control: Control | None = None  # as long as there is a switch to talk to
         self._ranks: Ranks | None = None
         self._had_others = False
@@ -99,7 +102,8 @@ class Session:
                 self._close_control()
                 raise
         inside.begin()
-        self._enter_scope()
+        (scope.begin_for_jax if is_for_jax else scope.begin)(self._scope())
+        self._is_for_jax = is_for_jax  # and no thread has taken it over
         atexit.register(self._at_exit)
         _current = self
 
@@ -172,19 +176,54 @@ class Session:
         if not scope.is_thread_of_session():
             raise ThreadError("Call session.rejoin in the thread that called jax_passing.init.")
 
-    def _enter_scope(self) -> None:
+    def take_over(self, settings: Settings) -> bool:
+        """Makes the calling thread the one that called `init`, if the session was opened for JAX's own collectives, with
+        these settings. Says whether it did."""
+        if not self._is_for_jax or settings != self.settings:
+            return False
+        self._is_for_jax = False
+        scope.begin(self._scope())
+        return True
+
+    def _scope(self) -> scope.Scope:
         settings = self.settings
         world_size = None if settings.world_size_min is not None else self.world_size
-        scope.begin(
-            scope.Scope(
-                settings.axis_name,
-                world_size,
-                self.device_ranks,
-                settings.strategy,
-                same_hashes=world_size == 1 or bool(alike.hash_seed()),
-                wire=settings.wire,
-            )
+        return scope.Scope(
+            settings.axis_name,
+            world_size,
+            self.device_ranks,
+            settings.strategy,
+            same_hashes=world_size == 1 or bool(alike.hash_seed()),
+            wire=settings.wire,
         )
+
+    # JAX's own collectives (jax_passing.for_jax) use this.
+
+    def join_hosts(self, hosts: Sequence[int]) -> _native.Transport:
+        """Returns what sums over a set of hosts, given by their ranks, of which this one is. All of them call this, for
+        the same sets in the same order. Raises PassingError."""
+        if self._control is None or self._ranks is None:
+            raise ClosedError("The session is shut down.")
+        return self._control.join_hosts(self._ranks, hosts)
+
+    def fail(self, failure: Failure) -> None:
+        """Fails all sums of the session, on all hosts."""
+        if self._control is not None and self._ranks is not None:
+            self._control.fail(self._ranks, failure)
+
+    @property
+    def control(self) -> Control | None:
+        """Returns the control side, as long as there is a switch."""
+        return self._control
+
+    @property
+    def own_host(self) -> str:
+        """Returns the address of this host at which others reach it: that by which it reaches the switch."""
+        return "127.0.0.1" if self._ranks is None else self._ranks.host.shards[0].own_host
+
+    def before_closing(self, close: Callable[[], None]) -> None:
+        """Calls this when the session ends, before its control side does."""
+        self._closers.append(close)
 
     @property
     def _failure(self) -> Failure | None:
@@ -266,6 +305,8 @@ class Session:
         atexit.unregister(self._at_exit)
         scope.end()
         _native.detach()
+        for close in self._closers:
+            close()
         self._close_control()
 
     def _close_control(self) -> None:

@@ -81,6 +81,11 @@ class Shard:
         """Returns the rate of this host's link to it; None if it isn't known."""
         return self._contact.link_gbit
 
+    @property
+    def own_host(self) -> str:
+        """Returns this host's address on the way to it."""
+        return self._contact.own_host
+
     # The call.
 
     def _call(self, timeout_s: float) -> None:

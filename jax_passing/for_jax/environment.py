@@ -1,0 +1,39 @@
+"""These variables make JAX call its collectives by us. This imports neither JAX nor anything else of the package."""
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+SWITCHED_ON = "JAX_PASSING_FOR_JAX"
+LIBRARY = "MPITRAMPOLINE_LIB"
+IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+MPI = "mpi"
+
+
+def library() -> str:
+    """Returns the path of the library that XLA is to load. Raises ImportError if nothing compiled is there."""
+    import jax_passing
+
+    for folder in jax_passing.__path__:  # a checkout of the sources may hide the installed package
+        for path in Path(folder).glob("_native*.so"):
+            return str(path)
+    raise ImportError(f"No folder of {', '.join(jax_passing.__path__)} has the compiled part of jax_passing.")
+
+
+def conflict(environment: MutableMapping[str, str]) -> str | None:
+    """Says which variable chooses something else, if one does."""
+    for name, value in variables().items():
+        if environment.get(name, value) != value:
+            return f"{name} is {environment[name]!r}, and has to be {value!r}"
+    return None
+
+
+def variables() -> dict[str, str]:
+    return {LIBRARY: library(), IMPLEMENTATION: MPI}
+
+
+def at_start() -> None:
+    """Is called as the interpreter starts, by jax_passing_for_jax.pth, where JAX_PASSING_FOR_JAX is set: JAX reads the
+    variables as it is imported."""
+    if os.environ.get(SWITCHED_ON) not in (None, "", "0") and conflict(os.environ) is None:
+        os.environ.update(variables())

@@ -1,0 +1,203 @@
+"""What XLA's collectives on CPU need besides sums: groups of devices, messages, and what to say of a call that waits.
+
+C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
+"""
+
+import json
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+
+from jax_passing import _native
+from jax_passing._compat import process
+from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, ProgramMismatchError
+from jax_passing.for_jax import splits
+from jax_passing.for_jax.channels import Channels
+from jax_passing.for_jax.waits import Waits
+from jax_passing.host.init import init_for_jax
+from jax_passing.host.loop import Loop
+from jax_passing.host.processes import told
+from jax_passing.host.session import Session
+
+_WHAT = "a program whose collectives go over the switch (jax_passing.use_for_jax)"
+
+_Made = dict[int, tuple[splits.Group, Any]]
+"""By color, the groups of a split and what sums for them."""
+
+
+class Server:
+    """One process has one, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[splits.Call] = []  # of all splits; a split is one call of each local device
+        self._splits: dict[int, Future[_Made]] = {}
+        self._groups: dict[int, splits.Group] = {}
+        self._links: _Links | None = None
+
+    def begin(self) -> tuple[int, int]:
+        """Returns this process's number, and how many there are. JAX has no devices yet."""
+        found = process.in_cluster()
+        return (0, 1) if found is None else found[:2]
+
+    # Groups.
+
+    def split(self, color: int, key: int) -> tuple[int, str, tuple[int, ...], int, Any, int, float]:
+        """Returns the group of a device (`MpiServer.split`). Waits for all devices of all processes.
+
+        Raises PassingError.
+        """
+        devices = jax.local_device_count()
+        with self._lock:
+            number = len(self._calls) // devices
+            self._calls.append((color, key))
+            calls = self._calls[number * devices :]
+            outcome = self._splits.setdefault(number, Future())
+        if len(calls) == devices:
+            try:
+                outcome.set_result(self._make(number, calls))
+            except BaseException as error:
+                outcome.set_exception(error)
+        links = self._await(number, outcome, devices)
+        group, collective = outcome.result()[color]
+        own_index = group.keys.index(key)
+        return group.id, group.name, group.hosts, own_index, collective, len(group.host_set), links
+
+    def _await(self, number: int, outcome: "Future[_Made]", devices: int) -> float:
+        session = init_for_jax()
+        limit_s = 3 * session.settings.join_deadline_s
+        try:
+            outcome.exception(limit_s)
+        except TimeoutError:
+            raise JoinError(
+                f"This process has {devices} devices, but within {limit_s:g} s not all of them began collective number "
+                f"{number} of a new group of devices. Let each program run on all devices of the process."
+            ) from None
+        return session.settings.deadline_s
+
+    def _make(self, number: int, calls: list[splits.Call]) -> _Made:
+        session = init_for_jax()
+        if session.error is not None:
+            raise session.error
+        if self._links is None:
+            self._links = _Links(session)
+        links = self._links
+        if session is not links.session:
+            raise ClosedError("The session that JAX's collectives began with is over. Start the program again.")
+        own = json.dumps([calls, links.address])
+        ranks = range(session.world_size)
+        said = {0: own} if len(ranks) == 1 else told(_WHAT, own, ranks, JoinError, session.settings.join_deadline_s)
+        everything = {rank: json.loads(text) for rank, text in said.items()}
+        if number == 0:
+            links.channels.set_peers({rank: address for rank, (_, address) in everything.items()})
+        try:
+            groups = splits.groups(number, {rank: calls for rank, (calls, _) in everything.items()})
+        except ValueError as error:
+            raise ProgramMismatchError(
+                f"The hosts don't begin the same collective: {error}. Run the same program on all hosts."
+            ) from error
+        return links.with_collectives({color: each for color, each in groups.items() if session.rank in each.hosts}, self._groups)
+
+    # Messages.
+
+    def send(self, group: int, own_index: int, to_index: int, tag: int, data: memoryview, request: Any) -> None:
+        assert self._links is not None
+        self._links.channels.send(self._groups[group], own_index, to_index, tag, data, request)
+
+    def receive(self, group: int, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Any) -> None:
+        assert self._links is not None
+        self._links.channels.receive(self._groups[group], own_index, from_index, tag, buffer, request)
+
+    # Waits.
+
+    def stalled(self, group: int, own_index: int, number: int, what: str, waited_s: float) -> tuple[str, str] | None:
+        """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
+        links = self._links
+        assert links is not None
+        failure = links.failure or links.waits.stalled(
+            group, self._groups[group].host_set, number, what, waited_s
+        )
+        if failure is None:
+            return None
+        links.fail(failure)
+        return failure.kind, failure.message
+
+    def end(self) -> None:
+        """JAX ends; the session does so by itself."""
+
+
+class _Links:
+    """What the groups of a process share: its session, and what it needs beside that.
+
+    Attributes:
+      address: where other hosts reach the channels.
+    """
+
+    def __init__(self, session: Session):
+        """Raises ConfigError."""
+        _check(session)
+        self.session, control = session, session.control
+        self._own_loop = Loop() if control is None else None
+        settings = session.settings
+        job, key = settings.job or "", None if control is None else control.key
+        self.channels = Channels(
+            self._own_loop or control.loop, session.rank, job, key, settings.join_deadline_s, self.fail
+        )
+        self.waits = Waits(session.rank, session.world_size, job, settings.warn_s)
+        self._transports: dict[tuple[int, ...], Any] = {}
+        session.before_closing(self._close)
+        self.address = self.channels.start(session.own_host)
+
+    def with_collectives(self, groups: dict[int, splits.Group], known: dict[int, splits.Group]) -> _Made:
+        """Joins what isn't joined yet. All hosts of a set come to it in the same order, as all have the same groups."""
+        for hosts in sorted({group.host_set for group in groups.values()}):
+            if len(hosts) > 1 and hosts not in self._transports:
+                self._transports[hosts] = self.session.join_hosts(hosts)
+        known |= {group.id: group for group in groups.values()}
+        return {
+            color: (group, self._transports.get(group.host_set) or _native.LocalCollective())
+            for color, group in groups.items()
+        }
+
+    @property
+    def failure(self) -> Failure | None:
+        error = self.session.error
+        return None if error is None else Failure(type(error).__name__, str(error), getattr(error, "ranks", ()))
+
+    def fail(self, failure: Failure) -> None:
+        """A call or a message can't go on: nothing of the session can."""
+        self.channels.fail(failure)
+        self.session.fail(failure)
+
+    def _close(self) -> None:
+        self.channels.close()
+        if self._own_loop is not None:
+            self._own_loop.close()
+
+
+def _check(session: Session) -> None:
+    """Raises ConfigError if JAX's collectives can't go over the session."""
+    found = process.in_cluster()
+    rank, world_size = (0, 1) if found is None else found[:2]
+    if (session.rank, session.world_size) != (rank, world_size):
+        raise ConfigError(
+            f"JAX's collectives go over the session's hosts, so each process is one: this is process {rank} of "
+            f"{world_size} of jax.distributed, but rank {session.rank} of {session.world_size} of the session. Let "
+            "jax_passing find both there: set neither rank nor world_size."
+        )
+    if session.settings.world_size_min is not None:
+        raise ConfigError(
+            "JAX's collectives can't go over an elastic session: XLA's programs are made for one number of processes. "
+            "Leave out world_size_min."
+        )
+
+
+def register() -> None:
+    """Has C++ ask this process's server."""
+    _native.serve_mpi(_server)
+
+
+_server = Server()
+register()

@@ -1,0 +1,42 @@
+"""`use_for_jax`: has JAX's own collectives go through the switch, from inside of a program."""
+
+import os
+
+import jax
+
+from jax_passing import _native
+from jax_passing._compat import process
+from jax_passing.errors import ConfigError
+from jax_passing.for_jax import environment, serving
+
+
+def use_for_jax() -> None:
+    """Has all collectives of JAX on CPU go through the switch: those that `jit` puts in, those of `jax.lax`, and those
+    of libraries.
+
+    Call it in every process before `jax.distributed.initialize`. The session is opened by the first collective, with
+    the settings that `jax_passing.init` finds; or call `init` yourself. docs/train/any_program.md tells what is summed
+    how. Collectives of GPUs and TPUs stay as they are.
+
+    Raises:
+      ConfigError: JAX has devices already; or another MPI library, or another implementation of collectives, is chosen;
+        or this jaxlib can't load an MPI library.
+    """
+    if process.backend_exists():
+        raise ConfigError(
+            "jax_passing.use_for_jax was called after JAX had made its devices, which keep their collectives. Call it "
+            "before jax.distributed.initialize and before anything that needs a device."
+        )
+    chosen = process.cpu_collectives()
+    if chosen not in ("gloo", environment.MPI):  # gloo is JAX's default
+        raise ConfigError(f"jax_cpu_collectives_implementation is {chosen!r}: leave it as it is for use_for_jax.")
+    if (why := environment.conflict(os.environ)) is not None:
+        raise ConfigError(f"jax_passing.use_for_jax takes the place of an MPI library, but {why}. Unset that variable.")
+    os.environ.update(environment.variables())
+    if (why := _native.bind_mpi_late()) is not None:
+        raise ConfigError(
+            f"This jaxlib doesn't take an MPI library any more: {why}. Call jax_passing.use_for_jax before `import "
+            f"jax`, or set {environment.SWITCHED_ON}=1 when Python starts."
+        )
+    jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
+    serving.register()
