@@ -323,9 +323,7 @@ class MpiServer(Protocol):
     def receive(
         self, group: int, own_index: int, from_index: int, tag: int, buffer: memoryview, request: MpiRequest, /
     ) -> None: ...  # returns at once
-    def stalled(
-        self, group: int, own_index: int, number: int, what: str, waited_s: float, /
-    ) -> tuple[str, str] | None:
+    def stalled(self, group: int, own_index: int, number: int, what: str, waited_s: float, /) -> tuple[str, str] | None:
         """Is asked each second that a call waits. Returns a failure, (kind, message), to end it.
 
         `number`: counts the device's calls in the group from 0; -1 for a send or receive."""

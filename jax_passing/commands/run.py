@@ -35,6 +35,13 @@ def run(
     restarts: Annotated[
         int, typer.Option(min=0, help="Start hosts that die again, so many times in all; an elastic session goes on.")
     ] = 0,
+    for_jax: Annotated[
+        bool,
+        typer.Option(
+            "--for-jax",
+            help="Have the collectives of JAX itself go through the switch. The script calls jax.distributed.initialize.",
+        ),
+    ] = False,
     module: Annotated[
         bool, typer.Option("-m", help="Take SCRIPT for the name of a module, as python -m does.")
     ] = False,
@@ -48,7 +55,7 @@ def run(
     if not starting.machines_of(hosts)[1]:  # else it is looked for on other machines, whose files may differ
         _check_exists(script, module)
     command = ["-m", script] if module else [script]
-    raise typer.Exit(launcher.run([*command, *(arguments or ())], hosts, devices_per_host, switch, restarts))
+    raise typer.Exit(launcher.run([*command, *(arguments or ())], hosts, devices_per_host, switch, restarts, for_jax))
 
 
 def _check_exists(script: str, module: bool) -> None:

@@ -1,6 +1,7 @@
 """These variables make JAX call its collectives by us. This imports neither JAX nor anything else of the package."""
 
 import os
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -35,5 +36,9 @@ def variables() -> dict[str, str]:
 def at_start() -> None:
     """Is called as the interpreter starts, by jax_passing_for_jax.pth, where JAX_PASSING_FOR_JAX is set: JAX reads the
     variables as it is imported."""
-    if os.environ.get(SWITCHED_ON) not in (None, "", "0") and conflict(os.environ) is None:
+    if os.environ.get(SWITCHED_ON) in (None, "", "0"):
+        return
+    if (why := conflict(os.environ)) is None:
         os.environ.update(variables())
+    else:
+        print(f"{SWITCHED_ON} has no effect: {why}. Unset one of the two.", file=sys.stderr)

@@ -98,7 +98,9 @@ class Server:
             raise ProgramMismatchError(
                 f"The hosts don't begin the same collective: {error}. Run the same program on all hosts."
             ) from error
-        return links.with_collectives({color: each for color, each in groups.items() if session.rank in each.hosts}, self._groups)
+        return links.with_collectives(
+            {color: each for color, each in groups.items() if session.rank in each.hosts}, self._groups
+        )
 
     # Messages.
 
@@ -116,9 +118,7 @@ class Server:
         """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
         links = self._links
         assert links is not None
-        failure = links.failure or links.waits.stalled(
-            group, self._groups[group].host_set, number, what, waited_s
-        )
+        failure = links.failure or links.waits.stalled(group, self._groups[group].host_set, number, what, waited_s)
         if failure is None:
             return None
         links.fail(failure)
@@ -139,12 +139,11 @@ class _Links:
         """Raises ConfigError."""
         _check(session)
         self.session, control = session, session.control
-        self._own_loop = Loop() if control is None else None
+        self._own_loop = Loop() if control is None else None  # of a session without a switch, thus of one process
+        loop = self._own_loop if control is None else control.loop
         settings = session.settings
         job, key = settings.job or "", None if control is None else control.key
-        self.channels = Channels(
-            self._own_loop or control.loop, session.rank, job, key, settings.join_deadline_s, self.fail
-        )
+        self.channels = Channels(loop, session.rank, job, key, settings.join_deadline_s, self.fail)
         self.waits = Waits(session.rank, session.world_size, job, settings.warn_s)
         self._transports: dict[tuple[int, ...], Any] = {}
         session.before_closing(self._close)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,9 +22,7 @@ class Waits:
         self._folder = f"{FOLDER}{job}/"
         self._warned: Any = None
 
-    def stalled(
-        self, group: int, hosts: tuple[int, ...], number: int, what: str, waited_s: float
-    ) -> Failure | None:
+    def stalled(self, group: int, hosts: tuple[int, ...], number: int, what: str, waited_s: float) -> Failure | None:
         """Tells the others that this host waits in a call, which is the group's with this number; -1: in a transfer.
         Returns why it waits in vain, if the others tell."""
         said = self._exchange(json.dumps([group, number, what]))
@@ -40,7 +37,11 @@ class Waits:
         if waited_s >= self._warn_s and self._warned != (group, number, what):
             self._warned = group, number, what
             others = [rank for rank in hosts if rank != self._rank]
-            elsewhere = [f"rank {rank} waits in {json.loads(said[rank])[2]}" for rank in others if rank in said and rank not in calls]
+            elsewhere = [
+                f"rank {rank} waits in {json.loads(said[rank])[2]}"
+                for rank in others
+                if rank in said and rank not in calls
+            ]
             absent = [rank for rank in others if rank not in said]
             text = "; ".join(elsewhere + ([f"{names(absent)} made no call that waits"] if absent else []))
             log.warning("rank %d has waited %.1f s in %s. %s", self._rank, waited_s, what, text)

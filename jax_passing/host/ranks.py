@@ -55,8 +55,8 @@ class RanksOwner(Protocol):
 class Ranks:
     """These ranks begin by calling the switches; `owner` hears what comes of it.
 
-    The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of any job is one of
-    all.
+    The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of any job is
+    one of all.
 
     Attributes:
       host: this host's membership in the job.
@@ -111,12 +111,19 @@ class Ranks:
     def join_hosts(
         self, hosts: Sequence[int], on_joined: Callable[[HostSet], None], on_failed: Callable[[Exception], None]
     ) -> None:
-        """Joins the others of a set of hosts, of which this one is. One of the last two is called, unless this is closed
-        first. Raises the failure of the ranks, if there is one."""
+        """Joins the others of a set of hosts, of which this one is. Raises the failure of the ranks, if there is one.
+
+        One of the last two is called, unless this is closed first."""
         if self.host.failure is not None:
             raise self.host.failure.exception()
         self.sets[tuple(hosts)] = HostSet(
-            self._outside, self._settings, hosts, self, self._key, on_joined=self._set_joined(on_joined), on_failed=on_failed
+            self._outside,
+            self._settings,
+            hosts,
+            self,
+            self._key,
+            on_joined=self._set_joined(on_joined),
+            on_failed=on_failed,
         )
 
     def _set_joined(self, on_joined: Callable[[HostSet], None]) -> Callable[[HostSet], None]:

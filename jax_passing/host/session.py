@@ -177,8 +177,9 @@ class Session:
             raise ThreadError("Call session.rejoin in the thread that called jax_passing.init.")
 
     def take_over(self, settings: Settings) -> bool:
-        """Makes the calling thread the one that called `init`, if the session was opened for JAX's own collectives, with
-        these settings. Says whether it did."""
+        """Makes the calling thread the one that called `init`, if the session was opened for JAX's own collectives.
+
+        Returns whether it was, and these are its settings."""
         if not self._is_for_jax or settings != self.settings:
             return False
         self._is_for_jax = False

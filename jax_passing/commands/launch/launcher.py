@@ -1,6 +1,7 @@
 """`jax-passing run`: several hosts, one process each, here or over ssh, and a switch if none is given."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,6 +12,7 @@ from jax_passing.commands.launch.starting import Run, job_of_run, machines_of, s
 from jax_passing.commands.terminal import TaggedOutput
 from jax_passing.config import parse_switches
 from jax_passing.errors import ConfigError
+from jax_passing.for_jax import environment
 
 SETTLE_S = 1.0  # how long other ranks may fail too before the culprit is named
 SSH_FAILED = 255  # ssh's own exit code; else that of the remote command
@@ -56,7 +58,13 @@ def _culprit(failed: list[Child]) -> Child:
 
 
 async def _run(
-    arguments: Sequence[str], machines: Sequence[str], hosts: int, devices: int, switch: str | None, restarts: int
+    arguments: Sequence[str],
+    machines: Sequence[str],
+    hosts: int,
+    devices: int,
+    switch: str | None,
+    restarts: int,
+    for_jax: bool,
 ) -> int:
     job = job_of_run(switch)
     console = Console(highlight=False)
@@ -77,7 +85,7 @@ async def _run(
         if switch is None:
             child, switch = await start_switch(output, machines)
             children.append(child)
-        run = Run(arguments, machines, hosts, devices, switch, job, console)
+        run = Run(arguments, machines, hosts, devices, switch, job, for_jax, console)
         ranks: list[Child] = []
 
         async def start(rank: int) -> Child:
@@ -130,7 +138,12 @@ def _report(culprit: Child, console: Console, unreachable: str | None) -> int:
 
 
 def run(
-    arguments: Sequence[str], hosts: int | str, devices_per_host: int, switch: str | None, restarts: int = 0
+    arguments: Sequence[str],
+    hosts: int | str,
+    devices_per_host: int,
+    switch: str | None,
+    restarts: int = 0,
+    for_jax: bool = False,
 ) -> int:
     """Runs `python ARGUMENTS` once a host, and shows their output.
 
@@ -140,6 +153,7 @@ def run(
       devices_per_host: CPU devices that JAX shows in each.
       switch: "host:port" of a running one, or of several with commas; None starts one for this run.
       restarts: how many times in all a rank that fails is started again.
+      for_jax: has JAX's own collectives go through the switch.
 
     Returns:
       An exit code: 0, that of the rank that failed first, or 128 + the signal that ended it.
@@ -149,5 +163,7 @@ def run(
             parse_switches(switch)
         except ValueError as error:
             raise ConfigError(f"Bad value {switch!r} of --switch: {error}.") from error
+    if for_jax and (why := environment.conflict(os.environ)) is not None:
+        raise ConfigError(f"--for-jax takes the place of an MPI library, but {why}. Unset that variable.")
     count, machines = machines_of(str(hosts))
-    return asyncio.run(_run(arguments, machines, count, devices_per_host, switch, restarts))
+    return asyncio.run(_run(arguments, machines, count, devices_per_host, switch, restarts, for_jax))

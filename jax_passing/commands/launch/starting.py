@@ -17,6 +17,7 @@ from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, start
 from jax_passing.commands.terminal import TaggedOutput
 from jax_passing.config import PREFIX, address_text
 from jax_passing.errors import ConfigError
+from jax_passing.for_jax import environment
 
 HOSTS_MAX = 64
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # nobody is there to type a password
@@ -86,6 +87,7 @@ class Run:
       devices: of each rank.
       switch: its address, or those of several.
       job: its name.
+      for_jax: their JAX's own collectives go through the switch.
       console: where the ranks' output is shown.
     """
 
@@ -95,6 +97,7 @@ class Run:
     devices: int
     switch: str
     job: str
+    for_jax: bool
     console: Console
 
     async def start(self, rank: int) -> Child:
@@ -104,8 +107,8 @@ class Run:
             # XLA runs a program in a thread of its pool for each device, and starts the next ones in others. With fewer
             # threads than that, programs that are dispatched one after the other, without waiting, stop for ever.
             threads = str(max(os.cpu_count() or 1, 2 * self.devices))
-            environment = {"JAX_PLATFORMS": "cpu", "NPROC": threads, **os.environ, **ours}
-            return await start(tag, [sys.executable, *self.arguments], environment)
+            everything = {"JAX_PLATFORMS": "cpu", "NPROC": threads, **os.environ, **ours}
+            return await start(tag, [sys.executable, *self.arguments], everything)
         taken = {name: value for name, value in os.environ.items() if name.startswith(HANDED_OVER)}
         order = remote.order(self.arguments, {"JAX_PLATFORMS": "cpu", **taken, **ours}, os.getcwd())
         there = shlex.join([sys.executable, "-P", "-m", "jax_passing.commands.launch.remote"])
@@ -125,6 +128,9 @@ class Run:
             # Loops over sets are then in the same order on all hosts.
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         }
+        if self.for_jax:
+            # Another machine has the library at another place, which its interpreter finds as it starts.
+            ours |= {environment.SWITCHED_ON: "1"} if self.machines else environment.variables()
         if self.console.is_terminal:
             # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
             interactive = str(int(rank == 0))
