@@ -30,7 +30,7 @@ changed_files() {
 # The C++ tests of the rooms that changed, with few random clusters.
 changed_cpp() {
   local tests
-  tests=$(changed_files | sed -nE 's#^(tests/)?xla_ffi/(host/transport|wire|net|host|switch|cuda|ffi)/.*#\2_test#p' | sort -u)
+  tests=$(changed_files | sed -nE 's#^(tests/)?xla_ffi/(host/transport|wire|net|host|switch|cuda|ffi|mpi)/.*#\2_test#p' | sort -u)
   [ -n "$tests" ] || { echo "nothing has changed that has C++ tests" && return; }
   tests=${tests//\//_}
   build_in cmake "$tests"

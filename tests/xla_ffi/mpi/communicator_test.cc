@@ -1,0 +1,259 @@
+#include "mpi/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <complex>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <type_traits>
+
+#include "../tests/xla_ffi/mpi/hosts.h"
+#include "mpi/elements.h"
+
+namespace passing::mpi {
+namespace {
+
+constexpr ElementType kTypes[] = {{DType::kInt8},    {DType::kInt16},         {DType::kInt32},
+                                  {DType::kInt64},   {DType::kUint8},         {DType::kUint16},
+                                  {DType::kUint32},  {DType::kUint64},        {DType::kFloat32},
+                                  {DType::kFloat64}, {DType::kFloat32, true}, {DType::kFloat64, true}};
+constexpr Reduction kReductions[] = {Reduction::kSum, Reduction::kProduct, Reduction::kMin, Reduction::kMax};
+
+// Small enough that sums and products of floats are exact.
+template <typename T>
+std::vector<T> Draw(std::mt19937& random, size_t count) {
+  std::vector<T> values(count);
+  const auto draw = [&] { return static_cast<int>(random() % 9) - 4; };
+  for (T& value : values) {
+    if constexpr (kIsComplex<T>) {
+      value = T(draw(), draw());
+    } else if constexpr (std::is_floating_point_v<T>) {
+      value = static_cast<T>(draw());
+    } else {
+      value = static_cast<T>(random() | uint64_t{random()} << 32);
+    }
+  }
+  return values;
+}
+
+template <typename T>
+T Combine(Reduction reduction, T a, T b) {
+  if (reduction == Reduction::kProduct) return Product(a, b);
+  if (reduction == Reduction::kSum) {
+    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    return static_cast<T>(a + b);
+  }
+  if constexpr (!kIsComplex<T>) return reduction == Reduction::kMin ? std::min(a, b) : std::max(a, b);
+  return a;
+}
+
+template <typename T>
+std::vector<T> Reduced(Reduction reduction, const std::vector<std::vector<T>>& inputs) {
+  std::vector<T> result = inputs[0];
+  for (size_t member = 1; member < inputs.size(); ++member) {
+    for (size_t i = 0; i < result.size(); ++i) result[i] = Combine(reduction, result[i], inputs[member][i]);
+  }
+  return result;
+}
+
+class CommunicatorTest : public testing::TestWithParam<std::vector<int32_t>> {};
+
+TEST_P(CommunicatorTest, reducesAllTypes) {
+  Hosts hosts(GetParam());
+  const auto members = hosts.size();
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (const ElementType& type : kTypes) {
+    for (const Reduction reduction : kReductions) {
+      if (type.is_complex && (reduction == Reduction::kMin || reduction == Reduction::kMax)) continue;
+      WithType(type, [&]<typename T>(T) {
+        const size_t count = 1 + random() % 700;
+        std::vector<std::vector<T>> inputs;
+        for (size_t k = 0; k < members; ++k) inputs.push_back(Draw<T>(random, count * members));
+        const std::vector<T> expected = Reduced(reduction, inputs);
+        std::vector<std::vector<T>> all(members, std::vector<T>(count * members)), cut(members, std::vector<T>(count));
+        const Signature whole{Operation::kAllReduce, reduction, type, count * members};
+        SCOPED_TRACE(NameOf(whole));
+        ExpectSuccess(hosts.Run([&](Device& device) {
+          const int32_t member = device.index();
+          device.Collect({whole, inputs[member].data(), all[member].data()});
+          device.Collect(
+              {{Operation::kReduceScatter, reduction, type, count}, inputs[member].data(), cut[member].data()});
+        }));
+        for (size_t k = 0; k < members; ++k) {
+          EXPECT_EQ(all[k], expected);
+          EXPECT_EQ(cut[k], std::vector<T>(expected.begin() + k * count, expected.begin() + (k + 1) * count));
+        }
+      });
+    }
+  }
+}
+
+TEST_P(CommunicatorTest, gathersAllTypes) {
+  Hosts hosts(GetParam());
+  const auto members = hosts.size();
+  std::mt19937 random(5);
+  for (const ElementType& type : kTypes) {
+    const size_t bytes = (1 + random() % 300) * type.bytes();
+    std::vector<uint8_t> expected(bytes * members);
+    for (uint8_t& byte : expected) byte = static_cast<uint8_t>(random());
+    std::vector<std::vector<uint8_t>> results(members, std::vector<uint8_t>(bytes * members, 1));
+    ExpectSuccess(hosts.Run([&](Device& device) {
+      const int32_t member = device.index();
+      device.Collect({{Operation::kAllGather, Reduction::kNone, type, bytes / type.bytes()},
+                      expected.data() + member * bytes,
+                      results[member].data()});
+    }));
+    for (const auto& result : results) EXPECT_EQ(result, expected);
+  }
+}
+
+TEST_P(CommunicatorTest, nanWinsAndZerosHaveSigns) {
+  Hosts hosts(GetParam());
+  const auto members = static_cast<int32_t>(hosts.size());
+  for (const ElementType type : {ElementType{DType::kFloat32}, ElementType{DType::kFloat64}}) {
+    WithType(type, [&]<typename T>(T) {
+      if constexpr (std::is_floating_point_v<T>) {
+        for (const Reduction reduction : {Reduction::kMin, Reduction::kMax}) {
+          std::vector<std::vector<T>> results(members, std::vector<T>(4));
+          ExpectSuccess(hosts.Run([&](Device& device) {
+            const bool last = device.index() == members - 1;
+            const T nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
+            const T input[] = {last ? nan : T{1}, last ? -nan : T{1}, last ? T{-0.0} : T{0.0},
+                               last ? -infinity : infinity};
+            device.Collect({{Operation::kAllReduce, reduction, type, 4}, input, results[device.index()].data()});
+          }));
+          for (const auto& result : results) {
+            EXPECT_TRUE(std::isnan(result[0]));
+            EXPECT_TRUE(std::isnan(result[1]));
+            EXPECT_EQ(result[2], 0);
+            EXPECT_EQ(std::signbit(result[2]), reduction == Reduction::kMin);
+            EXPECT_EQ(result[3] < 0, reduction == Reduction::kMin);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, inPlaceAndEmpty) {
+  Hosts hosts(GetParam());
+  const auto members = static_cast<int>(hosts.size());
+  std::vector<std::vector<float>> values(members, std::vector<float>(300, 1));
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    float* const own = values[device.index()].data();
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 0}, own, own});
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 300}, own, own});
+    device.Collect({{Operation::kAllGather, Reduction::kNone, {DType::kFloat32}, 0}, own, own});
+  }));
+  for (const auto& own : values) EXPECT_EQ(own, std::vector<float>(300, static_cast<float>(members)));
+}
+
+TEST_P(CommunicatorTest, sendsRoundTheRing) {
+  Hosts hosts(GetParam());
+  const auto members = static_cast<int32_t>(hosts.size());
+  std::vector<int32_t> received(members, -1);
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    const int32_t own = device.index();
+    PendingTransfer coming = device.Receive(&received[own], sizeof(own), (own + members - 1) % members, 0);
+    PendingTransfer going = device.Send(&own, sizeof(own), (own + 1) % members, 0);
+    going.Wait();
+    coming.Wait();
+  }));
+  for (int32_t own = 0; own < members; ++own) EXPECT_EQ(received[own], (own + members - 1) % members);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, CommunicatorTest,
+                         testing::Values(std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{1, 0},
+                                         std::vector<int32_t>{0, 1, 1, 0, 0}, std::vector<int32_t>{2, 0, 1, 0, 2, 2}));
+
+TEST(CommunicatorTest, aHostsDevicesThatDifferFail) {
+  Hosts hosts({0, 0});
+  std::vector<float> input(8), output(8);
+  const auto failures = hosts.Run([&](Device& device) {
+    const uint64_t count = device.index() == 0 ? 8 : 4;
+    std::vector<float> own(8);
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, count}, input.data(), own.data()});
+  });
+  for (const auto& failure : failures) {
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->kind, "ProgramMismatchError");
+    EXPECT_NE(failure->message.find("all_reduce sum of float32[4]"), std::string::npos) << failure->message;
+    EXPECT_NE(failure->message.find("all_reduce sum of float32[8]"), std::string::npos) << failure->message;
+  }
+}
+
+// Each member fails, whatever the first two differ in, and nothing is written.
+void ExpectNothingMeets(const Signature& left, const Signature& right) {
+  Hosts hosts({0, 1, 1}, 1.5);
+  std::vector<std::vector<float>> outputs(3, std::vector<float>(64, -7));
+  const auto failures = hosts.Run([&](Device& device) {
+    std::vector<float> input(64, 1);
+    device.Collect({device.index() == 0 ? left : right, input.data(), outputs[device.index()].data()});
+  });
+  for (const auto& failure : failures) {
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->kind, "DeadlineExceededError");
+  }
+  for (const auto& output : outputs) EXPECT_EQ(output, std::vector<float>(64, -7));
+  EXPECT_FALSE(hosts.server.stalls.empty());
+}
+
+TEST(CommunicatorTest, hostsThatDifferNeverMeet) {
+  const Signature signature{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 16};
+  Signature other = signature;
+  other.count = 17;
+  ExpectNothingMeets(signature, other);
+  other = signature;
+  other.reduction = Reduction::kMax;
+  ExpectNothingMeets(signature, other);
+  other = signature;
+  other.type = {DType::kInt32};
+  ExpectNothingMeets(signature, other);
+}
+
+TEST(CommunicatorTest, aMissingDeviceFailsTheOthersByTheServersWord) {
+  Hosts hosts({0, 0});
+  hosts.server.stall_failure = Failure{"HostLostError", "device 1 is gone"};
+  const auto failures = hosts.Run([&](Device& device) {
+    float one = 1;
+    if (device.index() == 1) return;
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
+  });
+  ASSERT_TRUE(failures[0]);
+  EXPECT_EQ(failures[0]->kind, "HostLostError");
+  EXPECT_EQ(hosts.server.stalls[0].second, "all_reduce sum of float32[1], call 0 of the test's devices");
+  const auto later = hosts.Run([](Device& device) {
+    float one = 1;
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
+  });
+  for (const auto& failure : later) EXPECT_EQ(failure.value().kind, "HostLostError");
+}
+
+TEST(CommunicatorTest, nobodySendsUntilTheDeadline) {
+  Hosts hosts({0, 0}, 0);
+  const auto failures = hosts.Run([](Device& device) {
+    int32_t received = 0;
+    if (device.index() == 0) device.Receive(&received, sizeof(received), 1, 0).Wait();
+  });
+  EXPECT_EQ(failures[0].value().kind, "DeadlineExceededError");
+  EXPECT_EQ(hosts.server.stalls[0].first, -1);
+}
+
+TEST(CommunicatorTest, refusesWhatHasNoMeaning) {
+  Hosts hosts({0, 0});
+  auto failures = hosts.Run([](Device& device) { device.Send(&device, 1, 2, 0); });
+  for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "PassingError");
+  failures = hosts.Run([](Device& device) {
+    std::complex<float> one;
+    device.Collect({{Operation::kAllReduce, Reduction::kMax, {DType::kFloat32, true}, 1}, &one, &one});
+  });
+  for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "UnsupportedDtypeError");
+}
+
+}  // namespace
+}  // namespace passing::mpi

@@ -1,0 +1,132 @@
+// Hosts whose devices share one communicator: transports over loopback, and a server that knows them all.
+#ifndef TESTS_XLA_FFI_MPI_HOSTS_H_
+#define TESTS_XLA_FFI_MPI_HOSTS_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../tests/xla_ffi/host/support/loopback_cluster.h"
+#include "ffi/local_collective.h"
+#include "mpi/communicator.h"
+#include "mpi/server.h"
+
+namespace passing::mpi {
+
+// Brings what is sent to where it is received, in order.
+class TestServer : public Server {
+ public:
+  World Begin() override { return {.rank = 0, .size = 1}; }
+  Group Split(int32_t, int32_t) override { throw Failed("JoinError", "no group"); }
+  void Send(int64_t, int32_t own_index, int32_t to_index, int32_t tag, std::shared_ptr<Transfer> sent) override {
+    Match(own_index, to_index, tag, std::move(sent), true);
+  }
+  void Receive(int64_t, int32_t own_index, int32_t from_index, int32_t tag,
+               std::shared_ptr<Transfer> received) override {
+    Match(from_index, own_index, tag, std::move(received), false);
+  }
+  std::optional<Failure> Stalled(int64_t, int32_t, int64_t number, const std::string& name, double) override {
+    const std::lock_guard lock(mutex_);
+    stalls.emplace_back(number, name);
+    return stall_failure;
+  }
+  void End() override {}
+
+  std::vector<std::pair<int64_t, std::string>> stalls;
+  std::optional<Failure> stall_failure;
+
+ private:
+  struct Cell {
+    std::deque<std::shared_ptr<Transfer>> sent, received;
+  };
+  void Match(int32_t from, int32_t to, int32_t tag, std::shared_ptr<Transfer> transfer, bool is_sent) {
+    const std::lock_guard lock(mutex_);
+    Cell& cell = cells_[{from, to, tag}];
+    (is_sent ? cell.sent : cell.received).push_back(std::move(transfer));
+    while (!cell.sent.empty() && !cell.received.empty()) {
+      cell.received.front()->bytes() = cell.sent.front()->bytes();
+      cell.received.front()->Done(std::nullopt);
+      cell.sent.front()->Done(std::nullopt);
+      cell.received.pop_front();
+      cell.sent.pop_front();
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::tuple<int32_t, int32_t, int32_t>, Cell> cells_;
+};
+
+// `hosts`: of each member. Each host may have another number of devices, in any order.
+class Hosts {
+ public:
+  explicit Hosts(std::vector<int32_t> hosts, double deadline_s = 20) : hosts_(std::move(hosts)) {
+    const int32_t host_count = *std::max_element(hosts_.begin(), hosts_.end()) + 1;
+    if (host_count > 1) cluster_ = std::make_unique<LoopbackCluster>(host_count, deadline_s, deadline_s);
+    for (int32_t host = 0; host < host_count; ++host) {
+      Group group{.id = 77,
+                  .name = "test's devices",
+                  .hosts = hosts_,
+                  .own_index = 0,
+                  .collective = {},
+                  .host_count = host_count,
+                  .deadline_s = deadline_s};
+      if (cluster_) {
+        group.collective = std::shared_ptr<Collective>(std::shared_ptr<void>(), &cluster_->host(host));
+      } else {
+        group.collective = std::make_shared<LocalCollective>();
+      }
+      communicators_.push_back(std::make_shared<Communicator>(server, group, host));
+    }
+    for (size_t member = 0; member < hosts_.size(); ++member) {
+      devices.emplace_back(communicators_[hosts_[member]], static_cast<int32_t>(member));
+    }
+  }
+
+  // Each member does its work in a thread of its own; returns how each one failed, if it did.
+  std::vector<std::optional<Failure>> Run(const std::function<void(Device&)>& work) {
+    std::vector<std::optional<Failure>> failures(devices.size());
+    std::vector<std::thread> threads;
+    for (size_t member = 0; member < devices.size(); ++member) {
+      threads.emplace_back([&, member] {
+        try {
+          work(devices[member]);
+        } catch (const Failed& failed) {
+          failures[member] = failed.failure();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures;
+  }
+
+  size_t size() const { return devices.size(); }
+
+  TestServer server;
+  std::vector<Device> devices;
+
+ private:
+  const std::vector<int32_t> hosts_;
+  std::unique_ptr<LoopbackCluster> cluster_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
+};
+
+inline void ExpectSuccess(const std::vector<std::optional<Failure>>& failures) {
+  for (const auto& failure : failures) EXPECT_FALSE(failure) << failure->kind << ": " << failure->message;
+}
+
+}  // namespace passing::mpi
+
+#endif  // TESTS_XLA_FFI_MPI_HOSTS_H_
