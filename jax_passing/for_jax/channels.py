@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from jax_passing.config import address_text
 from jax_passing.errors import ClosedError, Failure, HostLostError
 from jax_passing.for_jax.connection import Connection
-from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
+from jax_passing.for_jax.frames import GROUP_MASK, REPLIES, Frame, FrameError, Kind
 from jax_passing.for_jax.matching import Ends, Matching, Request
 from jax_passing.host.loop import Loop
 from jax_passing.protocol import secure_channel
@@ -85,14 +85,14 @@ class Channels:
 
     def send(self, group: Group, own_index: int, to_index: int, tag: int, data: memoryview, request: Request) -> None:
         """Sends the bytes, which must stay as they are until the request is done."""
-        ends = Ends(group.hosts[to_index], group.id, own_index, to_index, tag)
+        ends = Ends(group.hosts[to_index], group.id & GROUP_MASK, own_index, to_index, tag)
         self._post(self._matching.send, ends, group.name, data, request)
 
     def receive(
         self, group: Group, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Request
     ) -> None:
         """Receives as many bytes as the buffer has, which nobody else may use until the request is done."""
-        ends = Ends(group.hosts[from_index], group.id, from_index, own_index, tag)
+        ends = Ends(group.hosts[from_index], group.id & GROUP_MASK, from_index, own_index, tag)
         self._post(self._matching.receive, ends, group.name, buffer, request)
 
     def _post(
@@ -177,29 +177,33 @@ class Channels:
                 await asyncio.sleep(RETRY_S)
                 continue
             if len(self._strangers) >= STRANGERS_MAX:
-                next(iter(self._strangers)).cancel()
-            task = self._begin(self._greet(connected))
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
+            connection = Connection(None)
+            task = self._begin(self._greet(connected, connection))
             self._strangers[task] = None
-            task.add_done_callback(lambda done: self._strangers.pop(done, None))
+            task.add_done_callback(partial(self._after_greeting, connected, connection))
+            await asyncio.sleep(0)  # others have their turn, though all call at once
 
-    async def _greet(self, connected: socket.socket) -> None:
-        """Takes a caller for a host of the job once it has said the token."""
-        connection = Connection(None)
-        tls = None if self._key is None else secure_channel.context(self._key, server_side=True)
-        try:
-            async with asyncio.timeout(GREETING_S):
-                await self._loop.connect_accepted_socket(lambda: connection, connected, ssl=tls)
-                hello = await connection.greeted
-            if (hello.kind, hello.group, hello.target) != (Kind.HELLO, self._token, self._rank):
-                raise FrameError("a caller doesn't know this run's token")
-            if hello.source in self._senders:
-                raise FrameError("a caller has called before")
-        except (OSError, FrameError, asyncio.CancelledError) as error:  # TimeoutError is an OSError
+    def _after_greeting(self, connected: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(task, None)
+        if task.cancelled() or task.exception() is not None:
             self._strangers_dropped += 1
-            log.debug("a stranger was dropped: %s", error)
+            log.debug("a stranger was dropped: %s", "others came" if task.cancelled() else task.exception())
             connection.give_up()
             connected.close()
-            return
+
+    async def _greet(self, connected: socket.socket, connection: Connection) -> None:
+        """Takes a caller for a host of the job once it has said the token."""
+        tls = None if self._key is None else secure_channel.context(self._key, server_side=True)
+        async with asyncio.timeout(GREETING_S):
+            await self._loop.connect_accepted_socket(lambda: connection, connected, ssl=tls)
+            hello = await connection.greeted
+        if (hello.kind, hello.group, hello.target) != (Kind.HELLO, self._token, self._rank):
+            raise FrameError("a caller doesn't know this run's token")
+        if hello.source in self._senders:
+            raise FrameError("a caller has called before")
         sender, matching = hello.source, self._matching
         self._senders[sender] = connection
         connection.converse(

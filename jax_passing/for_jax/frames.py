@@ -15,7 +15,7 @@ BYTES_MAX = 1 << 40
 SCRATCH_BYTES = 64 * 1024  # short frames are read together
 _HEADER = struct.Struct("<IIQQIIiIQ")
 HEADER_BYTES = _HEADER.size
-_U64 = (1 << 64) - 1
+GROUP_MASK = (1 << 64) - 1  # of a group's id, which may have a sign
 
 
 class FrameError(ValueError):
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
     def encode(self) -> bytes:
         kind, number, group, source, target, tag, size_bytes = self
-        return _HEADER.pack(MAGIC, kind, number, group & _U64, source, target, tag, 0, size_bytes)
+        return _HEADER.pack(MAGIC, kind, number, group, source, target, tag, 0, size_bytes)
 
 
 def decode(header: bytes | memoryview) -> Frame:
