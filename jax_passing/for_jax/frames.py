@@ -19,7 +19,7 @@ GROUP_MASK = (1 << 64) - 1  # of a group's id, which may have a sign
 
 
 class FrameError(ValueError):
-    """What came is no frame, or none that may come now."""
+    """No frame came, or one that may not come now."""
 
 
 class Kind(enum.IntEnum):

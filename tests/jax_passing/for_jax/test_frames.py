@@ -25,7 +25,7 @@ WITH_BYTES = st.tuples(st.sampled_from([Kind.SHORT, Kind.DATA]), st.binary(max_s
 
 
 class Heard:
-    """What a reader hears is kept here."""
+    """A reader is kept here with what it has heard."""
 
     def __init__(self):
         self.frames, self._memory = [], memoryview(b"")
