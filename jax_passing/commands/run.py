@@ -39,7 +39,7 @@ def run(
         bool,
         typer.Option(
             "--for-jax",
-            help="Have the collectives of JAX itself go through the switch. The script calls jax.distributed.initialize.",
+            help="Have JAX's own collectives go through the switch. The script calls jax.distributed.initialize.",
         ),
     ] = False,
     module: Annotated[

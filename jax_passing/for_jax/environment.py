@@ -1,9 +1,9 @@
 """These variables make JAX call its collectives by us. This imports neither JAX nor anything else of the package."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import MutableMapping
-from pathlib import Path
 
 SWITCHED_ON = "JAX_PASSING_FOR_JAX"
 LIBRARY = "MPITRAMPOLINE_LIB"
@@ -12,13 +12,11 @@ MPI = "mpi"
 
 
 def library() -> str:
-    """Returns the path of the library that XLA is to load. Raises ImportError if nothing compiled is there."""
-    import jax_passing
-
-    for folder in jax_passing.__path__:  # a checkout of the sources may hide the installed package
-        for path in Path(folder).glob("_native*.so"):
-            return str(path)
-    raise ImportError(f"No folder of {', '.join(jax_passing.__path__)} has the compiled part of jax_passing.")
+    """Returns the path of the library that XLA is to load. Raises ImportError if the compiled part isn't there."""
+    found = importlib.util.find_spec("jax_passing._native")
+    if found is None or found.origin is None:
+        raise ImportError("jax_passing is here as source code alone: build and install it (pip install .).")
+    return found.origin
 
 
 def conflict(environment: MutableMapping[str, str]) -> str | None:

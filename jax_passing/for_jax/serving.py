@@ -1,4 +1,4 @@
-"""What XLA's collectives on CPU need besides sums: groups of devices, messages, and what to say of a call that waits.
+"""XLA's collectives on CPU need more than sums: groups of devices, messages, and somebody who explains a wait.
 
 C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
 """
@@ -129,7 +129,7 @@ class Server:
 
 
 class _Links:
-    """What the groups of a process share: its session, and what it needs beside that.
+    """All groups of a process share its session, and these connections of it.
 
     Attributes:
       address: where other hosts reach the channels.
@@ -138,22 +138,26 @@ class _Links:
     def __init__(self, session: Session):
         """Raises ConfigError."""
         _check(session)
-        self.session, control = session, session.control
-        self._own_loop = Loop() if control is None else None  # of a session without a switch, thus of one process
-        loop = self._own_loop if control is None else control.loop
         settings = session.settings
-        job, key = settings.job or "", None if control is None else control.key
-        self.channels = Channels(loop, session.rank, job, key, settings.join_deadline_s, self.fail)
+        self.session, self._control = session, session.control
+        self._loop = Loop() if self._control is None else self._control[0].loop
+        key = None if self._control is None else self._control[0].key
+        own_host = "127.0.0.1" if self._control is None else self._control[1].host.shards[0].own_host
+        job = settings.job or ""
+        self.channels = Channels(self._loop, session.rank, job, key, settings.join_deadline_s, self.fail)
         self.waits = Waits(session.rank, session.world_size, job, settings.warn_s)
         self._transports: dict[tuple[int, ...], Any] = {}
-        session.before_closing(self._close)
-        self.address = self.channels.start(session.own_host)
+        session.closers.append(self._close)
+        self.address = self.channels.start(own_host)
 
     def with_collectives(self, groups: dict[int, splits.Group], known: dict[int, splits.Group]) -> _Made:
         """Joins what isn't joined yet. All hosts of a set come to it in the same order, as all have the same groups."""
         for hosts in sorted({group.host_set for group in groups.values()}):
             if len(hosts) > 1 and hosts not in self._transports:
-                self._transports[hosts] = self.session.join_hosts(hosts)
+                if self._control is None:
+                    raise ClosedError("The session is shut down.")
+                control, ranks = self._control
+                self._transports[hosts] = control.join_hosts(ranks, hosts)
         known |= {group.id: group for group in groups.values()}
         return {
             color: (group, self._transports.get(group.host_set) or _native.LocalCollective())
@@ -168,12 +172,14 @@ class _Links:
     def fail(self, failure: Failure) -> None:
         """A call or a message can't go on: nothing of the session can."""
         self.channels.fail(failure)
-        self.session.fail(failure)
+        if self._control is not None:
+            control, ranks = self._control
+            control.fail(ranks, failure)
 
     def _close(self) -> None:
         self.channels.close()
-        if self._own_loop is not None:
-            self._own_loop.close()
+        if self._control is None:
+            self._loop.close()
 
 
 def _check(session: Session) -> None:

@@ -1,8 +1,8 @@
 """XLA's devices come together in groups: what each process says of its devices makes them. This does no I/O.
 
-XLA calls MPI_Comm_split for each device of a clique, with the id of the clique's first device as the color, and with the
-device's place in the clique as the key. Nothing tells who else is in the clique. As in MPI all processes split at the
-same time, so that those with one color are together.
+XLA calls MPI_Comm_split for each device of a clique: the color is the id of the clique's first device, and the key is
+the device's place in the clique. Nothing tells who else is in it. As in MPI all processes split at the same time, so
+that those with one color are together.
 """
 
 import hashlib

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jax_passing._compat import process
+from jax_passing.errors import JoinError
 
 POLL_S = 0.005  # between two looks at an array that isn't ready
 
@@ -45,3 +46,12 @@ def wait_for_arrays(until: float, give_up: Callable[[], bool]) -> None:
             # block_until_ready has no timeout, and a thread for it can't be started at the end of the process.
             while not array.is_ready() and time.monotonic() < until and not give_up():
                 time.sleep(POLL_S)
+
+
+def await_executions(timeout_s: float) -> None:
+    """Lets executions that an earlier epoch left behind run into its end, before they could join this one's sums."""
+    if not wait_for_executions(timeout_s):
+        raise JoinError(
+            f"Computations that were dispatched before still run after {timeout_s:g} s. Wait for them "
+            "(jax.block_until_ready), then try again."
+        )

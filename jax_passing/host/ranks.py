@@ -1,4 +1,4 @@
-"""This process has ranks at the switch: one for the host, with strategy "flat" one more for each device, and one for each
+"""This process has ranks at the switch: one for the host, with strategy "flat" one for each device, and one for each
 set of hosts in which JAX's own collectives sum. This does no I/O."""
 
 import dataclasses

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jax_passing.config import Settings
 from jax_passing.errors import ConfigError, NotInitializedError, PassingError, ThreadError
+from jax_passing.protocol import alike
 
 
 class Scope(NamedTuple):
@@ -45,6 +47,13 @@ class Scope(NamedTuple):
     def alone(self) -> bool:
         """Tells whether this host is sure to be the only one."""
         return self.world_size == 1
+
+
+def of_settings(settings: Settings, world_size: int, device_ranks: int) -> Scope:
+    """Returns the scope of a session with these settings."""
+    size = None if settings.world_size_min is not None else world_size
+    same_hashes = size == 1 or bool(alike.hash_seed())
+    return Scope(settings.axis_name, size, device_ranks, settings.strategy, same_hashes=same_hashes, wire=settings.wire)
 
 
 _of_thread: Any = jax.make_user_context(None)

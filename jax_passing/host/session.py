@@ -15,12 +15,10 @@ import jax
 from jax_passing import _native, errors
 from jax_passing.config import Settings
 from jax_passing.errors import (
-    ClosedError,
     ConfigError,
     Failure,
     HostJoinedError,
     HostLostError,
-    JoinError,
     NotInitializedError,
     PassingError,
     ThreadError,
@@ -28,10 +26,9 @@ from jax_passing.errors import (
 )
 from jax_passing.host import inside, scope, unfinished_handles
 from jax_passing.host.control import Control
-from jax_passing.host.executions import wait_for_arrays, wait_for_executions
+from jax_passing.host.executions import await_executions, wait_for_arrays
 from jax_passing.host.ranks import Links, Ranks
 from jax_passing.host.stats import NO_NETWORK, Stats
-from jax_passing.protocol import alike
 
 log = logging.getLogger("jax_passing")
 
@@ -78,8 +75,8 @@ class Session:
         self._began = time.monotonic()
         was_begun, _has_begun = _has_begun, True
         if was_begun:
-            _await_executions(settings.join_deadline_s)
-        self._closers: list[Callable[[], None]] = []
+            await_executions(settings.join_deadline_s)
+        self.closers: list[Callable[[], None]] = []  # are called when the session ends, before its control side does
         self._control: Control | None = None  # as long as there is a switch to talk to
         self._ranks: Ranks | None = None
         self._had_others = False
@@ -161,7 +158,7 @@ class Session:
         assert self._control is not None
         self._control.fail(ranks, failure)
         _native.detach()
-        _await_executions(self.settings.join_deadline_s)
+        await_executions(self.settings.join_deadline_s)
         self._join(step, failure.ranks)
         self._began = time.monotonic()
         return self.step
@@ -187,44 +184,14 @@ class Session:
         return True
 
     def _scope(self) -> scope.Scope:
-        settings = self.settings
-        world_size = None if settings.world_size_min is not None else self.world_size
-        return scope.Scope(
-            settings.axis_name,
-            world_size,
-            self.device_ranks,
-            settings.strategy,
-            same_hashes=world_size == 1 or bool(alike.hash_seed()),
-            wire=settings.wire,
-        )
+        return scope.of_settings(self.settings, self.world_size, self.device_ranks)
 
     # JAX's own collectives (jax_passing.for_jax) use this.
 
-    def join_hosts(self, hosts: Sequence[int]) -> _native.Transport:
-        """Returns what sums over a set of hosts, given by their ranks, of which this one is. All of them call this, for
-        the same sets in the same order. Raises PassingError."""
-        if self._control is None or self._ranks is None:
-            raise ClosedError("The session is shut down.")
-        return self._control.join_hosts(self._ranks, hosts)
-
-    def fail(self, failure: Failure) -> None:
-        """Fails all sums of the session, on all hosts."""
-        if self._control is not None and self._ranks is not None:
-            self._control.fail(self._ranks, failure)
-
     @property
-    def control(self) -> Control | None:
-        """Returns the control side, as long as there is a switch."""
-        return self._control
-
-    @property
-    def own_host(self) -> str:
-        """Returns the address of this host at which others reach it: that by which it reaches the switch."""
-        return "127.0.0.1" if self._ranks is None else self._ranks.host.shards[0].own_host
-
-    def before_closing(self, close: Callable[[], None]) -> None:
-        """Calls this when the session ends, before its control side does."""
-        self._closers.append(close)
+    def control(self) -> tuple[Control, Ranks] | None:
+        """Returns the control side and this process's ranks, as long as there is a switch."""
+        return None if self._control is None or self._ranks is None else (self._control, self._ranks)
 
     @property
     def _failure(self) -> Failure | None:
@@ -306,7 +273,7 @@ class Session:
         atexit.unregister(self._at_exit)
         scope.end()
         _native.detach()
-        for close in self._closers:
+        for close in self.closers:
             close()
         self._close_control()
 
@@ -357,15 +324,6 @@ class Session:
         if self._control is not None:
             self._control.forget_in_child()
         self._control = self._ranks = None
-
-
-def _await_executions(timeout_s: float) -> None:
-    """Lets executions that an earlier epoch left behind run into its end, before they could join this one's sums."""
-    if not wait_for_executions(timeout_s):
-        raise JoinError(
-            f"Computations that were dispatched before still run after {timeout_s:g} s. Wait for them "
-            "(jax.block_until_ready), then try again."
-        )
 
 
 def _describe(error: BaseException) -> str:

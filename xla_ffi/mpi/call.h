@@ -21,7 +21,7 @@ struct ElementType {
   friend bool operator==(const ElementType&, const ElementType&) = default;
 };
 
-// What all devices of a group say alike.
+// All devices of a group say the same here.
 struct Signature {
   Operation operation = Operation::kAllReduce;
   Reduction reduction = Reduction::kNone;

@@ -67,7 +67,7 @@ class Device {
   uint64_t next_number_ = 0;
 };
 
-// What XLA waits for.
+// XLA waits for this.
 class PendingTransfer {
  public:
   // Blocks until it is done, and writes what was received; throws Failed.
