@@ -1,4 +1,4 @@
-// What MPI's arguments mean; each of these throws Failed if it is nothing that XLA says.
+// Reads MPI's arguments. Each function throws Failed if XLA says nothing of that kind.
 #ifndef XLA_FFI_MPI_ARGUMENTS_H_
 #define XLA_FFI_MPI_ARGUMENTS_H_
 

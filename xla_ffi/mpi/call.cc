@@ -1,7 +1,5 @@
 #include "mpi/call.h"
 
-#include "ffi/hash.h"
-
 namespace passing::mpi {
 namespace {
 
@@ -20,14 +18,6 @@ std::string NameOf(const Signature& signature) {
   return std::string(kOperations[static_cast<size_t>(signature.operation)]) +
          kReductions[static_cast<size_t>(signature.reduction)] + " of " + NameOf(signature.type) + "[" +
          std::to_string(signature.count) + "]";
-}
-
-uint64_t SiteOf(int64_t group, const Signature& signature) {
-  Hash hash;
-  hash.Add("MPI");
-  hash.Add(static_cast<uint64_t>(group));
-  hash.Add(NameOf(signature));
-  return hash.value();
 }
 
 }  // namespace passing::mpi

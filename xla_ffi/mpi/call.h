@@ -21,7 +21,7 @@ struct ElementType {
   friend bool operator==(const ElementType&, const ElementType&) = default;
 };
 
-// All devices of a group say the same here.
+// All devices of a group say this alike.
 struct Signature {
   Operation operation = Operation::kAllReduce;
   Reduction reduction = Reduction::kNone;
@@ -33,8 +33,6 @@ struct Signature {
 
 // For people: "all_reduce sum of float32[1024]".
 std::string NameOf(const Signature& signature);
-// The same on every host.
-uint64_t SiteOf(int64_t group, const Signature& signature);
 
 struct Call {
   Signature signature;

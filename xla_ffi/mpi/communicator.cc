@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "ffi/hash.h"
 #include "mpi/host_sum.h"
 
 namespace passing::mpi {
@@ -98,6 +99,18 @@ void Communicator::Join(int32_t member, uint64_t number, const Call& call) {
   Wait(*meeting, member, NameOf(call.signature), starter);
 }
 
+uint64_t Communicator::SiteOf(uint64_t number, const std::string& name) {
+  Hash site;
+  site.Add("MPI");
+  site.Add(static_cast<uint64_t>(group_.id));
+  site.Add(name);
+  for (size_t i = 0; i < earlier_.size(); ++i) site.Add(earlier_[(number + i) % earlier_.size()]);  // the oldest first
+  Hash own;
+  own.Add(name);
+  earlier_[number % earlier_.size()] = own.value();
+  return site.value();
+}
+
 void Communicator::Start(const std::shared_ptr<Meeting>& meeting) {
   const auto end = [shared = shared_, meeting](const Failure* failure) {
     const std::lock_guard lock(shared->mutex);
@@ -107,11 +120,12 @@ void Communicator::Start(const std::shared_ptr<Meeting>& meeting) {
   };
   try {
     const Signature& signature = meeting->calls[0].signature;
+    const uint64_t site = SiteOf(meeting->number, NameOf(signature));
     if (signature.count == 0) return end(nullptr);
     HostSum& sum = meeting->sum.emplace(Prepare(meeting->calls, local_members_, size()));
     sum.shape.site_name = NameOf(signature) + ", call " + std::to_string(meeting->number) + " of the " + group_.name;
     group_.collective->Start({
-        .key = {.site = SiteOf(group_.id, signature), .execution = 0, .step = static_cast<uint32_t>(meeting->number)},
+        .key = {.site = site, .execution = 0, .step = static_cast<uint32_t>(meeting->number)},
         .shape = std::make_shared<SumShape>(sum.shape),
         .inputs = sum.inputs,
         .outputs = sum.outputs,

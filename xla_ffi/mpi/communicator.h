@@ -3,6 +3,7 @@
 #ifndef XLA_FFI_MPI_COMMUNICATOR_H_
 #define XLA_FFI_MPI_COMMUNICATOR_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,6 +34,9 @@ class Communicator {
   struct Shared;
   struct Meeting;
 
+  // Names a call by itself and by those before it: the transport predicts the next sum of a job from the last one's
+  // site, and a program has many calls that are alike.
+  uint64_t SiteOf(uint64_t number, const std::string& name);
   void Start(const std::shared_ptr<Meeting>& meeting);
   void Wait(Meeting& meeting, int32_t member, const std::string& name, bool starter);
   // Without the lock.
@@ -42,6 +46,8 @@ class Communicator {
   const Group group_;
   std::vector<int32_t> local_members_;
   const std::shared_ptr<Shared> shared_;  // the callbacks of sums own it, too
+  // The names of the calls before, hashed. A starter alone touches them, after the one before it.
+  std::array<uint64_t, 16> earlier_{};
 };
 
 class PendingTransfer;
@@ -67,7 +73,7 @@ class Device {
   uint64_t next_number_ = 0;
 };
 
-// XLA waits for this.
+// XLA waits for one of these.
 class PendingTransfer {
  public:
   // Blocks until it is done, and writes what was received; throws Failed.

@@ -17,8 +17,8 @@ struct ElfSymbol {
   bool is_code = false;
 };
 
-// Returns those of `names` that `file` defines: a library or program of 64 bits, whatever else its bytes may be. Empty if
-// it is none, or has no such table.
+// Finds those of `names` that `file` defines: a library or program of 64 bits, but its bytes may be anything. Finds
+// nothing if it is none, or has no such table.
 std::map<std::string_view, ElfSymbol> FindSymbols(std::span<const uint8_t> file,
                                                   const std::set<std::string_view>& names);
 

@@ -1,4 +1,4 @@
-// What this process has open at the MPI door: communicators and transfers, by their handles.
+// A process at the MPI door: its open communicators and transfers, by their handles.
 #ifndef XLA_FFI_MPI_PROCESS_H_
 #define XLA_FFI_MPI_PROCESS_H_
 

@@ -216,6 +216,26 @@ TEST(CommunicatorTest, hostsThatDifferNeverMeet) {
   ExpectNothingMeets(signature, other);
 }
 
+// Calls that are alike don't lead to different next ones.
+TEST(CommunicatorTest, aProgramThatRepeatsItselfNeedsNoAnnouncements) {
+  Hosts hosts({0, 1});
+  const auto repeat = [&](int times) {
+    ExpectSuccess(hosts.Run([&](Device& device) {
+      std::vector<float> values(20, 1);
+      for (int i = 0; i < times * 4; ++i) {
+        const uint64_t count = i % 4 < 3 ? 10 : 20;
+        device.Collect(
+            {{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, count}, values.data(), values.data()});
+      }
+    }));
+  };
+  repeat(10);
+  const uint64_t before = hosts.announcements();
+  EXPECT_GT(before, 0U);
+  repeat(10);
+  EXPECT_EQ(hosts.announcements(), before);
+}
+
 TEST(CommunicatorTest, aMissingDeviceFailsTheOthersByTheServersWord) {
   Hosts hosts({0, 0});
   hosts.server.stall_failure = Failure{"HostLostError", "device 1 is gone"};

@@ -113,6 +113,8 @@ class Hosts {
   }
 
   size_t size() const { return devices.size(); }
+  // Counts the sums that rank 0 had to tell the others, as they didn't expect them.
+  uint64_t announcements() const { return cluster_->host(0).stats().order_messages; }
 
   TestServer server;
   std::vector<Device> devices;

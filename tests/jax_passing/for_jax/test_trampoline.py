@@ -1,0 +1,123 @@
+"""XLA's trampoline for MPI takes our library, named before `import jax` or after it, and reaches the server."""
+
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jax_passing import _native
+
+# One process of jax.distributed, whose two devices are all there are. A server in Python answers for them.
+PROGRAM = """
+import os, sys, threading
+moment, port, fails = sys.argv[1], sys.argv[2], sys.argv[3] == "fails"
+if moment == "late":
+    del os.environ["MPITRAMPOLINE_LIB"]
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jax_passing import _native
+if moment == "late":
+    os.environ["MPITRAMPOLINE_LIB"] = _native.__file__
+    assert _native.bind_mpi_late() is None
+assert _native.bind_mpi_late() is None  # again changes nothing
+
+class Server:
+    def __init__(self):
+        self.lock, self.waiting, self.local = threading.Lock(), {}, _native.LocalCollective()
+    def begin(self):
+        return 0, 1
+    def split(self, color, key):
+        if fails:
+            raise TimeoutError("rank 7 is missing")
+        return color, "both devices", [0, 0], key, self.local, 1, 30.0
+    def send(self, group, own, to, tag, data, request):
+        self.meet((group, own, to, tag), data, request)
+    def receive(self, group, own, origin, tag, buffer, request):
+        self.meet((group, origin, own, tag), buffer, request)
+    def meet(self, key, view, request):
+        with self.lock:
+            if key not in self.waiting:
+                self.waiting[key] = view, request
+                return
+            other, others = self.waiting.pop(key)
+            source, target = (view, other) if view.readonly else (other, view)
+            target[:] = source
+            request.done()
+            others.done()
+    def stalled(self, group, own, number, what, waited_s):
+        return None
+    def end(self):
+        print("ended", flush=True)
+
+_native.serve_mpi(Server())
+jax.config.update("jax_cpu_collectives_implementation", "mpi")
+jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+mesh = jax.make_mesh((2,), ("d",))
+x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
+try:
+    assert jax.jit(jnp.sum)(x) == 28
+except Exception as error:
+    assert fails and "MPI error: TimeoutError: rank 7 is missing" in str(error), error
+    print("lives", flush=True)
+    sys.exit()
+assert not fails
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+def all_of_them(x):
+    swapped = jax.lax.ppermute(x, "d", [(0, 1), (1, 0)])
+    turned = jax.lax.all_to_all(x.reshape(2, 2), "d", 0, 0, tiled=True).reshape(-1)
+    parts = jax.lax.psum_scatter(x, "d", tiled=True)
+    return jnp.concatenate([jax.lax.pmax(x, "d"), jax.lax.all_gather(x, "d", tiled=True), swapped, turned, parts])
+
+own, others = np.split(np.asarray(all_of_them(x)), 2)
+np.testing.assert_array_equal(own, [4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, 0, 1, 4, 5, 4, 6])
+np.testing.assert_array_equal(others, [4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 2, 3, 6, 7, 8, 10])
+with open("/proc/self/maps") as maps:
+    assert len({line.split()[-1] for line in maps if "/_native." in line}) == 1
+"""
+
+
+def run(moment, outcome):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "MPITRAMPOLINE_LIB": _native.__file__,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-c", PROGRAM, moment, str(port), outcome]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_jitted_programs_reach_the_server(moment):
+    ended = run(moment, "works")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "ended\n"
+    assert "nanobind" not in ended.stderr  # which tells of leaks
+
+
+def test_what_a_server_raises_is_raised_by_jax():
+    ended = run("late", "fails")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "lives\nended\n"
+
+
+def test_other_functions_of_mpi_say_that_they_are_not_there():
+    library = ctypes.CDLL(_native.__file__)
+    text, size = ctypes.create_string_buffer(1024), ctypes.c_int()
+    assert library.MPIABI_Error_string(library.MPIABI_Win_create(None), text, ctypes.byref(size)) == 0
+    assert text.value.startswith(b"NotImplementedError: MPI_Win_create was called")
+    assert size.value == len(text.value)
+
+
+def test_another_library_is_not_bound(monkeypatch):
+    monkeypatch.setenv("MPITRAMPOLINE_LIB", "/lib/libmpiwrapper.so")
+    reason = _native.bind_mpi_late()
+    assert reason is not None
+    assert "MPITRAMPOLINE_LIB doesn't name" in reason
