@@ -21,25 +21,27 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "star"))
 
-from pace_methods import METHODS, Stragglers, predicted_step_s
+from pace_methods import METHODS, label_of, predicted_step_s
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from star_network import StarError, StarNetwork
 
 from jax_passing.collective.primitives.planner import TCP_WIRE_BYTES_PER_BYTE, Cluster, predict
+from jax_passing.scaling.pace import Stragglers
 
 FOLDER = Path(__file__).parent
 SWITCH_PORT, SERVER_PORT = 47100, 47200
 # Parameters of pace_host.MODELS.
 ELEMENTS = {"digits": 29_066, "large": 1_126_410}
-STRAGGLERS = [(1.0, True), (2.0, True), (10.0, True), (2.0, False), (10.0, False)]
+STRAGGLERS = [(0, 1.0, True), (1, 2.0, True), (1, 10.0, True), (1, 2.0, False), (1, 10.0, False)]  # of Stragglers
 
 NOTE = """
-predicted: on a virtual clock, from the step without sums as measured and the sum as predicted (pace_methods.py). to
-accuracy: until rank 0 classifies so many of the digits right that weren't trained on; -: not within these steps.
-asynchronous: each host by itself, through a server behind one link; its updates are as stale as it happens. alone: no
-sums at all. hidden: of the time that sums of diloco take, a delay hides (no delay - delay) / (no delay - alone).
+predicted: on a virtual clock, from the step without sums as measured and the sum as predicted
+(jax_passing/scaling/pace.py). to accuracy: until rank 0 classifies so many of the digits right that weren't trained on;
+-: not within these steps. asynchronous: each host by itself, through a server behind one link; its updates are as stale
+as it happens. alone: no sums at all. hidden: of the time that sums of diloco take, a delay hides (no delay - delay) /
+(no delay - alone).
 A link's bucket lets its first 128 KB pass unshaped, and the sums of digits are no larger: they hardly take time."""
 
 
@@ -84,13 +86,13 @@ def rows_of(found: list[list[dict[str, Any]]], plan: dict[str, Any], gbit: float
         accuracy = runs[0]["accuracy"]
         reached = [clock_s for clock_s, right in accuracy if right >= plan["accuracy"]]
         step_s = max(run["clock_s"] for run in runs) / plan["steps"]
-        if name == "alone" and stragglers.factor == 1:
+        if name == "alone" and not stragglers.hosts:
             beside_s = max(0.0, step_s - plan["compute_s"])
         stale = {int(behind): pushes for behind, pushes in runs[0]["staleness"].items()}
         rows.append(
             {
                 "method": name,
-                "stragglers": stragglers.label,
+                "stragglers": label_of(stragglers),
                 "step_s": step_s,
                 "predicted_s": predicted_step_s(
                     METHODS[name], hosts, plan["steps"], plan["compute_s"], beside_s, sum_s, stragglers, push_s
@@ -107,7 +109,7 @@ def rows_of(found: list[list[dict[str, Any]]], plan: dict[str, Any], gbit: float
 def hidden(rows: list[dict[str, Any]], label: str) -> float | None:
     """Returns the share of the outer sums' time that a delay hides; None if methods are missing, or no sum shows."""
     times = {row["method"]: row["step_s"] for row in rows if row["stragglers"] == label}
-    late = [name for name in times if METHODS[name].delay and METHODS[name].every > 1]
+    late = [name for name in times if METHODS[name].pace.delay and METHODS[name].pace.every > 1]
     if not late or "diloco" not in times or "alone" not in times or times["diloco"] <= times["alone"]:
         return None
     return (times["diloco"] - times[late[0]]) / (times["diloco"] - times["alone"])

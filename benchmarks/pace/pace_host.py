@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from pace_methods import METHODS, Method, Stragglers
+from pace_methods import METHODS, Method
 from parameter_server import Client
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -24,6 +24,7 @@ from sklearn.model_selection import train_test_split
 import jax_passing
 import jax_passing.optax as pace
 import train_digits
+from jax_passing.scaling.pace import Stragglers
 
 SHARE = 32  # examples of each host in a step
 MODELS = {
@@ -126,7 +127,7 @@ def measure(
     for number in range(1, steps + 1):
         batch = training.batch(number)
         began = time.perf_counter()
-        time.sleep(compute_s * stragglers.factor_of(rank, hosts, number))
+        time.sleep(compute_s * float(stragglers.factors(hosts, number)[rank]))
         by.step(*batch)
         clock_s += time.perf_counter() - began
         if number % evaluate_every == 0:
@@ -148,12 +149,12 @@ def main() -> None:
             method = METHODS[name]
             by = (ByServer if method.make is None else ByOptimizer)(training, method)
             # Compiles, and shows all hosts the order of sums.
-            measure(training, by, Stragglers(), 2 * max(1, method.every) + method.delay, 0.0, 1)
-            for factor, in_turns in plan["stragglers"]:
+            measure(training, by, Stragglers(), 2 * max(1, method.pace.every) + method.pace.delay, 0.0, 1)
+            for stragglers in plan["stragglers"]:
                 found = measure(
-                    training, by, Stragglers(factor, in_turns), plan["steps"], plan["compute_s"], plan["evaluate_every"]
+                    training, by, Stragglers(*stragglers), plan["steps"], plan["compute_s"], plan["evaluate_every"]
                 )
-                print(json.dumps({"method": name, "stragglers": [factor, in_turns], **found}), flush=True)
+                print(json.dumps({"method": name, "stragglers": stragglers, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from jax_passing.errors import ConfigError
 
-STEPS = 256  # of a simulated training; the second half of them is timed
+STEPS_MIN = 256  # of a simulated training; the second half of them is timed
 
 
 @dataclass(frozen=True)
@@ -16,17 +16,25 @@ class Pace:
     """A pace says how hosts wait for each other.
 
     Attributes:
-      stale: a step uses the sum of so many steps before.
-      every: hosts sum once in so many steps.
+      delay: a step needs the sum that started so many steps before.
+      every: hosts sum once in so many steps; 0: never.
+      fragments: they do so in so many parts, at steps that are spread out.
     """
 
-    stale: int = 0
+    delay: int = 0
     every: int = 1
+    fragments: int = 1
+
+    def sums_at(self, step: int) -> int:
+        """Returns how many parts' sums start at the end of a step; steps count from 1."""
+        if not self.every:
+            return 0
+        return sum((step - part * self.every // self.fragments) % self.every == 0 for part in range(self.fragments))
 
     def __str__(self) -> str:
         if self.every > 1:
             return f"local:{self.every}"
-        return f"stale:{self.stale}" if self.stale else "synchronous"
+        return f"stale:{self.delay}" if self.delay else "synchronous"
 
 
 def parse_pace(text: str) -> Pace:
@@ -40,7 +48,7 @@ def parse_pace(text: str) -> Pace:
             "`local:H` (hosts sum once in H steps)."
         )
     number = int(match[2])
-    return Pace(stale=number) if match[1] == "stale" else Pace(every=number)
+    return Pace(delay=number) if match[1] == "stale" else Pace(every=number)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Stragglers:
     Attributes:
       hosts: so many are slow in each step.
       slowdown: they compute so many times as long.
-      in_turns: others are slow in each step, not always the same.
+      in_turns: others are slow in each step, not always the last ones.
     """
 
     hosts: int = 0
@@ -66,39 +74,47 @@ class Stragglers:
     def factors(self, hosts: int, step: int) -> NDArray[np.float64]:
         """Returns how many times as long each host computes in a step."""
         slow = min(self.hosts, hosts)
-        first = step * slow if self.in_turns else 0
+        first = step * slow if self.in_turns else hosts - slow
         factors = np.ones(hosts)
         factors[(first + np.arange(slow)) % hosts] = self.slowdown
         return factors
 
 
-def mean_step_s(
-    pace: Pace, hosts: int, stragglers: Stragglers, compute_s: float, synchronous_s: float, sums_s: float
-) -> float:
-    """Returns how long a step takes on average.
+def step_ends_s(
+    pace: Pace, hosts: int, stragglers: Stragglers, steps: int, compute_s: float, beside_s: float, sums_s: float
+) -> list[float]:
+    """Returns when each of `steps` steps of a training ends on the last host, on a virtual clock.
 
     Args:
       pace: how often hosts wait.
       hosts: so many train.
       stragglers: the slow ones.
+      steps: so many.
       compute_s: time for which a host computes in a step.
-      synchronous_s: time of a synchronous step with the slowest host.
-      sums_s: time that the sums of a step take, if nothing else goes on.
+      beside_s: time that a step takes beside that, on slow hosts as on others.
+      sums_s: time that the sums of all gradients or parameters take. They travel one after the other.
     """
+    ends_s = np.zeros(hosts)
+    links_free_s = 0.0
+    needed_s: dict[int, float] = {}  # by step, when the sums arrive that it needs
+    found = []
+    for step in range(1, steps + 1):
+        ends_s = ends_s + compute_s * stragglers.factors(hosts, step) + beside_s
+        for _ in range(pace.sums_at(step)):
+            links_free_s = max(float(ends_s.max()), links_free_s) + sums_s / pace.fragments
+            needed_s[step + pace.delay] = links_free_s
+        ends_s = np.maximum(ends_s, needed_s.pop(step, 0.0))
+        found.append(float(ends_s.max()))
+    return found
+
+
+def mean_step_s(
+    pace: Pace, hosts: int, stragglers: Stragglers, compute_s: float, synchronous_s: float, sums_s: float
+) -> float:
+    """Returns how long a step takes on average; `synchronous_s`: a synchronous one with the slowest host."""
     if pace == Pace():
         return synchronous_s
-    ends_s = np.zeros(hosts)  # of each host's computation
-    sums_end_s: list[float] = []
-    steps = -(-STEPS // pace.every) * pace.every
-    half_s = 0.0
-    for step in range(steps):
-        if pace.stale and step > pace.stale:  # the sum of step - stale - 1 was to be there before this step
-            ends_s = np.maximum(ends_s, sums_end_s[step - pace.stale - 1])
-        ends_s = ends_s + compute_s * stragglers.factors(hosts, step)
-        if pace.stale:
-            sums_end_s.append(max(float(ends_s.max()), sums_end_s[-1] if sums_end_s else 0.0) + sums_s)
-        elif (step + 1) % pace.every == 0:
-            ends_s = np.full(hosts, ends_s.max() + sums_s)
-        if step == steps // 2 - 1:
-            half_s = float(ends_s.max())
-    return (float(ends_s.max()) - half_s) / (steps - steps // 2)
+    every = max(1, pace.every)
+    half = -(-STEPS_MIN // (2 * every)) * every  # as many sums in each half
+    ends_s = step_ends_s(pace, hosts, stragglers, 2 * half, compute_s, 0.0, sums_s)
+    return (ends_s[-1] - ends_s[half - 1]) / half

@@ -8,7 +8,7 @@ import pytest
 from jax_passing.errors import ConfigError
 from jax_passing.scaling.cluster import SimulatedCluster
 from jax_passing.scaling.models import NAMES, Layer, Model, load
-from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s, parse_pace
+from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
 from jax_passing.scaling.sums import SimulatedSum
 from jax_passing.scaling.training import Training, train
 
@@ -66,7 +66,7 @@ def test_all_models_are_tested():
 
 def test_paces_are_read():
     assert parse_pace("synchronous") == Pace()
-    assert parse_pace("stale:2") == Pace(stale=2)
+    assert parse_pace("stale:2") == Pace(delay=2)
     assert parse_pace("local:16") == Pace(every=16)
     assert [str(parse_pace(text)) for text in ("synchronous", "stale:2", "local:16")] == [
         "synchronous",
@@ -90,6 +90,22 @@ def test_paces_hide_sums():
     assert paced("local:4") == pytest.approx(3.25)  # a quarter of a sum a step
 
 
+def test_seldom_sums_are_all_counted():
+    assert paced("local:100") == pytest.approx(3.01)
+    assert paced("local:256") == pytest.approx(3 + 1 / 256)
+
+
+def test_parts_travel_one_after_the_other_behind_steps():
+    """With diloco(every=4, fragments=2, delay=1): a part starts after each second step, and has a step to arrive."""
+
+    def ends_s(sums_s):
+        return step_ends_s(Pace(1, 4, 2), 3, Stragglers(), 8, 2.5, 0.5, sums_s)
+
+    assert ends_s(6.0) == [3.0 * step for step in range(1, 9)]
+    assert ends_s(10.0) == [3, 6, 11, 14, 19, 22, 27, 30]
+    assert step_ends_s(Pace(every=0), 3, Stragglers(), 8, 2.5, 0.5, 10.0) == ends_s(6.0)
+
+
 def test_paces_under_stragglers():
     always, in_turns = Stragglers(1, 2.0), Stragglers(1, 2.0, in_turns=True)
     assert paced("stale:3", always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
@@ -104,6 +120,7 @@ def test_paces_under_stragglers():
 def test_stragglers_take_turns():
     slow = [np.flatnonzero(Stragglers(2, 3.0, in_turns=True).factors(5, step) == 3.0).tolist() for step in range(3)]
     assert slow == [[0, 1], [2, 3], [0, 4]]
+    assert Stragglers(1, 3.0).factors(3, 7).tolist() == [1.0, 1.0, 3.0]
     assert Stragglers(9, 3.0).factors(2, 7).tolist() == [3.0, 3.0]
 
 
