@@ -6,6 +6,7 @@ import jax
 import optax
 
 from jax_passing.collective.axes import axis_size
+from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.collective.residuals import psum_with_residuals
@@ -84,7 +85,7 @@ def compressed_psum(
         `jax_passing.psum`.
     """
     function = "compressed_psum"
-    feedback.check_wire(wire, function)
+    check_wire_name(wire, function)
 
     def init(params: Any) -> CompressedPsumState:
         return CompressedPsumState(feedback.zeros(params) if error_feedback else None)

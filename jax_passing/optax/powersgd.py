@@ -8,6 +8,7 @@ import optax
 
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
+from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.residuals import psum_with_residuals
@@ -94,7 +95,7 @@ def powersgd(
       NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: in `update`, as
         `jax_passing.psum`.
     """
-    feedback.check_wire(wire, _FUNCTION)
+    check_wire_name(wire, _FUNCTION)
     check_count(_FUNCTION, "rank", rank, 1, "It says how many columns factors have.")
     check_count(_FUNCTION, "start_step", start_step, 0, "It says how many steps sum the gradients whole.")
     if not min_compression_rate > 0:

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 from jax_passing.collective.axes import extent, require_session
 from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.bucketed_sum import check_strategy
-from jax_passing.config import WIRES
 from jax_passing.errors import ConfigError
-from jax_passing.settings_parser import did_you_mean
 
 # The dtypes that `wire` narrows. Other leaves are summed as ever, and have no residual.
 _NARROWED = ("float32", "float16", "bfloat16", "complex64")
@@ -77,12 +75,6 @@ def flattened(tree: Any) -> tuple[list[Any], Any]:
 def added(leaf: Any, residual: Any) -> Any:
     """Returns what a device contributes for a leaf: its gradient, and what the sums before left out."""
     return leaf if residual is None else leaf + residual.astype(leaf.dtype)
-
-
-def check_wire(wire: Any, function: str) -> None:
-    """Raises ConfigError."""
-    if wire is not None and wire not in WIRES:
-        raise ConfigError(f"{function}: unknown wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
 
 
 def kept(before: Sequence[Any], left: Sequence[Any]) -> list[Any]:

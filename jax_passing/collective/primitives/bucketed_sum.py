@@ -62,13 +62,19 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     return strategy
 
 
+def check_wire_name(wire: Any, function: str = "") -> None:
+    """Raises ConfigError if there is no such wire; None is the session's."""
+    if wire is not None and wire not in WIRES:
+        where = f"{function}: unknown" if function else "Unknown"
+        raise ConfigError(f"{where} wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
+
+
 def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
     """Returns how floats travel in a call with this strategy. Raises ConfigError if it is unknown, or names a way that
     the strategy hasn't."""
+    check_wire_name(wire)
     if wire is None:
         return along.scope.wire
-    if wire not in WIRES:
-        raise ConfigError(f"Unknown wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
     if wire != "full" and strategy == "native" and not along.local and not along.scope.alone:
         raise ConfigError(
             f"wire={wire!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, which sends "
