@@ -69,9 +69,15 @@ void HandlePart::WhenComplete(Done done) {
 
 uint32_t HandleCall::NumberFor(int32_t run_id, int64_t device, const std::function<uint32_t()>& new_number) {
   std::lock_guard lock(mutex_);
-  Steps& steps = steps_[device];
-  if (steps.run_id != run_id) steps = {run_id, 0};
-  const uint32_t step = steps.count++;
+  std::deque<Steps>& executions = steps_[device];
+  auto steps =
+      std::find_if(executions.rbegin(), executions.rend(), [&](const Steps& each) { return each.run_id == run_id; });
+  if (steps == executions.rend()) {
+    if (executions.size() == kMadeMax) executions.pop_front();
+    executions.push_back({run_id, 0});
+    steps = executions.rbegin();
+  }
+  const uint32_t step = steps->count++;
   const auto found = std::find_if(made_.begin(), made_.end(),
                                   [&](const Made& made) { return made.run_id == run_id && made.step == step; });
   if (found != made_.end()) {
@@ -100,6 +106,11 @@ std::optional<Failure> SumHandles::Put(uint32_t number, int64_t device, std::sha
   std::lock_guard lock(mutex_);
   const std::string& name = call->name();
   const Whose whose{std::move(call), device};
+  if (parts_.contains({number, device})) {  // two calls would be taken for one, and a value would be another's
+    return Failure{"HandleError", name +
+                                      ": more than a thousand executions of this program overlap on a device, and "
+                                      "their handles can't be told apart. Wait for the results of some of them"};
+  }
   size_t& unfinished = unfinished_[whose];
   if (unfinished >= kUnfinishedMax) {
     return Failure{"HandleError", name + ": " + std::to_string(kUnfinishedMax) +

@@ -65,7 +65,8 @@ class HandlePart {
   Done waiting_;
 };
 
-// One call in an executable that makes handles. It gives the same number to all devices of one execution.
+// One call in an executable that makes handles. It gives the same number to all devices of one execution, also of one
+// that overlaps another one: where nothing is summed, nobody else tells them apart.
 class HandleCall {
  public:
   // `name`: of what is kept, for people. `device_count`: devices of this host that run the executable.
@@ -91,7 +92,7 @@ class HandleCall {
   const uint32_t device_count_;
   std::mutex mutex_;
   std::deque<Made> made_;
-  std::map<int64_t, Steps> steps_;  // by device
+  std::map<int64_t, std::deque<Steps>> steps_;  // by device; several executions may overlap there
 };
 
 // The handles of this process. The numbers go on from one session to the next.

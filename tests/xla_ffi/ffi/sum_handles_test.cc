@@ -164,6 +164,29 @@ TEST_F(SumHandlesTest, allDevicesOfAnExecutionGetTheSameNumbers) {
   EXPECT_EQ((std::set{first, second, third, number(3, 0), number(4, 5)}).size(), 5);
 }
 
+TEST_F(SumHandlesTest, executionsThatOverlapOnADeviceAreToldApart) {
+  const auto next = [this] { return handles_.NewNumber(); };
+  const auto number = [&](int32_t run_id, int64_t device) { return call_->NumberFor(run_id, device, next); };
+  // A loop in each execution comes to the call twice; the second execution starts in the midst of the first.
+  const uint32_t first = number(1, 0), other_first = number(2, 0), second = number(1, 0), other_second = number(2, 0);
+  EXPECT_EQ((std::set{first, second, other_first, other_second}).size(), 4);
+  EXPECT_EQ(number(2, 5), other_first);
+  EXPECT_EQ(number(1, 5), first);
+  EXPECT_EQ(number(1, 5), second);
+  EXPECT_EQ(number(2, 5), other_second);
+}
+
+TEST_F(SumHandlesTest, noValueTakesAnothersPlace) {
+  const uint32_t number = handles_.NewNumber();
+  Put(number, 0, 3);
+  const float value = 4;
+  const auto failure = handles_.Put(number, 0, call_, std::make_shared<HandlePart>(std::vector{Leaf(&value)}));
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, "HandleError");
+  EXPECT_EQ(handles_.Unfinished(), (std::map<std::string, size_t>{{"the sum", 1}}));
+  EXPECT_EQ(Take(SumHandles::TokenOf(number), 0), "");
+}
+
 TEST_F(SumHandlesTest, executionsThatSomeDevicesNeverComeToAreForgotten) {
   const auto next = [this] { return handles_.NewNumber(); };
   const uint32_t first = call_->NumberFor(0, 0, next);
