@@ -38,6 +38,11 @@ def test_each_device_is_a_rank(cluster: "Cluster") -> None:
     run(cluster, JAX_PASSING_STRATEGY="flat")
 
 
+@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_scattered_sums_take_the_wire_of_the_session(cluster: "Cluster", hosts: int) -> None:
+    digest(cluster.run("sums/scattered.py", hosts=hosts, env=COMPILED_FAST))
+
+
 def test_hosts_that_name_different_wires_hear_it(cluster: "Cluster") -> None:
     started = []
     for rank, wire in enumerate(("full", "int8")):

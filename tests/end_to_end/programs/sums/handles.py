@@ -4,9 +4,11 @@ handles.py sums SEED FOLDER     all that works; FOLDER is one that all hosts sha
 handles.py errors               all that is an error
 """
 
+import queue
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,37 @@ def across_programs(random: np.random.Generator, rank: int, check_vma: bool) -> 
         same(done(handles[i]), sums[i])
 
 
+def in_two_threads(tree: Tree) -> None:
+    """One thread starts sums; another one finishes them, and has sums of its own meanwhile. Only programs on one device
+    may come from several threads."""
+    one = jax.sharding.Mesh(jax.local_devices()[:1], ("d",))
+
+    def program(body: Callable[..., Tree], in_specs: Any = P("d")) -> Any:
+        return jax.jit(jax.shard_map(body, mesh=one, in_specs=in_specs, out_specs=P(), check_vma=False))
+
+    start, done, psum = (
+        program(lambda x: jax_passing.psum_start(x, "d")),
+        program(jax_passing.psum_done, P()),
+        program(at_once),
+    )
+    own = program(lambda x: jax_passing.psum(x, "d"))
+    trees = [jax.tree.map(lambda leaf, i=i: leaf * leaf.dtype.type(i), tree) for i in range(8)]
+    expected = [psum(each) for each in trees]
+    started: queue.Queue[Any] = queue.Queue()
+
+    def finish() -> None:
+        with jax_passing.stream("finishing"):
+            for each, total in zip(trees, expected, strict=True):
+                same(done(started.get(timeout=60)), total)
+                same(own(each["i"]), total["i"])
+
+    with ThreadPoolExecutor(1) as threads:
+        finished = threads.submit(finish)
+        for each in trees:
+            started.put(start(each))
+        finished.result(120)
+
+
 def on_a_narrow_wire(random: np.random.Generator, hosts: int) -> None:
     x = np.clip(random.normal(size=(mesh.size, 300)), -4, 4).astype(np.float32)
     ours = mapped(lambda x: jax_passing.psum_done(jax_passing.psum_start(x, "d", wire="int8")))
@@ -136,6 +169,7 @@ def sums(seed: int, folder: Path) -> None:
             in_one_program(values(random), check_vma)
             in_a_scan(values(random), check_vma)
             across_programs(random, session.rank, check_vma)
+        in_two_threads(values(random))
         on_a_narrow_wire(random, session.world_size)
         without_waiting(values(random), folder, session.rank, session.world_size)
     print("all sums are those of psum")
