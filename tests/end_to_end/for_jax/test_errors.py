@@ -1,0 +1,152 @@
+"""Hosts, switches and programs that go wrong under JAX's own collectives: every host raises within the deadline, by
+name, and its process lives on; or it works."""
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.jobs import for_jax
+from support.jobs.cluster import PASSING
+
+if TYPE_CHECKING:
+    from support.jobs.cluster import Cluster, Process
+
+DEADLINE = {"JAX_PASSING_DEADLINE_S": "8", "JAX_PASSING_JOIN_DEADLINE_S": "8", "JAX_PASSING_WARN_S": "2"}
+# The deadline, the coordinator's answer, and a machine that is busy.
+WITHIN_S = 30.0
+
+
+def raised(process: "Process") -> str:
+    """Returns the text of what a host raised, which must have come in time, and left the process alive."""
+    match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)")
+    assert float(match[2]) < WITHIN_S, process.text
+    process.wait_for("lives on", 10)
+    assert process.wait() == 0, process.text
+    return match[3]
+
+
+def value(process: "Process") -> str:
+    return process.wait_for(r"^(?:value|raised) .*", 150)[0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("operation", marks=pytest.mark.smoke),
+        "kind",
+        "ring",
+        "dtype",
+        "count",
+        "order",
+        "other axis",
+    ],
+)
+def test_hosts_that_call_different_collectives(cluster: "Cluster", kind: str) -> None:
+    devices = 2 if kind == "other axis" else 1
+    for process in for_jax.start(cluster, "different.py", kind, hosts=3, devices=devices, env=DEADLINE):
+        text = raised(process)
+        assert "MPI error: " in text, text
+        assert re.search(r"ProgramMismatchError|DeadlineExceededError", text), text
+
+
+def test_a_host_that_calls_once_more(cluster: "Cluster") -> None:
+    """The others have ended their work, and wait for nothing."""
+    first, odd = for_jax.start(cluster, "different.py", "more", env=DEADLINE)
+    assert value(first).startswith("value")
+    raised(odd)
+
+
+@pytest.mark.smoke
+def test_a_host_that_is_killed(cluster: "Cluster") -> None:
+    processes = for_jax.start(cluster, "different.py", "killed", hosts=3, env=DEADLINE)
+    for rank in (0, 2):
+        text = raised(processes[rank])
+        assert "HostLostError" in text, text
+        assert re.search(r"rank 1\b", text), text
+
+
+def test_a_host_that_stops(cluster: "Cluster") -> None:
+    processes = for_jax.start(cluster, "different.py", "endless", hosts=3, env=DEADLINE)
+    for process in processes:
+        process.wait_for("goes on")
+    processes[1].signal(signal.SIGSTOP)
+    for rank in (0, 2):
+        text = raised(processes[rank])
+        assert "rank 1" in text, text
+
+
+def test_a_switch_that_is_killed(cluster: "Cluster") -> None:
+    processes = for_jax.start(cluster, "different.py", "endless", env=DEADLINE)
+    for process in processes:
+        process.wait_for("goes on")
+    cluster.switch.signal(signal.SIGKILL)
+    for process in processes:
+        assert "SwitchLostError" in raised(process)
+
+
+def test_no_switch(cluster: "Cluster") -> None:
+    env = DEADLINE | {"JAX_PASSING_SWITCH": "127.0.0.1:1"}
+    for process in for_jax.start(cluster, "different.py", "slow", "0", env=env):
+        assert "SwitchUnreachableError" in raised(process)
+
+
+def test_a_world_size_that_is_not_that_of_jax(cluster: "Cluster") -> None:
+    for process in for_jax.start(cluster, "different.py", "slow", "0", env=DEADLINE | {"JAX_PASSING_WORLD_SIZE": "3"}):
+        text = raised(process)
+        assert re.search(r"ConfigError|JoinError", text), text
+
+
+def test_float16_is_refused_by_xla(cluster: "Cluster") -> None:
+    """Its door to MPI has no such type. It moves as bytes, and bfloat16 is widened before."""
+    for process in for_jax.start(cluster, "different.py", "float16", env=DEADLINE):
+        assert "Unsupported primitive type for reduction: f16" in raised(process)
+
+
+@pytest.mark.slow
+def test_more_elements_than_an_int_counts(cluster: "Cluster") -> None:
+    for process in for_jax.start(cluster, "different.py", "too large", env=DEADLINE):
+        text = raised(process)
+        assert "31 bits" in text, text
+
+
+@pytest.mark.smoke
+def test_arrays_without_elements(cluster: "Cluster") -> None:
+    for process in for_jax.start(cluster, "different.py", "empty", env=DEADLINE):
+        assert value(process).startswith("value (1, 0, 3)")
+
+
+def test_a_program_on_some_of_the_hosts(cluster: "Cluster") -> None:
+    """Communicators of MPI are made by all processes, so it says that one of them hasn't come; it doesn't hang."""
+    processes = for_jax.start(cluster, "different.py", "subset", hosts=3, env=DEADLINE)
+    assert "no part in it" in value(processes[2])
+    for process in processes[:2]:
+        told = value(process)
+        assert told.startswith("value") or "rank 2" in told, told
+
+
+def test_many_communicators(cluster: "Cluster") -> None:
+    for process in for_jax.start(cluster, "different.py", "many", "300", devices=3):
+        assert value(process).startswith("value all right"), process.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["slow", "late communicator"])
+def test_a_host_that_comes_late(cluster: "Cluster", kind: str) -> None:
+    """XLA ends a process whose devices wait 40 s for one another; ours wait for 60 s, the deadline."""
+    for process in for_jax.start(cluster, "different.py", kind, "50", devices=2):
+        assert value(process).startswith("value"), process.text
+
+
+def test_the_launcher(cluster: "Cluster") -> None:
+    """One flag, and no variable of the user's."""
+    from support.jobs.cluster import PROGRAMS, Process, free_address
+
+    command = [*PASSING, "run", "--for-jax", "--hosts", "2", "--switch", cluster.switch.address]
+    started = Process(
+        [*command, str(PROGRAMS / "for_jax" / "launched.py")], {"COORDINATOR": free_address(), "JAX_PLATFORMS": "cpu"}
+    )
+    cluster.processes.append(started)
+    assert started.wait() == 0, started.text
+    assert len(re.findall(r"sum 3\.0 over mpi", started.text)) == 2, started.text

@@ -1,0 +1,135 @@
+"""Hosts that go wrong, with JAX's own collectives: different.py KIND. Each tells what it raised, and lives on."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from over_mesh import placed
+
+Collective = Callable[[jax.Array, str], jax.Array]
+
+
+def gather_and_add(x: jax.Array, axis: str) -> jax.Array:
+    return lax.all_gather(x, axis, tiled=True).sum(axis=0, keepdims=True)
+
+
+def over(mesh: Mesh, array: np.ndarray, *collectives: Collective, axis: str = "d") -> np.ndarray:
+    """Calls one after the other, each with the result of the one before."""
+    value = placed(mesh, array, mesh.axis_names)
+    spec = P(mesh.axis_names)
+    for one in collectives:
+        mapped = jax.shard_map(partial(one, axis=axis), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        value = jax.jit(mapped)(value)
+    return np.asarray(value.addressable_data(0))
+
+
+def psum(x: jax.Array, axis: str) -> jax.Array:
+    return lax.psum(x, axis)
+
+
+def pmax(x: jax.Array, axis: str) -> jax.Array:
+    return lax.pmax(x, axis)
+
+
+def ring(x: jax.Array, axis: str) -> jax.Array:
+    size = jax.device_count()
+    return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
+
+
+def grid() -> Mesh:
+    return Mesh(np.reshape(jax.devices(), (-1, 2)), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+
+def run(kind: str, odd: bool) -> object:
+    mesh = Mesh(jax.devices(), ("d",))
+    ones = np.ones((jax.device_count(), 8), np.float32)
+    step = partial(over, mesh, ones)
+    step(psum)  # all hosts have met
+    print("met", flush=True)
+    match kind:
+        case "operation":
+            return step(pmax if odd else psum)
+        case "kind":
+            return step(gather_and_add if odd else psum)
+        case "ring":
+            return step(ring if odd else psum)
+        case "dtype":
+            return over(mesh, ones.astype(np.int32) if odd else ones, psum)
+        case "count":
+            return over(mesh, ones[:, :4] if odd else ones, psum)
+        case "order":
+            return step(*((psum, pmax) if odd else (pmax, psum)))
+        case "more":
+            for _ in range(3 if odd else 2):
+                value = step(psum)
+            return value if odd else jax.block_until_ready(value)
+        case "other axis":
+            return over(grid(), ones, psum, axis="a" if odd else "b")
+        case "float16":
+            return over(mesh, ones.astype(np.float16), psum)
+        case "killed" | "endless":
+            for number in range(10**9):
+                if odd and kind == "killed" and number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(psum)
+                if number == 5:
+                    print("goes on", flush=True)
+            return None
+        case "slow":
+            if odd:
+                time.sleep(float(sys.argv[2]))
+            return step(pmax)
+        case "late communicator":
+            if odd:
+                time.sleep(float(sys.argv[2]))
+            return over(grid(), ones, psum, axis="a")
+        case "subset":
+            some = Mesh(jax.devices()[: jax.local_device_count() * 2], ("d",))
+            if jax.process_index() >= 2:
+                return "no part in it"
+            return over(some, ones[: some.size], psum)
+        case "empty":
+            return over(mesh, np.ones((jax.device_count(), 0, 3), np.float32), psum, ring, gather_and_add).shape
+        case "many":
+            order = np.random.default_rng(0)
+            for _ in range(int(sys.argv[2])):
+                # Another order of devices is another group to XLA, with communicators of its own.
+                shuffled = Mesh(order.permutation(np.asarray(jax.devices())), ("d",))
+                np.testing.assert_array_equal(over(shuffled, ones, psum), ones[:1] * jax.device_count())
+            return "all right"
+        case "too large":
+            whole = jax.make_array_from_callback(
+                (jax.device_count(), 2**31), placed(mesh, ones, "d").sharding, lambda _: np.ones((1, 2**31), np.int8)
+            )
+            mapped = jax.shard_map(partial(pmax, axis="d"), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+            return jax.block_until_ready(jax.jit(mapped, donate_argnums=0)(whole)).shape
+    raise ValueError(kind)
+
+
+def main() -> None:
+    kind, rank, hosts = sys.argv[1], int(os.environ["HOST_RANK"]), int(os.environ["HOST_COUNT"])
+    # A host that dies is ours to tell of, before JAX's coordinator ends the others.
+    jax.distributed.initialize(
+        os.environ["COORDINATOR"], num_processes=hosts, process_id=rank, heartbeat_timeout_seconds=60
+    )
+    began = time.monotonic()
+    try:
+        print(f"value {run(kind, odd=rank == 1)} after {time.monotonic() - began:.1f} s", flush=True)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        print(f"raised {type(error).__name__} after {time.monotonic() - began:.1f} s: {text}", flush=True)
+        assert float(jnp.ones(3).sum()) == 3  # this process can still compute
+        print("lives on", flush=True)
+    os._exit(0)  # without jax.distributed's barrier, at which a host that is dead would be missed
+
+
+main()

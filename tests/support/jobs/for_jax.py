@@ -1,0 +1,84 @@
+"""JAX programs that know nothing of us, on several hosts whose collectives go over gloo or over a switch."""
+
+from pathlib import Path
+
+import numpy as np
+
+import jax_passing._native
+from support.jobs.cluster import COMPILED_FAST, Cluster, Process, finish, free_address
+
+# The calls of JAX's collectives arrive in this library.
+OURS = {
+    "MPITRAMPOLINE_LIB": jax_passing._native.__file__,
+    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
+    # They come from jax.distributed.
+    "JAX_PASSING_RANK": "",
+    "JAX_PASSING_WORLD_SIZE": "",
+}
+GLOO = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+
+
+def start(
+    cluster: Cluster,
+    program: str,
+    *args: str,
+    way: dict[str, str] = OURS,
+    hosts: int = 2,
+    devices: int = 1,
+    env: dict[str, str] | None = None,
+) -> list[Process]:
+    coordinator = free_address()
+    started = []
+    for rank in range(hosts):
+        own = {"HOST_RANK": str(rank), "HOST_COUNT": str(hosts), "COORDINATOR": coordinator, **way, **(env or {})}
+        started += cluster.start(f"for_jax/{program}", *args, hosts=1, devices=devices, env=own)
+    return started
+
+
+def results(
+    cluster: Cluster, folder: Path, names: list[str], way: dict[str, str], hosts: int, devices: int, env: dict[str, str]
+) -> dict[str, np.ndarray]:
+    """Returns what the programs give on all hosts; where several hosts have the same, it must be so bit for bit."""
+    folder.mkdir()
+    started = start(
+        cluster, "every.py", str(folder), *names, way=way, hosts=hosts, devices=devices, env=COMPILED_FAST | env
+    )
+    finish(started)
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        for rank in range(hosts):
+            with np.load(folder / f"{name}.{rank}.npz") as file:
+                for key in file.files:
+                    told = file[key]
+                    first = found.setdefault(f"{name} {key}", told)
+                    assert first.tobytes() == told.tobytes(), f"{name} {key}: host {rank}'s bits differ"
+    return found
+
+
+def widened(key: str, array: np.ndarray) -> np.ndarray:
+    """Returns numbers that can be subtracted; the bits of a bfloat16 are the upper ones of a float32."""
+    if "|bfloat16|" in key:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.complex128)
+    return array.astype(np.complex128)
+
+
+def compare(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Returns how many results were compared within their bound, and how many bit for bit."""
+    assert ours.keys() == theirs.keys()
+    near = same = 0
+    wrong = []
+    for key, mine in ours.items():
+        bound = float(key.rpartition("|")[2])
+        other = theirs[key]
+        assert (mine.dtype, mine.shape) == (other.dtype, other.shape), key
+        if bound == 0:
+            same += 1
+            if mine.tobytes() != other.tobytes():
+                wrong.append(f"{key}: other bits, {mine} and {other}")
+        else:
+            near += 1
+            distance = np.abs(widened(key, mine) - widened(key, other)).max(initial=0)
+            if not distance <= bound:
+                wrong.append(f"{key}: {distance} apart")
+    assert not wrong, "\n".join(wrong)
+    return near, same
