@@ -38,6 +38,8 @@ def results() -> Iterator[tuple[str, object, float]]:
         raised = True
     yield "an assertion that fails", np.array(raised), 0
     for name, mesh in meshes():
+        if name not in ("row", "pairs"):
+            continue  # a host's devices must be neighbours for these
         rows = np.arange(mesh.size * 6, dtype=np.float32).reshape(mesh.size * 2, 3)
         everywhere = multihost_utils.process_allgather(placed(mesh, rows, ("a", "b")), tiled=True)
         np.testing.assert_array_equal(everywhere, rows)

@@ -100,12 +100,13 @@ def reductions(mesh: Mesh) -> Given:
         "sorted": jax.jit(lambda x: jnp.sort(x, axis=0))(integers),
         "running sum": jax.jit(lambda x: jnp.cumsum(x, axis=0))(integers),
         "turned": jax.jit(lambda x: x.T.reshape(-1))(integers),
-        "rows": jax.jit(lambda x: x[jnp.array([0, mesh.size * 4 - 1, 2])])(normal),
     }
     for label, value in exact.items():
         yield label, value, 0
     bound = sum_bound(float(np.abs(floats).max()), len(floats), np.dtype(np.float32))
     yield "sum", jax.jit(lambda x: jnp.sum(x, axis=0))(normal), bound
+    # XLA moves rows by adding zeros to them.
+    yield "rows", jax.jit(lambda x: x[jnp.array([0, mesh.size * 4 - 1, 2])])(normal), bound
     yield "mean", jax.jit(lambda x: jnp.mean(x))(normal), bound
     moved = jax.device_put(normal, NamedSharding(mesh, P(None, "a" if 6 % mesh.shape["a"] == 0 else None)))
     yield "put anew", moved, 0
