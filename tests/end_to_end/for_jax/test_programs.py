@@ -30,8 +30,10 @@ def test_one_mesh(cluster: "Cluster", tmp_path: Path) -> None:
     check(cluster, tmp_path, *names, hosts=2, devices=2, env={"MESHES": "columns"})
 
 
-@pytest.mark.parametrize(("hosts", "devices"), [(2, 1), (2, 2), (3, 1), (3, 2), (4, 1)])
-@pytest.mark.parametrize("name", ["collectives", "shardings", "trainings"])
+@pytest.mark.parametrize(
+    ("name", "hosts", "devices"),
+    [("collectives", 2, 1), ("collectives", 3, 2), ("shardings", 3, 2), ("shardings", 4, 1), ("trainings", 2, 2)],
+)
 def test_every_mesh(cluster: "Cluster", tmp_path: Path, name: str, hosts: int, devices: int) -> None:
     """Three hosts with two devices each have groups to which hosts give different numbers of devices."""
     check(cluster, tmp_path, name, hosts=hosts, devices=devices)
@@ -39,6 +41,15 @@ def test_every_mesh(cluster: "Cluster", tmp_path: Path, name: str, hosts: int, d
 
 def test_wide_dtypes(cluster: "Cluster", tmp_path: Path) -> None:
     check(cluster, tmp_path, "collectives", hosts=3, devices=1, env={"JAX_ENABLE_X64": "1", "MESHES": "row"})
+
+
+def test_checkpoints(cluster: "Cluster", tmp_path: Path) -> None:
+    given = {}
+    for label, way in (("gloo", for_jax.GLOO), ("ours", for_jax.OURS)):
+        env = {"CHECKPOINTS": str(tmp_path / f"saved over {label}")}
+        given[label] = for_jax.results(cluster, tmp_path / label, ["checkpoint"], way, 2, 2, env)
+    near, same = for_jax.compare(given["ours"], given["gloo"])
+    assert (near, same > 0) == (0, True)
 
 
 def test_utilities_of_three_hosts(cluster: "Cluster", tmp_path: Path) -> None:
