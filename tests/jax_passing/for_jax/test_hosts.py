@@ -1,0 +1,91 @@
+"""Processes of jax.distributed, whose collectives go over a switch on this machine."""
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_passing.for_jax import environment
+from support.jax.lockstep import Follower, ask
+from support.jobs.cluster import COMPILED_FAST, Switch, free_address, host_settings
+
+PROGRAM = Path(__file__).with_name("host_program.py")
+DEADLINE_S = 6.0
+LIMIT_S = 100.0
+
+
+@contextmanager
+def started(hosts: int, devices: int = 1, way: str = "early", **more: str) -> Iterator[list[Follower]]:
+    switch, coordinator, followers = Switch(), free_address(), []
+    try:
+        for rank in range(hosts):
+            own = COMPILED_FAST | host_settings(switch.address, "for-jax", rank, hosts, devices)
+            own |= {"HOST_RANK": str(rank), "HOST_COUNT": str(hosts), "COORDINATOR": coordinator}
+            own |= {"JAX_PASSING_DEADLINE_S": str(DEADLINE_S), "JAX_PASSING_WARN_S": "1"}
+            own |= environment.variables() if way == "early" else {}
+            followers.append(Follower(PROGRAM, [way], own | more))
+        yield followers
+    finally:
+        for follower in followers:
+            follower.stop()
+        switch.stop()
+
+
+def tell(followers: list[Follower], do: str, **question: Any) -> list[Any]:
+    """Returns what they answer. Each has to have a value."""
+    answers = ask(followers, {"do": do, **question}, LIMIT_S)
+    for rank, answer in enumerate(answers):
+        assert "value" in answer, f"rank {rank}: {answer}\n" + "\n".join(followers[rank].lines)
+    return [answer["value"] for answer in answers]
+
+
+@pytest.mark.parametrize(("hosts", "devices", "way"), [(2, 2, "late"), (3, 1, "early")])
+def test_sums_of_jit_and_of_psum(hosts: int, devices: int, way: str) -> None:
+    with started(hosts, devices, way) as followers:
+        assert len({str(value) for value in tell(followers, "jit_sum", arguments={"elements": 1000})}) == 1
+        tell(followers, "jit_sum", arguments={"elements": 64, "dtype": "int32"})
+        # XLA opened the session; `init` takes it over, unless it says something else.
+        (answer, *_) = ask(followers, {"do": "init", "arguments": {"deadline_s": 77.0}}, LIMIT_S)
+        assert answer["error"] == "AlreadyInitializedError"
+        assert tell(followers, "init") == [[rank, hosts, True] for rank in range(hosts)]
+        count = hosts * devices
+        total = count * (count - 1) // 2
+        assert tell(followers, "beside", arguments={"steps": 3}) == [[11 * total + count - 1] * 3] * hosts
+        for rank, follower in enumerate(followers):
+            assert not [line for line in follower.lines if "InsideHostWarning" in line], rank
+        # A second session can't serve XLA, whose communicators are of the first.
+        tell(followers, "shutdown")
+
+
+def test_collectives_that_differ() -> None:
+    with started(2) as followers:
+        tell(followers, "jit_sum", arguments={"elements": 16})
+        answers = ask(
+            followers,
+            {"do": "jit_sum", "of 0": {"elements": 32}, "of 1": {"elements": 48}},
+            LIMIT_S,
+        )
+        assert {answer.get("error") for answer in answers} == {"ProgramMismatchError"}, answers
+        for answer in answers:
+            assert re.search(r"rank 0 called .*32.*rank 1 called .*48", answer["text"]), answer
+        assert tell(followers, "error") == ["ProgramMismatchError"] * 2
+
+
+def test_a_host_that_is_killed() -> None:
+    with started(3) as followers:
+        tell(followers, "jit_sum", arguments={"elements": 16})
+        followers[2].popen.send_signal(signal.SIGKILL)
+        answers = ask(followers[:2], {"do": "jit_sum", "arguments": {"elements": 16}}, LIMIT_S)
+        assert {answer.get("error") for answer in answers} == {"HostLostError"}, answers
+        assert all("rank 2" in answer["text"] for answer in answers), answers
+        assert tell(followers[:2], "error") == ["HostLostError"] * 2
+
+
+def test_hosts_with_other_ranks_than_jax_has() -> None:
+    with started(2, JAX_PASSING_RANK="0", JAX_PASSING_WORLD_SIZE="1") as followers:
+        answers = ask(followers, {"do": "jit_sum", "arguments": {"elements": 16}}, LIMIT_S)
+        assert {answer.get("error") for answer in answers} == {"ConfigError"}, answers
