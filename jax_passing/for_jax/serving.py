@@ -12,6 +12,7 @@ import jax
 
 from jax_passing import _native
 from jax_passing._compat import process
+from jax_passing.config import Settings
 from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, ProgramMismatchError
 from jax_passing.for_jax import splits
 from jax_passing.for_jax.channels import Channels
@@ -66,7 +67,7 @@ class Server:
         return group.id, group.name, group.hosts, own_index, collective, len(group.host_set), links
 
     def _await(self, number: int, outcome: "Future[_Made]", devices: int) -> float:
-        session = init_for_jax()
+        session = init_for_jax(_check)
         limit_s = 3 * session.settings.join_deadline_s
         try:
             outcome.exception(limit_s)
@@ -78,7 +79,7 @@ class Server:
         return session.settings.deadline_s
 
     def _make(self, number: int, calls: list[splits.Call]) -> _Made:
-        session = init_for_jax()
+        session = init_for_jax(_check)
         if session.error is not None:
             raise session.error
         if self._links is None:
@@ -137,7 +138,7 @@ class _Links:
 
     def __init__(self, session: Session):
         """Raises ConfigError."""
-        _check(session)
+        _check(session.settings)
         settings = session.settings
         self.session, self._control = session, session.control
         self._loop = Loop() if self._control is None else self._control[0].loop
@@ -182,17 +183,18 @@ class _Links:
             self._loop.close()
 
 
-def _check(session: Session) -> None:
-    """Raises ConfigError if JAX's collectives can't go over the session."""
+def _check(settings: Settings) -> None:
+    """Raises ConfigError if JAX's collectives can't go over a session with these settings."""
     found = process.in_cluster()
     rank, world_size = (0, 1) if found is None else found[:2]
-    if (session.rank, session.world_size) != (rank, world_size):
+    if (settings.rank, settings.world_size) != (rank, world_size):
         raise ConfigError(
             f"JAX's collectives go over the session's hosts, so each process is one: this is process {rank} of "
-            f"{world_size} of jax.distributed, but rank {session.rank} of {session.world_size} of the session. Let "
-            "jax_passing find both there: set neither rank nor world_size."
+            f"{world_size} of jax.distributed, but rank {settings.rank} of {settings.world_size} of the session. Let "
+            "jax_passing find both there: set neither rank nor world_size. And name a switch, if there is none "
+            "(JAX_PASSING_SWITCH=HOST:PORT)."
         )
-    if session.settings.world_size_min is not None:
+    if settings.world_size_min is not None:
         raise ConfigError(
             "JAX's collectives can't go over an elastic session: XLA's programs are made for one number of processes. "
             "Leave out world_size_min."

@@ -56,7 +56,8 @@ class HostSet:
         self._on_joined(self)
 
     def not_joined(self, error: PassingError) -> None:
-        self._on_failed(error)
+        failure = self.of_job(Failure(type(error).__name__, str(error), getattr(error, "ranks", ())))
+        self._on_failed(failure.exception())
 
     def failed(self, membership: Membership, failure: Failure) -> None:
         self._owner.set_failed(self.of_job(failure))
@@ -72,4 +73,8 @@ class HostSet:
 
     def of_job(self, failure: Failure) -> Failure:
         """Translates a failure of the set's job, whose ranks are places in the set."""
-        return dataclasses.replace(failure, ranks=tuple(self.hosts[rank] for rank in failure.ranks))
+        message = failure.message
+        if self.hosts != tuple(range(len(self.hosts))):
+            these = ", ".join(f"{place} is rank {rank}" for place, rank in enumerate(self.hosts))
+            message += f" That job counts its own ranks: in the session, {these}."
+        return dataclasses.replace(failure, message=message, ranks=tuple(self.hosts[rank] for rank in failure.ranks))

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +112,15 @@ def init(
         _lock.release()
 
 
-def init_for_jax() -> Session:
-    """Returns the open session, or opens one for JAX's own collectives, in a thread of XLA. Raises what `init` does."""
+def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
+    """Returns the open session, or opens one for JAX's own collectives, in a thread of XLA. Raises what `init` does,
+    and what `check` raises if JAX's collectives can't go over a session with these settings."""
     with _lock:  # another thread may be in `init`
         session = current()
         if session is None:
-            session = Session(_resolve({}, None)[0], is_for_jax=True)
+            settings, _ = _resolve({}, None)
+            check(settings)  # before other hosts see this one join
+            session = Session(settings, is_for_jax=True)
         return session
 
 

@@ -81,7 +81,7 @@ def test_a_host_that_is_killed() -> None:
         followers[2].popen.send_signal(signal.SIGKILL)
         answers = ask(followers[:2], {"do": "jit_sum", "arguments": {"elements": 16}}, LIMIT_S)
         assert {answer.get("error") for answer in answers} == {"HostLostError"}, answers
-        assert all("rank 2" in answer["text"] for answer in answers), answers
+        assert all("Rank 2" in answer["text"] for answer in answers), answers
         assert tell(followers[:2], "error") == ["HostLostError"] * 2
 
 
@@ -89,3 +89,4 @@ def test_hosts_with_other_ranks_than_jax_has() -> None:
     with started(2, JAX_PASSING_RANK="0", JAX_PASSING_WORLD_SIZE="1") as followers:
         answers = ask(followers, {"do": "jit_sum", "arguments": {"elements": 16}}, LIMIT_S)
         assert {answer.get("error") for answer in answers} == {"ConfigError"}, answers
+    assert all("set neither rank nor world_size" in answer["text"] for answer in answers), answers
