@@ -1,4 +1,4 @@
-"""What `jax.experimental.multihost_utils` offers, and what it calls."""
+"""Calls what `jax.experimental.multihost_utils` offers, and the collectives below that."""
 
 from collections.abc import Iterator
 
