@@ -233,11 +233,13 @@ class Channels:
         while True:
             connection = self._receivers[peer]
             try:
-                async with asyncio.timeout(min(GREETING_S, max(0.01, until - self._loop.time()))):
+                async with asyncio.timeout_at(until):  # not earlier: it may have taken us in, and does so once
                     await self._connect(peer, connection)
                     break
             except (OSError, FrameError) as error:
                 connection.give_up()
+                if self._matching.failure is not None:
+                    return
                 if self._loop.time() + RETRY_S > until:
                     self._fail_here(self._unreachable(peer, error))
                     return

@@ -1,0 +1,54 @@
+"""XLA's collective permute and all-to-all go from host to host, in jobs with and without a key."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import jax_passing._native
+from jax_passing.protocol import keys
+from support.jobs.cluster import finish, free_address
+
+if TYPE_CHECKING:
+    from support.jobs.cluster import Cluster
+
+MIB = 1 << 20
+
+
+def key_files(folder: Path, job: str) -> tuple[Path, Path]:
+    """Returns a switch's key file, and that of a job."""
+    switch_key = keys.new_key()
+    lines = {
+        "switch.key": keys.key_line(keys.SWITCH, switch_key),
+        "job.key": keys.key_line(keys.JOB, keys.job_key(switch_key, job)),
+    }
+    for name, line in lines.items():
+        (folder / name).touch(0o600)
+        (folder / name).write_text(line)
+    return folder / "switch.key", folder / "job.key"
+
+
+@pytest.mark.parametrize(("hosts", "devices", "has_key"), [(3, 1, True), (2, 2, False)])
+def test_all_hosts_send_long_messages_at_once(
+    cluster: "Cluster", tmp_path: Path, hosts: int, devices: int, has_key: bool
+) -> None:
+    of_switch, of_job = key_files(tmp_path, "messages")
+    switch = cluster.start_switch("127.0.0.1:0", "--key-file", str(of_switch)) if has_key else cluster.switch
+    env = {
+        "COORDINATOR": free_address(),
+        "HOST_COUNT": str(hosts),
+        "MPITRAMPOLINE_LIB": jax_passing._native.__file__,
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
+        "JAX_PASSING_SWITCH": switch.address,
+        "JAX_PASSING_JOB": "messages",
+        "JAX_PASSING_RANK": "",  # they come from jax.distributed
+        "JAX_PASSING_WORLD_SIZE": "",
+        **({"JAX_PASSING_KEY_FILE": str(of_job)} if has_key else {}),
+    }
+    started = []
+    for rank in range(hosts):
+        own = {**env, "HOST_RANK": str(rank)}
+        started += cluster.start(
+            "for_jax/long_messages.py", str(32 * MIB // devices), hosts=1, devices=devices, env=own
+        )
+    finish(started)
