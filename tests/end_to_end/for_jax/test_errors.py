@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.jobs import for_jax
-from support.jobs.cluster import PASSING
+from support.jobs.cluster import PASSING, PROGRAMS, Process, free_address
 
 if TYPE_CHECKING:
-    from support.jobs.cluster import Cluster, Process
+    from support.jobs.cluster import Cluster
 
 DEADLINE = {"JAX_PASSING_DEADLINE_S": "8", "JAX_PASSING_JOIN_DEADLINE_S": "8", "JAX_PASSING_WARN_S": "2"}
-# The deadline, the coordinator's answer, and a machine that is busy.
-WITHIN_S = 30.0
 
 
 def raised(process: "Process") -> str:
-    """Returns the text of what a host raised, which must have come in time, and left the process alive."""
-    match = process.wait_for(r"^raised (\w+) after ([\d.]+) s: (.*)")
-    assert float(match[2]) < WITHIN_S, process.text
+    """Returns the text of what a host raised, which must have left the process alive."""
+    match = process.wait_for(r"^raised \w+ after [\d.]+ s: (.*)")
     process.wait_for("lives on", 10)
     assert process.wait() == 0, process.text
-    return match[3]
+    return match[1]
 
 
 def value(process: "Process") -> str:
@@ -34,7 +31,7 @@ def value(process: "Process") -> str:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("operation", marks=pytest.mark.smoke),
+        "operation",
         "kind",
         "ring",
         "dtype",
@@ -64,7 +61,7 @@ def test_a_host_that_is_killed(cluster: "Cluster") -> None:
     for rank in (0, 2):
         text = raised(processes[rank])
         assert "HostLostError" in text, text
-        assert re.search(r"rank 1\b", text), text
+        assert "Rank 1" in text, text
 
 
 def test_a_host_that_stops(cluster: "Cluster") -> None:
@@ -74,7 +71,7 @@ def test_a_host_that_stops(cluster: "Cluster") -> None:
     processes[1].signal(signal.SIGSTOP)
     for rank in (0, 2):
         text = raised(processes[rank])
-        assert "rank 1" in text, text
+        assert "rank 1" in text.lower(), text
 
 
 def test_a_switch_that_is_killed(cluster: "Cluster") -> None:
@@ -111,7 +108,6 @@ def test_more_elements_than_an_int_counts(cluster: "Cluster") -> None:
         assert "31 bits" in text, text
 
 
-@pytest.mark.smoke
 def test_arrays_without_elements(cluster: "Cluster") -> None:
     for process in for_jax.start(cluster, "different.py", "empty", env=DEADLINE):
         assert value(process).startswith("value (1, 0, 3)")
@@ -141,8 +137,6 @@ def test_a_host_that_comes_late(cluster: "Cluster", kind: str) -> None:
 
 def test_the_launcher(cluster: "Cluster") -> None:
     """One flag, and no variable of the user's."""
-    from support.jobs.cluster import PROGRAMS, Process, free_address
-
     command = [*PASSING, "run", "--for-jax", "--hosts", "2", "--switch", cluster.switch.address]
     started = Process(
         [*command, str(PROGRAMS / "for_jax" / "launched.py")], {"COORDINATOR": free_address(), "JAX_PLATFORMS": "cpu"}
