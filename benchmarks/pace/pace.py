@@ -37,11 +37,12 @@ ELEMENTS = {"digits": 29_066, "large": 1_126_410}
 STRAGGLERS = [(0, 1.0, True), (1, 2.0, True), (1, 10.0, True), (1, 2.0, False), (1, 10.0, False)]  # of Stragglers
 
 NOTE = """
-predicted: on a virtual clock, from the step without sums as measured and the sum as predicted
-(jax_passing/scaling/pace.py). to accuracy: until rank 0 classifies so many of the digits right that weren't trained on;
--: not within these steps. asynchronous: each host by itself, through a server behind one link; its updates are as stale
-as it happens. alone: no sums at all. hidden: of the time that sums of diloco take, a delay hides (no delay - delay) /
-(no delay - alone).
+predicted: on a virtual clock (jax_passing/scaling/pace.py), from the step without sums as measured, the sum as
+predicted, and the processor time of a host's step, of which the method's own work and the sum's packets take some: what
+a step takes beside its sleep grows with it. to accuracy: until rank 0 classifies so many of the digits right that
+weren't trained on; -: not within these steps. asynchronous: each host by itself, through a server behind one link; its
+updates are as stale as it happens. alone: no sums at all. hidden: of the time that sums of diloco take, a delay hides
+(no delay - delay) / (no delay - alone).
 A link's bucket lets its first 128 KB pass unshaped, and the sums of digits are no larger: they hardly take time."""
 
 
@@ -79,23 +80,26 @@ def rows_of(found: list[list[dict[str, Any]]], plan: dict[str, Any], gbit: float
     hosts, elements = len(found), ELEMENTS[plan["model"]]
     sum_s = predict(Cluster(hosts, 1, gbit), "passing", elements).time_s
     push_s = elements * 4 * TCP_WIRE_BYTES_PER_BYTE * 8 / (gbit * 1e9)
-    beside_s = 0.0  # what a step takes beside its sleep
+    beside_s = alone_s = 0.0  # what a step without sums takes beside its sleep; of how much processor time
     rows: list[dict[str, Any]] = []
     for runs in zip(*found, strict=True):
         name, stragglers = runs[0]["method"], Stragglers(*runs[0]["stragglers"])
         accuracy = runs[0]["accuracy"]
         reached = [clock_s for clock_s, right in accuracy if right >= plan["accuracy"]]
         step_s = max(run["clock_s"] for run in runs) / plan["steps"]
+        processor_s = sum(run["processor_s"] for run in runs) / hosts / plan["steps"]
         if name == "alone" and not stragglers.hosts:
-            beside_s = max(0.0, step_s - plan["compute_s"])
+            beside_s, alone_s = max(0.0, step_s - plan["compute_s"]), processor_s
+        own_s = beside_s * processor_s / alone_s if alone_s else 0.0
         stale = {int(behind): pushes for behind, pushes in runs[0]["staleness"].items()}
         rows.append(
             {
                 "method": name,
                 "stragglers": label_of(stragglers),
                 "step_s": step_s,
+                "processor_s": processor_s,
                 "predicted_s": predicted_step_s(
-                    METHODS[name], hosts, plan["steps"], plan["compute_s"], beside_s, sum_s, stragglers, push_s
+                    METHODS[name], hosts, plan["steps"], plan["compute_s"], own_s, sum_s, stragglers, push_s
                 ),
                 "to_accuracy_s": reached[0] if reached else None,
                 "accuracy": accuracy[-1][1],
@@ -121,6 +125,7 @@ def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
         "stragglers",
         "step\n(ms)",
         "predicted\n(ms)",
+        "processor\n(ms)",
         "to accuracy\n(s)",
         "accuracy",
         "updates stale\nby",
@@ -133,6 +138,7 @@ def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
             row["stragglers"],
             f"{row['step_s'] * 1e3:.1f}",
             f"{row['predicted_s'] * 1e3:.1f}",
+            f"{row['processor_s'] * 1e3:.1f}",
             "-" if reached is None else f"{reached:.2f}",
             f"{row['accuracy']:.1%}",
             "" if stale is None else f"{stale:.1f}, at most {row['staleness_max']}",

@@ -32,15 +32,21 @@ def went_on(processes: "list[Process]", nth: int) -> float:
         time.sleep(0.01)
 
 
-@pytest.mark.smoke
-def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster") -> None:
-    """One host is killed, another one comes, the switch is killed and its standby takes over."""
+@pytest.mark.parametrize(
+    "wire", [pytest.param("full", marks=pytest.mark.smoke), pytest.param("int8", marks=pytest.mark.slow)]
+)
+def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire: str) -> None:
+    """One host is killed, another one comes, the switch is killed and its standby takes over.
+
+    On a narrow wire rounding goes on at random from meeting to meeting: there all hosts have the same bits, no more."""
     standby = cluster.start_switch()
 
     def start(rank: int) -> Process:
         settings = host_settings(cluster.switch.address, "elastic", rank, HOSTS, 1)
         more = {"JAX_PASSING_WORLD_SIZE_MIN": "2", "JAX_PASSING_STANDBY": standby.address, "JAX_LOG_COMPILES": "1"}
-        command = [sys.executable, "-P", str(EXAMPLE), "--steps", "100", "--step-s", "0.03", "--check"]
+        more["JAX_PASSING_WIRE"] = wire
+        command = [sys.executable, "-P", str(EXAMPLE), "--steps", "100", "--step-s", "0.03"]
+        command += ["--check"] if wire == "full" else []
         cluster.processes.append(process := Process(command, settings | more))
         return process
 
@@ -67,7 +73,10 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster") -> No
     assert compilations(running[0]) == compiled, running[0].text
     for process in (*running, newcomer):
         assert process.wait() == 0, process.text
-        process.wait_for("same bits without faults", 1)
+        if wire == "full":
+            process.wait_for("same bits without faults", 1)
+    (_,) = {process.wait_for(r"accuracy (.*), schedule .*, digest (\w+)", 1)[2] for process in (*running, newcomer)}
+    assert float(running[0].wait_for(r"accuracy ([\d.]+)%", 1)[1]) > 80  # a wrong sum would spoil it
     print(running[0].wait_for("schedule .*", 1)[0])
 
 
