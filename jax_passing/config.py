@@ -15,6 +15,7 @@ from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
 
 PREFIX = "JAX_PASSING_"
+FOR_JAX = PREFIX + "FOR_JAX"  # isn't a setting of a session: it has JAX's own collectives open one
 SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # begins a switch's variables: hosts on the switch's machine ignore these
 SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this prefix is a mistyped variable of a host
     "config",
@@ -180,7 +181,7 @@ class Settings:
 
 
 _SOURCES = Sources(
-    PREFIX, argument="argument {}".format, others=[SWITCH_PREFIX + name.upper() for name in SWITCH_SETTINGS]
+    PREFIX, argument="argument {}".format, others=[FOR_JAX, *(SWITCH_PREFIX + name.upper() for name in SWITCH_SETTINGS)]
 )
 
 

@@ -1,11 +1,12 @@
-"""These variables make JAX call its collectives by us. This imports neither JAX nor anything else of the package."""
+"""These variables make JAX call its collectives by us. This module imports no JAX, as JAX reads them when it loads."""
 
 import importlib.util
 import os
 import sys
 from collections.abc import MutableMapping
 
-SWITCHED_ON = "JAX_PASSING_FOR_JAX"
+from jax_passing.config import FOR_JAX
+
 LIBRARY = "MPITRAMPOLINE_LIB"
 IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 MPI = "mpi"
@@ -34,9 +35,9 @@ def variables() -> dict[str, str]:
 def at_start() -> None:
     """Is called as the interpreter starts, by jax_passing_for_jax.pth, where JAX_PASSING_FOR_JAX is set: JAX reads the
     variables as it is imported."""
-    if os.environ.get(SWITCHED_ON) in (None, "", "0"):
+    if os.environ.get(FOR_JAX) in (None, "", "0"):
         return
     if (why := conflict(os.environ)) is None:
         os.environ.update(variables())
     else:
-        print(f"{SWITCHED_ON} has no effect: {why}. Unset one of the two.", file=sys.stderr)
+        print(f"{FOR_JAX} has no effect: {why}. Unset one of the two.", file=sys.stderr)

@@ -6,6 +6,7 @@ import jax
 
 from jax_passing import _native
 from jax_passing._compat import process
+from jax_passing.config import FOR_JAX
 from jax_passing.errors import ConfigError
 from jax_passing.for_jax import environment, serving
 
@@ -36,7 +37,7 @@ def use_for_jax() -> None:
     if (why := _native.bind_mpi_late()) is not None:
         raise ConfigError(
             f"This jaxlib doesn't take an MPI library any more: {why}. Call jax_passing.use_for_jax before `import "
-            f"jax`, or set {environment.SWITCHED_ON}=1 when Python starts."
+            f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
     serving.register()

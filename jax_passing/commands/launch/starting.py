@@ -15,7 +15,7 @@ from rich.console import Console
 from jax_passing.commands.launch import remote
 from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, start
 from jax_passing.commands.terminal import TaggedOutput
-from jax_passing.config import PREFIX, address_text
+from jax_passing.config import FOR_JAX, PREFIX, address_text
 from jax_passing.errors import ConfigError
 from jax_passing.for_jax import environment
 
@@ -130,7 +130,7 @@ class Run:
         }
         if self.for_jax:
             # Another machine has the library at another place, which its interpreter finds as it starts.
-            ours |= {environment.SWITCHED_ON: "1"} if self.machines else environment.variables()
+            ours |= {FOR_JAX: "1"} if self.machines else environment.variables()
         if self.console.is_terminal:
             # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
             interactive = str(int(rank == 0))
