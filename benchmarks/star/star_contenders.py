@@ -12,6 +12,7 @@ from star_network import SWITCH
 from star_running import Contender, Running
 
 from jax_passing.collective.primitives.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.for_jax import environment
 from jax_passing.protocol import keys
 
 JOB = "star"
@@ -102,13 +103,24 @@ def start_int4(running: Running) -> None:
 
 def start_passing(running: Running, *flags: str, **of_ranks: str) -> None:
     """Our switches, and one process a host. `of_ranks`: their environment."""
+    _start_ranks(running, _start_switches(running, *flags), **of_ranks)
+
+
+def start_for_jax(running: Running) -> None:
+    """A program that knows nothing of us sums over our switch."""
+    switches = _start_switches(running)
+    _start_ranks(running, switches, *_over_processes(running), **environment.variables())
+
+
+def _start_switches(running: Running, *flags: str) -> list[str]:
+    """Returns what each rank lists."""
     hosts = running.contender.switch_hosts(running.hosts)
     switches = [_address(running, host) for host in hosts]
     names = ["switch" if len(hosts) == 1 else f"switch{shard}" for shard in range(len(hosts))]
     for name, host, switch in zip(names, hosts, switches, strict=True):
         _start_switch(running, name, host, switch, *flags)
     _await_switches(running)
-    _start_ranks(running, [",".join(switches)] * running.ranks, **of_ranks)
+    return [",".join(switches)] * running.ranks
 
 
 def start_tree(running: Running) -> None:
@@ -151,28 +163,36 @@ def _await_switches(running: Running) -> None:
     )
 
 
-def _start_ranks(running: Running, switches: Sequence[str], **environment: str) -> None:
+def _start_ranks(
+    running: Running, switches: Sequence[str], program: str = "passing", *flags: str, **variables: str
+) -> None:
     """`switches`: what each rank lists."""
     for rank in range(running.ranks):
         running.start(
             f"rank{rank}",
             rank,
-            running.worker("passing", "--rank", str(rank)),
+            running.worker(program, "--rank", str(rank), *flags),
             JAX_NUM_CPU_DEVICES=str(running.contender.devices),
             JAX_PASSING_STRATEGY=str(running.contender.strategy or "passing"),
             JAX_PASSING_SWITCH=switches[rank],
             JAX_PASSING_JOB=JOB,
             JAX_PASSING_RANK=str(rank),
             JAX_PASSING_WORLD_SIZE=str(running.ranks),
-            **environment,
+            **variables,
         )
 
 
 def start_gloo(running: Running) -> None:
-    coordinator = f"{running.star.address(0)}:47613"
+    program, *flags = _over_processes(running)
     for rank in range(running.hosts):
-        arguments = running.worker("gloo", "--rank", str(rank), "--coordinator", coordinator)
+        arguments = running.worker(program, "--rank", str(rank), *flags)
         running.start(f"rank{rank}", rank, arguments, JAX_NUM_CPU_DEVICES="1")
+
+
+def _over_processes(running: Running) -> tuple[str, ...]:
+    """Returns the program whose mesh spans the processes, and its arguments."""
+    port = 47613 + list(CONTENDERS).index(running.name)
+    return "lax", "--coordinator", f"{running.star.address(0)}:{port}"
 
 
 def mpirun(running: Running, **more: str) -> list[str]:
@@ -228,6 +248,7 @@ CONTENDERS = {
     "int8": Contender("jax_passing.psum, wire int8", start_int8, narrow(8), "passing", wire="int8"),
     "int4": Contender("jax_passing.psum, wire int4", start_int4, narrow(4), "passing", wire="int4"),
     "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
+    "for-jax": Contender("lax.psum over our switch", start_for_jax, once, "passing"),
     "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
     "openmpi": Contender("Open MPI", start_openmpi, ring, None),
     "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring, None),

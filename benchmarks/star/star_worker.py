@@ -141,13 +141,12 @@ class PassingProgram(JaxProgram):
         print(", ".join(f"{name} {count}" for name, count in counters.items() if count))
 
 
-class GlooProgram(JaxProgram):
-    """jax.lax.psum."""
+class LaxProgram(JaxProgram):
+    """jax.lax.psum over a mesh of all processes, with the collectives that the environment chooses: gloo by default."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax
 
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(arguments.coordinator, num_processes=arguments.ranks, process_id=arguments.rank)
         super().__init__(arguments, jax.lax.psum, spans=True)
 
@@ -193,7 +192,7 @@ class MpiProgram(Program):
         return sum(int(np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
 
 
-PROGRAMS = {"passing": PassingProgram, "gloo": GlooProgram, "mpi": MpiProgram, "mpi4jax": Mpi4jaxProgram}
+PROGRAMS = {"passing": PassingProgram, "lax": LaxProgram, "mpi": MpiProgram, "mpi4jax": Mpi4jaxProgram}
 
 
 def memory_kb(field: str) -> int:
