@@ -24,18 +24,6 @@ def jit_sum(elements: int, dtype: str = "float32") -> list[float]:
     return [float(value) for value in np.asarray(found)[:4]]
 
 
-def over_some(hosts: list[int]) -> float | None:
-    """Sums over the devices of these processes."""
-    devices = [device for device in jax.devices() if device.process_index in hosts]
-    if jax.process_index() not in hosts:
-        return None
-    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    x = np.arange(len(devices), dtype=np.float32) + 1
-    rows = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("d")), lambda index: x[index])
-    summed = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
-    return float(np.asarray(jax.jit(summed)(rows))[0])
-
-
 def beside(steps: int) -> list[float]:
     """Sums by `jax_passing.psum` and by XLA in one program."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
@@ -71,7 +59,7 @@ def shutdown() -> None:
     session.shutdown()
 
 
-STEPS = {step.__name__: step for step in (jit_sum, over_some, beside, init, die, error, shutdown)}
+STEPS = {step.__name__: step for step in (jit_sum, beside, init, die, error, shutdown)}
 
 if __name__ == "__main__":
     import jax

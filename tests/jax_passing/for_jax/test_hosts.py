@@ -18,6 +18,11 @@ DEADLINE_S = 6.0
 LIMIT_S = 100.0
 
 
+@pytest.fixture(autouse=True)
+def no_declared_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PASSING_AXIS_NAME", raising=False)  # these meshes span the processes
+
+
 @contextmanager
 def started(hosts: int, devices: int = 1, way: str = "early", **more: str) -> Iterator[list[Follower]]:
     switch, coordinator, followers = Switch(), free_address(), []
