@@ -110,7 +110,7 @@ def test_more_elements_than_an_int_counts(cluster: "Cluster") -> None:
 
 def test_arrays_without_elements(cluster: "Cluster") -> None:
     for process in for_jax.start(cluster, "different.py", "empty", env=DEADLINE):
-        assert value(process).startswith("value (1, 0, 3)")
+        assert value(process).startswith("value (2, 0, 3)")
 
 
 def test_a_program_on_some_of_the_hosts(cluster: "Cluster") -> None:
