@@ -119,7 +119,7 @@ def test_a_program_on_some_of_the_hosts(cluster: "Cluster") -> None:
     assert "no part in it" in value(processes[2])
     for process in processes[:2]:
         told = value(process)
-        assert told.startswith("value") or "rank 2" in told, told
+        assert told.startswith("value") or re.search(r"2 didn't|rank 2", told, re.IGNORECASE), told
 
 
 def test_many_communicators(cluster: "Cluster") -> None:
