@@ -20,7 +20,7 @@ from jax_passing.for_jax.waits import Waits
 from jax_passing.host.init import init_for_jax
 from jax_passing.host.loop import Loop
 from jax_passing.host.processes import told
-from jax_passing.host.session import Session
+from jax_passing.host.session import Session, current
 
 _WHAT = "a program whose collectives go over the switch (jax_passing.use_for_jax)"
 
@@ -66,8 +66,15 @@ class Server:
         own_index = group.keys.index(key)
         return group.id, group.name, group.hosts, own_index, collective, len(group.host_set), links
 
+    def _session(self) -> Session:
+        if self._links is None:
+            return init_for_jax(_check)
+        if current() is not self._links.session:
+            raise ClosedError("The session that JAX's collectives began with is over. Start the program again.")
+        return self._links.session
+
     def _await(self, number: int, outcome: "Future[_Made]", devices: int) -> float:
-        session = init_for_jax(_check)
+        session = self._session()
         limit_s = 3 * session.settings.join_deadline_s
         try:
             outcome.exception(limit_s)
@@ -79,14 +86,12 @@ class Server:
         return session.settings.deadline_s
 
     def _make(self, number: int, calls: list[splits.Call]) -> _Made:
-        session = init_for_jax(_check)
+        session = self._session()
         if session.error is not None:
             raise session.error
         if self._links is None:
             self._links = _Links(session)
         links = self._links
-        if session is not links.session:
-            raise ClosedError("The session that JAX's collectives began with is over. Start the program again.")
         own = json.dumps([calls, links.address])
         ranks = range(session.world_size)
         said = {0: own} if len(ranks) == 1 else told(_WHAT, own, ranks, JoinError, session.settings.join_deadline_s)
@@ -137,8 +142,6 @@ class _Links:
     """
 
     def __init__(self, session: Session):
-        """Raises ConfigError."""
-        _check(session.settings)
         settings = session.settings
         self.session, self._control = session, session.control
         self._loop = Loop() if self._control is None else self._control[0].loop

@@ -17,6 +17,7 @@ from jax_passing.host.session import Session, current
 log = logging.getLogger("jax_passing")
 
 _lock = threading.Lock()
+_opens_for_jax = False  # this is what the lock is held for
 
 
 def init(
@@ -88,7 +89,7 @@ def init(
             "jax_passing.init is called where JAX traces (jit, shard_map, vmap, grad): it would run once, while "
             "tracing. Call it outside, before the function that is traced is called."
         )
-    if not _lock.acquire(blocking=False):
+    if not _lock.acquire(blocking=_opens_for_jax):  # the session that is being opened may be the wanted one
         raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
         session = current()
@@ -115,13 +116,19 @@ def init(
 def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
     """Returns the open session, or opens one for JAX's own collectives, in a thread of XLA. Raises what `init` does,
     and what `check` raises if JAX's collectives can't go over a session with these settings."""
+    global _opens_for_jax
     with _lock:  # another thread may be in `init`
         session = current()
-        if session is None:
+        if session is not None:
+            check(session.settings)
+            return session
+        _opens_for_jax = True
+        try:
             settings, _ = _resolve({}, None)
             check(settings)  # before other hosts see this one join
-            session = Session(settings, is_for_jax=True)
-        return session
+            return Session(settings, is_for_jax=True)
+        finally:
+            _opens_for_jax = False
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
