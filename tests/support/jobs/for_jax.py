@@ -1,11 +1,12 @@
 """JAX programs that know nothing of us, on several hosts whose collectives go over gloo or over a switch."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 import jax_passing._native
-from support.jobs.cluster import COMPILED_FAST, Cluster, Process, finish, free_address
+from support.jobs.cluster import COMPILED_FAST, PROGRAMS, Cluster, Process, finish, free_address
 
 # The calls of JAX's collectives arrive in this library.
 OURS = {
@@ -28,9 +29,18 @@ def start(
     env: dict[str, str] | None = None,
 ) -> list[Process]:
     coordinator = free_address()
+    # The programs import each other, and where PYTHONSAFEPATH is set Python doesn't look beside a script.
+    paths = os.pathsep.join([str(PROGRAMS / "for_jax"), *filter(None, [os.environ.get("PYTHONPATH")])])
     started = []
     for rank in range(hosts):
-        own = {"HOST_RANK": str(rank), "HOST_COUNT": str(hosts), "COORDINATOR": coordinator, **way, **(env or {})}
+        own = {
+            "PYTHONPATH": paths,
+            "HOST_RANK": str(rank),
+            "HOST_COUNT": str(hosts),
+            "COORDINATOR": coordinator,
+            **way,
+            **(env or {}),
+        }
         started += cluster.start(f"for_jax/{program}", *args, hosts=1, devices=devices, env=own)
     return started
 
