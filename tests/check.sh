@@ -230,6 +230,7 @@ newest_jax() {
   install_wheel "$work/newest" "$wheel" --upgrade "jax${PASSING_JAX:-}" "jaxlib${PASSING_JAX:-}"
   # These tests trace and compile in one process, or compare what real hosts compute.
   pytest_in "$work/newest" tests/jax_passing/{test_errors,host/test_init,host/test_session}.py \
+    tests/jax_passing/for_jax/test_{hosts,trampoline}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,lowering_gpu}.py \
     tests/jax_passing/collective/test_{psum,strategies,transforms}.py \
     "tests/jax_passing/partitioning/test_stages.py::test_stages_of_random_programs_compute_what_the_whole_does[0]" \
