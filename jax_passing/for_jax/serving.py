@@ -149,7 +149,7 @@ class _Links:
         own_host = "127.0.0.1" if self._control is None else self._control[1].host.shards[0].own_host
         job = settings.job or ""
         self.channels = Channels(self._loop, session.rank, job, key, settings.join_deadline_s, self.fail)
-        self.waits = Waits(session.rank, session.world_size, job, settings.warn_s)
+        self.waits = Waits(session.rank, job, settings.warn_s)
         self._transports: dict[tuple[int, ...], Any] = {}
         session.closers.append(self._close)
         self.address = self.channels.start(own_host)
