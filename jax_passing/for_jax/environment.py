@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 
 from jax_passing.config import FOR_JAX
 
@@ -20,7 +20,7 @@ def library() -> str:
     return found.origin
 
 
-def conflict(environment: MutableMapping[str, str]) -> str | None:
+def conflict(environment: Mapping[str, str]) -> str | None:
     """Says which variable chooses something else, if one does."""
     for name, value in variables().items():
         if environment.get(name, value) != value:
@@ -29,12 +29,14 @@ def conflict(environment: MutableMapping[str, str]) -> str | None:
 
 
 def variables() -> dict[str, str]:
+    """Returns the variables that JAX and its MPItrampoline have to find. Raises ImportError, as `library` does."""
     return {LIBRARY: library(), IMPLEMENTATION: MPI}
 
 
 def at_start() -> None:
-    """Is called as the interpreter starts, by jax_passing_for_jax.pth, where JAX_PASSING_FOR_JAX is set: JAX reads the
-    variables as it is imported."""
+    """Sets the variables where JAX_PASSING_FOR_JAX is set.
+
+    jax_passing_for_jax.pth calls this as the interpreter starts, because JAX reads them as it is imported."""
     if os.environ.get(FOR_JAX) in (None, "", "0"):
         return
     if (why := conflict(os.environ)) is None:

@@ -1,0 +1,76 @@
+"""`use_for_jax` and JAX_PASSING_FOR_JAX choose our library, unless something else is chosen."""
+
+import os
+
+import pytest
+
+from jax_passing import _native
+from jax_passing._compat import process
+from jax_passing.errors import ConfigError
+from jax_passing.for_jax import environment
+from jax_passing.for_jax.use_for_jax import use_for_jax
+
+NAMES = ("MPITRAMPOLINE_LIB", "JAX_CPU_COLLECTIVES_IMPLEMENTATION")
+OURS = {NAMES[0]: _native.__file__, NAMES[1]: "mpi"}
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    """No variable is set; what a test sets is undone."""
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    return os.environ
+
+
+@pytest.mark.parametrize("found", [{}, OURS, {NAMES[1]: "mpi"}])
+def test_our_own_variables_are_no_conflict(found):
+    assert environment.conflict(found) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conflict_names_the_variable(name):
+    assert environment.conflict({**OURS, name: "other"}) == f"{name} is 'other', and has to be {OURS[name]!r}"
+
+
+@pytest.mark.parametrize(("value", "is_on"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_the_variable_switches_it_on(variables, value, is_on):
+    variables |= {} if value is None else {"JAX_PASSING_FOR_JAX": value}
+    environment.at_start()
+    assert {name: variables[name] for name in NAMES if name in variables} == (OURS if is_on else {})
+
+
+def test_the_variable_leaves_another_choice_alone(variables, capsys):
+    variables |= {"JAX_PASSING_FOR_JAX": "1", NAMES[1]: "gloo"}
+    environment.at_start()
+    assert NAMES[0] not in variables
+    assert variables[NAMES[1]] == "gloo"
+    assert f"JAX_PASSING_FOR_JAX has no effect: {NAMES[1]} is 'gloo'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def without_devices(monkeypatch):
+    monkeypatch.setattr(process, "backend_exists", lambda: False)
+    monkeypatch.setattr(process, "cpu_collectives", lambda: "gloo")
+
+
+def test_it_comes_too_late_for_devices(monkeypatch):
+    monkeypatch.setattr(process, "backend_exists", lambda: True)
+    with pytest.raises(ConfigError, match="after JAX had made its devices"):
+        use_for_jax()
+
+
+def test_another_implementation_is_left_alone(without_devices, monkeypatch):
+    monkeypatch.setattr(process, "cpu_collectives", lambda: "megascale")
+    with pytest.raises(ConfigError, match="jax_cpu_collectives_implementation is 'megascale'"):
+        use_for_jax()
+
+
+def test_another_library_is_left_alone(without_devices, variables):
+    variables |= {NAMES[0]: "/lib/libmpiwrapper.so"}
+    with pytest.raises(ConfigError, match=r"MPITRAMPOLINE_LIB is '/lib/libmpiwrapper.so'.*Unset that variable"):
+        use_for_jax()
+
+
+def test_a_jaxlib_that_takes_no_library_is_told(without_devices, monkeypatch):
+    monkeypatch.setattr(_native, "bind_mpi_late", lambda: "its table of symbols was stripped")
+    with pytest.raises(ConfigError, match=r"its table of symbols was stripped. Call .* before `import jax`"):
+        use_for_jax()
