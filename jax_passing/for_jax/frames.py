@@ -23,7 +23,7 @@ class FrameError(ValueError):
 
 
 class Kind(enum.IntEnum):
-    """A frame says one of these things. The first five go from the caller to the called, the others back."""
+    """A frame says one of these things. The first four go from the caller to the called, the others back."""
 
     HELLO = 1  # `group` is the token that the called host has published, `source` and `target` are the two ranks
     SHORT = 2  # a message, with its bytes

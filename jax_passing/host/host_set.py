@@ -72,9 +72,9 @@ class HostSet:
             self._on_failed(failure.exception())
 
     def of_job(self, failure: Failure) -> Failure:
-        """Translates a failure of the set's job, whose ranks are places in the set."""
+        """Translates a failure of the set's job, which counts ranks of its own."""
         message = failure.message
         if self.hosts != tuple(range(len(self.hosts))):
-            these = ", ".join(f"{place} is rank {rank}" for place, rank in enumerate(self.hosts))
+            these = ", ".join(f"{own} is rank {rank}" for own, rank in enumerate(self.hosts))
             message += f" That job counts its own ranks: in the session, {these}."
         return dataclasses.replace(failure, message=message, ranks=tuple(self.hosts[rank] for rank in failure.ranks))

@@ -129,7 +129,7 @@ class Run:
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         }
         if self.for_jax:
-            # Another machine has the library at another place, which its interpreter finds as it starts.
+            # Another machine has the library in another folder, which its interpreter finds as it starts.
             ours |= {FOR_JAX: "1"} if self.machines else environment.variables()
         if self.console.is_terminal:
             # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
