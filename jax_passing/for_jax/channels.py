@@ -9,16 +9,17 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from jax_passing.config import address_text
 from jax_passing.errors import ClosedError, Failure, HostLostError
 from jax_passing.for_jax.connection import Connection
 from jax_passing.for_jax.frames import GROUP_MASK, REPLIES, Frame, FrameError, Kind
 from jax_passing.for_jax.matching import Ends, Matching, Request
+from jax_passing.for_jax.splits import Group
 from jax_passing.host.loop import Loop
 from jax_passing.protocol import secure_channel
 
@@ -29,18 +30,6 @@ GREETING_S = 5.0  # for TLS and the greeting
 RETRY_S = 0.25
 GRACE_S = 1.0  # until a lost connection counts: the switch may say meanwhile why a host has gone
 CLOSE_S = 5.0
-
-
-class Group(Protocol):
-    """These devices send each other messages."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def hosts(self) -> Sequence[int]:
-        """Returns the rank of each device's host."""
 
 
 class Channels:

@@ -40,8 +40,7 @@ class Server:
 
     def begin(self) -> tuple[int, int]:
         """Returns this process's number, and how many there are. JAX has no devices yet."""
-        found = process.in_cluster()
-        return (0, 1) if found is None else found[:2]
+        return _rank_and_world_size()
 
     # Groups.
 
@@ -75,7 +74,7 @@ class Server:
 
     def _await(self, number: int, outcome: "Future[_Made]", devices: int) -> float:
         session = self._session()
-        limit_s = 3 * session.settings.join_deadline_s
+        limit_s = 3 * session.settings.join_deadline_s  # `told` may take one, and joining a set of hosts two
         try:
             outcome.exception(limit_s)
         except TimeoutError:
@@ -104,9 +103,9 @@ class Server:
             raise ProgramMismatchError(
                 f"The hosts don't begin the same collective: {error}. Run the same program on all hosts."
             ) from error
-        return links.with_collectives(
-            {color: each for color, each in groups.items() if session.rank in each.hosts}, self._groups
-        )
+        own_groups = {color: group for color, group in groups.items() if session.rank in group.hosts}
+        self._groups |= {group.id: group for group in own_groups.values()}
+        return links.with_collectives(own_groups)
 
     # Messages.
 
@@ -154,7 +153,7 @@ class _Links:
         session.closers.append(self._close)
         self.address = self.channels.start(own_host)
 
-    def with_collectives(self, groups: dict[int, splits.Group], known: dict[int, splits.Group]) -> _Made:
+    def with_collectives(self, groups: dict[int, splits.Group]) -> _Made:
         """Joins what isn't joined yet. All hosts of a set come to it in the same order, as all have the same groups."""
         for hosts in sorted({group.host_set for group in groups.values()}):
             if len(hosts) > 1 and hosts not in self._transports:
@@ -162,7 +161,6 @@ class _Links:
                     raise ClosedError("The session is shut down.")
                 control, ranks = self._control
                 self._transports[hosts] = control.join_hosts(ranks, hosts)
-        known |= {group.id: group for group in groups.values()}
         return {
             color: (group, self._transports.get(group.host_set) or _native.LocalCollective())
             for color, group in groups.items()
@@ -186,10 +184,15 @@ class _Links:
             self._loop.close()
 
 
+def _rank_and_world_size() -> tuple[int, int]:
+    """Returns what `jax_passing.init` would find, too: those of jax.distributed, or of a single process."""
+    found = process.in_cluster()
+    return (0, 1) if found is None else found[:2]
+
+
 def _check(settings: Settings) -> None:
     """Raises ConfigError if JAX's collectives can't go over a session with these settings."""
-    found = process.in_cluster()
-    rank, world_size = (0, 1) if found is None else found[:2]
+    rank, world_size = _rank_and_world_size()
     if (settings.rank, settings.world_size) != (rank, world_size):
         raise ConfigError(
             f"JAX's collectives go over the session's hosts, so each process is one: this is process {rank} of "
@@ -204,10 +207,4 @@ def _check(settings: Settings) -> None:
         )
 
 
-def register() -> None:
-    """Has C++ ask this process's server."""
-    _native.serve_mpi(_server)
-
-
-_server = Server()
-register()
+_native.serve_mpi(Server())

@@ -8,7 +8,7 @@ from jax_passing import _native
 from jax_passing._compat import process
 from jax_passing.config import FOR_JAX
 from jax_passing.errors import ConfigError
-from jax_passing.for_jax import environment, serving
+from jax_passing.for_jax import environment
 
 
 def use_for_jax() -> None:
@@ -40,4 +40,3 @@ def use_for_jax() -> None:
             f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
-    serving.register()
