@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import jax_passing._native
 from jax_passing.protocol import keys
-from support.jobs.cluster import finish, free_address
+from support.jobs import for_jax
+from support.jobs.cluster import finish
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
@@ -34,21 +34,7 @@ def test_all_hosts_send_long_messages_at_once(
 ) -> None:
     of_switch, of_job = key_files(tmp_path, "messages")
     switch = cluster.start_switch("127.0.0.1:0", "--key-file", str(of_switch)) if has_key else cluster.switch
-    env = {
-        "COORDINATOR": free_address(),
-        "HOST_COUNT": str(hosts),
-        "MPITRAMPOLINE_LIB": jax_passing._native.__file__,
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
-        "JAX_PASSING_SWITCH": switch.address,
-        "JAX_PASSING_JOB": "messages",
-        "JAX_PASSING_RANK": "",  # they come from jax.distributed
-        "JAX_PASSING_WORLD_SIZE": "",
-        **({"JAX_PASSING_KEY_FILE": str(of_job)} if has_key else {}),
-    }
-    started = []
-    for rank in range(hosts):
-        own = {**env, "HOST_RANK": str(rank)}
-        started += cluster.start(
-            "for_jax/long_messages.py", str(32 * MIB // devices), hosts=1, devices=devices, env=own
-        )
-    finish(started)
+    env = {"JAX_PASSING_SWITCH": switch.address, "JAX_PASSING_JOB": "messages"}
+    env |= {"JAX_PASSING_KEY_FILE": str(of_job)} if has_key else {}
+    size_bytes = 32 * MIB // devices
+    finish(for_jax.start(cluster, "long_messages.py", str(size_bytes), hosts=hosts, devices=devices, env=env))

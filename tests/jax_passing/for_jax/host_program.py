@@ -4,7 +4,6 @@ host_program.py late | early: the program calls `use_for_jax`, or the variables 
 """
 
 import os
-import signal
 import sys
 from typing import Any
 
@@ -43,10 +42,6 @@ def init(**arguments: Any) -> list[Any]:
     return [session.rank, session.world_size, session is jax_passing.session.current()]
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def error() -> str | None:
     session = jax_passing.session.current()
     assert session is not None
@@ -59,7 +54,7 @@ def shutdown() -> None:
     session.shutdown()
 
 
-STEPS = {step.__name__: step for step in (jit_sum, beside, init, die, error, shutdown)}
+STEPS = {step.__name__: step for step in (jit_sum, beside, init, error, shutdown)}
 
 if __name__ == "__main__":
     import jax
