@@ -191,7 +191,7 @@ void BindMpi(nb::module_& m) {
       },
       "server"_a.none());
   m.def("bind_mpi_late", &mpi::BindLate, nb::call_guard<nb::gil_scoped_release>());
-  // What the server holds is let go before nanobind counts what is left.
+  // Lets go of all that the server holds, before nanobind counts what is left.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { Py_CLEAR(mpi::registered); }));
 }
 
