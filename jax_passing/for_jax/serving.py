@@ -36,7 +36,7 @@ class Server:
         self._calls: list[splits.Call] = []  # of all splits; a split is one call of each local device
         self._splits: dict[int, Future[_Made]] = {}
         self._groups: dict[int, splits.Group] = {}
-        self._links: _Links | None = None
+        self._shared: _Shared | None = None
 
     def begin(self) -> tuple[int, int]:
         """Returns this process's number, and how many there are. JAX has no devices yet."""
@@ -60,19 +60,20 @@ class Server:
                 outcome.set_result(self._make(number, calls))
             except BaseException as error:
                 outcome.set_exception(error)
-        links = self._await(number, outcome, devices)
+        deadline_s = self._await(number, outcome, devices)
         group, collective = outcome.result()[color]
         own_index = group.keys.index(key)
-        return group.id, group.name, group.hosts, own_index, collective, len(group.host_set), links
+        return group.id, group.name, group.hosts, own_index, collective, len(group.host_set), deadline_s
 
     def _session(self) -> Session:
-        if self._links is None:
+        if self._shared is None:
             return init_for_jax(_check)
-        if current() is not self._links.session:
+        if current() is not self._shared.session:
             raise ClosedError("The session that JAX's collectives began with is over. Start the program again.")
-        return self._links.session
+        return self._shared.session
 
     def _await(self, number: int, outcome: "Future[_Made]", devices: int) -> float:
+        """Waits until a split is made, or has failed. Returns the session's deadline in seconds."""
         session = self._session()
         limit_s = 3 * session.settings.join_deadline_s  # `told` may take one, and joining a set of hosts two
         try:
@@ -88,15 +89,15 @@ class Server:
         session = self._session()
         if session.error is not None:
             raise session.error
-        if self._links is None:
-            self._links = _Links(session)
-        links = self._links
-        own = json.dumps([calls, links.address])
+        if self._shared is None:
+            self._shared = _Shared(session)
+        shared = self._shared
+        own = json.dumps([calls, shared.address])
         ranks = range(session.world_size)
         said = {0: own} if len(ranks) == 1 else told(_WHAT, own, ranks, JoinError, session.settings.join_deadline_s)
         everything = {rank: json.loads(text) for rank, text in said.items()}
         if number == 0:
-            links.channels.set_peers({rank: address for rank, (_, address) in everything.items()})
+            shared.channels.set_peers({rank: address for rank, (_, address) in everything.items()})
         try:
             groups = splits.groups(number, {rank: calls for rank, (calls, _) in everything.items()})
         except ValueError as error:
@@ -105,35 +106,35 @@ class Server:
             ) from error
         own_groups = {color: group for color, group in groups.items() if session.rank in group.hosts}
         self._groups |= {group.id: group for group in own_groups.values()}
-        return links.with_collectives(own_groups)
+        return shared.with_collectives(own_groups)
 
     # Messages.
 
     def send(self, group: int, own_index: int, to_index: int, tag: int, data: memoryview, request: Any) -> None:
-        assert self._links is not None
-        self._links.channels.send(self._groups[group], own_index, to_index, tag, data, request)
+        assert self._shared is not None
+        self._shared.channels.send(self._groups[group], own_index, to_index, tag, data, request)
 
     def receive(self, group: int, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Any) -> None:
-        assert self._links is not None
-        self._links.channels.receive(self._groups[group], own_index, from_index, tag, buffer, request)
+        assert self._shared is not None
+        self._shared.channels.receive(self._groups[group], own_index, from_index, tag, buffer, request)
 
     # Waits.
 
     def stalled(self, group: int, own_index: int, number: int, what: str, waited_s: float) -> tuple[str, str] | None:
         """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
-        links = self._links
-        assert links is not None
-        failure = links.failure or links.waits.stalled(group, self._groups[group].host_set, number, what, waited_s)
+        shared = self._shared
+        assert shared is not None
+        failure = shared.failure or shared.waits.stalled(group, self._groups[group].host_set, number, what, waited_s)
         if failure is None:
             return None
-        links.fail(failure)
+        shared.fail(failure)
         return failure.kind, failure.message
 
     def end(self) -> None:
         """JAX ends; the session does so by itself."""
 
 
-class _Links:
+class _Shared:
     """All groups of a process share its session, and these connections of it.
 
     Attributes:

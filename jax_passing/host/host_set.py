@@ -11,9 +11,11 @@ from jax_passing.host.outside import HostOutside
 
 
 class HostSetOwner(Protocol):
-    """The owner hears how the set goes, once it has joined."""
+    """The owner hears how the set goes, from when it has joined."""
 
-    def set_failed(self, failure: Failure) -> None: ...
+    def set_joined(self, membership: Membership) -> None: ...
+
+    def fail(self, failure: Failure) -> None: ...
 
     def all_left(self, membership: Membership) -> None: ...
 
@@ -53,6 +55,7 @@ class HostSet:
 
     def joined(self, membership: Membership) -> None:
         self.is_joined = True
+        self._owner.set_joined(membership)
         self._on_joined(self)
 
     def not_joined(self, error: PassingError) -> None:
@@ -60,7 +63,7 @@ class HostSet:
         self._on_failed(failure.exception())
 
     def failed(self, membership: Membership, failure: Failure) -> None:
-        self._owner.set_failed(self.of_job(failure))
+        self._owner.fail(self.of_job(failure))
 
     def all_left(self, membership: Membership) -> None:
         self._owner.all_left(membership)

@@ -122,16 +122,12 @@ class Ranks:
             hosts,
             self,
             self._key,
-            on_joined=self._set_joined(on_joined),
+            on_joined=on_joined,
             on_failed=on_failed,
         )
 
-    def _set_joined(self, on_joined: Callable[[HostSet], None]) -> Callable[[HostSet], None]:
-        def joined(joined_set: HostSet) -> None:
-            self._staying.add(joined_set.membership)
-            on_joined(joined_set)
-
-        return joined
+    def set_joined(self, membership: Membership) -> None:
+        self._staying.add(membership)
 
     def not_joined(self, error: PassingError) -> None:
         self.close()
@@ -150,9 +146,6 @@ class Ranks:
             self._tell_if_all_left()
         else:
             self.host.fail(self._of_hosts(failure))
-
-    def set_failed(self, failure: Failure) -> None:
-        self.host.fail(failure)
 
     def _of_hosts(self, failure: Failure) -> Failure:
         """Translates a failure of the second job, whose ranks count devices."""
@@ -207,16 +200,13 @@ class Ranks:
 
     def stats(self) -> dict[str, int]:
         """Returns counters of all ranks. Sums and their bytes count once each, though every device carries its part."""
-        total = self.host.transport.stats()
-        for index, device in enumerate(self.devices):
-            for name, value in device.transport.stats().items():
-                if name in ("sums_started", "sums_completed", "tensor_bytes"):
-                    total[name] += value if index == 0 else 0
-                elif name.endswith("_us"):
+        host, *others = self._all
+        total = host.transport.stats()
+        for membership in others:
+            is_counted = membership in self.devices[1:]  # with the first device
+            for name, value in membership.transport.stats().items():
+                if name.endswith("_us"):
                     total[name] = max(total[name], value)
-                else:
+                elif not (is_counted and name in ("sums_started", "sums_completed", "tensor_bytes")):
                     total[name] += value
-        for each in self._of_sets:
-            for name, value in each.transport.stats().items():
-                total[name] = max(total[name], value) if name.endswith("_us") else total[name] + value
         return total

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-import jax_passing._native
+from jax_passing.for_jax import environment
 from support.jobs.cluster import COMPILED_FAST, PROGRAMS, Cluster, Process, finish, free_address
 
-# The calls of JAX's collectives arrive in this library.
 OURS = {
-    "MPITRAMPOLINE_LIB": jax_passing._native.__file__,
-    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
+    **environment.variables(),
     # They come from jax.distributed.
     "JAX_PASSING_RANK": "",
     "JAX_PASSING_WORLD_SIZE": "",
