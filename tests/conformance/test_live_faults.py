@@ -53,7 +53,9 @@ def only(monkeypatch, beginning):
     monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: [chosen])
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", ["a bit", *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name != "a bit")]
+)
 def test_faults_are_found(monkeypatch, name):
     change, case, text = FAULTS[name]
     only(monkeypatch, case)

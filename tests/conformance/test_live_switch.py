@@ -32,7 +32,8 @@ def test_cpp_switch(changes):
     assert running.counters["epochs_failed"] == 1, "a check breaks a connection"
 
 
-@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.slow), KEY], ids=["without a key", "with a key"])
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 def test_cpp_switch_with_a_parent(parent_at, key_file, key):
     running = SwitchThread(parent=parent_at, key_file=key and key_file)
     try:

@@ -22,7 +22,7 @@ def test_case(name, exchange):
     assert not outcome.failure
 
 
-@pytest.mark.parametrize("seed", range(0, SEEDS, 50))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(50, SEEDS, 50))])
 @pytest.mark.parametrize("name", DEVICES)
 def test_random_exchanges(name, seed):
     device = DEVICES[name]

@@ -96,6 +96,7 @@ def test_memory_bounds_a_stage():
         partition(loss, params, batch, stages=2, memory_bytes=100.0)
 
 
+@pytest.mark.slow
 def test_measured_costs():
     """The number of turns of a loop with a condition isn't known from shapes, so it counts as one turn."""
 
